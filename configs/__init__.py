@@ -1,0 +1,1 @@
+"""Configs: plain Python, one file a run or a paper table."""

@@ -1,0 +1,101 @@
+"""Every field of a run, with its default. Other configs start from `get_config()` and change it."""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults: P-tuning v2 with a linear head on the backbone's pooler."""
+    c = ConfigDict()
+    c.seed = 0  # train seed: initial values, order of examples, dropout
+
+    c.backbone = ConfigDict()
+    c.backbone.path = ""  # folder of save_pretrained, hub id, or pkg:PACKAGE/FOLDER
+    c.backbone.revision = ""  # of a hub id
+    c.backbone.family = ""  # bert | roberta | electra; "" = model_type of config.json
+    c.backbone.dtype = "float32"  # float32 | bfloat16, of the frozen weights and the activations
+    c.backbone.stack = "scan"  # scan: compile one layer; unroll: compile them all
+    c.backbone.remat = "none"  # none | dots | full: what the backward pass recomputes
+    c.backbone.attention = "auto"  # auto | einsum | fused
+    c.backbone.dropout = placeholder(float)  # None = as in config.json; 0 also ends the attention's
+
+    # The method; its fields are those of jaxprompt/prompts/<name>.py. Parts replace this block.
+    c.prompt = ConfigDict()
+    c.prompt.name = "prefix"
+    c.prompt.length = 20
+    c.prompt.layers = ""  # interval of layers, as in "17-24"; "" = all
+    c.prompt.hidden = 0  # width of the MLP that computes the prefix; 0 = none
+    c.prompt.dropout = 0.1  # of keys and values
+    c.prompt.shift = True  # the text's positions start at `length`
+    c.prompt.scale = 0.02  # standard deviation of the initial values
+    c.trainable = ()  # patterns of parameter names; () = the method's own
+
+    c.head = ConfigDict()
+    c.head.name = "linear"  # linear | verbalizer (the backbone's own MLM head)
+    c.head.pooler = "auto"  # checkpoint | trained | cls | mean; auto = checkpoint, else cls
+    c.head.dropout = 0.1  # before the linear layer
+    c.head.scores = "restricted"  # of a verbalizer: restricted to its words | full vocabulary
+
+    c.task = ConfigDict()
+    c.task.name = "topics"  # a known task, or custom: your own file, described below
+    c.task.template = ""  # "" = the task's own
+    c.task.words = ()  # label words, an entry a class, "|" between several; () = the task's own
+    c.task.fields = ()  # custom: text columns
+    c.task.label = "label"  # custom: column of the label
+    c.task.labels = ()  # custom: class names in order; () = found in the training rows
+    c.task.choices = ()  # custom: columns of the choices, or one that holds a list
+    c.task.metric = ""  # accuracy | f1 | macro_f1 | matthews; "" = the task's own
+
+    c.data = ConfigDict()
+    c.data.source = ""  # folder, hub:owner/name[:subset], tfds:name; "" = where the task lives
+    c.data.files = ConfigDict({"train": "", "dev": "", "test": ""})  # files, before `source`
+    c.data.cache_dir = ""  # of hub and TFDS downloads
+    c.data.protocol = ""  # kshot | balanced | fraction | kfold | holdout | listed; "" = all rows
+    c.data.seed = 0  # data seed: which rows the protocol draws
+    c.data.k = 16  # kshot: rows a class for train; kfold: rows a class in all, 0 = all rows
+    c.data.dev_k = 0  # kshot: rows a class for dev; 0 = k
+    c.data.n = 32  # balanced: rows in all for train, and as many for dev
+    c.data.ratio = 0.1  # fraction: share of each class, or from 2 on rows of each class
+    c.data.holdout = 0.0  # fraction: share of each class that becomes dev; 0 = the task's own dev
+    c.data.folds = 4  # kfold: number of parts
+    c.data.fold = 0  # kfold: the part that is dev
+    c.data.size = 500  # holdout: rows of train that become dev
+    c.data.rows = ""  # listed: JSONL file with the row numbers of each seed
+    c.data.batch = 32  # examples a step, over all hosts
+    c.data.eval_batch = 64  # examples a batch in evaluation
+    c.data.max_len = 128  # tokens of an example, soft tokens included
+    c.data.multiple = 8  # batches are padded to multiples of this length
+    c.data.group = 1  # batches whose examples are sorted by length together; 1 = none
+    c.data.side = "right"  # where padding stands
+
+    c.optim = ConfigDict()
+    c.optim.name = "adamw"  # adamw | adafactor
+    c.optim.lr = 1e-2
+    c.optim.lr_head = placeholder(float)  # None = lr
+    c.optim.lr_backbone = placeholder(float)  # None = lr
+    c.optim.schedule = "linear"  # constant | linear | warmup_linear | exponential | inverse_sqrt
+    c.optim.warmup_steps = 0  # warmup_linear
+    c.optim.gamma = 0.95  # exponential: factor an epoch
+    c.optim.weight_decay = 0.0
+    c.optim.no_decay = (r".*/bias", r".*norm/scale")  # patterns spared by weight decay
+    c.optim.clip = 1.0  # global norm of the gradient; 0 = off
+    c.optim.b1 = 0.9
+    c.optim.b2 = 0.999
+    c.optim.eps = 1e-8
+    c.optim.decay_rate = 0.8  # adafactor
+    c.optim.accumulate = 1  # parts that a batch is cut into
+    c.optim.smoothing = 0.0  # label smoothing
+
+    c.train = ConfigDict()  # exactly one total is above 0
+    c.train.total_steps = 0
+    c.train.total_epochs = 10.0
+    c.train.total_examples = 0
+    c.train.eval_steps = 0  # evaluate on dev every n steps; 0 = by epochs
+    c.train.eval_epochs = 1.0  # and every n epochs
+    c.train.patience = 0  # evaluations without gain before the run stops; 0 = off
+    c.train.save_steps = 0  # save every n steps; 0 = at every evaluation
+    c.train.log_steps = 10  # metrics of every n-th step are written
+    c.train.max_streak = 10  # steps in a row that are not finite before the run stops
+    c.train.test = True  # score the test split with the best prompt at the end
+    c.train.tensorboard = True  # write event files
+    return c

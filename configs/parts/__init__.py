@@ -1,0 +1,1 @@
+"""Functions that fill blocks of a config."""

@@ -1,0 +1,61 @@
+"""Methods by name; each function replaces the method block and sets what trains."""
+
+from ml_collections import ConfigDict
+
+
+def prefix(c, length=20, lr=1e-2, dropout=0.1):
+    """P-tuning v2: keys and values in every layer."""
+    c.prompt = ConfigDict(
+        dict(
+            name="prefix",
+            length=length,
+            layers="",
+            hidden=0,
+            dropout=dropout,
+            shift=True,
+            scale=0.02,
+        )
+    )
+    c.trainable = ()
+    c.optim.lr = lr
+
+
+def soft(c, length=20, lr=3e-2, init="vocab"):
+    """Soft prompt tuning. init: normal | uniform | vocab | frequent | labels | text | task | file."""
+    c.prompt = ConfigDict(dict(name="soft", length=length, init=init, scale=0.02, text="", file=""))
+    c.trainable = ()
+    c.optim.lr = lr
+
+
+def _no_prompt(c, trainable, lr):
+    c.prompt = ConfigDict(dict(name="none"))
+    c.trainable = trainable
+    c.optim.lr = lr
+
+
+def full(c, lr=5e-5):
+    """Full fine-tuning: the backbone and the head."""
+    _no_prompt(
+        c, (r"backbone/.*", r"head/.*") if c.head.name == "linear" else (r"backbone/.*",), lr
+    )
+
+
+def head_only(c, lr=1e-2):
+    """The linear head alone, on the frozen backbone."""
+    _no_prompt(c, (r"head/.*",), lr)
+
+
+def bias_only(c, lr=1e-3):
+    """Every bias of the backbone, and the head."""
+    _no_prompt(c, (r"backbone/.*/bias", r"head/.*"), lr)
+
+
+def layernorm_only(c, lr=1e-3):
+    """Scale and bias of every LayerNorm, and the head."""
+    _no_prompt(c, (r"backbone/.*norm/.*", r"head/.*"), lr)
+
+
+def zero_shot(c):
+    """No training: the template and the backbone's own MLM head. For `evaluate` and `predict`."""
+    c.head.name = "verbalizer"
+    _no_prompt(c, (), 0.0)

@@ -1,0 +1,46 @@
+"""The command line: `python -m jaxprompt VERB ...`, also installed as `jaxprompt`."""
+
+import importlib
+import pkgutil
+import sys
+
+from jaxprompt import cli
+from jaxprompt.errors import InputError, nearest
+
+
+def verbs() -> dict[str, str]:
+    """Lists the verbs by their file names, each with the first line of its docstring."""
+    found = {}
+    for module in pkgutil.iter_modules(cli.__path__):
+        if module.name != "options":
+            doc = importlib.import_module(f"{cli.__name__}.{module.name}").__doc__
+            found[module.name] = doc.splitlines()[0]
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one verb. Returns the exit code: 0, or 2 for bad input, said in one line on stderr."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    known = verbs()
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = "\n".join(f"  {name:10s}{line}" for name, line in known.items())
+        print(f"usage: jaxprompt VERB [--help]\n\n{lines}")
+        return 0 if argv else 2
+    verb, *rest = argv
+    debug = "--debug" in rest
+    try:
+        if verb not in known:
+            raise InputError(f"unknown verb {verb!r}; {nearest(verb, known)}")
+        return importlib.import_module(f"{cli.__name__}.{verb}").main(rest) or 0
+    except InputError as error:
+        if debug:
+            raise
+        print(f"jaxprompt {verb}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

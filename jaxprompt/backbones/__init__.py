@@ -1,0 +1,48 @@
+"""Frozen models, one file a family: `make_config(hf_config)` and `Backbone(cfg)`."""
+
+import importlib
+import pkgutil
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxprompt.errors import InputError, nearest
+
+
+def families() -> list[str]:
+    """Lists the families by their file names."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def make_backbone(
+    family: str,
+    hf: Mapping[str, Any],
+    heads: Collection[str],
+    *,
+    dtype: str = "float32",
+    stack: str = "unroll",
+    remat: str = "none",
+    attention: str = "auto",
+    dropout: float | None = None,
+):
+    """Makes the backbone module of a transformers config, with the heads that its checkpoint holds.
+
+    `dropout` replaces the config's hidden dropout; the attention's stays, save that 0 turns off both.
+    Raises InputError for an unknown family.
+    """
+    if family not in families():
+        raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")
+    module = importlib.import_module(f"{__name__}.{family}")
+    changes = dict(
+        model_heads=frozenset(heads),
+        dtype=jnp.dtype(dtype),
+        stack=stack,
+        remat=remat,
+        attention=attention,
+    )
+    if dropout is not None:
+        changes["dropout"] = dropout
+    if dropout == 0.0:
+        changes["attention_dropout"] = 0.0
+    return module.Backbone(module.make_config(hf, **changes))

@@ -1,0 +1,223 @@
+"""BERT and its relatives: post-norm encoders with learned positions (Devlin et al. 2019)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.errors import InputError
+from jaxprompt.layers.attention import SelfAttention
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
+from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.types import Batch, Dims, Injection
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """The shape of an encoder and how it runs."""
+
+    vocab: int
+    width: int
+    embed: int
+    layers: int
+    heads: int
+    mlp: int
+    positions: int  # rows of the position table
+    types: int
+    offset: int = 0  # row of the position table where position 0 stands
+    activation: str = "gelu"
+    lm_activation: str = "gelu"
+    lm_width: int = 0  # width of the MLM head's features
+    eps: float = 1e-12
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    model_heads: frozenset[str] = frozenset()  # of "pooler", "mlm", "rtd": those in the checkpoint
+    tied: bool = True  # the MLM head multiplies the word table
+    dtype: Any = jnp.float32
+    stack: str = "unroll"
+    remat: str = "none"
+    attention: str = "auto"
+
+
+class EncoderLayer(nn.Module):
+    """One post-norm transformer layer. [B, T, H] -> [B, T, H]"""
+
+    cfg: EncoderConfig
+
+    @nn.compact
+    def __call__(self, x, mask, prefix, *, deterministic: bool):
+        c = self.cfg
+        norm = lambda name: nn.LayerNorm(
+            epsilon=c.eps, dtype=c.dtype, use_fast_variance=False, name=name
+        )
+        attention = SelfAttention(
+            c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype, name="attention"
+        )
+        y = attention(x, mask, prefix, deterministic=deterministic)
+        x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
+        y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
+        return norm("mlp_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
+
+
+class Embed(nn.Module):
+    """Word, slot, position and segment embeddings, normed and widened. -> [B, T, H]"""
+
+    cfg: EncoderConfig
+
+    def setup(self):
+        c = self.cfg
+        self.word = Table(c.vocab, c.embed, c.dtype)
+        self.position = Table(c.positions, c.embed, c.dtype)
+        self.type = Table(c.types, c.embed, c.dtype)
+        self.norm = nn.LayerNorm(epsilon=c.eps, dtype=c.dtype, use_fast_variance=False)
+        self.drop = Dropout(c.dropout)
+        if c.embed != c.width:
+            self.project = nn.Dense(c.width, dtype=c.dtype)
+
+    def __call__(self, tokens, slots, *, deterministic: bool):
+        x = self.word(tokens.ids)  # [B, T, E]
+        if slots is not None:
+            x = write_slots(x, tokens.slot, slots)
+        x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
+        x = self.drop(self.norm(x), deterministic=deterministic)
+        return self.project(x) if self.cfg.embed != self.cfg.width else x  # [B, T, H]
+
+
+class LmHead(nn.Module):
+    """The transform before the output embedding. [..., H] -> [..., X]"""
+
+    cfg: EncoderConfig
+
+    def setup(self):
+        c = self.cfg
+        self.dense = nn.Dense(c.lm_width, dtype=c.dtype)
+        self.norm = nn.LayerNorm(epsilon=c.eps, dtype=c.dtype, use_fast_variance=False)
+        self.bias = self.param("bias", nn.initializers.zeros, (c.vocab,))
+        if not c.tied:
+            self.table = self.param("table", nn.initializers.normal(0.02), (c.vocab, c.lm_width))
+
+    def __call__(self, x):
+        return self.norm(ACTIVATIONS[self.cfg.lm_activation](self.dense(x)))
+
+
+class RtdHead(nn.Module):
+    """ELECTRA's replaced-token logit (Clark et al. 2020). [..., H] -> [...], > 0 means replaced"""
+
+    cfg: EncoderConfig
+
+    @nn.compact
+    def __call__(self, x):
+        c = self.cfg
+        x = ACTIVATIONS[c.activation](nn.Dense(c.width, dtype=c.dtype, name="dense")(x))
+        return nn.Dense(1, dtype=c.dtype, name="out")(x)[..., 0]
+
+
+class Encoder(nn.Module):
+    """The encoder with every head that its checkpoint holds."""
+
+    cfg: EncoderConfig
+
+    def setup(self):
+        c = self.cfg
+        self.embed = Embed(c)
+        self.layer = EncoderLayer(c, parent=None)
+        self.layers = self.param("layers", init_stack(self.layer, c.layers, c.width))
+        if "pooler" in c.model_heads:
+            self.pooler = nn.Dense(c.width, dtype=c.dtype)
+        if "mlm" in c.model_heads:
+            self.mlm = LmHead(c)
+        if "rtd" in c.model_heads:
+            self.rtd_head = RtdHead(c, name="rtd")
+
+    @property
+    def dims(self) -> Dims:
+        """Tells methods and heads what they may know of this backbone."""
+        c = self.cfg
+        head_dim = c.width // c.heads
+        return Dims(c.vocab, c.width, c.embed, c.layers, c.heads, head_dim, c.positions - c.offset)
+
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
+        """Encodes a batch. -> [B, T, H]"""
+        tokens, (slots, prefix) = batch.encoder, injection.encoder
+        x = self.embed(tokens, slots, deterministic=deterministic)
+        drops = not deterministic and self.has_rng("dropout")
+        return run_stack(
+            self.layer, self.layers, x, tokens.mask, prefix, stack=self.cfg.stack,
+            remat=self.cfg.remat, deterministic=deterministic,
+            key=self.make_rng("dropout") if drops else None,
+        )  # fmt: skip
+
+    def words(self):
+        """Returns the word table. -> [V, E]"""
+        return self.embed.word.table
+
+    def pool(self, x):
+        """Applies the checkpoint's pooler. [..., H] -> [..., H]"""
+        return jnp.tanh(self.pooler(x))
+
+    def lm_features(self, x):
+        """Transforms hidden states for the output embedding. [..., H] -> [..., X]"""
+        return self.mlm(x)
+
+    def lm_table(self):
+        """Returns the output embedding and its bias. -> [V, X], [V]"""
+        return (self.words() if self.cfg.tied else self.mlm.table), self.mlm.bias
+
+    def rtd(self, x):
+        """Scores how likely each token is replaced. [..., H] -> [...]"""
+        return self.rtd_head(x)
+
+    def init_all(self, batch: Batch):
+        """Touches every part, so that `init` makes every parameter."""
+        x = self(batch, Injection(), deterministic=True)
+        parts = {"pooler": self.pool, "mlm": self.lm_features, "rtd": self.rtd}
+        return [parts[name](x) for name in sorted(self.cfg.model_heads)]
+
+
+def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
+    """Reads the shape from the fields of a transformers config.json.
+
+    Raises InputError where the config asks for what this encoder does not do.
+    """
+    for field in ("hidden_act",):
+        if hf.get(field, "gelu") not in ACTIVATIONS:
+            raise InputError(
+                f"{field}={hf[field]!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+            )
+    if hf.get("position_embedding_type", "absolute") != "absolute":
+        kind = hf["position_embedding_type"]
+        raise InputError(f"position_embedding_type={kind!r} is not supported; it must be 'absolute'")
+    width = hf["hidden_size"]
+    fields = dict(
+        vocab=hf["vocab_size"],
+        width=width,
+        embed=width,
+        layers=hf["num_hidden_layers"],
+        heads=hf["num_attention_heads"],
+        mlp=hf["intermediate_size"],
+        positions=hf["max_position_embeddings"],
+        types=hf.get("type_vocab_size", 2),
+        activation=hf.get("hidden_act", "gelu"),
+        lm_activation=hf.get("hidden_act", "gelu"),
+        lm_width=width,
+        eps=hf.get("layer_norm_eps", 1e-12),
+        dropout=hf.get("hidden_dropout_prob", 0.1),
+        attention_dropout=hf.get("attention_probs_dropout_prob", 0.1),
+        tied=hf.get("tie_word_embeddings", True),
+    )
+    if width % fields["heads"]:
+        raise InputError(f"hidden_size={width} must divide by num_attention_heads={fields['heads']}")
+    return EncoderConfig(**(fields | changes))
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
+    """Reads a BERT config (also SciBERT, MiniLM)."""
+    return config_from_hf(hf, **changes)
+
+
+Backbone = Encoder

@@ -1,0 +1,271 @@
+"""From a config to objects: the only reader of ConfigDict and of names in it."""
+
+import dataclasses
+import math
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import rng, tree
+from jaxprompt.convert import artifact, load
+from jaxprompt.data import fewshot, sources, words
+from jaxprompt.data.batching import EvalBatches, TrainBatches
+from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.losses import make_loss
+from jaxprompt.optim import make_optimizer, make_schedule
+from jaxprompt.prompts.soft import warm_start
+from jaxprompt.scorer import Backbone, Scorer, Split, build_scorer, choose, choose_template
+from jaxprompt.steps import Objective
+
+SPLITS = ("train", "dev", "test")
+# What may change between two runs in one workdir: nothing here moves a number.
+FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
+
+
+class Weights(NamedTuple):
+    """The numbers of a run before its first step."""
+
+    trainable: tree.Flat
+    frozen: tree.Flat
+    report: load.Report
+
+
+# -- the config itself ---------------------------------------------------------------------------
+
+_FIELDS = {
+    "backbone": "path revision family dtype stack remat attention dropout",
+    "head": "name pooler dropout scores",
+    "task": "name template words fields label labels choices metric",
+    "data": "source files cache_dir protocol seed k dev_k n ratio holdout folds fold size rows "
+    "batch eval_batch max_len multiple group side",
+    "optim": "name lr lr_head lr_backbone schedule warmup_steps gamma weight_decay no_decay clip "
+    "b1 b2 eps decay_rate accumulate smoothing",
+    "train": "total_steps total_epochs total_examples eval_steps eval_epochs patience save_steps "
+    "log_steps max_streak test tensorboard",
+}
+_AT_LEAST_1 = ("data.batch", "data.eval_batch", "data.max_len", "data.multiple", "data.group",
+               "optim.accumulate", "train.log_steps", "train.max_streak")  # fmt: skip
+
+
+def check_config(c: Any) -> None:
+    """Raises InputError for a field that is missing, unknown or out of its range."""
+    blocks = {"": ["seed", "trainable", "prompt", *_FIELDS]}
+    blocks |= {name: known.split() for name, known in _FIELDS.items()}
+    for block, known in blocks.items():
+        given = c[block] if block else c
+        for field in sorted(set(known) ^ set(given)):
+            name = f"{block}.{field}" if block else field
+            if field in known:
+                raise InputError(f"config field {name} is missing; configs/base.py has them all")
+            raise InputError(f"unknown config field {name!r}; {nearest(field, known)}")
+    for name in _AT_LEAST_1:
+        block, field = name.split(".")
+        if c[block][field] < 1:
+            raise InputError(f"{name}={c[block][field]} must be at least 1")
+    if not 0 <= c.seed < 2**32:
+        raise InputError(f"seed={c.seed} must be in [0, 2**32)")
+    for name in ("head.dropout", "optim.smoothing"):
+        block, field = name.split(".")
+        if not 0 <= c[block][field] < 1:
+            raise InputError(f"{name}={c[block][field]} must be in [0, 1)")
+
+
+# -- task and data ------------------------------------------------------------------------------
+
+
+def read_task(block: Mapping[str, Any]) -> Task:
+    """Makes the task of a config block; words and metric of the block replace the task's own."""
+    given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
+    if block["name"] == "custom":
+        return custom_task(
+            fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
+            choices=block["choices"], metric=block["metric"] or "accuracy",
+        )  # fmt: skip
+    task = get_task(block["name"])
+    if given and len(given) != len(task.labels):
+        raise InputError(
+            f"task.words has {len(given)} entries for {len(task.labels)} classes of "
+            f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
+        )
+    metric = block["metric"] or task.metric
+    return dataclasses.replace(task, words=given or task.words, metric=metric)
+
+
+class Examples(NamedTuple):
+    """The splits of a run, read and divided, not yet encoded."""
+
+    task: Task  # with its labels found
+    splits: dict[str, list[Example]]
+
+
+def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
+    """Reads the splits that are there, and draws train and dev by the protocol.
+
+    Raises InputError where dev is wanted and there is none.
+    """
+    task, data = read_task(c.task), c.data
+    files = {name: path for name, path in data.files.items() if path}
+    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
+    splits: dict[str, list[Example]] = {}
+
+    def read(split: str) -> sources.Rows:
+        return sources.read_split(task, split, **place)
+
+    drawn = data.protocol and {"train", "dev"} & set(wanted)
+    if drawn or "train" in wanted or not (task.labels or task.choices):
+        rows = read("train")
+        task = with_labels(task, rows)
+        examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+        split = _draw(data, task, [e.label for e in examples])
+        splits["train"] = examples if split is None else [examples[i] for i in split.train]
+        if split is not None and split.dev is not None:
+            splits["dev"] = [examples[i] for i in split.dev]
+    for name in wanted:
+        if name not in splits and sources.has_split(task, name, **place):
+            rows = read(name)
+            splits[name] = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+    if "dev" in wanted and not splits.get("dev"):
+        raise InputError(
+            f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
+            "data.protocol=holdout"
+        )
+    return Examples(task, {name: splits[name] for name in SPLITS if splits.get(name)})
+
+
+def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
+    if not data.protocol:
+        return None
+    choose("data.protocol", data.protocol, tuple(fewshot.PROTOCOLS))
+    values = {"path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None, **data}
+    options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
+    return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)
+
+
+def scorer_from_config(c: Any, backbone: Backbone, examples: Examples) -> Scorer:
+    """Builds the scorer of a config."""
+    task, head = examples.task, c.head.to_dict()
+    choices = max((len(e.choices) for es in examples.splits.values() for e in es), default=1) or 1
+    if head["name"] == "verbalizer" and not task.labels:
+        task = dataclasses.replace(task, labels=tuple(string.ascii_uppercase[:choices]))
+    return build_scorer(
+        backbone, task, prompt=c.prompt.to_dict(), head=head, choices=choices,
+        template=choose_template(task, head["name"], c.task.template), max_len=c.data.max_len,
+        multiple=c.data.multiple, side=c.data.side, batch=c.data.eval_batch,
+    )  # fmt: skip
+
+
+def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
+    """Makes the endless stream of training batches."""
+    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    return TrainBatches(split.rows, split.labels, layout, seed=c.seed, group=c.data.group)
+
+
+def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
+    """Makes one pass over a split."""
+    return EvalBatches(split.rows, split.labels, scorer.layout)
+
+
+# -- weights ------------------------------------------------------------------------------------
+
+
+def start(c: Any, scorer: Scorer, loaded: load.Loaded, train: Split) -> Weights:
+    """Draws prompt and head, splits what trains from what is frozen, puts both on the device."""
+    choices = scorer.layout.num_rows
+    params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, choices=choices)
+    if c.prompt.name == "soft":
+        params["prompt"] = _start_rows(c, scorer, params, train)
+    head = params["head"]["main"]
+    if "pooler" in head and "pooler" in loaded.params:
+        head["pooler"] = loaded.params["pooler"]
+    patterns = tuple(c.trainable) or scorer.model.prompt.TRAINABLE
+    if not head:  # a verbalizer has no numbers of its own
+        patterns = tuple(p for p in patterns if p != r"head/.*")
+    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    trainable = {name: np.asarray(leaf, np.float32) for name, leaf in trainable.items()}
+    return Weights(jax.device_put(trainable), jax.device_put(frozen), loaded.report)
+
+
+def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
+    kind, embed = c.prompt.init, params["backbone"]["embed"]["word"]["table"]
+    if kind in ("normal", "uniform"):
+        return params["prompt"]
+    if kind == "file":
+        return {"table": read_rows(c.prompt.file, scorer.model.prompt)}
+    choose("prompt.init", kind, ("normal", "uniform", "file", *words.KINDS))
+    label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
+    rows = words.choose_rows(
+        kind, scorer.tokenizer, length=c.prompt.length, seed=c.seed, vocab_size=len(embed),
+        tokens=words.text_ids(train.rows), words=label_words, text=c.prompt.text,
+    )  # fmt: skip
+    return warm_start(params["prompt"], embed, rows)
+
+
+def read_rows(path: str, prompt: Any) -> np.ndarray:
+    """Reads soft tokens from an .npy file or an exported prompt. -> float32 [S, E]"""
+    shape = (prompt.length, prompt.dims.embed)
+    if not path:
+        raise InputError("prompt.init=file needs prompt.file: an .npy file or an exported prompt")
+    if path.endswith(".npy"):
+        rows = artifact.import_npy(path, shape[1])
+    else:
+        tensors, card = artifact.read_artifact(path)
+        if "prompt/slots" not in tensors:
+            raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
+        rows = tensors["prompt/slots"]
+    if rows.shape != shape:
+        raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
+    return rows
+
+
+# -- optimization -------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """How long a run is and when it evaluates and saves, in steps."""
+
+    total: int
+    evaluate: int
+    save: int
+
+
+def make_plan(train: Any, steps_per_epoch: int, batch: int) -> Plan:
+    """Turns the one given total into steps. Raises InputError where there is none or several."""
+    totals = {name: train[name] for name in ("total_steps", "total_epochs", "total_examples")}
+    given = {name: value for name, value in totals.items() if value}
+    if len(given) != 1 or min(given.values()) < 0:
+        shown = ", ".join(f"train.{name}={value}" for name, value in totals.items())
+        raise InputError(f"exactly one total must be above 0, not {shown}; set the others to 0")
+    total = train.total_steps or math.ceil(
+        train.total_epochs * steps_per_epoch if train.total_epochs else train.total_examples / batch
+    )
+    evaluate = train.eval_steps or round(train.eval_epochs * steps_per_epoch)
+    if evaluate < 1 or train.save_steps < 0:
+        raise InputError("train.eval_steps or train.eval_epochs must be above 0")
+    return Plan(total, evaluate, train.save_steps)
+
+
+def build_optimizer(c: Any, trainable: tree.Flat, plan: Plan, steps_per_epoch: int) -> Any:
+    """Makes the optax chain of a config."""
+    o = c.optim
+    schedule = make_schedule(
+        o.schedule, total=plan.total, warmup=o.warmup_steps, gamma=o.gamma, epoch=steps_per_epoch
+    )
+    own = {"head": o.lr_head, "backbone": o.lr_backbone}
+    parts = sorted({name.split("/")[0] for name in trainable})
+    rates = {part: o.lr if own.get(part) is None else own[part] for part in parts}
+    if c.data.batch % o.accumulate:
+        raise InputError(f"data.batch={c.data.batch} must divide by {o.accumulate=}")
+    return make_optimizer(
+        o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
+        clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate,
+    )  # fmt: skip
+
+
+def build_objectives(c: Any) -> list[Objective]:
+    """Makes the terms of the loss."""
+    scores = c.head.scores if c.head.name == "verbalizer" else "restricted"
+    return [Objective("main", make_loss(scores, c.optim.smoothing))]

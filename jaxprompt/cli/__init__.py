@@ -1,0 +1,1 @@
+"""One file a verb; each has `main(argv) -> exit code`."""

@@ -1,0 +1,194 @@
+"""What the verbs share: flags, config files, overrides and their errors. Imports nothing heavy."""
+
+import argparse
+import ast
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from jaxprompt.errors import InputError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags of a verb; what argparse refuses becomes an InputError."""
+
+    def __init__(self, doc: str, config: bool = True):
+        """Starts with --debug, and with --config and --workdir where the verb takes them."""
+        super().__init__(
+            prog="jaxprompt", description=doc, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        if config:
+            note = "; override a field with --config.FIELD=VALUE"
+            self.add_argument(
+                "--config", help="configs/x.py[:argument] or a saved config.json" + note
+            )
+            self.add_argument("--workdir", help="folder of the run")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises InputError in place of argparse's exit."""
+        raise InputError(f"{message}; see --help")
+
+    def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+        """Parses the flags and sets the overrides (field, value) of the config apart."""
+        plain, overrides, rest = [], [], list(argv)
+        while rest:
+            word = rest.pop(0)
+            if not word.startswith("--config."):
+                plain.append(word)
+                continue
+            field, equals, value = word.removeprefix("--config.").partition("=")
+            if not equals:
+                if not rest:
+                    raise InputError(f"{word} has no value; write {word}=VALUE")
+                value = rest.pop(0)
+            overrides.append((field, value))
+        return self.parse_args(plain), overrides
+
+
+def need(args: argparse.Namespace, *names: str) -> None:
+    """Raises InputError for the first flag of `names` that is not given."""
+    for name in names:
+        if getattr(args, name) is None:
+            raise InputError(f"--{name} is missing; see --help")
+
+
+def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """Loads a config and applies overrides. The result is locked.
+
+    Raises InputError for an unreadable file, an unknown field or a value of another type.
+    """
+    file, colon, argument = path.partition(":")
+    if file.endswith(".json"):
+        config = _from_json(_read_json(Path(file)))
+    else:
+        config = _call(load_module(file), "get_config", file, *([argument] if colon else []))
+    if not isinstance(config, ConfigDict):
+        raise InputError(
+            f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
+        )
+    config.lock()
+    for field, value in overrides:
+        override(config, field, value)
+    return config
+
+
+def load_module(file: str) -> Any:
+    """Imports a config file, with the folder above `configs/` on the path for its own imports."""
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise InputError(f"config {file!r} does not exist; give a .py file or a saved config.json")
+    root = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
+    if spec is None:
+        raise InputError(f"config {file!r} is no Python file; give a .py file or a config.json")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except InputError:
+        raise
+    except Exception as error:  # a config is a program: it may raise anything
+        raise InputError(f"config {file}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _call(module: Any, name: str, file: str, *args: str) -> Any:
+    if not hasattr(module, name):
+        raise InputError(f"config {file} has no {name}(); write one that returns a ConfigDict")
+    try:
+        return getattr(module, name)(*args)
+    except InputError:
+        raise
+    except Exception as error:
+        given = f" with {args[0]!r}" if args else ""
+        raise InputError(f"{file}: {name}(){given}: {type(error).__name__}: {error}") from error
+
+
+def override(config: ConfigDict, field: str, text: str) -> None:
+    """Sets one field ("optim.lr") from text, in the type it has."""
+    *parents, last = field.split(".")
+    block = config
+    for part in [*parents, last]:
+        if not isinstance(block, ConfigDict) or part not in block:
+            known = list(fields(config))
+            raise InputError(f"unknown config field {field!r}; {nearest(field, known)}")
+        owner, block = block, block[part]
+    if isinstance(block, ConfigDict):
+        inside = ", ".join(f"{field}.{key}" for key in block)
+        raise InputError(f"config field {field!r} is a block; set one of {inside}")
+    owner[last] = _parse(field, text, owner.get_type(last))
+
+
+def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Lists the leaves of a config by dotted name."""
+    leaves = {}
+    for key in config:
+        value, name = config[key], f"{prefix}{key}"
+        leaves |= (
+            fields(value, f"{name}.") if isinstance(value, Mapping | ConfigDict) else {name: value}
+        )
+    return leaves
+
+
+def _parse(field: str, text: str, kind: type) -> Any:
+    wrong = InputError(f"config field {field}={text!r} must be {_KINDS.get(kind, kind.__name__)}")
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise wrong
+        return text.lower() == "true"
+    if text == "None" and kind is float:
+        return None
+    if kind is tuple and text[:1] not in ("(", "["):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        value = ast.literal_eval(text)
+        return kind(value) if kind is not int or isinstance(value, int) else int("")
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise wrong from error
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    tuple: "a list, as in a,b or ('a', 'b')",
+}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"config {path} cannot be read: {error.strerror}; check the path"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"config {path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"config {path} must hold an object of fields")
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    """Turns JSON back into config values: lists are tuples, null is a number not set."""
+    if isinstance(value, dict):
+        return ConfigDict({key: _from_json(part) for key, part in value.items()})
+    if isinstance(value, list):
+        return tuple(_from_json(part) for part in value)
+    return placeholder(float) if value is None else value
+
+
+def resolved(config: ConfigDict) -> dict[str, Any]:
+    """Returns the config as plain JSON values."""
+    return json.loads(json.dumps(config.to_dict()))

@@ -1,0 +1,218 @@
+"""Learns a prompt; the same command resumes a run that was cut off."""
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.cli.options import Parser, load_config, need, resolved
+from jaxprompt.errors import InputError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trains, then scores the test split once. Exit code 0, also after SIGTERM."""
+    parser = Parser(__doc__)
+    args, overrides = parser.read(argv)
+    need(args, "config", "workdir")
+    result = run(load_config(args.config, overrides), args.workdir)
+    if result is not None:
+        print(json.dumps(result))
+    return 0
+
+
+def run(c: Any, workdir: str) -> dict[str, Any] | None:
+    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+    # Imported here, so that --help and a bad flag answer at once.
+    import jax
+
+    from jaxprompt import build, rng, steps, tree
+    from jaxprompt.checkpoint import Checkpoints, guard_workdir
+    from jaxprompt.evaluate import evaluate
+    from jaxprompt.runlog import RunLog
+    from jaxprompt.scorer import load_weights, open_backbone
+    from jaxprompt.state import make_state
+
+    # -- data and model: everything that a config can get wrong ----------------------------------
+    build.check_config(c)
+    backbone = open_backbone(c.backbone.to_dict())
+    examples = build.read_examples(c)
+    scorer = build.scorer_from_config(c, backbone, examples)
+    splits = {name: scorer.encode(part) for name, part in examples.splits.items()}
+    batches = build.train_batches(c, scorer, splits["train"])
+    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    backbone, loaded = load_weights(backbone)
+    scorer = scorer.with_backbone(backbone)
+    weights = build.start(c, scorer, loaded, splits["train"])
+    trainable, frozen, report = weights
+    tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
+    key = rng.key_for(c.seed, "dropout")
+    objectives = build.build_objectives(c)
+    train_step = jax.jit(
+        steps.make_train_step(scorer.model, tx, objectives, key, accumulate=c.optim.accumulate),
+        donate_argnums=0,
+    )
+    eval_step = jax.jit(steps.make_eval_step(scorer.model))
+
+    def score(name: str, numbers: tree.Flat) -> dict[str, float]:
+        part = splits[name]
+        passes = build.eval_batches(scorer, part)
+        return evaluate(
+            eval_step, numbers, frozen, passes, part.labels, scorer.task.metric, scorer.classes
+        )[0]
+
+    # -- where the run stands ---------------------------------------------------------------------
+    guard_workdir(workdir, resolved(c), build.FREE)
+    checkpoints = Checkpoints(workdir)
+    state = make_state(trainable, tx)
+    started = checkpoints.latest()
+    position: dict[str, Any] = {"best": None, "since": 0, "done": False}
+    if started is not None:
+        state, position = checkpoints.restore(state)
+        state = jax.device_put(state)
+        check_backbone(position, report.fingerprint, workdir)
+        batches.set_state(position["data"])
+    step = -1 if started is None else started
+    checkpoints.rewind(step)
+    step = max(step, 0)
+
+    with RunLog(workdir, tensorboard=c.train.tensorboard, total=plan.total) as log:
+        log.resume(-1 if started is None else started)
+        tell_start(log, c, backbone, scorer, splits, weights, plan, started)
+
+        def save() -> None:
+            stand = {"data": batches.get_state(), "fingerprint": report.fingerprint}
+            checkpoints.save(step, state, position | stand)
+
+        # -- the loop -----------------------------------------------------------------------------
+        clock, seen, pending = time.monotonic(), set(), None
+        with Terminated() as terminated:
+            while step < plan.total and not position["done"]:
+                batch = next(batches)
+                shape = batch.encoder.ids.shape
+                if shape not in seen:
+                    seen.add(shape)
+                    log.say(f"compiling the step for {shape[0]} rows x {shape[1]} tokens")
+                state, measured = train_step(state, frozen, batch)
+                step += 1
+                # The step before is looked at, so that the device never waits for the host.
+                if pending is not None:
+                    stop_if_broken(pending, c.train.max_streak, save, step)
+                pending = measured
+                if step % c.train.log_steps == 0 or step == plan.total:
+                    seconds = {"seconds": time.monotonic() - clock}
+                    log.write(step, **jax.device_get(measured), time=seconds)
+                log.progress(step)
+                last = step == plan.total
+                if step % plan.evaluate == 0 or last:
+                    dev = score("dev", state.trainable)
+                    log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
+                    value, best = dev[scorer.task.metric], position["best"]
+                    if best is None or value > best["value"]:  # a tie keeps the earlier
+                        position |= {"best": {"step": step, "value": value, "dev": dev}, "since": 0}
+                        checkpoints.save_best(step, state.trainable, position["best"])
+                    else:
+                        position["since"] += 1
+                    position["done"] = last or 0 < c.train.patience <= position["since"]
+                    if position["done"] or not plan.save:
+                        save()
+                if plan.save and step % plan.save == 0:
+                    save()
+                if terminated() and not position["done"]:
+                    save()
+                    log.say(f"stopped by SIGTERM at step {step}; the same command resumes")
+                    return None
+            stop_if_broken(pending, c.train.max_streak, save, step)
+        batches.close()
+
+        # -- the result: test once, with the best prompt -----------------------------------------
+        path = Path(workdir) / "result.json"
+        finished = read_result(path)
+        if finished is not None and ("test" in finished or not c.train.test):
+            log.say(f"already trained: {path}; delete {workdir} to train again")
+            return finished
+        numbers, best = checkpoints.restore_best(state.trainable)
+        result = {
+            "method": c.prompt.name,
+            "seed": c.seed,
+            "trained": tree.count(trainable),
+            "total": tree.count(trainable) + tree.count(frozen),
+            "steps": step,
+            "skipped": int(state.skipped),
+            "best_step": best["step"],
+            "dev": best["dev"],
+        }
+        if c.train.test and "test" in splits:
+            result["test"] = score("test", jax.device_put(numbers))
+        result["time"] = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
+        write_result(path, result)
+        return result
+
+
+class Terminated:
+    """Turns SIGTERM into a question that the loop asks after each step."""
+
+    def __enter__(self):
+        """Takes the signal over. Returns the question."""
+        self._asked = False
+        self._before = signal.signal(signal.SIGTERM, self._ask)
+        return lambda: self._asked
+
+    def __exit__(self, *_: object) -> None:
+        """Gives the signal back."""
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+
+
+def stop_if_broken(measured: Any, limit: int, save: Any, step: int) -> None:
+    """Raises InputError after `limit` steps in a row that were not finite; the state is saved."""
+    if measured is None or int(measured["streak"]) < limit:
+        return
+    save()
+    raise InputError(
+        f"{limit} steps in a row were not finite, up to step {step}; the last good state is saved. "
+        "Lower optim.lr or set optim.clip, and start in another --workdir"
+    )
+
+
+def check_backbone(position: dict[str, Any], fingerprint: str, workdir: str) -> None:
+    """Raises InputError where a run is resumed on other weights."""
+    if position["fingerprint"] != fingerprint:
+        raise InputError(
+            f"{workdir} was trained on weights {position['fingerprint'][:12]}, backbone.path holds "
+            f"{fingerprint[:12]}; give the same backbone or another --workdir"
+        )
+
+
+def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None:
+    """Says what was read, what trains, and what is fresh."""
+    from jaxprompt import tree
+
+    report = weights.report
+    log.say(f"backbone {c.backbone.path} ({backbone.family}), weights {report.fingerprint[:12]}")
+    log.say(f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}")
+    if report.unused:
+        log.say(f"  unused: {len(report.unused)} tensors, {', '.join(report.unused[:5])}")
+    log.say(f"task {scorer.task.name}, template {scorer.template!r}")
+    log.say("  " + ", ".join(f"{name} {len(part.labels)}" for name, part in splits.items()))
+    log.say(tree.overview(weights.trainable, weights.frozen))
+    fresh = sorted({"/".join(n.split("/")[:3]) for n in weights.trainable if n.startswith("head/")})
+    if fresh:
+        log.say(f"fresh, not in the checkpoint: {', '.join(fresh)}")
+    where = "from the start" if started is None else f"resumed at step {started}"
+    log.say(f"{plan.total} steps, {where}")
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """Reads a result that is there."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Writes the result whole."""
+    from jaxprompt.files import write_atomic
+
+    write_atomic(path, json.dumps(result, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Pre-trained weights in, prompts in and out: Hugging Face folders and PEFT adapters."""

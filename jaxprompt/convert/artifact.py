@@ -1,0 +1,176 @@
+"""The exported prompt: prompt.safetensors with the numbers and prompt.json, the card, beside it.
+
+The safetensors file is plain (any reader opens it) and the same tensors give the same bytes. The
+card says what the numbers belong to; it holds the file's SHA-256, so that the two stay together.
+"""
+
+import hashlib
+import io
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, write_atomic
+
+FORMAT = 1
+TENSORS, CARD = "prompt.safetensors", "prompt.json"
+
+# What every card holds, next to "format" and "sha256", which the writer adds.
+CARD_FIELDS = (
+    "method",  # name of the prompt method
+    "hyper",  # its hyper-parameters
+    "backbone",  # id, family, fingerprint of the weights, dims
+    "task",  # name, fields, labels, metric
+    "template",  # text form, null without one
+    "label_words",  # words of each class, null without a verbalizer
+    "metrics",  # dev, test
+    "seed",
+    "versions",  # of the packages that made it, see `package_versions`
+    "created",  # time, ISO 8601
+)
+
+
+def write_artifact(
+    folder: str | os.PathLike, tensors: dict[str, np.ndarray], card: dict
+) -> tuple[Path, Path]:
+    """Writes tensors (name -> array) and their card into `folder`; returns both paths.
+
+    Raises ValueError for a card without one of CARD_FIELDS, InputError when the disk refuses.
+    """
+    from safetensors.numpy import save
+
+    missing = [field for field in CARD_FIELDS if field not in card]
+    if missing:
+        raise ValueError(f"the card lacks {', '.join(missing)}")
+    plain = {name: _plain(tensors[name]) for name in sorted(tensors)}
+    # One metadata key only: safetensors writes several in a random order.
+    data = save(plain, metadata={"jaxprompt_format": str(FORMAT)})
+    card = {"format": FORMAT, **card, "sha256": hashlib.sha256(data).hexdigest()}
+    text = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    folder = make_folder(folder)
+    write_atomic(folder / TENSORS, data)
+    write_atomic(folder / CARD, text)
+    return folder / TENSORS, folder / CARD
+
+
+def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
+    """Reads (tensors, card) from a folder or from one of the two files in it.
+
+    Raises InputError for a file that is missing, cut, foreign, of a newer format, or of another
+    export than its neighbour.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    folder = Path(path)
+    folder = folder.parent if folder.name in (TENSORS, CARD) else folder
+    card = _read_card(folder / CARD)
+    data = _read_bytes(folder / TENSORS)
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{folder / TENSORS} is no whole safetensors file ({error}); export or copy it again"
+        ) from error
+    if hashlib.sha256(data).hexdigest() != card["sha256"]:
+        raise InputError(
+            f"{folder / TENSORS} is not the file that {CARD} was written for; export both again"
+        )
+    return tensors, card
+
+
+def check_fingerprint(card: dict, fingerprint: str, *, force: bool) -> bool:
+    """Returns whether the prompt was learned on the weights that have this fingerprint.
+
+    Raises InputError when it was not, unless `force`.
+    """
+    learned = card["backbone"]["fingerprint"]
+    if learned != fingerprint and not force:
+        raise InputError(
+            f"the prompt was learned on weights {learned[:12]} ({card['backbone'].get('id')}), "
+            f"not on {fingerprint[:12]}; load that backbone, or pass --force"
+        )
+    return learned == fingerprint
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that a prompt's numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("jaxprompt", "jax", "jaxlib", "flax", "optax", "numpy", "transformers"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def import_npy(path: str | os.PathLike, width: int) -> np.ndarray:
+    """Reads a prompt saved with numpy.save. [P, E=width], any float type -> float32
+
+    Raises InputError for a file that is missing, no .npy, holds objects, or has another shape.
+    """
+    try:
+        with open(path, "rb") as file:
+            prompt = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(
+            f"cannot read {path} as .npy: {' '.join(reason.split())}; write it with numpy.save"
+        ) from error
+    if not isinstance(prompt, np.ndarray):
+        raise InputError(f"{path} is an .npz archive; give one array written with numpy.save")
+    if not np.issubdtype(prompt.dtype, np.floating):
+        raise InputError(f"{path} holds {prompt.dtype}; a prompt is float16, float32 or float64")
+    if prompt.ndim != 2 or not len(prompt) or prompt.shape[1] != width:
+        raise InputError(
+            f"{path} has shape {list(prompt.shape)}; this backbone takes [length, {width}]"
+        )
+    if not np.isfinite(prompt).all():
+        raise InputError(f"{path} holds NaN or infinity; save a prompt that is finite")
+    return prompt.astype(np.float32)
+
+
+def write_npy(path: str | os.PathLike, prompt: np.ndarray) -> None:
+    """Writes a prompt as a plain .npy, little-endian float32 in C order. [P, E]"""
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(prompt, dtype="<f4", order="C"), allow_pickle=False)
+    write_atomic(path, buffer.getvalue())
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    # The writer takes the bytes as they lie: C order and this machine's byte order.
+    array = np.asarray(array)
+    if array.dtype.kind not in "biuf":  # bfloat16 too: numpy readers cannot open it
+        raise ValueError(f"an exported tensor is of a plain numpy type, not {array.dtype}")
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror}; give the folder that `export` wrote"
+        ) from error
+
+
+def _read_card(path: Path) -> dict:
+    try:
+        card = json.loads(_read_bytes(path))
+    except ValueError as error:
+        raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
+    if not isinstance(card, dict) or "format" not in card:
+        raise InputError(f"{path} is not the card of a prompt; give the folder that `export` wrote")
+    if card["format"] != FORMAT:
+        raise InputError(
+            f"{path} has format {card['format']!r}, this version reads {FORMAT}; update jaxprompt"
+        )
+    missing = [field for field in (*CARD_FIELDS, "sha256") if field not in card]
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(missing)}; export the prompt again")
+    return card

@@ -1,0 +1,105 @@
+"""Finds the folder of a pre-trained backbone: a local path, a pip package or a hub id."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+from jaxprompt.errors import InputError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_TEXT_FILES = [
+    "config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+]
+_SAFETENSORS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
+_TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
+
+
+def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
+    """Returns the local folder of a backbone, downloading it when it is a hub id not yet cached.
+
+    Reads a folder path, "pkg:PACKAGE[/SUBFOLDER]" (an installed pip package, not imported), or a
+    hub id ("name" or "owner/name"). HF_HUB_OFFLINE=1 answers from the cache alone.
+    """
+    text = str(path_or_id)
+    if text.startswith("pkg:"):
+        package, _, sub = text.removeprefix("pkg:").partition("/")
+        return package_folder(package, sub or "model")
+    path = Path(text).expanduser()
+    if text and path.is_dir():
+        return path
+    if path.is_file():
+        raise InputError(f"backbone {text!r} is a file; give the folder that holds config.json.")
+    if not _HUB_ID.fullmatch(text):
+        raise InputError(
+            f"backbone {text!r} is no folder and no hub id; give an existing folder, "
+            "'owner/name' or 'pkg:package/folder'."
+        )
+    return _hub_folder(text, revision)
+
+
+def package_folder(package: str, sub: str = "model") -> Path:
+    """Returns the folder `sub` of an installed pip package without importing the package."""
+    module = package.replace("-", "_")
+    # find_spec would import the parent of a dotted name.
+    spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(
+            f"package {package!r} is not installed; run: pip install {package.replace('_', '-')}"
+        )
+    root = Path(next(iter(spec.submodule_search_locations))).resolve()
+    folder = (root / sub).resolve()
+    if not folder.is_dir() or not folder.is_relative_to(root):
+        inside = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] not in "_.")
+        raise InputError(
+            f"package {package!r} has no folder {sub!r}; it has: {', '.join(inside) or 'none'}."
+        )
+    return folder
+
+
+def read_config(folder: str | Path) -> dict:
+    """Reads config.json of a backbone folder."""
+    return read_json(Path(folder) / "config.json", "a backbone folder as save_pretrained writes it")
+
+
+def read_json(path: Path, expected: str) -> dict:
+    """Reads a JSON object; `expected` says in the error what the user should have pointed at."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; give {expected}.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); check it exists.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}); fetch or write it anew.") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds a {type(value).__name__}, not an object; give {expected}.")
+    return value
+
+
+def _hub_folder(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    def fetch(weights: list[str]) -> Path:
+        patterns = _TEXT_FILES + weights
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        folder = fetch(_SAFETENSORS)
+        if not any(folder.glob("*.safetensors")):
+            folder = fetch(_SAFETENSORS + _TORCH_FILES)
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise InputError(
+            f"backbone {repo!r}{at} is no folder here and the hub did not give it ({reason}); "
+            "check the name and the network, or give the path of a downloaded folder."
+        ) from error
+    return folder

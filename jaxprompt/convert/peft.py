@@ -1,0 +1,155 @@
+"""Prompts in PEFT's adapter folders, read and written without torch.
+
+A folder holds adapter_config.json and adapter_model.safetensors. Soft prompts (PROMPT_TUNING, and
+P_TUNING as saved) are `prompt_embeddings` [P, E], prefixes (PREFIX_TUNING) [P, 2*L*H]; both stand
+in float32. A head's tensors keep torch's names and [out, in] layout.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.convert.folder import read_json
+from jaxprompt.errors import InputError
+
+_CONFIG = "adapter_config.json"
+_TENSORS = "adapter_model.safetensors"
+_METHODS = {"PROMPT_TUNING": "soft", "P_TUNING": "soft", "PREFIX_TUNING": "prefix"}
+_HEAD_PREFIX = "base_model."
+# PEFT refuses adapters of these tasks without their head.
+_NEED_HEAD = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+
+
+class Adapter(NamedTuple):
+    """A prompt as PEFT keeps it. `soft` or `k` and `v` are set, by `method`; all float32."""
+
+    method: str  # "soft" or "prefix"
+    soft: np.ndarray | None  # [P, E]
+    k: np.ndarray | None  # [L, P, N, D]
+    v: np.ndarray | None  # [L, P, N, D]
+    head: dict[str, np.ndarray]  # torch names, e.g. "classifier.weight" [C, H]
+    config: dict[str, Any]  # adapter_config.json
+
+
+def prefix_from_peft(
+    flat: np.ndarray, layers: int, heads: int, head_dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Splits PEFT's rows into keys and values. [P, 2*L*N*D] -> [L, P, N, D] x 2"""
+    width = 2 * layers * heads * head_dim
+    if flat.ndim != 2 or flat.shape[1] != width:
+        raise InputError(
+            f"prefix has shape {list(flat.shape)}; {layers} layers of {heads} heads of {head_dim} "
+            f"need [length, {width}]: the adapter belongs to another backbone."
+        )
+    rows = flat.reshape(-1, layers, 2, heads, head_dim)  # [P, L, 2, N, D]
+    k, v = rows.transpose(2, 1, 0, 3, 4)  # [P, L, 2, N, D] -> [2, L, P, N, D]
+    return k, v
+
+
+def prefix_to_peft(k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Inverts `prefix_from_peft`. [L, P, N, D] x 2 -> [P, 2*L*N*D]"""
+    rows = np.stack([k, v]).transpose(2, 1, 0, 3, 4)  # [2, L, P, N, D] -> [P, L, 2, N, D]
+    return np.ascontiguousarray(rows.reshape(rows.shape[0], -1))
+
+
+def read_peft(folder: str | Path) -> Adapter:
+    """Reads an adapter of an encoder: PROMPT_TUNING, P_TUNING or PREFIX_TUNING, with its head.
+
+    Raises InputError for other kinds, encoder-decoder prompts and broken files.
+    """
+    folder = Path(folder)
+    config = read_json(folder / _CONFIG, "a PEFT adapter folder")
+    method = _METHODS.get(config.get("peft_type"))
+    if method is None:
+        raise InputError(
+            f"{folder / _CONFIG}: peft_type {config.get('peft_type')!r} is not read; "
+            f"known: {', '.join(_METHODS)}."
+        )
+    if config.get("num_transformer_submodules") not in (None, 1):
+        raise InputError(
+            f"{folder / _CONFIG} is a prompt of an encoder-decoder "
+            f"(num_transformer_submodules={config['num_transformer_submodules']}); "
+            "only prompts of encoders are read."
+        )
+    tensors = _read_tensors(folder / _TENSORS)
+    if "prompt_embeddings" not in tensors:
+        raise InputError(f"{folder / _TENSORS} lacks 'prompt_embeddings'; save the adapter anew.")
+    table = tensors.pop("prompt_embeddings")
+    head = {name.removeprefix(_HEAD_PREFIX): tensor for name, tensor in tensors.items()}
+    if method == "soft":
+        return Adapter("soft", table, None, None, head, config)
+    shape = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
+    if not all(isinstance(size, int) and size > 0 for size in shape) or shape[2] % shape[1]:
+        raise InputError(
+            f"{folder / _CONFIG} needs num_layers, num_attention_heads and a token_dim that "
+            f"divides by it, not {shape}; save the adapter anew."
+        )
+    layers, heads, width = shape
+    k, v = prefix_from_peft(table, layers, heads, width // heads)
+    return Adapter("prefix", None, k, v, head, config)
+
+
+def write_peft(
+    folder: str | Path,
+    *,
+    base: str,
+    layers: int,
+    heads: int,
+    width: int,
+    soft: np.ndarray | None = None,
+    prefix: tuple[np.ndarray, np.ndarray] | None = None,
+    head: Mapping[str, np.ndarray] | None = None,
+    task_type: str | None = None,
+) -> None:
+    """Writes an adapter that PeftModel.from_pretrained loads: a soft prompt or a prefix.
+
+    soft [P, E]; prefix (k, v), each [L, P, N, D]; head: torch names to tensors, needed for the
+    classification tasks, e.g. {"classifier.weight": [C, H], "classifier.bias": [C]}. task_type is
+    PEFT's, by default SEQ_CLS with a head and FEATURE_EXTRACTION without. `base` names the model.
+    """
+    if (soft is None) == (prefix is None):
+        raise ValueError("give either soft or prefix")
+    table = prefix_to_peft(*prefix) if soft is None else soft
+    head = dict(head or {})
+    task_type = task_type or ("SEQ_CLS" if head else "FEATURE_EXTRACTION")
+    if task_type in _NEED_HEAD and not head:
+        raise InputError(f"PEFT loads no {task_type} adapter without a head; give its tensors.")
+    config = {
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "num_attention_heads": heads,
+        "num_layers": layers,
+        "num_transformer_submodules": 1,
+        "num_virtual_tokens": table.shape[0],
+        "peft_type": "PREFIX_TUNING" if soft is None else "PROMPT_TUNING",
+        "task_type": task_type,
+        "token_dim": width,
+    }
+    tensors = {"prompt_embeddings": table}
+    tensors |= {_HEAD_PREFIX + name: tensor for name, tensor in head.items()}
+    tensors = {name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}
+    from safetensors.numpy import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_tensors(path: Path) -> dict[str, np.ndarray]:
+    import ml_dtypes  # noqa: F401 - gives numpy the name bfloat16
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path} is corrupt or cut short ({error}); fetch it anew.") from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); save the adapter with safe_serialization=True."
+        ) from error
+    return {name: tensor.astype(np.float32) for name, tensor in tensors.items()}

@@ -1,0 +1,1 @@
+"""Data on the host: sources, tasks, few-shot splits, templates and batches. Never imports jax."""

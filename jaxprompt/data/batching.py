@@ -1,0 +1,270 @@
+"""Padded numpy batches of few shapes: a shuffled stream for training, one sorted pass besides."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.data.encode import Encoded
+from jaxprompt.errors import InputError
+from jaxprompt.types import Batch, Role, Tokens
+
+Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
+
+_ENDLESS = 2**40
+
+
+def buckets(max_len: int, multiple: int = 8) -> tuple[int, ...]:
+    """Lengths that batches are padded to: multiples, then max_len itself."""
+    return (*range(multiple, max_len, multiple), max_len)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How examples are laid into arrays, and which share of a global batch this host holds."""
+
+    batch: int  # examples of a batch over all hosts
+    max_len: int
+    pad_id: int
+    num_rows: int = 1  # K; an example with fewer choices gets rows of padding
+    side: str = "right"  # where padding stands
+    shift: int = 0  # added to every position, for prompts that take the first ones
+    multiple: int = 8
+    host: int = 0
+    hosts: int = 1
+
+    def __post_init__(self):
+        """Checks what a config may get wrong."""
+        if self.batch < 1 or self.batch % self.hosts:
+            raise InputError(
+                f"batch size {self.batch} does not divide over {self.hosts} hosts; "
+                "take a positive multiple"
+            )
+        _at_least("batching multiple", self.multiple, 1)
+        if self.side not in ("left", "right"):
+            raise InputError(f"padding side {self.side!r} is unknown; known: left, right")
+
+    def length(self, longest: int) -> int:
+        """The smallest bucket that holds `longest` tokens."""
+        sizes = buckets(self.max_len, self.multiple)
+        if longest > self.max_len:
+            raise InputError(
+                f"a row has {longest} tokens, over max_len {self.max_len}; encode with that max_len"
+            )
+        return sizes[np.searchsorted(sizes, longest)]
+
+
+def collate(
+    rows: Rows,
+    labels: Sequence[int],
+    index: Sequence[int],
+    *,
+    batch: int,
+    length: int,
+    pad_id: int,
+    label_width: int,
+    num_rows: int = 1,
+    side: str = "right",
+    shift: int = 0,
+) -> Batch:
+    """Pads up to `batch` examples to arrays [batch * num_rows, length]; label_pos has a row each.
+
+    Filling, of examples and of rows, has mask False throughout, weight 0 and index -1.
+    """
+    count, total = len(rows), batch * num_rows
+    ids = np.full((total, length), pad_id, np.int32)
+    mask = np.zeros((total, length), bool)
+    slot = np.full((total, length), -1, np.int32)
+    types = np.zeros((total, length), np.int32)
+    roles = np.full((total, length), Role.PAD, np.int8)
+    label_pos = np.zeros((total, label_width), np.int32)
+    for e, example in enumerate(rows):
+        for k, row in enumerate(example):
+            r = e * num_rows + k
+            start = length - len(row.ids) if side == "left" else 0
+            span = slice(start, start + len(row.ids))
+            ids[r, span] = row.ids
+            mask[r, span] = True
+            slot[r, span] = row.slot
+            types[r, span] = row.types
+            roles[r, span] = row.roles
+            label_pos[r] = row.label_pos + start
+    positions = np.where(mask, np.cumsum(mask, axis=1) - 1 + shift, 0).astype(np.int32)
+    filling = (0, batch - count)
+    return Batch(
+        encoder=Tokens(ids, mask, slot, positions, types, roles),
+        label_pos=label_pos,
+        labels=np.pad(np.asarray(labels, np.int32), filling, constant_values=-1),
+        weights=np.pad(np.ones(count, np.float32), filling),
+        index=np.pad(np.asarray(index, np.int32), filling, constant_values=-1),
+    )
+
+
+class _Examples:
+    """Encoded examples and their layout; builds the batch of any list of them."""
+
+    def __init__(self, rows: Rows, labels: Sequence[int], layout: Layout):
+        if not rows:
+            raise InputError("the split has 0 examples; a split needs at least 1")
+        most = max(map(len, rows))
+        if most > layout.num_rows:
+            raise InputError(
+                f"an example has {most} rows, over num_rows {layout.num_rows}; raise it"
+            )
+        self.rows = rows
+        self.labels = np.asarray(labels, np.int32)  # [examples]
+        self.layout = layout
+        self.label_width = len(rows[0][0].label_pos)  # M, set by the template and the words
+        self.lengths = np.array([max(len(row.ids) for row in example) for example in rows])
+
+    def batch(self, chosen: np.ndarray) -> Batch:
+        """Builds this host's share of the batch of the examples `chosen` by all hosts."""
+        at = self.layout
+        share = at.batch // at.hosts
+        mine = chosen[at.host * share : (at.host + 1) * share]
+        return collate(
+            [self.rows[i] for i in mine],
+            self.labels[mine],
+            mine,
+            batch=share,
+            length=at.length(self.lengths[chosen].max()),
+            pad_id=at.pad_id,
+            label_width=self.label_width,
+            num_rows=at.num_rows,
+            side=at.side,
+            shift=at.shift,
+        )
+
+
+class TrainBatches(Iterator[Batch]):
+    """Shuffled batches over epochs, endless or bounded, prefetched by grain's threads.
+
+    Every epoch holds every example once; its last short batch is filled up with weight 0. With
+    `group` > 1 the examples of that many batches are sorted by length before they are cut into
+    batches, and the batches are shuffled. Order depends on (seed, epoch) alone.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        labels: Sequence[int],
+        layout: Layout,
+        *,
+        seed: int,
+        epochs: int | None = None,
+        group: int = 1,
+        prefetch: int = 4,
+    ):
+        """Starts at step 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
+        import grain
+
+        _at_least("group", group, 1)
+        _at_least("prefetch", prefetch, 0)
+        self._examples = _Examples(rows, labels, layout)
+        self._seed = seed
+        self._group = group
+        self._epoch = lru_cache(maxsize=2)(self._plan_epoch)
+        self._shapes: set[tuple[int, int]] = set()
+        self.steps_per_epoch = -(-len(rows) // layout.batch)
+        total = _ENDLESS if epochs is None else epochs * self.steps_per_epoch
+        self._iterator = iter(
+            grain.MapDataset.range(total)
+            .map(self._at)
+            .to_iter_dataset(
+                grain.ReadOptions(num_threads=min(prefetch, 2), prefetch_buffer_size=prefetch)
+            )
+        )
+
+    @property
+    def shapes(self) -> frozenset[tuple[int, int]]:
+        """Shapes [rows, T] handed out so far: as many compilations."""
+        return frozenset(self._shapes)
+
+    def __next__(self) -> Batch:
+        """Returns the next batch."""
+        batch = next(self._iterator)
+        self._shapes.add(batch.encoder.ids.shape)
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position, to be saved as JSON beside what it was trained with."""
+        return {**self._identity(), "iterator": self._iterator.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a saved position; raises InputError where the stream would not be the same."""
+        for name, value in self._identity().items():
+            if state.get(name) != value:
+                raise InputError(
+                    f"the saved data position has {name} {state.get(name)}, this run has {value}; "
+                    "resume with the same data settings or take another workdir"
+                )
+        self._iterator.set_state(state["iterator"])
+
+    def close(self) -> None:
+        """Stops the prefetching threads."""
+        self._iterator.close()
+
+    def _identity(self) -> dict[str, int]:
+        """What the order of batches depends on."""
+        return {
+            "examples": len(self._examples.rows),
+            "batch": self._examples.layout.batch,
+            "seed": self._seed,
+            "group": self._group,
+        }
+
+    def _at(self, step: int) -> Batch:
+        epoch, i = divmod(step, self.steps_per_epoch)
+        return self._examples.batch(self._epoch(epoch)[i])
+
+    def _plan_epoch(self, epoch: int) -> list[np.ndarray]:
+        """Returns the examples of each batch of an epoch."""
+        # RandomState's streams are frozen by numpy's policy, Generator's are not.
+        bits = np.random.MT19937(np.random.SeedSequence((self._seed, epoch)))
+        rng = np.random.RandomState(bits)
+        size = self._examples.layout.batch
+        order = rng.permutation(len(self._examples.rows))
+        if self._group == 1:
+            return _cut(order, size)
+        plan = []
+        for pool in _cut(order, size * self._group):
+            by_length = np.argsort(self._examples.lengths[pool], kind="stable")
+            plan += _cut(pool[by_length], size)
+        return [plan[i] for i in rng.permutation(len(plan))]
+
+
+class EvalBatches:
+    """One pass over every example, longest first, so that memory runs out at once or never."""
+
+    def __init__(self, rows: Rows, labels: Sequence[int], layout: Layout):
+        """Plans the pass; iterating builds the batches, as often as wanted."""
+        self._examples = _Examples(rows, labels, layout)
+        order = np.argsort(-self._examples.lengths, kind="stable")
+        self._plan = _cut(order, layout.batch)
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches; `Batch.index` tells which example each row is."""
+        return map(self._examples.batch, self._plan)
+
+    @property
+    def shapes(self) -> frozenset[tuple[int, int]]:
+        """Shapes [rows, T] of one pass."""
+        at = self._examples.layout
+        rows = at.batch // at.hosts * at.num_rows
+        longest = (self._examples.lengths[chosen].max() for chosen in self._plan)
+        return frozenset((rows, at.length(length)) for length in longest)
+
+
+def _at_least(name: str, value: int, limit: int) -> None:
+    if value < limit:
+        raise InputError(f"{name} is {value}; set it to {limit} or more")
+
+
+def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
+    return [order[i : i + size] for i in range(0, len(order), size)]

@@ -1,0 +1,237 @@
+"""Few-shot protocols: pure functions from labels and a seed to row numbers of the train split.
+
+All draw from numpy's legacy RandomState or from `random.Random`, whose streams are fixed for good:
+the same seed gives the same rows on every machine and for any number of processes.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.data.files import read_file
+from jaxprompt.errors import InputError, nearest
+
+# protocol -> its options, besides the seed
+PROTOCOLS = {
+    "kshot": ("k", "dev_k"),
+    "balanced": ("n",),
+    "fraction": ("ratio", "holdout"),
+    "kfold": ("folds", "fold", "k"),
+    "holdout": ("size",),
+    "listed": ("path",),
+}
+
+
+class Split(NamedTuple):
+    """Row numbers, int64. dev = None leaves the dev rows to the task's own dev split."""
+
+    train: np.ndarray
+    dev: np.ndarray | None
+
+
+def split(
+    protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (), **options: Any
+) -> Split:
+    """Draws a split by the protocol's name, with its options in PROTOCOLS.
+
+    `fold` of kfold is the part, from 0, that is dev. `names` are the class names for messages.
+    """
+    if protocol not in PROTOCOLS:
+        raise InputError(f"unknown few-shot protocol {protocol!r}; {nearest(protocol, PROTOCOLS)}")
+    for option in options:
+        if option not in PROTOCOLS[protocol]:
+            raise InputError(
+                f"protocol {protocol} has no option {option!r}; "
+                f"{nearest(option, PROTOCOLS[protocol])}"
+            )
+    if protocol == "holdout":
+        return holdout(len(labels), seed=seed, **options)
+    if protocol == "listed":
+        return listed(seed=seed, total=len(labels), **options)
+    if protocol == "kfold":
+        fold = options.pop("fold", 0)
+        parts = kfold(labels, seed=seed, names=names, **options)
+        if not 0 <= fold < len(parts):
+            raise InputError(f"fold = {fold}, but folds count from 0 to {len(parts) - 1}")
+        return parts[fold]
+    draw: dict[str, Callable[..., Split]] = {
+        "kshot": kshot,
+        "balanced": balanced,
+        "fraction": fraction,
+    }
+    return draw[protocol](labels, seed=seed, names=names, **options)
+
+
+def kshot(
+    labels: Sequence[int],
+    k: int,
+    seed: int,
+    dev_k: int | None = None,
+    names: Sequence[str] = (),
+) -> Split:
+    """K rows a class for train, the next `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
+
+    The rows are shuffled once; classes stand in the order of their first row after the shuffle,
+    and within a class the rows keep the shuffled order.
+    """
+    dev_k = k if dev_k is None else dev_k
+    _at_least("k", k, 1)
+    _at_least("dev_k", dev_k, 0)
+    groups = _by_class(labels, _shuffled(len(labels), seed))
+    _enough(groups, dict.fromkeys(groups, k + dev_k), f"K = {k} and {dev_k} for dev", names)
+    train = [row for rows in groups.values() for row in rows[:k]]
+    return _split(train, [row for rows in groups.values() for row in rows[k : k + dev_k]])
+
+
+def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()) -> Split:
+    """N rows in all for train and as many for dev, spread evenly over the classes (PPT).
+
+    With more than 5 classes it takes 8 rows a class instead (Gu et al. 2022). What N leaves over
+    goes to the classes that come first after the shuffle, one row each.
+    """
+    groups = _by_class(labels, _shuffled(len(labels), seed))
+    if len(groups) > 5:
+        n = 8 * len(groups)
+    _at_least("n", n, len(groups))
+    shares = {
+        label: n // len(groups) + (place < n % len(groups)) for place, label in enumerate(groups)
+    }
+    needs = {label: 2 * share for label, share in shares.items()}
+    _enough(groups, needs, f"n = {n} over {len(groups)} classes, with as many for dev,", names)
+    train = [row for label, rows in groups.items() for row in rows[: shares[label]]]
+    dev = [row for label, rows in groups.items() for row in rows[shares[label] : needs[label]]]
+    return _split(train, dev)
+
+
+def fraction(
+    labels: Sequence[int],
+    ratio: float,
+    seed: int = 0,
+    holdout: float = 0.0,
+    names: Sequence[str] = (),
+) -> Split:
+    """A share of every class, at least 1 row, in the order of the file (DPT, low-resource).
+
+    A ratio of 2 or more is a number of rows a class. dev is None, or with `holdout` in (0, 1) that
+    share of every class, at least 1 row, drawn from the rows left over.
+    """
+    if not 0 < ratio <= 1 and not (ratio >= 2 and ratio == int(ratio)):
+        raise InputError(f"ratio = {ratio}; give a share in (0, 1], or rows a class: 2, 3, ...")
+    if not 0 <= holdout < 1:
+        raise InputError(f"holdout = {holdout}; give a share of each class in [0, 1)")
+    groups = _by_class(labels, range(len(labels)))
+    train: list[int] = []
+    dev: list[int] = []
+    takes, dev_takes, needs = {}, {}, {}
+    for label, rows in groups.items():
+        takes[label] = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
+        dev_takes[label] = max(1, int(holdout * len(rows))) if holdout else 0
+        needs[label] = takes[label] + dev_takes[label]
+    _enough(groups, needs, f"ratio = {ratio} with holdout = {holdout}", names)
+    for label, rows in groups.items():
+        random.Random(seed).shuffle(rows)
+        train += rows[: takes[label]]
+        dev += rows[takes[label] : needs[label]]
+    return _split(sorted(train), sorted(dev) if holdout else None)
+
+
+def kfold(
+    labels: Sequence[int],
+    folds: int,
+    seed: int,
+    k: int | None = None,
+    names: Sequence[str] = (),
+) -> list[Split]:
+    """Cuts the rows into `folds` parts, classes spread evenly; each part is dev once (IPT).
+
+    With `k` it cuts only K rows a class, those of `kshot`. Rows stand in the order of the file.
+    """
+    _at_least("folds", folds, 2)
+    groups = _by_class(labels, _shuffled(len(labels), seed))
+    if k is not None:
+        _at_least("k", k, 1)
+        _enough(groups, dict.fromkeys(groups, k), f"K = {k}", names)
+    dealt = np.array([row for rows in groups.values() for row in rows[:k]], np.int64)
+    if folds > len(dealt):
+        raise InputError(f"folds = {folds}, but there are {len(dealt)} examples; lower folds")
+    parts = [np.sort(dealt[fold::folds]) for fold in range(folds)]
+    return [
+        Split(np.sort(np.concatenate(parts[:fold] + parts[fold + 1 :])), parts[fold])
+        for fold in range(folds)
+    ]
+
+
+def holdout(total: int, size: int, seed: int) -> Split:
+    """`size` random rows of train for dev, the rest for train; both in the order of the file."""
+    _at_least("size", size, 1)
+    if size >= total:
+        raise InputError(f"size = {size} leaves no row of {total} for train; lower it")
+    rows = np.array(_shuffled(total, seed), np.int64)
+    return Split(np.sort(rows[size:]), np.sort(rows[:size]))
+
+
+def listed(path: str | Path, seed: int, total: int) -> Split:
+    """The rows that a file names for `seed`.
+
+    The file has lines like {"seed": 13, "train": [4, 2], "dev": [0]}; `total` counts the rows of
+    the train split.
+    """
+    rows = read_file(path)
+    for number, row in enumerate(rows):
+        if row.get("seed") == seed:
+            where = rows.origin(number)
+            return _split(*(_row_numbers(row, part, total, where) for part in ("train", "dev")))
+    seeds = ", ".join(str(row.get("seed")) for row in rows)
+    raise InputError(f"{path}: no rows for seed {seed}; it has seeds {seeds}")
+
+
+def _shuffled(count: int, seed: int) -> list[int]:
+    if not 0 <= seed < 2**32:
+        raise InputError(f"data seed {seed} is out of range; give 0 to {2**32 - 1}")
+    rows = list(range(count))
+    np.random.RandomState(seed).shuffle(rows)
+    return rows
+
+
+def _by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
+    for row in order:
+        groups.setdefault(int(labels[row]), []).append(row)
+    return groups
+
+
+def _split(train: Sequence[int], dev: Sequence[int] | None) -> Split:
+    return Split(np.array(train, np.int64), None if dev is None else np.array(dev, np.int64))
+
+
+def _enough(
+    groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str]
+) -> None:
+    for label, rows in groups.items():
+        if len(rows) < needs[label]:
+            name = repr(names[label]) if 0 <= label < len(names) else str(label)
+            raise InputError(
+                f"class {name} has {len(rows)} examples, but {what} needs {needs[label]}; "
+                "ask for fewer or add examples"
+            )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"{name} = {value}; it must be at least {least}")
+
+
+def _row_numbers(row: dict[str, Any], part: str, total: int, where: str) -> list[int]:
+    numbers = row.get(part)
+    if not isinstance(numbers, list) or not all(type(n) is int for n in numbers):
+        raise InputError(f"{where}: {part!r} must be a list of row numbers")
+    for n in numbers:
+        if not 0 <= n < total:
+            raise InputError(
+                f"{where}: {part} lists row {n}, but the rows count from 0 to {total - 1}; "
+                "the file is for another train file"
+            )
+    return numbers

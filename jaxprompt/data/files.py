@@ -1,0 +1,185 @@
+"""Rows of one local file: JSON lines, JSON, CSV, TSV or Parquet.
+
+Every problem of a file is an InputError that names the file and, where there is one, the line.
+"""
+
+import csv
+import gzip
+import json
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.errors import InputError
+
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
+
+
+class Rows(Sequence):
+    """The rows of one split in their order. Random access; what can stay on disk stays there."""
+
+    def __init__(
+        self,
+        data: Any,
+        path: str,
+        lines: Sequence[int] | None = None,
+        convert: Callable[[Any], dict[str, Any]] | None = None,
+    ):
+        """Wraps `data` (a list or a data set with random access) that was read from `path`.
+
+        `lines` holds the line number of each row, else rows count from 1; `convert` makes a raw
+        row a dict.
+        """
+        self.path = path
+        self._data = data
+        self._lines = lines
+        self._convert = convert
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Row `index`."""
+        row = self._data[int(index)]
+        return self._convert(row) if self._convert else row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All rows in order, as the data set itself reads them best."""
+        return map(self._convert, self._data) if self._convert else iter(self._data)
+
+    def origin(self, index: int) -> str:
+        """Where row `index` stands, as "path:line"."""
+        return f"{self.path}:{self._lines[index] if self._lines else index + 1}"
+
+
+def read_file(path: str | Path) -> Rows:
+    """Reads one file, its format told by its name: one of SUFFIXES."""
+    path = Path(path).expanduser()
+    kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}
+    if path.suffix == ".parquet":
+        rows = _read_parquet(path)
+    elif kind in readers:
+        rows = readers[kind](path)
+    else:
+        raise InputError(
+            f"{path}: unknown file format; name it {', '.join(FORMATS)}, with .gz for a packed text"
+        )
+    if not len(rows):
+        raise InputError(f"{path}: the file has no rows")
+    return rows
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what reading `path` may raise into an InputError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, not a file; use data.source for folders") from None
+    except PermissionError:
+        raise InputError(f"{path}: no permission to read it; check its mode and owner") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: broken gzip file ({error}); copy or pack it again") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The decoded lines with their ends; a byte order mark is dropped."""
+    with reading(path), open(path, "rb") as raw:
+        packed = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else None
+        for number, line in enumerate(packed or raw, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                raise InputError(
+                    f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); "
+                    "convert the file, e.g. with iconv -t UTF-8"
+                ) from None
+
+
+def _read_jsonl(path: Path) -> Rows:
+    rows, numbers = [], array("q")
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            rows.append(_row(_parsed(line, f"{path}:{number}"), f"{path}:{number}"))
+            numbers.append(number)
+    return Rows(rows, str(path), numbers)
+
+
+def _read_json(path: Path) -> Rows:
+    rows = _parsed("".join(_lines(path)), str(path))
+    if not isinstance(rows, list):
+        raise InputError(f"{path}: must hold a list of objects; one object a line is .jsonl")
+    return Rows([_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: broken JSON ({error}); mend or remove it") from None
+
+
+def _row(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: a row must be an object {{column: value}}, got {value!r:.40}")
+    return value
+
+
+def _read_csv(path: Path) -> Rows:
+    """Reads CSV with double quotes, or TSV without any quoting (as the GLUE files are)."""
+    if ".tsv" in path.suffixes:
+        style = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    else:
+        style = {"strict": True}
+    csv.field_size_limit(1 << 30)  # documents are longer than the default of 128 KiB
+    reader = csv.reader(_lines(path), **style)
+    rows, numbers, header, start = [], array("q"), None, 1
+    try:
+        for cells in reader:
+            if not cells:
+                pass
+            elif header is None:
+                header = _header(cells, path)
+            elif len(cells) != len(header):
+                raise InputError(
+                    f"{path}:{start}: {len(cells)} cells, but the header has {len(header)} "
+                    f"({', '.join(header)}); mend the row"
+                )
+            else:
+                rows.append(dict(zip(header, cells, strict=True)))
+                numbers.append(start)
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"{path}:{start}: broken row ({error}); mend its quotes") from None
+    return Rows(rows, str(path), numbers)
+
+
+def _header(cells: list[str], path: Path) -> list[str]:
+    if "" in cells or len(set(cells)) < len(cells):
+        raise InputError(
+            f"{path}:1: the header must name every column once, got: {', '.join(cells)}"
+        )
+    return cells
+
+
+def _read_parquet(path: Path) -> Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    with reading(path), open(path, "rb") as file:
+        try:
+            return Rows(pyarrow.parquet.read_table(file).to_pylist(), str(path))
+        except pyarrow.ArrowException as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None

@@ -1,0 +1,265 @@
+"""The rows of a split: from local files, the hub of Hugging Face, TFDS, or the package itself."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.data.files import SUFFIXES, Rows, read_file, reading
+from jaxprompt.data.tasks import Task
+from jaxprompt.errors import InputError
+
+_ALIASES = {"dev": ("dev", "validation", "val", "valid")}
+
+
+def read_split(
+    task: Task,
+    split: str,
+    *,
+    source: str = "",
+    files: Mapping[str, str] | None = None,
+    cache_dir: str | None = None,
+) -> Rows:
+    """Reads `split` ("train", "dev", "test") of a task; raises InputError if it cannot be had.
+
+    `files` gives the file of each split and goes before `source`, which is one of: "" (the place
+    where the task lives), "hub", "hub:owner/name[:subset]", "tfds:name", "package", or a folder
+    with `<split>` + .jsonl .json .csv .tsv .parquet, each also with .gz but for Parquet.
+    """
+    if files:
+        if not files.get(split):
+            raise InputError(f"data.files has no {split!r} file; it has: {', '.join(files)}")
+        rows = read_file(files[split])
+    else:
+        kind, _, name = _place(task, source).partition(":")
+        if kind == "hub":
+            rows = _from_hub(task, split, name, cache_dir)
+        elif kind == "tfds":
+            rows = _from_tfds(task, split, name, cache_dir)
+        elif kind == "package":
+            with resources.as_file(_package_folder(task)) as folder:
+                rows = read_file(_file_of(Path(folder), split))
+        else:
+            rows = read_file(_file_of(Path(source).expanduser(), split))
+    if not len(rows):
+        raise InputError(f"{rows.path}: split {split!r} of task {task.name} has no rows")
+    return rows
+
+
+def has_split(
+    task: Task,
+    split: str,
+    *,
+    source: str = "",
+    files: Mapping[str, str] | None = None,
+    cache_dir: str | None = None,
+) -> bool:
+    """Whether `split` is there, without reading its rows. Arguments as in `read_split`."""
+    if files:
+        return bool(files.get(split))
+    kind, _, name = _place(task, source).partition(":")
+    if kind == "hub":
+        if not name:
+            return split in task.splits
+        return bool(_names(split) & set(_load_hub(task, name, cache_dir)))
+    if kind == "tfds":
+        return bool(_names(split) & set(_tfds_builder(name, cache_dir).info.splits))
+    if kind == "package":
+        with resources.as_file(_package_folder(task)) as folder:
+            return bool(_files_of(Path(folder), split))
+    return bool(_files_of(Path(source).expanduser(), split))
+
+
+def _place(task: Task, source: str) -> str:
+    """The kind of source and, after a colon, its name; "folder" for a folder."""
+    if source == "":
+        if task.name == "custom":
+            raise InputError(
+                "task custom has no data of its own; give data.files.train=FILE or data.source="
+                "FOLDER, hub:owner/name or tfds:name"
+            )
+        return "hub" if task.hub else "package"
+    if source in ("hub", "package") or source.startswith(("hub:", "tfds:")):
+        if source == "hub" and not task.hub:
+            raise InputError(f"task {task.name} has no hub id; give data.source=hub:owner/name")
+        return source
+    return "folder"
+
+
+def _names(split: str) -> set[str]:
+    return set(_ALIASES.get(split, (split,)))
+
+
+# -- folders ------------------------------------------------------------------------------------
+
+
+def _files_of(folder: Path, split: str) -> list[Path]:
+    with reading(folder):
+        if not folder.is_dir():
+            state = "is not a folder" if folder.exists() else "does not exist"
+            raise InputError(
+                f"data folder {folder} {state}; give a folder, hub, hub:owner/name, tfds:name or "
+                "package, or the files by data.files.train=FILE"
+            )
+        names = {name + suffix for name in _names(split) for suffix in SUFFIXES}
+        return sorted(p for p in folder.iterdir() if p.name in names)
+
+
+def _file_of(folder: Path, split: str) -> Path:
+    found = _files_of(folder, split)
+    if not found:
+        there = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        raise InputError(f"no {split} file in {folder}, e.g. {split}.jsonl; it holds: {there}")
+    if len(found) > 1:
+        raise InputError(
+            f"{folder} has {len(found)} files for {split}: {', '.join(p.name for p in found)}; "
+            "keep one, or name it by data.files"
+        )
+    return found[0]
+
+
+def _package_folder(task: Task) -> Traversable:
+    folder = resources.files("jaxprompt.data") / task.name
+    if not folder.is_dir():
+        raise InputError(
+            f"task {task.name} is not in the package (only topics is); "
+            "give data.source=hub, tfds:name or a folder"
+        )
+    return folder
+
+
+# -- the hub ------------------------------------------------------------------------------------
+
+
+def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
+    parts = _load_hub(task, name, cache_dir)
+    wanted = _names(split) if name else {task.splits.get(split)}
+    found = wanted & set(parts)
+    if not found:
+        raise InputError(
+            f"hub data set {name or task.hub} has no {split} split with public labels; it has: "
+            f"{', '.join(parts)}; give data.files, or draw dev rows from train"
+        )
+    (part,) = sorted(found)[:1]
+    data = parts[part]
+    if not name:
+        data = data.rename_columns(
+            {old: new for old, new in task.renames.items() if old in data.column_names}
+        )
+    names = getattr(data.features.get(task.label), "names", None)
+    return Rows(data, f"{name or task.hub}/{part}", convert=_named(task, names))
+
+
+def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]:
+    import datasets
+
+    hub, _, subset = name.partition(":") if name else (task.hub, "", task.subset)
+    revision = None if name else task.revision or None
+    try:
+        try:
+            return datasets.load_dataset(
+                hub, subset or None, revision=revision, cache_dir=cache_dir
+            )
+        except ConnectionError:
+            folder = _downloaded(hub, revision)
+            if folder is None:
+                raise
+            return datasets.load_dataset(folder, subset or None, cache_dir=cache_dir)
+    except Exception as error:  # the library raises a dozen kinds, few of them its own
+        what = f"{hub}:{subset}" if subset else hub
+        raise InputError(
+            f"hub data set {what!r} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
+            "check the id and the network, or with HF_HUB_OFFLINE=1 download it before, or give "
+            "data.source=FOLDER"
+        ) from error
+
+
+def _downloaded(hub: str, revision: str | None) -> str | None:
+    """Folder of the data set in the hub's cache; `datasets` alone finds only what it converted."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(hub, repo_type="dataset", revision=revision, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+
+
+# -- TFDS ---------------------------------------------------------------------------------------
+
+
+def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
+    builder = _tfds_builder(name, cache_dir)
+    found = sorted(_names(split) & set(builder.info.splits))
+    if not found:
+        there = ", ".join(builder.info.splits) or "none"
+        raise InputError(f"tfds:{name} has no {split} split; it has: {there}")
+    with _tfds_errors(name):
+        data = builder.as_data_source(split=found[0])
+    features = builder.info.features
+    names = getattr(features[task.label], "names", None) if task.label in features else None
+    label_name = _named(task, names)
+
+    def convert(row: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {column: _python(value) for column, value in row.items()}
+        return label_name(plain) if label_name else plain
+
+    return Rows(data, f"tfds:{name}/{found[0]}", convert=convert)
+
+
+def _tfds_builder(name: str, cache_dir: str | None) -> Any:
+    import tensorflow_datasets as tfds
+
+    with _tfds_errors(name):
+        builder = tfds.builder(name, data_dir=cache_dir, file_format="array_record")
+        if not builder.is_prepared():
+            builder.download_and_prepare()
+        return builder
+
+
+@contextmanager
+def _tfds_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # builders run code of their own, which may raise anything
+        module = getattr(error, "name", None) if isinstance(error, ImportError) else None
+        if not module and "tensorflow" in str(error).lower().replace("tensorflow_datasets", ""):
+            module = "tensorflow"
+        cure = "check the name and the network, prepare it as array_record, or give a folder"
+        raise InputError(
+            f"tfds:{name} cannot be loaded ({type(error).__name__}: {_one_line(error)}); "
+            + (f"pip install {module}, or prepare it once as array_record" if module else cure)
+        ) from error
+
+
+def _python(value: Any) -> Any:
+    """A value of TFDS (bytes, numpy scalars and arrays) as plain Python."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return [_python(item) for item in value] if isinstance(value, list) else value
+
+
+# -- both ---------------------------------------------------------------------------------------
+
+
+def _named(task: Task, names: Sequence[str] | None) -> Callable[[dict], dict] | None:
+    """For a task of the user's own: writes class names for the data set's own numbers."""
+    if task.hub or not names:
+        return None
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        value = row.get(task.label)
+        if isinstance(value, int) and 0 <= value < len(names):
+            return {**row, task.label: names[value]}
+        return row
+
+    return convert
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text[:200] or "no message"

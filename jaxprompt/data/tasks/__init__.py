@@ -1,0 +1,229 @@
+"""The known tasks and the user's own: where rows are, which columns count, how texts are laid out.
+
+A task is data. Its texts are written in a small string form:
+
+    {premise}            the text of a field
+    {premise|chop}       without its last character
+    {hypothesis|lower}   its first letter in lower case
+    [mask] [sep]         the scored position; the separator of the backbone
+    {choice} {choices}   the choice of this row of the input; all choices as a lettered list
+"""
+
+import dataclasses
+import functools
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxprompt.data.tasks.chinese import CHINESE
+from jaxprompt.data.tasks.english import ENGLISH
+from jaxprompt.errors import InputError, nearest
+
+
+class Example(NamedTuple):
+    """One row of a task, read and checked."""
+
+    fields: dict[str, str]
+    choices: tuple[str, ...] = ()
+    label: int = -1  # -1 = unknown
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. Every part is data, so that a user's own task is built like a known one."""
+
+    name: str
+    fields: tuple[str, ...]  # names that the texts below may use
+    labels: tuple[str, ...] = ()  # class names by index; () = the choices are the classes
+    label: str = "label"  # column of the label
+    values: tuple[str, ...] = ()  # raw labels by class where they are neither index nor name
+    choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
+    # field -> (column, text for each value of that column)
+    derive: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
+    hub: str = ""  # id on the Hugging Face hub
+    subset: str = ""
+    revision: str = ""
+    # our split -> split of the hub; a split that is not there has no public labels
+    splits: Mapping[str, str] = field(
+        default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
+    )
+    renames: Mapping[str, str] = field(default_factory=dict)  # column of the hub -> our column
+    template: str = ""  # layout for a verbalizer
+    words: tuple[tuple[str, ...], ...] = ()  # label words of each class
+    plain: str = ""  # layout for a linear head
+    metric: str = "accuracy"
+
+    @functools.cached_property
+    def label_table(self) -> dict[str, int]:
+        """Class index of every spelling of a label: name, raw value, and index unless ambiguous."""
+        names = self.labels or (tuple(string.ascii_uppercase) if self.choices else ())
+        table = {name: i for i, name in enumerate(names)}
+        for i, value in enumerate(self.values):
+            table.setdefault(str(value), i)
+        indices = {str(i): i for i in range(len(names))}
+        return table if table.keys() & indices.keys() else table | indices
+
+
+_ALL = ENGLISH | CHINESE
+
+
+def task_names() -> tuple[str, ...]:
+    """Names of the known tasks, sorted."""
+    return tuple(sorted(_ALL))
+
+
+def get_task(name: str) -> Task:
+    """The known task `name`. Raises InputError with the nearest names for an unknown one."""
+    if name not in _ALL:
+        raise InputError(
+            f"unknown task {name!r}; {nearest(name, _ALL)}; or task.name=custom for your own file"
+        )
+    return Task(name=name, **_ALL[name])
+
+
+def custom_task(
+    *,
+    fields: Sequence[str],
+    label: str = "label",
+    labels: Sequence[str] = (),
+    template: str = "",
+    words: Sequence[str | Sequence[str]] = (),
+    plain: str = "",
+    metric: str = "accuracy",
+    choices: Sequence[str] = (),
+    name: str = "custom",
+) -> Task:
+    """A task from the user's own columns.
+
+    Without `labels` the classes are found in the training rows (`with_labels`). Without `words`
+    a verbalizer uses the class names; without `plain` the fields are joined by separators.
+    With `choices` the answer is an index, a letter or the text of a choice; a verbalizer over them
+    needs `labels`, e.g. the letters.
+    """
+    task = Task(
+        name=name,
+        fields=tuple(fields),
+        label=label,
+        labels=tuple(str(x) for x in labels),
+        choices=tuple(choices),
+        template=template,
+        words=tuple((w,) if isinstance(w, str) else tuple(w) for w in words),
+        plain=plain or " [sep] ".join([f"{{{f}}}" for f in fields] + ["{choice}"] * bool(choices)),
+        metric=metric,
+    )
+    return _checked(task)
+
+
+def with_labels(task: Task, rows: Iterable[Mapping[str, Any]]) -> Task:
+    """The task with its class names taken from the training rows, unless it has them already."""
+    if task.labels or task.choices:
+        return task
+    return _checked(dataclasses.replace(task, labels=labels_from_rows(rows, task.label)))
+
+
+def labels_from_rows(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[str, ...]:
+    """Distinct labels of `column`, in numeric order if all are whole numbers, else sorted."""
+    seen = set()
+    for row in rows:
+        if column not in row:
+            raise InputError(f"no label column {column!r}; columns: {', '.join(row)}")
+        seen.add(_spelling(row[column]))
+    whole = all(x.lstrip("-").isdecimal() for x in seen)
+    return tuple(sorted(seen, key=int if whole else None))
+
+
+def read_example(
+    task: Task, row: Mapping[str, Any], where: str, need_label: bool = True
+) -> Example:
+    """Reads one row. `where` ("file:line") opens the messages of the InputErrors it raises.
+
+    With need_label=False a label that is absent, empty or hidden (-1) becomes -1.
+    """
+    fields = {}
+    for name in task.fields:
+        column, texts = task.derive.get(name, (name, None))
+        value = _column(task, row, column, where)
+        fields[name] = value if texts is None else _derived(texts, column, value, where)
+    choices = _choices(task, row, where)
+    value = row.get(task.label)
+    if value is None or value == "" or (value in (-1, "-1") and "-1" not in task.label_table):
+        if not need_label:
+            return Example(fields, choices, -1)
+        if task.label not in row:
+            raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
+    return Example(fields, choices, _label(task, value, choices, where))
+
+
+def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
+    if row.get(column) is None:
+        state = "is empty" if column in row else "is missing"
+        raise InputError(
+            f"{where}: column {column!r} of task {task.name} {state}; columns: {', '.join(row)}"
+        )
+    value = row[column]
+    return "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _derived(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
+    if value not in texts:
+        raise InputError(f"{where}: {column} is {value!r}; it must be one of {', '.join(texts)}")
+    return texts[value]
+
+
+def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    if len(task.choices) != 1:
+        return tuple(_column(task, row, column, where) for column in task.choices)
+    (column,) = task.choices
+    value = row.get(column)
+    if not isinstance(value, (list, tuple)) or len(value) < 2:
+        raise InputError(f"{where}: column {column!r} must hold a list of 2 or more choices")
+    return tuple(map(str, value))
+
+
+def _label(task: Task, value: Any, choices: tuple[str, ...], where: str) -> int:
+    if isinstance(value, str) and value in choices:
+        return choices.index(value)
+    index = task.label_table.get(_spelling(value), -1)
+    if index < 0 or (choices and index >= len(choices)):
+        known = task.labels or choices
+        shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
+        raise InputError(
+            f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
+        )
+    return index
+
+
+def _spelling(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():  # whole numbers of a column with gaps
+        return str(int(value))
+    return str(value)
+
+
+def _checked(task: Task) -> Task:
+    if not task.fields:
+        raise InputError("task.fields is empty; name the text columns, e.g. ('text',)")
+    for name in task.fields:
+        if name in ("choice", "choices") or set(name) & set("|{}[]"):
+            raise InputError(
+                f"task.fields: {name!r} cannot be written in a template (choice, choices and "
+                "| { } [ ] have a meaning there); rename the column"
+            )
+    if task.labels and len(set(task.labels)) < len(task.labels):
+        raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
+    if len(task.labels) == 1:
+        raise InputError(f"task.labels has one class, {task.labels[0]!r}; a task needs 2 or more")
+    if not task.labels:
+        return task
+    words = task.words or tuple((name,) for name in task.labels)
+    if len(words) != len(task.labels):
+        raise InputError(
+            f"task.words has {len(words)} entries for {len(task.labels)} labels; give one a class, "
+            f"in the order {', '.join(task.labels)}"
+        )
+    for name, group in zip(task.labels, words, strict=True):
+        if not group or not all(isinstance(w, str) and w.strip() for w in group):
+            raise InputError(f"task.words of class {name!r} are {group!r}; give 1 or more words")
+    return dataclasses.replace(task, words=words)

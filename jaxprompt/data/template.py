@@ -1,0 +1,175 @@
+r"""Templates: a line of text that says where fields, masks, soft tokens and hard words stand.
+
+    {sentence} It was [mask].            a text field, hard words, the position that the head reads
+    {premise|chop} ? [mask] , {hypothesis|lower}
+    [soft*4] [cls] {text} [soft*16]      4 slots in front of [CLS], 16 after the text
+    {question} {choices} Answer: [mask]  the choices lettered, "A. first B. second"
+    {premise} [sep] {choice}             one row a choice
+
+In braces: a field, `choice` or `choices`, and modifiers after `|`, applied left to right: `chop`
+drops the last character, `lower` lower-cases the first, `strip` strips white space. In brackets:
+`mask`, `soft` (all slots of the prompt), `soft*n` (the next n), `cls`, `sep`. Without `[cls]` or a
+closing `[sep]` the tokenizer's own are put around. Slots that the template does not place stand in
+front of [CLS]. A backslash makes `{ } [ ] \` literal.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from jaxprompt.errors import InputError, nearest
+
+MODIFIERS: dict[str, Callable[[str], str]] = {
+    "chop": lambda text: text[:-1],
+    "lower": lambda text: text[:1].lower() + text[1:],
+    "strip": str.strip,
+}
+BRACKETS = ("mask", "soft", "soft*n", "cls", "sep")
+
+_LEXER = re.compile(
+    r"\\(?P<escape>[{}\[\]\\])"
+    r"|\{(?P<brace>[^{}\[\]]*)\}"
+    r"|\[(?P<bracket>[^{}\[\]]*)\]"
+    r"|(?P<stray>[{}\[\]])"
+    r"|(?P<literal>.)",
+    re.DOTALL,
+)
+
+
+class Part(NamedTuple):
+    """One element of a template."""
+
+    kind: str  # words field choice choices mask soft cls sep
+    text: str = ""  # the hard words, or the name of a field
+    modifiers: tuple[str, ...] = ()
+    count: int = 0  # slots of a soft part, 0 = all
+    space: bool = False  # white space stands before it
+
+
+class Template(NamedTuple):
+    """A parsed template."""
+
+    source: str
+    parts: tuple[Part, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the text fields, in order, without repeats."""
+        return tuple(dict.fromkeys(p.text for p in self.parts if p.kind == "field"))
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a [mask] is written."""
+        return any(p.kind == "mask" for p in self.parts)
+
+    @property
+    def uses_choice(self) -> bool:
+        """Whether an example gives one row a choice."""
+        return any(p.kind == "choice" for p in self.parts)
+
+
+def modify(text: str, modifiers: Iterable[str]) -> str:
+    """Applies modifiers left to right."""
+    for name in modifiers:
+        text = MODIFIERS[name](text)
+    return text
+
+
+def parse(text: str) -> Template:
+    """Reads a template. Raises InputError where the text does not follow the grammar."""
+    parts: list[Part] = []
+    words = ""  # hard words read since the last part, white space around them included
+    for match in _LEXER.finditer(text):
+        kind, value = match.lastgroup, match.group(match.lastgroup)
+        if kind in ("escape", "literal"):
+            words += value
+        elif kind == "stray":
+            raise InputError(
+                f"template {text!r}: unbalanced {value!r} at character {match.start()}; "
+                f"close it, or write \\{value} for a literal one"
+            )
+        else:
+            parts += _hard_words(words)
+            read = _read_brace if kind == "brace" else _read_bracket
+            parts.append(read(value, text)._replace(space=words[-1:].isspace()))
+            words = ""
+    return Template(text, tuple(parts + _hard_words(words)))
+
+
+def check(
+    template: Template,
+    *,
+    fields: Iterable[str],
+    num_slots: int,
+    needs_mask: bool,
+    has_choices: bool,
+) -> None:
+    """Raises InputError where a template does not fit its task, its prompt or its head."""
+    known = tuple(fields)
+    where = f"template {template.source!r}"
+    count = {kind: sum(p.kind == kind for p in template.parts) for kind in ("mask", "cls")}
+    for name in template.fields:
+        if name not in known:
+            raise InputError(f"{where}: unknown field {name!r}; {nearest(name, known)}")
+    if not template.fields:
+        raise InputError(f"{where} has no text field; write one in braces, {nearest('', known)}")
+    if not has_choices and any(p.kind in ("choice", "choices") for p in template.parts):
+        raise InputError(f"{where} uses choices, but the task has none; take them out")
+    if count["mask"] > 1:
+        raise InputError(f"{where} has {count['mask']} [mask]; keep 1 (it widens to long words)")
+    if needs_mask and not count["mask"]:
+        raise InputError(f"{where} has no [mask], which the verbalizer scores; add one")
+    if count["cls"] > 1:
+        raise InputError(f"{where} has {count['cls']} [cls]; keep at most 1")
+    if count["cls"]:
+        first = next(p.kind for p in template.parts if p.kind != "soft")
+        if first != "cls":
+            raise InputError(f"{where}: only [soft] may stand before [cls]; move the rest behind")
+    _check_slots(template, num_slots)
+
+
+def _hard_words(words: str) -> list[Part]:
+    return [Part("words", words.strip(), space=words[0].isspace())] if words.strip() else []
+
+
+def _check_slots(template: Template, num_slots: int) -> None:
+    where = f"template {template.source!r}"
+    soft = [p.count for p in template.parts if p.kind == "soft"]
+    if soft and not num_slots:
+        raise InputError(f"{where} has soft tokens, but the method has 0 slots; take [soft] out")
+    if 0 in soft and len(soft) > 1:
+        raise InputError(f"{where}: [soft] takes all {num_slots} slots; use [soft*n] for several")
+    if soft and 0 not in soft and sum(soft) != num_slots:
+        raise InputError(
+            f"{where} places {sum(soft)} soft tokens, but the prompt has {num_slots} slots; "
+            "make the two equal"
+        )
+
+
+def _read_brace(value: str, source: str) -> Part:
+    name, *modifiers = (piece.strip() for piece in value.split("|"))
+    if not name:
+        raise InputError(f"template {source!r}: empty braces; name a field, or write \\{{ \\}}")
+    for modifier in modifiers:
+        if modifier not in MODIFIERS:
+            raise InputError(
+                f"template {source!r}: unknown modifier {modifier!r} of {name!r}; "
+                f"{nearest(modifier, MODIFIERS)}"
+            )
+    if name in ("choice", "choices"):
+        return Part(name, modifiers=tuple(modifiers))
+    return Part("field", name, tuple(modifiers))
+
+
+def _read_bracket(value: str, source: str) -> Part:
+    word = value.strip().lower()
+    if word in ("mask", "soft", "cls", "sep"):
+        return Part(word)
+    if match := re.fullmatch(r"soft\s*\*\s*([0-9]+)", word):
+        if not int(match[1]):
+            raise InputError(f"template {source!r}: [{value}] places no slot; write 1 or more")
+        return Part("soft", count=int(match[1]))
+    raise InputError(
+        f"template {source!r}: unknown [{value}]; {nearest(word, BRACKETS)}; "
+        "write \\[ \\] for literal brackets"
+    )

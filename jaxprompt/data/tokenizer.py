@@ -1,0 +1,49 @@
+"""Loading of a backbone's own tokenizer, from a folder or the hub's cache."""
+
+import os
+from typing import Any
+
+from jaxprompt.errors import InputError
+
+
+def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Any:
+    """Loads a transformers tokenizer: from a folder (tokenizer.json, or the vocabulary files with
+    a config.json that names the family), else as a hub id. Never runs code that comes with it.
+    """
+    from transformers import AutoTokenizer
+
+    name = os.path.expanduser(folder_or_id)
+    if not os.path.isdir(name) and (os.path.isabs(name) or name.startswith(".")):
+        raise InputError(f"tokenizer {name!r}: no such folder; give a folder or a hub id")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"tokenizer {name!r} cannot be read ({reason}); "
+            "it takes tokenizer.json, or vocab.txt or vocab.json + merges.txt, and config.json"
+        ) from error
+    # Without a vocabulary file transformers builds an empty tokenizer and stays silent.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise InputError(
+            f"tokenizer {name!r} has {len(tokenizer)} tokens, all special; "
+            "add tokenizer.json or the vocabulary files to the folder"
+        )
+    return tokenizer
+
+
+def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Encodes texts alone: no specials around, and names of specials inside stay plain text."""
+    if not texts:
+        return []
+    return tokenizer(
+        texts,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )["input_ids"]

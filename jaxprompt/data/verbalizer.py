@@ -1,0 +1,80 @@
+"""Label words: which vocabulary rows stand for which class."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.errors import InputError
+
+
+class Verbalizer(NamedTuple):
+    """The words of each class and their pieces."""
+
+    words: tuple[tuple[str, ...], ...]  # C tuples of up to W words
+    ids: np.ndarray  # int32 [C, W, M] pieces of each word, -1 = none
+
+    @property
+    def num_masks(self) -> int:
+        """Mask positions that the longest word needs, M."""
+        return self.ids.shape[2]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Vocabulary ids in use, ascending. int32 [R]"""
+        return np.unique(self.ids[self.ids >= 0]).astype(np.int32)
+
+    @property
+    def where(self) -> np.ndarray:
+        """Index of each piece in `rows`, -1 = none. int32 [C, W, M]"""
+        index = np.searchsorted(self.rows, self.ids)
+        return np.where(self.ids >= 0, index, -1).astype(np.int32)
+
+
+def make_verbalizer(
+    tokenizer: Any, words: Sequence[str | Sequence[str]], *, leading_space: bool = True
+) -> Verbalizer:
+    """Encodes the words of each class, one word or several a class.
+
+    With `leading_space` a word is encoded as it stands inside a sentence; only byte-level BPE
+    tells the two apart. A word of several pieces keeps all of them.
+    """
+    classes = tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in words)
+    pieces: list[list[list[int]]] = []
+    owner: dict[tuple[int, ...], tuple[int, str]] = {}
+    for c, entry in enumerate(classes):
+        if not entry:
+            raise InputError(f"class {c} has no label word; give it at least 1")
+        texts = [" " * leading_space + word.strip() for word in entry]
+        pieces.append(encode_texts(tokenizer, texts))
+        for word, ids in zip(entry, pieces[-1], strict=True):
+            _check_word(tokenizer, word, ids, c)
+            other, known = owner.setdefault(tuple(ids), (c, word))
+            if (other, known) != (c, word) or entry.count(word) > 1:
+                raise InputError(
+                    f"label words {known!r} of class {other} and {word!r} of class {c} are the "
+                    "same tokens; give each class words of its own"
+                )
+    if not classes:
+        raise InputError("a verbalizer needs label words; give each class at least 1")
+    shape = (
+        len(classes),
+        max(map(len, classes)),
+        max(len(ids) for entry in pieces for ids in entry),
+    )
+    table = np.full(shape, -1, np.int32)  # [C, W, M]
+    for c, entry in enumerate(pieces):
+        for w, ids in enumerate(entry):
+            table[c, w, : len(ids)] = ids
+    return Verbalizer(classes, table)
+
+
+def _check_word(tokenizer: Any, word: str, ids: list[int], c: int) -> None:
+    if not word.strip() or not ids:
+        raise InputError(f"label word {word!r} of class {c} is empty; give a word")
+    if tokenizer.unk_token_id in ids:
+        raise InputError(
+            f"label word {word!r} of class {c} is not in the vocabulary of "
+            f"{tokenizer.name_or_path!r}; choose another word"
+        )

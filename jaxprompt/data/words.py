@@ -1,0 +1,147 @@
+"""Which vocabulary rows a soft prompt starts from.
+
+Each function returns P lists of token ids: row i starts at the mean of the embeddings of list i.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.data.encode import Encoded
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.types import Role
+
+Ids = list[list[int]]
+KINDS = ("vocab", "frequent", "labels", "text", "task")
+
+_UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Ids that are no words: specials, and rows that pre-training never used."""
+    unused = {i for token, i in tokenizer.get_vocab().items() if _UNUSED.fullmatch(token)}
+    return unused | set(tokenizer.all_special_ids)
+
+
+def text_ids(rows: Iterable[Sequence[Encoded]]) -> np.ndarray:
+    """Token ids of the texts of encoded examples, one after the other. int32 [tokens]"""
+    parts = [row.ids[row.roles == Role.TEXT] for example in rows for row in example]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def sampled_vocab(
+    rng: np.random.RandomState,
+    vocab_size: int,
+    length: int,
+    specials: Iterable[int],
+    first: int = 5000,
+) -> Ids:
+    """Draws from the first rows of the vocabulary, the most common ones (Lester et al. 2021)."""
+    known = np.setdiff1d(np.arange(min(first, vocab_size)), list(specials))
+    return _draw(rng, known, length, "the vocabulary")
+
+
+def frequent_words(
+    rng: np.random.RandomState,
+    tokens: np.ndarray,
+    length: int,
+    specials: Iterable[int],
+    top: int = 1000,
+) -> Ids:
+    """Draws from the `top` most frequent words of the training text (Gu et al. 2022, PPT)."""
+    ids, counts = np.unique(tokens, return_counts=True)
+    keep = ~np.isin(ids, list(specials))
+    ids, counts = ids[keep], counts[keep]
+    ranked = ids[np.lexsort((ids, -counts))]  # equal counts in the order of their ids
+    return _draw(rng, ranked[:top], length, "the training text")
+
+
+def task_words(
+    rng: np.random.RandomState, tokens: np.ndarray, length: int, specials: Iterable[int]
+) -> Ids:
+    """Draws from all distinct words of the training text, frequent or not."""
+    known = np.setdiff1d(tokens, list(specials))
+    return _draw(rng, known, length, "the training text")
+
+
+def class_labels(
+    tokenizer: Any,
+    words: Sequence[Sequence[str]],
+    length: int,
+    fallback: Callable[[int], Ids],
+) -> Ids:
+    """Gives row i all pieces of the words of class i (Lester et al. 2021), the rest by fallback.
+
+    `fallback(n)` returns n lists. Classes beyond `length` are left out, with a warning.
+    """
+    if len(words) > length:
+        logging.getLogger(__name__).warning(
+            "%d classes, but %d soft tokens: the last %d classes start no row",
+            len(words),
+            length,
+            len(words) - length,
+        )
+    pieces = [
+        sum(encode_texts(tokenizer, [f" {word.strip()}" for word in entry]), [])
+        for entry in words[:length]
+    ]
+    return pieces + fallback(length - len(pieces))
+
+
+def given_text(tokenizer: Any, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
+    """Gives row i token i of a text, cut to `length`; the rest by fallback, as in class_labels."""
+    ids = encode_texts(tokenizer, [text.strip()])[0]
+    if not ids:
+        raise InputError(f"prompt text {text!r} has no token; give some words")
+    return [[i] for i in ids[:length]] + fallback(max(length - len(ids), 0))
+
+
+def choose_rows(
+    kind: str,
+    tokenizer: Any,
+    *,
+    length: int,
+    seed: int,
+    vocab_size: int | None = None,
+    tokens: np.ndarray | None = None,
+    words: Sequence[Sequence[str]] = (),
+    text: str = "",
+) -> Ids:
+    """Chooses the rows by the name of an initialiser (KINDS); the same seed gives the same rows.
+
+    `tokens` are the training text's ids (`text_ids`), for "frequent" and "task"; `words` the label
+    words, for "labels"; `text` for "text". Rows left over start from the vocabulary.
+    """
+    if kind not in KINDS:
+        raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
+    rng = np.random.RandomState(seed)
+    specials = special_ids(tokenizer)
+    size = len(tokenizer) if vocab_size is None else vocab_size
+
+    def from_vocab(count: int) -> Ids:
+        return sampled_vocab(rng, size, count, specials)
+
+    if kind == "vocab":
+        return from_vocab(length)
+    if kind == "labels":
+        if not words:
+            raise InputError("prompt words 'labels' need label words; give them or take 'vocab'")
+        return class_labels(tokenizer, words, length, from_vocab)
+    if kind == "text":
+        return given_text(tokenizer, text, length, from_vocab)
+    if tokens is None:
+        raise InputError(f"prompt words {kind!r} need a training text; give one or take 'vocab'")
+    draw = frequent_words if kind == "frequent" else task_words
+    return draw(rng, tokens, length, specials)
+
+
+def _draw(rng: np.random.RandomState, known: np.ndarray, length: int, source: str) -> Ids:
+    """Draws without replacement, with it where `known` is too short."""
+    if not len(known):
+        raise InputError(f"{source} has no word to start a soft token from; use other words")
+    drawn = rng.choice(known, length, replace=length > len(known))
+    return [[int(i)] for i in drawn]

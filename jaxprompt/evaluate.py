@@ -1,0 +1,57 @@
+"""Scores of a whole split, in the split's own order, and its metrics."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import numpy as np
+
+from jaxprompt import metrics
+from jaxprompt.tree import Flat
+from jaxprompt.types import Batch
+
+
+def predict_scores(
+    step: Callable[[Flat, Flat, Batch], jax.Array],
+    trainable: Flat,
+    frozen: Flat,
+    batches: Iterable[Batch],
+    size: int,
+) -> np.ndarray:
+    """Scores every example of a split. -> float32 [size, C], row i = example i"""
+    scores, waiting = None, []
+
+    def collect(pending):
+        nonlocal scores
+        index, value = pending
+        value = np.asarray(value, np.float32)
+        if scores is None:
+            scores = np.full((size, value.shape[1]), np.nan, np.float32)
+        scores[index[index >= 0]] = value[index >= 0]
+
+    for batch in batches:
+        waiting.append((batch.index, step(trainable, frozen, batch)))
+        if len(waiting) > 2:  # the device works on the next batches while this one is copied
+            collect(waiting.pop(0))
+    for pending in waiting:
+        collect(pending)
+    return scores
+
+
+def decide(scores: np.ndarray, classes: int) -> np.ndarray:
+    """Picks the best class of each row; -1 where a piece outside the verbalizer is better. -> [B]"""
+    best = scores[:, :classes].argmax(-1)
+    if scores.shape[1] > classes:
+        best = np.where(scores[:, classes] > scores[:, :classes].max(-1), -1, best)
+    return best
+
+
+def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
+    """Turns class scores into probabilities over the classes. [B, C or C + 1] -> [B, C]"""
+    scores = scores[:, :classes] - scores[:, :classes].max(-1, keepdims=True)
+    return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+
+
+def evaluate(step, trainable, frozen, batches, labels: np.ndarray, metric: str, classes: int):
+    """Scores a split and measures it. -> (metrics, scores)"""
+    scores = predict_scores(step, trainable, frozen, batches, len(labels))
+    return metrics.score(metric, labels, decide(scores, classes), classes), scores

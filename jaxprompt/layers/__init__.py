@@ -1,0 +1,1 @@
+"""Layers that every backbone is built from."""

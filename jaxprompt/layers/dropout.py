@@ -1,0 +1,23 @@
+"""Dropout drawn from 16-bit words: half the random bits of a float draw, rates exact to 1/65536."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+def drop(x, rate: float, key):
+    """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate)."""
+    bits = jax.random.bits(key, x.shape, jnp.uint16)
+    return jnp.where(bits >= round(rate * 65536), x / (1.0 - rate), jnp.zeros_like(x))
+
+
+class Dropout(nn.Module):
+    """Drops elements in training; the stream is the "dropout" rng. [...] -> [...]"""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x, *, deterministic: bool):
+        if deterministic or self.rate == 0.0:
+            return x
+        return drop(x, self.rate, self.make_rng("dropout"))

@@ -1,0 +1,33 @@
+"""Word embeddings with soft slots written over them."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+EMBED_INIT = nn.initializers.normal(0.02)
+
+
+def write_slots(x, slot, slots):
+    """Writes row slot[b, t] of the slots where slot >= 0. [B, T, E], [B, T], [B|1, S, E] -> [B, T, E]
+
+    The rows are picked by a product with one-hot rows: its gradient is a product too, the same on
+    every run, where a scatter-add on GPUs is not.
+    """
+    pick = jax.nn.one_hot(slot, slots.shape[1], dtype=x.dtype)  # [B, T, S], zero row where slot < 0
+    spread = jnp.broadcast_to(slots.astype(x.dtype), (x.shape[0], *slots.shape[1:]))
+    rows = jnp.einsum("bts,bse->bte", pick, spread, precision=jax.lax.Precision.HIGHEST)
+    return jnp.where((slot >= 0)[..., None], rows, x)
+
+
+class Table(nn.Module):
+    """A lookup table. int [...] -> [..., E]"""
+
+    rows: int
+    width: int
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        self.table = self.param("table", EMBED_INIT, (self.rows, self.width))
+
+    def __call__(self, ids):
+        return self.table[ids].astype(self.dtype)

@@ -1,0 +1,35 @@
+"""Losses: pure functions (scores, labels, weights) -> (sum, normaliser), so padding and uneven hosts stay exact."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxprompt.types import ABSENT
+
+
+def cross_entropy(scores, labels, weights, *, smoothing: float = 0.0):
+    """Sums -log softmax at the label; smoothing spreads that share of the target over all classes.
+
+    [B, C], [B], [B] -> (scalar, scalar)
+    """
+    return nll(jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1), labels, weights, smoothing=smoothing)
+
+
+def nll(logp, labels, weights, *, smoothing: float = 0.0):
+    """Sums -log p at the label, for scores that are normalised already. [B, C], [B], [B] -> (scalar, scalar)"""
+    at_label = jnp.take_along_axis(logp, jnp.maximum(labels, 0)[:, None], axis=-1)[:, 0]
+    there = logp > 0.5 * ABSENT  # choices that the example has
+    spread = jnp.where(there, logp, 0.0).sum(-1) / jnp.maximum(there.sum(-1), 1)
+    loss = -(1.0 - smoothing) * at_label - smoothing * spread
+    return (weights * loss).sum(), weights.sum()
+
+
+def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):
+    """Sums -log p over the class columns of a full-vocabulary head; its last column is not a class."""
+    return nll(scores[:, :-1], labels, weights, smoothing=smoothing)
+
+
+def make_loss(scores: str, smoothing: float):
+    """Picks the loss for a head's kind of scores ("restricted" or "full")."""
+    return partial(full_vocabulary if scores == "full" else cross_entropy, smoothing=smoothing)

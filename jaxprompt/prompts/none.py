@@ -1,0 +1,16 @@
+"""No prompt: the baselines (full, head only, bias only, LayerNorm only, zero-shot) differ in what trains."""
+
+from typing import ClassVar
+
+from jaxprompt.prompts import Method
+from jaxprompt.types import Batch, Injection
+
+
+class Prompt(Method):
+    """Adds nothing."""
+
+    TRAINABLE: ClassVar[tuple[str, ...]] = (r"head/.*",)
+
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """Returns the empty injection."""
+        return Injection()

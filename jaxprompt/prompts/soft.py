@@ -1,0 +1,52 @@
+"""Soft prompt tuning: trained rows at the word-embedding level (Lester et al. 2021)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.errors import InputError
+from jaxprompt.prompts import Method
+from jaxprompt.types import Batch, Injection, Stream
+
+
+def symmetric_uniform(key, shape, dtype=jnp.float32):
+    """Draws from U(-0.5, 0.5), as the paper says (flax's own uniform is one-sided)."""
+    return nn.initializers.uniform(1.0)(key, shape, dtype) - 0.5
+
+
+class Prompt(Method):
+    """Learns `length` rows; the template lays out where they stand.
+
+    `start` "normal" draws N(0, scale^2), "uniform" U(-0.5, 0.5). The other initialisers choose token
+    ids, whose embeddings `warm_start` writes over these draws.
+    """
+
+    length: int = 20
+    start: str = "normal"
+    scale: float = 0.02
+
+    def num_slots(self) -> int:
+        """Tells how many soft tokens stand in the input."""
+        return self.length
+
+    @nn.compact
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """Writes the same rows into every example. -> slots [1, S, E]"""
+        draw = symmetric_uniform if self.start == "uniform" else nn.initializers.normal(self.scale)
+        table = self.param("table", draw, (self.length, self.dims.embed))  # [S, E]
+        return Injection(encoder=Stream(slots=table[None]))
+
+
+def warm_start(params: dict[str, Any], embed: np.ndarray, rows: list[list[int]]) -> dict[str, Any]:
+    """Starts row i at the mean embedding of the tokens rows[i]. -> params
+
+    Raises InputError where the number of rows is not the prompt's.
+    """
+    table = np.array(params["table"])
+    if len(rows) != len(table):
+        raise InputError(f"{len(rows)} rows of tokens for a prompt of length {len(table)}")
+    for i, ids in enumerate(rows):
+        table[i] = np.asarray(embed[np.asarray(ids)], np.float32).mean(0)
+    return params | {"table": table}

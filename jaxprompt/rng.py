@@ -1,0 +1,15 @@
+"""Random keys by folding: a key depends on (seed, step, name) alone, so a resumed run draws the same."""
+
+import zlib
+
+import jax
+
+
+def key_for(seed: int, name: str) -> jax.Array:
+    """Makes the base key of one use ("init", "dropout") of a seed."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+
+
+def at_step(key: jax.Array, step: jax.Array | int) -> jax.Array:
+    """Derives the key of one step. Traceable."""
+    return jax.random.fold_in(key, step)

@@ -1,0 +1,181 @@
+"""What a run tells: metrics.jsonl, TensorBoard event files, and progress on stderr.
+
+A line of metrics.jsonl is one JSON object, {"step": 100, "loss": 0.25, "time": {"seconds": 3.1}}.
+Numbers are written so that they read back exactly; NaN and the infinities, which JSON lacks, are
+the strings "NaN", "Infinity" and "-Infinity", which float() reads. Wall-clock values stand under
+"time" and nowhere else: without that key the lines of two equal runs are equal.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import sys
+import time
+from typing import Any
+
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, write_atomic, write_error
+
+
+class RunLog:
+    """The log of one run in a workdir. One process writes, the others pass `enabled=False`."""
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        *,
+        tensorboard: bool = True,
+        terminal: bool | None = None,
+        enabled: bool = True,
+        total: int | None = None,
+        every: int = 50,
+    ):
+        """Opens the log.
+
+        `terminal` chooses one updating line (True) or a plain line each `every` steps (False);
+        by default stderr decides. `total` is the number of steps, for the time left.
+        """
+        if tensorboard and importlib.util.find_spec("tensorboardX") is None:
+            raise InputError(
+                "tensorboardX is not installed; pip install tensorboardX, or turn TensorBoard off"
+            )
+        self._folder = make_folder(workdir)
+        self._path = self._folder / "metrics.jsonl"
+        self._enabled, self._tensorboard = enabled, tensorboard
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._total, self._every = total, every
+        self._resumed = -1  # records up to this step were there before
+        self._first, self._started = 0, None  # step and time that the rate counts from
+        self._shown: dict[str, Any] = {}  # newest loss and dev
+        self._writer = self._bar = None
+
+    def resume(self, step: int) -> None:
+        """Drops the records after `step` (-1: all) and a torn last line; the next one follows.
+
+        Call it before the first write. Raises InputError for a broken line elsewhere.
+        """
+        self._resumed = step
+        if not self._enabled or not self._path.exists():
+            return
+        *lines, _torn = self._path.read_bytes().split(b"\n")
+        kept = []
+        for number, line in enumerate(lines, 1):
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + b"\n")
+            except (ValueError, TypeError, KeyError) as error:
+                raise InputError(
+                    f"{self._path}:{number} is no record of a run ({error}); "
+                    "mend or delete the file, or take another --workdir"
+                ) from error
+        write_atomic(self._path, b"".join(kept))
+
+    def write(self, step: int, **values: Any) -> None:
+        """Appends one record: numbers, strings, and dicts and lists of them; "time" is a dict."""
+        if not self._enabled:
+            return
+        record = {"step": int(step), **{name: _plain(value) for name, value in values.items()}}
+        self._shown |= {k: v for k, v in record.items() if k in ("loss", "dev")}
+        try:
+            with open(self._path, "ab") as file:
+                file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        except OSError as error:
+            raise write_error(self._path, error) from error
+        if self._tensorboard:
+            self._write_events(int(step), values)
+
+    def progress(self, step: int) -> None:
+        """Shows that `step` is done, with the rate, the time left and the newest loss and dev."""
+        if not self._enabled:
+            return
+        if self._started is None:
+            # The first step compiles; the rate counts from its end.
+            self._started, self._first = time.monotonic(), step
+        if self._terminal:
+            self._update_bar(step)
+        elif step % self._every == 0 or step == self._total:
+            print(self._line(step), file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints a line on stderr, above the progress line where there is one."""
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Flushes and closes the event file and ends the progress line."""
+        for part in (self._writer, self._bar):
+            if part is not None:
+                part.close()
+        self._writer = self._bar = None
+
+    def __enter__(self) -> "RunLog":
+        """Returns itself; the log closes when the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the log."""
+        self.close()
+
+    def _write_events(self, step: int, values: dict) -> None:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            # The purge hides what a killed run wrote after the step resumed from.
+            first = self._resumed + 1
+            self._writer = SummaryWriter(
+                str(self._folder / "tensorboard"), purge_step=first, filename_suffix=f".{first}"
+            )
+        for name, number in _numbers(values):
+            self._writer.add_scalar(name, number, step)
+
+    def _update_bar(self, step: int) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=self._total, initial=step, unit="step", file=sys.stderr, dynamic_ncols=True
+            )
+        self._bar.set_postfix(self._shown, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def _line(self, step: int) -> str:
+        parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
+        seconds = time.monotonic() - self._started
+        if step > self._first and seconds > 0:
+            rate = (step - self._first) / seconds
+            parts.append(f"{rate:.3g} steps/s")
+            if self._total:
+                minutes, left = divmod(round((self._total - step) / rate), 60)
+                parts.append(f"{minutes}:{left:02d} left")
+        for name, value in self._shown.items():
+            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+        return "  ".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    """Turns numpy and jax numbers into Python's, and what JSON lacks into strings."""
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _numbers(values: dict, prefix: str = "") -> list[tuple[str, float]]:
+    found = []
+    for name, value in values.items():
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, dict):
+            found += _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            found.append((prefix + name, float(value)))
+    return found

@@ -1,0 +1,24 @@
+"""What a run trains and carries from step to step; frozen weights stay outside."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from jaxprompt.tree import Flat
+
+
+class TrainState(NamedTuple):
+    """The state of one run: a pytree, donated to each step."""
+
+    step: Any  # int32 scalar, steps taken, skipped ones included
+    trainable: Flat  # float32
+    opt_state: Any
+    skipped: Any  # int32 scalar, steps skipped because they were not finite
+    streak: Any  # int32 scalar, how many of them in a row up to now
+
+
+def make_state(trainable: Flat, tx: optax.GradientTransformation) -> TrainState:
+    """Starts a run."""
+    zero = lambda: jnp.zeros((), jnp.int32)
+    return TrainState(zero(), trainable, tx.init(trainable), zero(), zero())

@@ -1,0 +1,95 @@
+"""Train and eval steps: factories of pure functions, without host callbacks or closed-over rates."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxprompt import rng
+from jaxprompt.model import Model
+from jaxprompt.state import TrainState
+from jaxprompt.tree import Flat, merge
+from jaxprompt.types import Batch
+
+
+class Objective(NamedTuple):
+    """One term of the loss."""
+
+    name: str
+    loss: Callable[..., tuple[Any, Any]]  # (scores, labels, weights) -> (sum, normaliser)
+    head: str = "main"
+    weight: float = 1.0
+    view: Callable[[Batch, jax.Array], Batch] | None = None  # another reading of the batch
+
+
+def make_train_step(
+    model: Model,
+    tx: optax.GradientTransformation,
+    objectives: Sequence[Objective],
+    key: jax.Array,
+    *,
+    accumulate: int = 1,
+):
+    """Makes (state, frozen, batch) -> (state, metrics).
+
+    Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many parts
+    and adds their sums, so the result is that of the whole batch. A step whose loss or gradient is not
+    finite changes nothing but the counters.
+    """
+
+    def term(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
+        seen = objective.view(batch, key) if objective.view else batch
+        params = merge(trainable, frozen)
+        scores = model.forward(params, seen, head=objective.head, deterministic=False, key=key)
+        return objective.loss(scores, seen.labels, seen.weights)
+
+    def terms(trainable: Flat, frozen: Flat, batch: Batch, key):
+        """Gives (sum, normaliser, gradient of the sum) of every objective."""
+        grad = jax.value_and_grad(term, has_aux=True)
+        keys = [jax.random.fold_in(key, number) for number in range(len(objectives))]
+        found = [grad(trainable, frozen, batch, o, k) for o, k in zip(objectives, keys, strict=True)]
+        return [(total, n, grads) for (total, n), grads in found]
+
+    def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        step_key = rng.at_step(key, state.step)
+        if accumulate == 1:
+            found = terms(state.trainable, frozen, batch, step_key)
+        else:
+            cut = lambda x: x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:])
+            parts = (jax.tree.map(cut, batch), jax.random.split(step_key, accumulate))
+            nothing = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.trainable))
+
+            def add(carry, part):
+                more = terms(state.trainable, frozen, *part)
+                return jax.tree.map(jnp.add, carry, more), None
+
+            found, _ = jax.lax.scan(add, [nothing] * len(objectives), parts)
+        loss, grads = 0.0, jax.tree.map(jnp.zeros_like, state.trainable)
+        for objective, (total, n, more) in zip(objectives, found, strict=True):
+            share = objective.weight / jnp.maximum(n, 1e-9)
+            loss += share * total
+            grads = jax.tree.map(lambda g, m, share=share: g + share * m, grads, more)
+        norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
+        moved = (optax.apply_updates(state.trainable, updates), opt_state)
+        keep = lambda new, old: jnp.where(finite, new, old)
+        trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
+        bad = 1 - finite.astype(jnp.int32)
+        new = TrainState(
+            state.step + 1, trainable, opt_state, state.skipped + bad, (state.streak + 1) * bad
+        )
+        return new, {"loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak}
+
+    return step
+
+
+def make_eval_step(model: Model, head: str = "main"):
+    """Makes (trainable, frozen, batch) -> scores [B, C], without dropout."""
+
+    def step(trainable: Flat, frozen: Flat, batch: Batch):
+        return model.forward(merge(trainable, frozen), batch, head=head, deterministic=True)
+
+    return step

@@ -1,0 +1,86 @@
+"""Trees of parameters by flat name: which leaves train, split and merge, counts, casts."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprompt.errors import InputError, nearest
+
+Flat = dict[str, Any]  # {"prompt/table": array}
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Names every leaf of a nested dict by its path, parts joined with "/", in sorted order."""
+    flat: Flat = {}
+    for key in sorted(tree):
+        name = f"{prefix}/{key}" if prefix else key
+        flat |= flatten(tree[key], name) if isinstance(tree[key], Mapping) else {name: tree[key]}
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverts `flatten`."""
+    tree: dict[str, Any] = {}
+    for name, leaf in flat.items():
+        *parents, last = name.split("/")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
+
+
+def trainable_mask(params: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
+    """Marks the leaves whose full name one of the patterns matches: a tree of bools, an optax mask.
+
+    Raises InputError where a pattern is no regular expression or matches nothing, and where
+    nothing at all would train: a silent miss trains the wrong thing.
+    """
+    names = list(flatten(params))
+    hits: set[str] = set()
+    for pattern in patterns:
+        try:
+            found = [name for name in names if re.fullmatch(pattern, name)]
+        except re.error as e:
+            raise InputError(f"trainable pattern {pattern!r} is no regular expression: {e}") from e
+        if not found:
+            near = nearest(pattern.replace(".*", ""), names)
+            raise InputError(f"trainable pattern {pattern!r} matches no parameter; {near}")
+        hits.update(found)
+    if not hits:
+        raise InputError("nothing to train: no trainable pattern is given; set config.trainable")
+    return unflatten({name: name in hits for name in names})
+
+
+def split(params: Mapping[str, Any], mask: Mapping[str, Any]) -> tuple[Flat, Flat]:
+    """Divides a tree into (trainable, frozen), two flat dicts."""
+    leaves, marks = flatten(params), flatten(mask)
+    trainable = {name: leaf for name, leaf in leaves.items() if marks[name]}
+    return trainable, {name: leaf for name, leaf in leaves.items() if not marks[name]}
+
+
+def merge(trainable: Flat, frozen: Flat) -> dict[str, Any]:
+    """Inverts `split`."""
+    return unflatten(frozen | trainable)
+
+
+def count(tree: Any) -> int:
+    """Counts the numbers in a tree of arrays or shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """Casts the floating leaves to dtype; the others stay."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
+
+
+def overview(trainable: Flat, frozen: Flat) -> str:
+    """Tabulates what trains: a line a leaf, then trainable / total and the share."""
+    lines = [f"  {name:48s} {list(leaf.shape)!s:24s} {leaf.size:,}" for name, leaf in trainable.items()]
+    n, total = count(trainable), count(trainable) + count(frozen)
+    return "\n".join([*lines, f"trainable {n:,} of {total:,} parameters ({n / total:.4%})"])

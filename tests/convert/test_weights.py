@@ -1,0 +1,204 @@
+"""Reading tensors: every file layout gives the same numbers, every broken file one line."""
+
+import json
+import os
+import pickle
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jaxprompt.convert.weights import open_weights
+from jaxprompt.errors import InputError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def tensors():
+    rng = np.random.default_rng(0)
+    return {
+        "a.weight": rng.normal(size=(3, 5)).astype(np.float32),
+        "b.weight": rng.normal(size=(2, 3, 4)).astype(np.float16),
+        "c.bias": rng.normal(size=(7,)).astype(ml_dtypes.bfloat16),
+    }
+
+
+def read_all(folder):
+    with open_weights(folder) as weights:
+        for name in weights.names():
+            array = weights.read(name)
+            assert weights.shape(name) == array.shape
+            assert weights.dtype(name) == array.dtype.name
+        return {name: weights.read(name) for name in weights.names()}
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for name, array in expected.items():
+        assert got[name].dtype == array.dtype
+        assert got[name].tobytes() == array.tobytes()
+
+
+def save_shards(folder, tensors, save, pattern):
+    """Writes one tensor a file and the index."""
+    where = {}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        where[name] = pattern.format(i=i, n=len(tensors))
+        save({name: tensor}, folder / where[name])
+    single = pattern.replace("-{i}-of-{n}", "")
+    (folder / f"{single}.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+def as_torch(tensors):
+    torch = pytest.importorskip("torch")
+    to = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    return {
+        name: torch.from_numpy(t.astype(np.float32)).to(to[t.dtype.name])
+        for name, t in tensors.items()
+    }
+
+
+def test_single_safetensors(tmp_path, tensors):
+    save_file(tensors, tmp_path / SINGLE)
+    assert_same(read_all(tmp_path), tensors)
+
+
+def test_sharded_safetensors(tmp_path, tensors):
+    save_shards(tmp_path, tensors, save_file, "model-{i}-of-{n}.safetensors")
+    assert_same(read_all(tmp_path), tensors)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_single_torch_file(tmp_path, tensors, zipped):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(as_torch(tensors), path, _use_new_zipfile_serialization=zipped)
+    assert_same(read_all(tmp_path), tensors)
+
+
+def test_torch_views_are_read_in_order(tmp_path):
+    torch = pytest.importorskip("torch")
+    whole = torch.arange(12.0).reshape(3, 4)
+    torch.save({"t": whole.T}, tmp_path / "pytorch_model.bin")
+    np.testing.assert_array_equal(read_all(tmp_path)["t"], np.arange(12.0).reshape(3, 4).T)
+
+
+def test_sharded_torch_files(tmp_path, tensors):
+    torch = pytest.importorskip("torch")
+    save_shards(tmp_path, as_torch(tensors), torch.save, "pytorch_model-{i}-of-{n}.bin")
+    assert_same(read_all(tmp_path), tensors)
+
+
+def test_safetensors_come_before_torch_files(tmp_path, tensors):
+    save_shards(tmp_path, tensors, save_file, "model-{i}-of-{n}.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not read")
+    assert_same(read_all(tmp_path), tensors)
+
+
+def test_torch_file_without_torch_says_the_cure(tmp_path, monkeypatch):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(InputError, match="pip install torch, or convert the folder to safetensors"):
+        read_all(tmp_path)
+
+
+class Payload:
+    """Unpickles by making a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("plain_pickle", [True, False])
+def test_code_in_a_torch_file_never_runs(tmp_path, plain_pickle):
+    torch = pytest.importorskip("torch")
+    harm = tmp_path / "harm"
+    state = {"a": Payload(str(harm))}
+    path = tmp_path / "pytorch_model.bin"
+    if plain_pickle:
+        path.write_bytes(pickle.dumps(state, protocol=2))
+    else:
+        torch.save(state, path)
+    with pytest.raises(InputError, match="cannot be read as plain tensors") as caught:
+        read_all(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not harm.exists()
+
+
+def test_torch_file_of_something_else(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"state_dict": {"a": torch.zeros(2)}}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"no table of tensors; save model\.state_dict\(\) alone"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-3],
+        lambda data: data[:40],
+        lambda data: b"\xff" * 8 + data[8:],
+        lambda data: data[:8] + b"!" + data[9:],
+        lambda data: b"<html>not found</html>",
+    ],
+    ids=["empty", "cut tail", "cut header", "huge header", "bad json", "web page"],
+)
+def test_damaged_safetensors_is_one_line(tmp_path, tensors, damage):
+    save_file(tensors, tmp_path / SINGLE)
+    (tmp_path / SINGLE).write_bytes(damage((tmp_path / SINGLE).read_bytes()))
+    with pytest.raises(InputError, match="corrupt or cut short .* fetch it anew") as caught:
+        read_all(tmp_path)
+    assert str(tmp_path / SINGLE) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 30, 200])
+def test_damaged_torch_file_is_one_line(tmp_path, tensors, keep):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(as_torch(tensors), path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(InputError, match="fetch it anew") as caught:
+        read_all(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_shard_is_named(tmp_path, tensors):
+    save_shards(tmp_path, tensors, save_file, "model-{i}-of-{n}.safetensors")
+    (tmp_path / "model-1-of-3.safetensors").unlink()
+    with pytest.raises(InputError, match=r"names 'model-1-of-3\.safetensors', absent from"):
+        read_all(tmp_path)
+
+
+def test_tensor_missing_from_its_shard_is_named(tmp_path, tensors):
+    save_shards(tmp_path, tensors, save_file, "model-{i}-of-{n}.safetensors")
+    save_file({"other": np.zeros(1, np.float32)}, tmp_path / "model-1-of-3.safetensors")
+    with pytest.raises(InputError, match=r"1 tensors that its files lack, first 'b\.weight'"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"a": "../x.safetensors"}}, "outside its folder"),
+        ({"weight_map": ["a"]}, "no 'weight_map'"),
+        ({}, "no 'weight_map'"),
+    ],
+)
+def test_bad_index(tmp_path, index, message):
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(InputError, match=message):
+        read_all(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path):
+    (tmp_path / "tf_model.h5").write_bytes(b"")
+    with pytest.raises(InputError, match="neither model.safetensors nor pytorch_model.bin"):
+        read_all(tmp_path)

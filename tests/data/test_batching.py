@@ -1,0 +1,235 @@
+"""Batches: padding, positions, order, exact restarts and the shares of hosts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxprompt.data.batching import EvalBatches, Layout, TrainBatches, buckets, collate
+from jaxprompt.data.encode import Encoded
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+
+def encoded(length, first=100, slots=2, label_pos=None):
+    """A row of `slots` soft tokens and then text."""
+    slot = np.full(length, -1, np.int32)
+    slot[:slots] = np.arange(slots)
+    roles = np.where(slot >= 0, Role.SOFT, Role.TEXT).astype(np.int8)
+    ids = np.where(slot >= 0, 0, first + np.arange(length)).astype(np.int32)
+    at = [slots] if label_pos is None else label_pos
+    return Encoded(ids, slot, np.ones(length, np.int32), roles, np.array(at, np.int32))
+
+
+def split(count=37, seed=0):
+    """Examples of varied lengths whose first text token tells which one it is."""
+    lengths = np.random.RandomState(seed).randint(4, 30, count)
+    return [[encoded(n, first=1000 * (i + 1))] for i, n in enumerate(lengths)], np.arange(count) % 3
+
+
+def layout(**changes):
+    return Layout(**{"batch": 8, "max_len": 32, "pad_id": 9} | changes)
+
+
+def same(a, b):
+    flat_a, flat_b = ([*x.encoder, *x[1:5]] for x in (a, b))
+    for left, right in zip(flat_a, flat_b, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("shift", [0, 5])
+def test_padded_row_equals_unpadded_row(side, shift):
+    rows = [[encoded(5)], [encoded(3, first=200)]]
+    batch = collate(
+        rows,
+        [1, 2],
+        [10, 11],
+        batch=3,
+        length=8,
+        pad_id=9,
+        label_width=1,
+        side=side,
+        shift=shift,
+    )
+    tokens = batch.encoder
+    for e, (row,) in enumerate(rows):
+        real = tokens.mask[e]
+        assert real.sum() == len(row.ids)
+        assert real[0] == (side == "right") and real[-1] == (side == "left")
+        np.testing.assert_array_equal(tokens.ids[e][real], row.ids)
+        np.testing.assert_array_equal(tokens.slot[e][real], row.slot)
+        np.testing.assert_array_equal(tokens.types[e][real], row.types)
+        np.testing.assert_array_equal(tokens.roles[e][real], row.roles)
+        np.testing.assert_array_equal(tokens.positions[e][real], shift + np.arange(len(row.ids)))
+        assert tokens.ids[e, batch.label_pos[e, 0]] == row.ids[row.label_pos[0]]
+    pads = ~tokens.mask
+    assert (tokens.ids[pads] == 9).all() and (tokens.slot[pads] == -1).all()
+    assert not tokens.positions[pads].any() and not tokens.roles[pads].any()
+    assert not tokens.mask[2].any()
+    assert batch.labels.tolist() == [1, 2, -1]
+    assert batch.weights.tolist() == [1, 1, 0]
+    assert batch.index.tolist() == [10, 11, -1]
+    kinds = [array.dtype.name for array in (*tokens, *batch[1:5])]
+    assert kinds == ["int32", "bool", "int32", "int32", "int32", "int8"] + [
+        "int32",
+        "int32",
+        "float32",
+        "int32",
+    ]
+
+
+def test_choices_are_example_major():
+    rows = [[encoded(4, 100), encoded(5, 200)], [encoded(3, 300)]]
+    batch = collate(rows, [0, 0], [0, 1], batch=2, length=6, pad_id=9, label_width=1, num_rows=2)
+    assert batch.encoder.ids.shape == (4, 6)
+    assert batch.label_pos.tolist() == [[2], [2], [2], [0]]
+    assert batch.encoder.ids[:, 2].tolist() == [102, 202, 302, 9]
+    assert batch.encoder.mask.any(1).tolist() == [True, True, True, False]
+
+
+def test_buckets():
+    assert buckets(32) == (8, 16, 24, 32)
+    assert buckets(30, 16) == (16, 30)
+    assert buckets(5) == (5,)
+    assert [layout(max_len=30).length(n) for n in (1, 8, 9, 25, 30)] == [8, 8, 16, 30, 30]
+    with pytest.raises(InputError, match="31 tokens, over max_len 30"):
+        layout(max_len=30).length(31)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_epoch_holds_every_example_once(group):
+    rows, labels = split()
+    stream = TrainBatches(rows, labels, layout(), seed=3, epochs=3, group=group)
+    batches = list(stream)
+    assert stream.steps_per_epoch == 5 and len(batches) == 15
+    orders = []
+    for epoch in range(3):
+        part = batches[epoch * 5 : (epoch + 1) * 5]
+        index = np.concatenate([b.index for b in part])
+        weights = np.concatenate([b.weights for b in part])
+        orders.append(index[index >= 0].tolist())
+        assert sorted(orders[-1]) == list(range(37))
+        np.testing.assert_array_equal(weights, index >= 0)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    for batch in batches:
+        kept = batch.index >= 0
+        np.testing.assert_array_equal(batch.labels[kept], labels[batch.index[kept]])
+        assert (batch.encoder.ids[kept, 2] == 1000 * (batch.index[kept] + 1) + 2).all()
+        longest = batch.encoder.mask.sum(1).max()
+        assert batch.encoder.ids.shape == (8, -(-longest // 8) * 8)
+    assert stream.shapes == {b.encoder.ids.shape for b in batches}
+
+
+def test_order_is_the_frozen_stream_of_seed_and_epoch():
+    rows, labels = split(10)
+    stream = TrainBatches(rows, labels, layout(batch=10), seed=7)
+    for epoch in range(2):
+        bits = np.random.MT19937(np.random.SeedSequence((7, epoch)))
+        expected = np.random.RandomState(bits).permutation(10)
+        assert next(stream).index.tolist() == expected.tolist()
+    stream = TrainBatches(rows, labels, layout(batch=10), seed=7)
+    assert next(stream).index.tolist() == [4, 5, 9, 8, 1, 7, 6, 0, 2, 3]
+
+
+def test_grouping_saves_padding():
+    rows, labels = split(200)
+
+    def pads(group):
+        stream = TrainBatches(rows, labels, layout(), seed=0, epochs=1, group=group)
+        return sum(int((~b.encoder.mask).sum()) for b in stream)
+
+    assert pads(10) < 0.5 * pads(1)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("prefetch", [0, 1, 7])
+def test_restored_stream_goes_on_exactly(group, prefetch):
+    rows, labels = split()
+
+    def stream(**changes):
+        settings = {"seed": 3, "group": group, "prefetch": prefetch} | changes
+        return TrainBatches(rows, labels, layout(), **settings)
+
+    whole = stream(prefetch=4)
+    expected = [next(whole) for _ in range(14)]
+    for k in (0, 1, 5, 9):
+        first = stream()
+        for i in range(k):
+            same(next(first), expected[i])
+        state = json.loads(json.dumps(first.get_state()))
+        second = stream()
+        next(second)  # a stream that has started is set back as well
+        second.set_state(state)
+        assert second.get_state() == state
+        for i in range(k, k + 5):
+            same(next(second), expected[i])
+        first.close()
+        second.close()
+
+
+def test_state_of_another_stream_is_refused():
+    rows, labels = split()
+    state = TrainBatches(rows, labels, layout(), seed=3).get_state()
+    with pytest.raises(InputError, match="has seed 3, this run has 4"):
+        TrainBatches(rows, labels, layout(), seed=4).set_state(state)
+    with pytest.raises(InputError, match="has batch 8, this run has 4"):
+        TrainBatches(rows, labels, layout(batch=4), seed=3).set_state(state)
+
+
+def test_bounded_stream_ends_after_restore():
+    rows, labels = split()
+    stream = TrainBatches(rows, labels, layout(), seed=3, epochs=2)
+    for _ in range(8):
+        next(stream)
+    again = TrainBatches(rows, labels, layout(), seed=3, epochs=2)
+    again.set_state(stream.get_state())
+    assert len(list(again)) == 2
+
+
+@pytest.mark.parametrize("make", [TrainBatches, EvalBatches])
+def test_hosts_share_a_global_batch(make):
+    rows, labels = split()
+    settings = {"seed": 1, "epochs": 1, "group": 2} if make is TrainBatches else {}
+    whole = list(make(rows, labels, layout(), **settings))
+    parts = [list(make(rows, labels, layout(host=h, hosts=2), **settings)) for h in (0, 1)]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        assert all(len(share.index) == 4 for share in shares)
+        for all_rows, *halves in zip(
+            [*batch.encoder, *batch[1:5]],
+            *([*share.encoder, *share[1:5]] for share in shares),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(all_rows, np.concatenate(halves))
+
+
+def test_eval_goes_over_every_example_once_longest_first():
+    rows, labels = split()
+    batches = EvalBatches(rows, labels, layout())
+    seen = list(batches)
+    assert len(batches) == len(seen) == 5
+    index = np.concatenate([b.index for b in seen])
+    assert sorted(index[index >= 0]) == list(range(37))
+    lengths = [len(rows[i][0].ids) for i in index if i >= 0]
+    assert lengths == sorted(lengths, reverse=True)
+    assert sum(b.weights.sum() for b in seen) == 37
+    assert batches.shapes == {b.encoder.ids.shape for b in seen}
+    for again, before in zip(batches, seen, strict=True):
+        same(again, before)
+
+
+def test_bad_layouts():
+    with pytest.raises(InputError, match="batch size 6 does not divide over 4 hosts"):
+        layout(batch=6, hosts=4)
+    with pytest.raises(InputError, match="batch size 0"):
+        layout(batch=0)
+    with pytest.raises(InputError, match="batching multiple is 0; set it to 1 or more"):
+        layout(multiple=0)
+    with pytest.raises(InputError, match="group is 0; set it to 1 or more"):
+        TrainBatches(*split(), layout(), seed=0, group=0)
+    with pytest.raises(InputError, match="padding side 'top' is unknown"):
+        layout(side="top")
+    with pytest.raises(InputError, match="0 examples"):
+        EvalBatches([], [], layout())
+    with pytest.raises(InputError, match="2 rows, over num_rows 1"):
+        EvalBatches([[encoded(3), encoded(3)]], [0], layout())

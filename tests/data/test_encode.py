@@ -1,0 +1,343 @@
+"""Encoding: golden tokens, slots and roles for two tokenizers; truncation; literal specials."""
+
+import functools
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxprompt.data.encode import Encoder, kept_lengths
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+load = functools.cache(load_tokenizer)
+ANIMALS = ("dog", "cat")
+LETTERS = {role.value: role.name[0] for role in Role} | {Role.SPECIAL.value: "*"}
+
+
+@pytest.fixture
+def bert(shared):
+    return load(shared / "tokenizers/bert-uncased")
+
+
+@pytest.fixture
+def roberta(shared):
+    return load(shared / "tokenizers/roberta")
+
+
+@pytest.fixture(params=["bert-uncased", "roberta"])
+def tokenizer(request, shared):
+    return load(shared / "tokenizers" / request.param)
+
+
+def encoder(tokenizer, template, **changes):
+    settings = {"num_slots": 0, "num_masks": 1, "max_len": 64, "needs_mask": False, "num_types": 2}
+    return Encoder(tokenizer, parse(template), **settings | changes)
+
+
+def shown(tokenizer, row):
+    """Tokens, with slots by number, in one line."""
+    tokens = tokenizer.convert_ids_to_tokens(row.ids.tolist())
+    slots = row.slot.tolist()
+    return " ".join(t if s < 0 else str(s) for t, s in zip(tokens, slots, strict=True))
+
+
+def roles(row):
+    return "".join(LETTERS[r] for r in row.roles.tolist())
+
+
+def example(choices=(), **fields):
+    return Example(fields, choices, 0)
+
+
+GOLDEN = [
+    (
+        "{sentence} It was [mask].",
+        {},
+        "[CLS] a fine film it was [MASK] . [SEP]",
+        "<s> A Ġfine Ġfilm ĠIt Ġwas <mask> . </s>",
+        "*TTTHHLH*",
+        "00000000" + "0",
+        [6],
+    ),
+    (
+        "{sentence}",
+        {"num_slots": 3},
+        "0 1 2 [CLS] a fine film [SEP]",
+        "0 1 2 <s> A Ġfine Ġfilm </s>",
+        "SSS*TTT*",
+        "00000000",
+        [3],
+    ),
+    (
+        "[soft*1] [cls] {sentence} [soft*2] [mask] ! [sep]",
+        {"num_slots": 3, "num_masks": 2},
+        "0 [CLS] a fine film 1 2 [MASK] [MASK] ! [SEP]",
+        "0 <s> A Ġfine Ġfilm 1 2 <mask> <mask> Ġ! </s>",
+        "S*TTTSSLLH*",
+        "0" * 11,
+        [7, 8],
+    ),
+    (
+        "[soft] {sentence}",
+        {"num_slots": 2},
+        "[CLS] 0 1 a fine film [SEP]",
+        "<s> 0 1 A Ġfine Ġfilm </s>",
+        "*SSTTT*",
+        "0" * 7,
+        [0],
+    ),
+    (
+        "[mask] : {sentence|lower} \\[x\\] [soft]",
+        {"num_slots": 2},
+        "[CLS] [MASK] : a fine film [ x ] 0 1 [SEP]",
+        "<s> <mask> Ġ: Ġa Ġfine Ġfilm Ġ[ x ] 0 1 </s>",
+        "*LHTTTHHHSS*",
+        "0" * 12,
+        [1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "settings", "words", "bpe", "kinds", "types", "pos"), GOLDEN)
+def test_golden(bert, roberta, template, settings, words, bpe, kinds, types, pos):
+    for tok, expected in ((bert, words), (roberta, bpe)):
+        (row,) = encoder(tok, template, **settings).encode(example(sentence="A fine film"))
+        assert shown(tok, row) == expected
+        assert roles(row) == kinds
+        assert "".join(map(str, row.types)) == types
+        assert row.label_pos.tolist() == pos
+        assert (row.ids[row.slot >= 0] == tok.pad_token_id).all()
+    dtypes = [row.ids.dtype, row.slot.dtype, row.types.dtype, row.roles.dtype, row.label_pos.dtype]
+    assert dtypes == ["int32", "int32", "int32", "int8", "int32"]
+
+
+def test_lm_bff_pair(bert, roberta):
+    template = "{premise|chop}? [mask], {hypothesis|lower}"
+    pair = example(premise="It rains.", hypothesis="The street is wet.")
+    (row,) = encoder(bert, template).encode(pair)
+    assert shown(bert, row) == "[CLS] it rains ? [MASK] , the street is wet . [SEP]"
+    (row,) = encoder(roberta, template).encode(pair)
+    assert shown(roberta, row) == "<s> It Ġrains ? <mask> , Ġthe Ġstreet Ġis Ġwet . </s>"
+    assert roles(row) == "*TTHLHTTTTT*"
+
+
+def test_real_sentences_equal_the_whole_text_encoded_at_once(tokenizer, shared):
+    path = shared / "data/sst2/dev.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    with gzip.open(path, "rt") as lines:
+        sentences = [json.loads(line)["sentence"] for line in lines]
+    encoded = encoder(tokenizer, "{s} It was [mask].", max_len=128).encode_all(
+        [example(s=sentence) for sentence in sentences]
+    )
+    whole = tokenizer([f"{s} It was{tokenizer.mask_token}." for s in sentences])["input_ids"]
+    assert len(sentences) > 800
+    assert [row.ids.tolist() for (row,) in encoded] == whole
+
+
+def test_specials_of_one_text_and_of_a_pair_are_the_tokenizers(tokenizer):
+    texts = ("An old dog, asleep", "Unbelievably quiet here")
+    num_types = 2 if tokenizer.sep_token == "[SEP]" else 1
+    for template, given in (("{a}", texts[:1]), ("{a} [sep] {b}", texts)):
+        (row,) = encoder(tokenizer, template, num_types=num_types).encode(
+            Example(dict(zip("ab", given, strict=False)))
+        )
+        expected = tokenizer(*given)
+        assert row.ids.tolist() == expected["input_ids"]
+        if "token_type_ids" in expected:
+            assert row.types.tolist() == expected["token_type_ids"]
+        else:
+            assert not row.types.any()
+
+
+def test_segments_rise_after_each_inner_separator_up_to_the_last_type(bert):
+    text = "[soft] [cls] {a} [sep] {b} [sep] {a} [sep]"
+    pair = example(a="one", b="two")
+    (row,) = encoder(bert, text, num_slots=2, num_types=2).encode(pair)
+    assert shown(bert, row) == "0 1 [CLS] one [SEP] two [SEP] one [SEP]"
+    assert row.types.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+    (row,) = encoder(bert, text, num_slots=2, num_types=10).encode(pair)
+    assert row.types.tolist() == [0, 0, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_choice_gives_a_row_each(roberta):
+    rows = encoder(roberta, "{premise} [sep] {choice}").encode(
+        example(("It froze", "It boiled"), premise="The water got cold")
+    )
+    assert [shown(roberta, row) for row in rows] == [
+        "<s> The Ġwater Ġgot Ġcold </s> </s> It Ġfroze </s>",
+        "<s> The Ġwater Ġgot Ġcold </s> </s> It Ġboiled </s>",
+    ]
+    assert roles(rows[0]) == "*TTTT**TT*"
+
+
+def test_choices_are_lettered(bert, roberta):
+    asked = example(("red", "dark blue"), q="Which colour?")
+    (row,) = encoder(bert, "{q} {choices} Answer: [mask]").encode(asked)
+    assert shown(bert, row) == ("[CLS] which colour ? a . red b . dark blue answer : [MASK] [SEP]")
+    assert roles(row) == "*TTTHHTHHTTHHL*"
+    (row,) = encoder(roberta, "{q} {choices} Answer: [mask]").encode(asked)
+    assert shown(roberta, row) == (
+        "<s> Which Ġcolour ? ĠA . Ġred ĠB . Ġdark Ġblue ĠAnswer : <mask> </s>"
+    )
+
+
+def test_names_of_specials_in_a_text_stay_text(tokenizer):
+    typed = f"see {tokenizer.mask_token} and {tokenizer.sep_token} here"
+    (row,) = encoder(tokenizer, "{text} [mask]").encode(example(text=typed))
+    assert (row.ids == tokenizer.mask_token_id).sum() == 1
+    assert (row.ids == tokenizer.sep_token_id).sum() == 1
+    decoded = tokenizer.decode(row.ids[row.roles == Role.TEXT])
+    assert decoded.replace(" ", "").lower() == typed.replace(" ", "").lower()
+
+
+def cut_by_loop(lengths, room):
+    """One token at a time from the longest, the later of two equals."""
+    kept = list(lengths)
+    while sum(kept) > room:
+        longest = max(kept)
+        kept[len(kept) - 1 - kept[::-1].index(longest)] -= 1
+    return kept
+
+
+def test_kept_lengths_equal_the_loop():
+    rng = np.random.RandomState(0)
+    for _ in range(500):
+        lengths = rng.randint(0, 12, rng.randint(1, 5)).tolist()
+        room = int(rng.randint(0, 30))
+        assert kept_lengths(lengths, room) == cut_by_loop(lengths, room)
+
+
+@pytest.mark.parametrize("max_len", range(20, 51))
+def test_truncation_takes_fields_only(tokenizer, max_len):
+    template = "[soft*2] [cls] {a} is [mask] [soft*3] {b} {choices} so it was [sep]"
+    case = example(("red", "blue"), a="dog " * 8 + "dog", b="cat " * 19 + "cat")
+    settings = {"num_slots": 5, "num_masks": 2}
+    (full,) = encoder(tokenizer, template, max_len=100, **settings).encode(case)
+    (row,) = encoder(tokenizer, template, max_len=max_len, **settings).encode(case)
+    assert len(full.ids) == 19 + 29 and len(row.ids) == min(max_len, 19 + 29)
+    dogs, cats = (tokenizer([w, f" {w}"], add_special_tokens=False)["input_ids"] for w in ANIMALS)
+    kept = cut_by_loop([9, 20], max_len - 19)
+    for animal, count in zip((dogs, cats), kept, strict=True):
+        assert np.isin(row.ids, sum(animal, [])).sum() == count
+    left = [~np.isin(r.ids, sum(dogs + cats, [])) for r in (full, row)]
+    for before, after in zip(full[:4], row[:4], strict=True):
+        np.testing.assert_array_equal(before[left[0]], after[left[1]])
+    assert row.slot[row.slot >= 0].tolist() == [0, 1, 2, 3, 4]
+    assert row.roles[row.label_pos].tolist() == [Role.LABEL] * 2
+
+
+def test_longest_field_is_cut_first(bert):
+    (row,) = encoder(bert, "{a} [sep] {b}", max_len=10).encode(example(a="x y z", b="p q r s t u"))
+    assert shown(bert, row) == "[CLS] x y z [SEP] p q r s [SEP]"
+    (row,) = encoder(bert, "{a} [sep] {b}", max_len=8).encode(example(a="x y z", b="p q r s t u"))
+    assert shown(bert, row) == "[CLS] x y z [SEP] p q [SEP]"
+
+
+def test_no_room_for_text(bert):
+    with pytest.raises(InputError, match="takes 12 tokens .10 of them slots.*max_len 12"):
+        encoder(bert, "{a}", num_slots=10, max_len=12)
+    encoder(bert, "{a}", num_slots=10, max_len=13)
+    tight = encoder(bert, "{a} {choice}", max_len=6)
+    with pytest.raises(InputError, match="takes 7 tokens .*max_len 6"):
+        tight.encode(example(("one two three four five",), a="x"))
+
+
+def test_bad_examples(bert):
+    with pytest.raises(InputError, match="no field 'sentence'; nearest: sentences"):
+        encoder(bert, "{sentence}").encode(example(sentences="x"))
+    with pytest.raises(InputError, match="0 choices"):
+        encoder(bert, "{a} {choice}").encode(example(a="x"))
+    with pytest.raises(InputError, match="27 choices"):
+        encoder(bert, "{a} {choices}").encode(example(("x",) * 27, a="x"))
+
+
+def test_tokenizer_without_the_specials(shared):
+    t5 = load(shared / "tokenizers/t5")
+    with pytest.raises(InputError, match="has no cls token"):
+        encoder(t5, "{a}")
+
+
+def test_empty_text_encodes_to_nothing(roberta):
+    (row,) = encoder(roberta, "{a} It was [mask] {b}").encode(example(a="", b=" "))
+    assert shown(roberta, row) == "<s> ĠIt Ġwas <mask> </s>"
+
+
+def test_order_is_kept_and_thousands_take_about_a_second(bert):
+    examples = [example(a=f"number {i}", b="a short text of ten words or so") for i in range(9000)]
+    start = time.perf_counter()
+    encoded = encoder(bert, "{a} [sep] {b} [mask]", num_slots=20).encode_all(examples)
+    assert time.perf_counter() - start < 10  # about 0.5 s on an idle machine
+    for i in (0, 8191, 8192, 8999):
+        text = encoded[i][0].ids[encoded[i][0].roles == Role.TEXT]
+        assert bert.decode(text).startswith(f"number {i} a short")
+
+
+@pytest.fixture
+def folder(shared, tmp_path):
+    def copy(name, *files):
+        for file in files:
+            (tmp_path / file).write_bytes((shared / "tokenizers" / name / file).read_bytes())
+        return tmp_path
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [("bert-uncased", ["vocab.txt"]), ("roberta", ["vocab.json", "merges.txt"])],
+)
+def test_vocabulary_files_and_config_are_enough(shared, folder, name, files):
+    text = "Unbelievably, it rained!"
+    ids = load_tokenizer(folder(name, *files, "config.json"))(text)["input_ids"]
+    assert ids == load(shared / "tokenizers" / name)(text)["input_ids"]
+
+
+def test_prepared_hub_cache_is_enough_offline(shared, tmp_path):
+    home = tmp_path / "hub/models--someone--bert"
+    snapshot = home / "snapshots/0123abcd"
+    snapshot.mkdir(parents=True)
+    for file in (shared / "tokenizers/bert-uncased").iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+    (home / "refs").mkdir()
+    (home / "refs/main").write_text("0123abcd")
+    code = (
+        "from jaxprompt.data.tokenizer import load_tokenizer as load\n"
+        "print(len(load('someone/bert')), len(load('someone/bert', revision='0123abcd')))\n"
+        "load('someone/absent')"
+    )
+    # The hub's client reads its environment once, when imported: hence a process of its own.
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["30522", "30522"]
+    assert "InputError: tokenizer 'someone/absent' cannot be read" in done.stderr
+
+
+def test_unreadable_tokenizers(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="no such folder"):
+        load_tokenizer(tmp_path / "absent")
+    with pytest.raises(InputError, match="cannot be read") as error:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="has 5 tokens, all special"):
+        load_tokenizer(folder("bert-uncased", "config.json"))
+    folder("bert-uncased", "vocab.txt")
+    (tmp_path / "tokenizer.json").write_text("{broken")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,208 @@
+"""Few-shot protocols against splits written out by hand and against independent code."""
+
+import collections
+import json
+import random
+
+import numpy as np
+import pytest
+
+from jaxprompt.data import fewshot
+from jaxprompt.data.files import read_file
+from jaxprompt.errors import InputError
+
+# RandomState(0).shuffle of rows 0..9 gives 2 8 4 9 1 6 7 3 0 5
+TEN = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+UNEVEN = [i % 3 for i in range(40)] + [0] * 11
+
+
+def lm_bff(labels, k, seed):
+    """The order of the published sampler: numpy's global stream over the list of lines."""
+    np.random.seed(seed)
+    lines = list(enumerate(labels))
+    np.random.shuffle(lines)
+    lists = {}
+    for row, label in lines:
+        lists.setdefault(label, []).append(row)
+    train = [row for label in lists for row in lists[label][:k]]
+    return train, [row for label in lists for row in lists[label][k : 2 * k]]
+
+
+def test_kshot_golden():
+    split = fewshot.kshot(TEN, 2, seed=0)
+    assert split.train.tolist() == [2, 8, 9, 1]
+    assert split.dev.tolist() == [4, 6, 7, 3]
+    assert split.train.dtype == np.int64
+
+
+@pytest.mark.parametrize("seed", [13, 21, 42, 87, 100])
+def test_kshot_is_the_order_of_lm_bff(seed):
+    split = fewshot.kshot(UNEVEN, 5, seed)
+    assert (split.train.tolist(), split.dev.tolist()) == lm_bff(UNEVEN, 5, seed)
+
+
+def test_kshot_dev_k():
+    split = fewshot.kshot(TEN, 1, seed=0, dev_k=3)
+    assert split.train.tolist() == [2, 9]
+    assert split.dev.tolist() == [8, 4, 6, 1, 7, 3]
+    assert fewshot.kshot(TEN, 5, seed=0, dev_k=0).dev.tolist() == []
+
+
+def test_kshot_leaves_the_global_stream_alone():
+    np.random.seed(5)
+    expected = np.random.rand()
+    np.random.seed(5)
+    fewshot.kshot(UNEVEN, 2, seed=1)
+    assert np.random.rand() == expected
+
+
+def test_class_with_too_few_examples():
+    with pytest.raises(InputError, match=r"class 'good' has 2 examples, but K = 2 .* needs 4"):
+        fewshot.kshot([0, 0, 0, 0, 1, 1], 2, seed=0, names=("bad", "good"))
+    with pytest.raises(InputError, match=r"class 1 has 2 examples"):
+        fewshot.balanced([0, 0, 0, 0, 1, 1], 4, seed=0)
+    with pytest.raises(InputError, match=r"class 1 has 2 examples, but ratio = 3 .* needs 3"):
+        fewshot.fraction([0, 0, 0, 0, 1, 1], 3)
+
+
+def test_balanced_golden():
+    split = fewshot.balanced(TEN, 4, seed=0)
+    assert split.train.tolist() == [2, 8, 9, 1]
+    assert split.dev.tolist() == [4, 6, 7, 3]
+
+
+def test_balanced_spreads_the_remainder():
+    split = fewshot.balanced(UNEVEN, 8, seed=3)
+    first = [UNEVEN[row] for row in lm_bff(UNEVEN, 1, 3)[0]]
+    counts = collections.Counter(UNEVEN[row] for row in split.train)
+    assert [counts[label] for label in first] == [3, 3, 2]
+    assert counts == collections.Counter(UNEVEN[row] for row in split.dev)
+    assert not set(split.train) & set(split.dev)
+
+
+def test_balanced_takes_8_a_class_above_5_classes():
+    labels = [i % 6 for i in range(120)]
+    split = fewshot.balanced(labels, 32, seed=0)
+    for rows in split:
+        assert collections.Counter(labels[row] for row in rows) == dict.fromkeys(range(6), 8)
+    assert len(fewshot.balanced([i % 5 for i in range(120)], 32, seed=0).train) == 32
+
+
+def test_fraction_against_the_published_rule():
+    expected = []
+    for label in sorted(set(UNEVEN)):
+        rows = [row for row, x in enumerate(UNEVEN) if x == label]
+        kept = max(1, int(0.1 * len(rows)))
+        random.seed(0)
+        random.shuffle(rows)
+        expected += rows[:kept]
+    split = fewshot.fraction(UNEVEN, 0.1)
+    assert split.train.tolist() == sorted(expected)
+    assert len(split.train) == 4  # int(2.5) + 1 + 1
+    assert split.dev is None
+
+
+def test_fraction_counts_and_holdout():
+    split = fewshot.fraction(UNEVEN, 4, seed=7, holdout=0.2)
+    assert collections.Counter(UNEVEN[row] for row in split.train) == {0: 4, 1: 4, 2: 4}
+    assert collections.Counter(UNEVEN[row] for row in split.dev) == {0: 5, 1: 2, 2: 2}
+    assert not set(split.train) & set(split.dev)
+    assert fewshot.fraction(UNEVEN, 1).train.tolist() == list(range(len(UNEVEN)))
+
+
+def test_kfold_partitions_and_keeps_the_classes():
+    folds = fewshot.kfold(UNEVEN, 4, seed=1)
+    assert sorted(row for fold in folds for row in fold.dev) == list(range(len(UNEVEN)))
+    for fold in folds:
+        assert sorted([*fold.train, *fold.dev]) == list(range(len(UNEVEN)))
+        counts = collections.Counter(UNEVEN[row] for row in fold.dev)
+        assert counts[0] in (6, 7) and counts[1] in (3, 4) and counts[2] in (3, 4)
+
+
+def test_kfold_golden():
+    # class 0 comes first: 2 8 4 6 0, then 9 1 7 3 5, dealt to two parts in turn
+    first, second = fewshot.kfold(TEN, 2, seed=0)
+    assert first.dev.tolist() == second.train.tolist() == [0, 1, 2, 3, 4]
+    assert second.dev.tolist() == first.train.tolist() == [5, 6, 7, 8, 9]
+
+
+def test_kfold_of_k_rows_a_class():
+    folds = fewshot.kfold(UNEVEN, 4, seed=1, k=8)
+    drawn = fewshot.kshot(UNEVEN, 8, seed=1, dev_k=0).train
+    for fold in folds:
+        assert sorted([*fold.train, *fold.dev]) == sorted(drawn)
+        assert collections.Counter(UNEVEN[row] for row in fold.dev) == {0: 2, 1: 2, 2: 2}
+
+
+def test_holdout_golden():
+    split = fewshot.holdout(10, 3, seed=0)
+    assert split.dev.tolist() == [2, 4, 8]
+    assert split.train.tolist() == [0, 1, 3, 5, 6, 7, 9]
+
+
+def test_seed_decides():
+    same = fewshot.kshot(UNEVEN, 3, seed=1).train.tolist()
+    assert fewshot.kshot(np.array(UNEVEN), 3, seed=1).train.tolist() == same
+    assert fewshot.kshot(UNEVEN, 3, seed=2).train.tolist() != same
+
+
+@pytest.mark.parametrize("name, total", [("trec", 5452), ("sst2", 6920), ("mr", 8662)])
+def test_listed_rows_of_real_data(shared, name, total):
+    folder = shared / "data" / name
+    column = "coarse_label" if name == "trec" else "label"
+    labels = [row[column] for row in read_file(folder / "train.jsonl.gz")]
+    for seed in (13, 21, 42, 87, 100):
+        for rows in fewshot.listed(folder / "kshot_16.jsonl.gz", seed, total):
+            assert set(collections.Counter(labels[row] for row in rows).values()) == {16}
+
+
+def test_listed_errors(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"seed": 1, "train": [0, 9], "dev": [1]}) + "\n")
+    assert fewshot.listed(path, 1, 10).train.tolist() == [0, 9]
+    with pytest.raises(InputError, match=r"no rows for seed 2; it has seeds 1"):
+        fewshot.listed(path, 2, 10)
+    with pytest.raises(InputError, match=r"rows.jsonl:1: train lists row 9, .* 0 to 8"):
+        fewshot.listed(path, 1, 9)
+    path.write_text('{"seed": 1, "train": "0", "dev": []}\n')
+    with pytest.raises(InputError, match=r"'train' must be a list of row numbers"):
+        fewshot.listed(path, 1, 9)
+
+
+def test_dispatch(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"seed": 1, "train": [0], "dev": [1]}\n')
+    cases = {
+        "kshot": ({"k": 2}, fewshot.kshot(TEN, 2, seed=1)),
+        "balanced": ({"n": 4}, fewshot.balanced(TEN, 4, seed=1)),
+        "fraction": ({"ratio": 0.5}, fewshot.fraction(TEN, 0.5, seed=1)),
+        "kfold": ({"folds": 5, "fold": 3}, fewshot.kfold(TEN, 5, seed=1)[3]),
+        "holdout": ({"size": 3}, fewshot.holdout(10, 3, seed=1)),
+        "listed": ({"path": path}, fewshot.listed(path, 1, 10)),
+    }
+    assert cases.keys() == fewshot.PROTOCOLS.keys()
+    for protocol, (options, expected) in cases.items():
+        split = fewshot.split(protocol, TEN, 1, **options)
+        np.testing.assert_array_equal(split.train, expected.train)
+        np.testing.assert_array_equal(split.dev, expected.dev)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: fewshot.split("kshots", TEN, 1), "unknown few-shot protocol 'kshots'.*kshot"),
+        (lambda: fewshot.split("kshot", TEN, 1, n=2), "kshot has no option 'n'"),
+        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=2), "fold = 2.* 0 to 1"),
+        (lambda: fewshot.kshot(TEN, 0, 1), "k = 0; it must be at least 1"),
+        (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
+        (lambda: fewshot.fraction(TEN, 1.5), "ratio = 1.5"),
+        (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "holdout = 1.0"),
+        (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
+        (lambda: fewshot.kfold(TEN, 11, 0), "folds = 11, but there are 10"),
+        (lambda: fewshot.holdout(10, 10, 0), "size = 10 leaves no row"),
+        (lambda: fewshot.balanced(TEN, 1, 0), "n = 1; it must be at least 2"),
+    ],
+)
+def test_wrong_input(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

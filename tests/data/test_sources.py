@@ -1,0 +1,344 @@
+"""Sources: every format and place gives the same rows, and every broken file is named."""
+
+import builtins
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxprompt.data import sources
+from jaxprompt.data.files import read_file
+from jaxprompt.data.tasks import custom_task, get_task
+from jaxprompt.errors import InputError
+
+ROWS = [
+    {"text": 'He said "no", twice.', "label": "good"},
+    {"text": "Zürich — 東京", "label": "bad"},
+    {"text": "third", "label": "good"},
+]
+TASK = custom_task(fields=["text"], labels=["bad", "good"])
+
+
+def write_jsonl(path, rows=ROWS):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def write_json(path):
+    path.write_text(json.dumps(ROWS, ensure_ascii=False), "utf-8")
+
+
+def write_csv(path):
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["text", "label"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_tsv(path):
+    lines = ["text\tlabel", *("\t".join(row.values()) for row in ROWS)]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def write_parquet(path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+
+
+WRITERS = {
+    "jsonl": write_jsonl,
+    "json": write_json,
+    "csv": write_csv,
+    "tsv": write_tsv,
+    "parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_formats(tmp_path, kind):
+    path = tmp_path / f"train.{kind}"
+    WRITERS[kind](path)
+    rows = sources.read_split(TASK, "train", source=str(tmp_path))
+    assert list(rows) == [rows[i] for i in range(3)] == ROWS
+    line = 2 if kind in ("csv", "tsv") else 1
+    assert rows.origin(0) == f"{path}:{line}"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "parquet"])
+def test_packed_formats(tmp_path, kind):
+    plain, packed = tmp_path / f"x.{kind}", tmp_path / f"x.{kind}.gz"
+    WRITERS[kind](plain)
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert list(read_file(packed)) == ROWS
+
+
+def test_lines_are_counted_as_an_editor_does(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"text": "a"}\n\n{"text": "b"}', "utf-8")
+    rows = read_file(path)
+    assert [rows.origin(0), rows.origin(1)] == [f"{path}:2", f"{path}:4"]
+    path = tmp_path / "a.csv"
+    path.write_text('text,label\n"two\nlines",good\n\nlast,bad\n', "utf-8")
+    rows = read_file(path)
+    assert rows[0]["text"] == "two\nlines"
+    assert [rows.origin(0), rows.origin(1)] == [f"{path}:2", f"{path}:5"]
+
+
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbftext,label\r\nfine,good\r\n")
+    assert list(read_file(path)) == [{"text": "fine", "label": "good"}]
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"text\tlabel\r\nfine\tgood\r\n")
+    assert list(read_file(path)) == [{"text": "fine", "label": "good"}]
+
+
+def test_long_cells(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "word " * 40_000 + ",good\n", "utf-8")
+    assert len(read_file(path)[0]["text"]) == 200_000
+
+
+def test_folder_names(tmp_path):
+    write_jsonl(tmp_path / "validation.jsonl")
+    where = {"source": str(tmp_path)}
+    assert list(sources.read_split(TASK, "dev", **where)) == ROWS
+    assert sources.has_split(TASK, "dev", **where)
+    assert not sources.has_split(TASK, "train", **where)
+    with pytest.raises(InputError, match=r"no train file in .*train.jsonl.*holds: validation"):
+        sources.read_split(TASK, "train", **where)
+    write_csv(tmp_path / "dev.csv")
+    with pytest.raises(InputError, match=r"2 files for dev: dev.csv, validation.jsonl"):
+        sources.read_split(TASK, "dev", **where)
+
+
+def test_named_files(tmp_path):
+    path = tmp_path / "mine.csv"
+    write_csv(path)
+    files = {"train": str(path)}
+    assert list(sources.read_split(TASK, "train", files=files)) == ROWS
+    assert sources.has_split(TASK, "train", files=files)
+    assert not sources.has_split(TASK, "dev", files=files)
+    with pytest.raises(InputError, match=r"data.files has no 'dev' file; it has: train"):
+        sources.read_split(TASK, "dev", files=files)
+
+
+def test_set_in_the_package():
+    task = get_task("topics")
+    sizes = {name: len(sources.read_split(task, name)) for name in ("train", "dev", "test")}
+    assert sizes == {"train": 96, "dev": 96, "test": 240}
+    assert all(sources.has_split(task, name) for name in sizes)
+    row = sources.read_split(task, "train", source="package")[0]
+    assert row["label"] in task.labels
+    with pytest.raises(InputError, match="task sst2 is not in the package"):
+        sources.read_split(get_task("sst2"), "train", source="package")
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a.jsonl:2: broken JSON"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"a.jsonl:2: a row must be an object"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9t\xe9"}\n', r"a.jsonl:2: not UTF-8 .*0xe9"),
+        ("a.jsonl", b"\n\n", r"a.jsonl: the file has no rows"),
+        ("a.json", b'{"text": ["a"]}', r"a.json: must hold a list"),
+        ("a.json", b"[{]", r"a.json: broken JSON"),
+        ("a.csv", b"text,label\na,b\nc\n", r"a.csv:3: 1 cells, but the header has 2 \(text, label"),
+        ("a.csv", b'text,label\n"a,b\nc,d\n', r"a.csv:2: broken row"),
+        ("a.csv", b"text,text\na,b\n", r"a.csv:1: the header must name every column once"),
+        ("a.csv", b"text,label\n", r"a.csv: the file has no rows"),
+        ("a.csv", b"text,label\n\xff,b\n", r"a.csv:2: not UTF-8"),
+        ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells"),
+        ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
+        ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-12], r"jsonl.gz: broken gzip file"),
+        ("a.xlsx", b"", r"a.xlsx: unknown file format; name it .jsonl"),
+        ("a.parquet.gz", b"", r"a.parquet.gz: unknown file format"),
+    ],
+)
+def test_broken_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        sources.read_split(TASK, "train", files={"train": str(path)})
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(InputError, match=r"none.jsonl: no such file"):
+        read_file(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match=r"data folder .*nowhere does not exist"):
+        sources.read_split(TASK, "train", source=str(tmp_path / "nowhere"))
+    write_jsonl(tmp_path / "train.jsonl")
+    with pytest.raises(InputError, match=r"train.jsonl is not a folder"):
+        sources.read_split(TASK, "train", source=str(tmp_path / "train.jsonl"))
+    (tmp_path / "dir.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"dir.jsonl: is a folder"):
+        read_file(tmp_path / "dir.jsonl")
+    with pytest.raises(InputError, match=r"task custom has no data of its own"):
+        sources.read_split(TASK, "train")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_no_permission(tmp_path, monkeypatch, kind):
+    path = tmp_path / f"a.{kind}"
+    WRITERS[kind](path)
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(builtins, "open", refuse)
+    with pytest.raises(InputError, match=rf"a.{kind}: no permission to read it"):
+        read_file(path)
+
+
+HUB = """
+from jaxprompt.data.sources import has_split, read_split
+from jaxprompt.data.tasks import custom_task, get_task, read_example
+from jaxprompt.errors import InputError
+
+def message(*args, **kwargs):
+    try:
+        return list(read_split(*args, **kwargs))
+    except InputError as error:
+        return str(error)
+
+mine = custom_task(fields=["sentence"], labels=["negative", "positive"])
+known, rows = get_task("sst2"), read_split(get_task("sst2"), "test")
+results = {
+    "known": list(rows),
+    "origin": rows.origin(1),
+    "label": read_example(known, rows[1], rows.origin(1)).label,
+    "has": [has_split(known, "dev"), has_split(known, "test")],
+    "no_dev": message(known, "dev"),
+    "mine": message(mine, "dev", source="hub:stanfordnlp/sst2"),
+    "mine_has": has_split(mine, "test", source="hub:stanfordnlp/sst2"),
+    "renamed": message(get_task("mpqa"), "train"),
+    "branch": message(get_task("trec"), "train"),
+    "absent": message(get_task("cr"), "train"),
+    "subset": message(mine, "train", source="hub:stanfordnlp/sst2:nope"),
+}
+import json
+print(json.dumps(results))
+"""
+
+
+def cached_set(home, name, files, revision="main"):
+    """Lays a data set out as a download from the hub leaves it."""
+    folder = home / "hub" / f"datasets--{name.replace('/', '--')}"
+    commit = "0123456789" * 4
+    (folder / "refs" / revision).parent.mkdir(parents=True)
+    (folder / "refs" / revision).write_text(commit)
+    for path, content in files.items():
+        path = folder / "snapshots" / commit / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, "utf-8")
+
+
+def test_hub_offline_from_a_prepared_cache(tmp_path):
+    rows = [{"sentence": "poor", "label": 0}, {"sentence": "fine", "label": 1}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    card = """---
+dataset_info:
+  features:
+  - name: sentence
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': negative
+          '1': positive
+---
+"""
+    parts = {"train.jsonl": lines, "validation.jsonl": lines}
+    cached_set(tmp_path, "stanfordnlp/sst2", parts | {"README.md": card})
+    cached_set(tmp_path, "rahulsikder223/SentEval-MPQA", {"train.jsonl": lines})
+    question = '{"text": "Who ?", "coarse_label": 3}\n'
+    files = {"default/train/0000.jsonl": question}
+    cached_set(tmp_path, "CogComp/trec", files, "refs/convert/parquet")
+    done = subprocess.run(
+        [sys.executable, "-c", HUB],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["known"] == rows
+    assert found["origin"] == "stanfordnlp/sst2/validation:2"
+    assert found["label"] == 1
+    assert found["has"] == [False, True]
+    assert "no dev split" in found["no_dev"] and "train, validation" in found["no_dev"]
+    assert found["mine"] == [rows[0] | {"label": "negative"}, rows[1] | {"label": "positive"}]
+    assert found["mine_has"] is False
+    assert found["renamed"] == [{"text": r["sentence"], "label": r["label"]} for r in rows]
+    assert found["branch"] == [json.loads(question)]
+    assert "'SetFit/CR' cannot be loaded" in found["absent"]
+    assert "HF_HUB_OFFLINE" in found["absent"]
+    assert "'stanfordnlp/sst2:nope' cannot be loaded" in found["subset"]
+
+
+@pytest.fixture(scope="module")
+def tfds_folder(tmp_path_factory):
+    """A folder with a real data set that TFDS wrote as array_record."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class ToyPolarity(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {
+                "text": tfds.features.Text(),
+                "label": tfds.features.ClassLabel(names=["bad", "good"]),
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {
+                "train": self._generate_examples(6),
+                "validation": self._generate_examples(2),
+            }
+
+        def _generate_examples(self, count):
+            for i in range(count):
+                yield i, {"text": f"row {i} é", "label": i % 2}
+
+    folder = tmp_path_factory.mktemp("tfds")
+    ToyPolarity(data_dir=folder, file_format="array_record").download_and_prepare()
+    return str(folder)
+
+
+def test_tfds(tfds_folder):
+    where = {"source": "tfds:toy_polarity", "cache_dir": tfds_folder}
+    rows = sources.read_split(TASK, "train", **where)
+    expected = [{"text": f"row {i} é", "label": ("bad", "good")[i % 2]} for i in range(6)]
+    assert sorted(rows, key=lambda row: row["text"]) == expected
+    assert rows[5] == list(rows)[5]
+    assert rows.origin(2) == "tfds:toy_polarity/train:3"
+    assert len(sources.read_split(TASK, "dev", **where)) == 2
+    assert sources.has_split(TASK, "dev", **where)
+    assert not sources.has_split(TASK, "test", **where)
+    with pytest.raises(InputError, match="tfds:toy_polarity has no test split; it has: train, val"):
+        sources.read_split(TASK, "test", **where)
+
+
+def test_tfds_errors(tmp_path, monkeypatch):
+    where = {"source": "tfds:no_such_set", "cache_dir": str(tmp_path)}
+    with pytest.raises(InputError, match="tfds:no_such_set cannot be loaded .*; check the name"):
+        sources.read_split(TASK, "train", **where)
+    import tensorflow_datasets as tfds
+
+    def needs_tensorflow(*args, **kwargs):
+        raise ImportError("No module named 'tensorflow'", name="tensorflow")
+
+    monkeypatch.setattr(tfds, "builder", needs_tensorflow)
+    with pytest.raises(InputError, match="pip install tensorflow"):
+        sources.read_split(TASK, "train", **where)

@@ -1,0 +1,215 @@
+"""The task registry and the reading of rows, on rows written by hand and on real data."""
+
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxprompt.data import tasks, template
+from jaxprompt.data.files import read_file
+from jaxprompt.errors import InputError
+
+NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
+mnli snli qnli mrpc qqp boolq wic copa chnsenticorp tnews lcqmc ocnli cmnli topics""".split()
+
+FOLDERS = {name: name for name in NAMES if name not in "cr subj ag_news cb qqp topics".split()}
+FOLDERS["dbpedia_14"] = "dbpedia_14_kshot"
+
+
+def used_fields(text):
+    return {name.split("|")[0] for name in re.findall(r"\{([^}]*)\}", text)}
+
+
+def test_every_task_is_known():
+    assert set(NAMES) == set(tasks.task_names())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_task_is_consistent(name):
+    task = tasks.get_task(name)
+    assert task.name == name
+    assert len(task.labels) == len(task.words) >= 2
+    assert len(set(task.words)) == len(task.words)
+    assert task.template.count("[mask]") == 1
+    assert used_fields(task.template) - {"choices"} <= set(task.fields)
+    assert used_fields(task.plain) - {"choice"} <= set(task.fields)
+    assert used_fields(task.plain) & set(task.fields) == set(task.fields)
+    assert bool(task.choices) == ("{choice}" in task.plain)
+    assert not task.values or len(task.values) == len(task.labels)
+    assert task.metric in ("accuracy", "f1", "macro_f1", "matthews")
+    assert "train" in task.splits and "test" in task.splits
+    assert bool(task.hub) == (name != "topics")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layouts_follow_the_grammar(name):
+    task = tasks.get_task(name)
+    for text, needs_mask in ((task.template, True), (task.plain, False)):
+        template.check(
+            template.parse(text),
+            fields=task.fields,
+            num_slots=0,
+            needs_mask=needs_mask,
+            has_choices=bool(task.choices),
+        )
+
+
+@pytest.mark.parametrize("name, folder", FOLDERS.items())
+def test_reads_real_rows(shared, name, folder):
+    task = tasks.get_task(name)
+    rows = read_file(shared / "data" / folder / "train.jsonl.gz")
+    seen = set()
+    for row in rows:
+        example = tasks.read_example(task, row, "x:1")
+        assert example.label == row[task.label]
+        assert tuple(example.fields) == task.fields
+        seen.add(example.label)
+    assert seen == set(range(len(task.labels)))
+
+
+def test_label_names_are_those_of_real_rows(shared):
+    """Where a set spells its labels out, the names and numbers must agree with the registry."""
+    for folder in ("sst5", "mr", "mpqa"):
+        task = tasks.get_task(folder)
+        for row in itertools.islice(read_file(shared / "data" / folder / "train.jsonl.gz"), 500):
+            assert task.labels[row["label"]] == row["label_text"]
+    for row in read_file(shared / "data" / "rte" / "train.jsonl.gz"):
+        if row["hypothesis"] == "Weapons of Mass Destruction Found in Iraq.":
+            assert tasks.get_task("rte").labels[row["label"]] == "not_entailment"
+    questions = {
+        "How did serfdom develop in and then leave Russia ?": "DESC",
+        "What films featured the character Popeye Doyle ?": "ENTY",
+    }
+    for row in itertools.islice(read_file(shared / "data" / "trec" / "train.jsonl.gz"), 2):
+        assert tasks.get_task("trec").labels[row["coarse_label"]] == questions[row["text"]]
+
+
+def test_copa_turns_the_question_into_a_connective():
+    row = {"premise": "It rained.", "question": "effect", "choice1": "A.", "choice2": "B."}
+    task = tasks.get_task("copa")
+    example = tasks.read_example(task, row | {"label": 1}, "x:1")
+    expected = {"premise": "It rained.", "connective": "so"}
+    assert example == tasks.Example(expected, ("A.", "B."), 1)
+    with pytest.raises(InputError, match="x:1: question is 'why'; it must be one of cause, effect"):
+        tasks.read_example(task, row | {"label": 1, "question": "why"}, "x:1")
+
+
+@pytest.mark.parametrize(
+    "task, raw, label",
+    [
+        ("boolq", True, 1),
+        ("boolq", "false", 0),
+        ("rte", 1, 1),
+        ("rte", "1", 1),
+        ("rte", "not_entailment", 1),
+        ("rte", 1.0, 1),
+        ("tnews", "116", 14),
+        ("tnews", 104, 4),
+        ("tnews", 14, 14),
+        ("tnews", "sports", 3),
+        ("copa", "choice2", 1),
+    ],
+)
+def test_spellings_of_a_label(task, raw, label):
+    task = tasks.get_task(task)
+    row = dict.fromkeys(task.fields + task.choices, "x") | {"question": "cause", task.label: raw}
+    assert tasks.read_example(task, row, "x:1").label == label
+
+
+def test_numbers_as_class_names_hide_the_indices():
+    task = tasks.custom_task(fields=["text"], labels=["1", "2", "3"])
+    assert tasks.read_example(task, {"text": "a", "label": 1}, "x:1").label == 0
+    assert tasks.read_example(task, {"text": "a", "label": "3"}, "x:1").label == 2
+    with pytest.raises(InputError, match="label 0 is not a label"):
+        tasks.read_example(task, {"text": "a", "label": 0}, "x:1")
+
+
+def test_unknown_labels():
+    task = tasks.get_task("sst2")
+    row = {"sentence": "fine"}
+    assert tasks.read_example(task, row, "x:1", need_label=False).label == -1
+    for hidden in (-1, "-1", None, ""):
+        example = tasks.read_example(task, row | {"label": hidden}, "x:1", need_label=False)
+        assert example.label == -1
+        with pytest.raises(InputError, match=r"x:1: label .* labels: negative, positive"):
+            tasks.read_example(task, row | {"label": hidden}, "x:1")
+    with pytest.raises(InputError, match="x:7: label 'neutral' is not a label of task sst2"):
+        tasks.read_example(task, row | {"label": "neutral"}, "x:7", need_label=False)
+    with pytest.raises(InputError, match="x:1: no label column 'label'; columns: sentence"):
+        tasks.read_example(task, row, "x:1")
+
+
+def test_fields_become_text():
+    task = tasks.custom_task(fields=["a", "b"], labels=["no", "yes"])
+    example = tasks.read_example(task, {"a": 3, "b": ["x", "y"], "label": "no"}, "x:1")
+    assert example.fields == {"a": "3", "b": "x\ny"}
+    with pytest.raises(InputError, match="x:2: column 'b' of task custom is missing; columns: a"):
+        tasks.read_example(task, {"a": 3}, "x:2")
+    with pytest.raises(InputError, match="x:2: column 'b' of task custom is empty"):
+        tasks.read_example(task, {"a": 3, "b": None}, "x:2")
+
+
+def test_choices_in_one_column():
+    task = tasks.custom_task(fields=["question"], label="answer", choices=["options"])
+    row = {"question": "q", "options": ["red", "blue", "2"]}
+    assert task.plain == "{question} [sep] {choice}"
+    for answer, label in (("blue", 1), ("B", 1), (2, 2), ("2", 2), ("0", 0)):
+        example = tasks.read_example(task, row | {"answer": answer}, "x:1")
+        assert example == tasks.Example({"question": "q"}, ("red", "blue", "2"), label)
+    with pytest.raises(InputError, match="label 3 is not a label of task custom; labels: red, blu"):
+        tasks.read_example(task, row | {"answer": 3}, "x:1")
+    with pytest.raises(InputError, match="x:1: column 'options' must hold a list"):
+        tasks.read_example(task, row | {"options": "red", "answer": 0}, "x:1")
+
+
+def test_classes_from_rows():
+    rows = [{"label": "b"}, {"label": "a"}, {"label": "b"}]
+    task = tasks.with_labels(tasks.custom_task(fields=["text"]), rows)
+    assert task.labels == ("a", "b") and task.words == (("a",), ("b",))
+    assert tasks.labels_from_rows([{"y": 10}, {"y": 9}, {"y": "11"}], "y") == ("9", "10", "11")
+    assert tasks.labels_from_rows([{"y": True}, {"y": False}], "y") == ("false", "true")
+    named = tasks.get_task("sst2")
+    assert tasks.with_labels(named, rows) is named
+    with pytest.raises(InputError, match="one class, 'a'; a task needs 2"):
+        tasks.with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
+    with pytest.raises(InputError, match="no label column 'label'; columns: text"):
+        tasks.with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])
+
+
+def test_custom_words():
+    task = tasks.custom_task(fields=["a", "b"], labels=["x", "y"], words=["bad", ["good", "fine"]])
+    assert task.words == (("bad",), ("good", "fine"))
+    assert task.plain == "{a} [sep] {b}"
+
+
+@pytest.mark.parametrize(
+    "parts, message",
+    [
+        ({"fields": []}, "task.fields is empty"),
+        ({"labels": ["a"]}, "one class, 'a'"),
+        ({"labels": ["a", "a"]}, "names a class twice: a, a"),
+        ({"labels": ["a", "b"], "words": ["x"]}, "1 entries for 2 labels.*a, b"),
+        ({"labels": ["a", "b"], "words": ["x", []]}, "words of class 'b'"),
+        ({"fields": ["choice"]}, "'choice' cannot be written in a template"),
+        ({"fields": ["a|b"]}, "cannot be written in a template"),
+    ],
+)
+def test_wrong_custom_task(parts, message):
+    with pytest.raises(InputError, match=message):
+        tasks.custom_task(**({"fields": ["text"]} | parts))
+
+
+def test_unknown_task():
+    with pytest.raises(InputError, match="unknown task 'sst-2'; nearest: sst2.*task.name=custom"):
+        tasks.get_task("sst-2")
+
+
+def test_import_is_light():
+    code = (
+        "import sys, jaxprompt.data.tasks, jaxprompt.data.sources, jaxprompt.data.fewshot;"
+        "heavy = {'jax', 'datasets', 'tensorflow_datasets', 'pyarrow', 'torch'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,122 @@
+"""Templates: what is read, and the one line a wrong one gets."""
+
+import pytest
+
+from jaxprompt.data.tasks import get_task, task_names
+from jaxprompt.data.template import Part, check, modify, parse
+from jaxprompt.errors import InputError
+
+FIELDS = ("sentence", "premise", "hypothesis")
+
+
+def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS):
+    check(
+        parse(text),
+        fields=fields,
+        num_slots=num_slots,
+        needs_mask=needs_mask,
+        has_choices=has_choices,
+    )
+
+
+def test_every_element_is_read():
+    template = parse("[soft*2] [cls]{premise|chop|lower} ? [MASK], {choice} [sep]{choices}[soft]")
+    assert template.parts == (
+        Part("soft", count=2),
+        Part("cls", space=True),
+        Part("field", "premise", ("chop", "lower")),
+        Part("words", "?", space=True),
+        Part("mask", space=True),
+        Part("words", ","),
+        Part("choice", space=True),
+        Part("sep", space=True),
+        Part("choices"),
+        Part("soft"),
+    )
+    assert template.fields == ("premise",)
+    assert template.has_mask
+    assert template.uses_choice
+
+
+def test_plain_template_has_neither_mask_nor_choice():
+    template = parse(" {sentence} {premise} {sentence}")
+    assert template.fields == ("sentence", "premise")
+    assert not template.has_mask
+    assert not template.uses_choice
+
+
+def test_escapes_are_literal():
+    assert parse(r"\{a\} \[b\] \\ \n {sentence}").parts[0] == Part("words", r"{a} [b] \ \n")
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "text", "expected"),
+    [
+        (("chop",), "A cat.", "A cat"),
+        (("lower",), "The US", "the US"),
+        (("strip",), " a b ", "a b"),
+        (("strip", "chop", "lower"), " It rains. ", "it rains"),
+        (("chop", "lower"), "", ""),
+    ],
+)
+def test_modifiers(modifiers, text, expected):
+    assert modify(text, modifiers) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{sentence", r"unbalanced '\{' at character 0"),
+        ("sentence}", r"unbalanced '\}' at character 8"),
+        ("{sentence} [mask", r"unbalanced '\[' at character 11"),
+        ("{{sentence}}", "unbalanced"),
+        ("{sentence|lowr}", "unknown modifier 'lowr' of 'sentence'; nearest: lower"),
+        ("{sentence} [maks]", r"unknown \[maks\]; nearest: mask"),
+        ("{sentence} [1]", "unknown .*known: cls, mask, sep, soft"),
+        ("{} [mask]", "empty braces"),
+        ("{sentence} [soft*0]", r"\[soft\*0\] places no slot"),
+    ],
+)
+def test_bad_grammar(text, message):
+    with pytest.raises(InputError, match=message) as error:
+        parse(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "message"),
+    [
+        ("{sentense}", {}, "unknown field 'sentense'; nearest: sentence"),
+        ("It was [mask].", {}, "no text field"),
+        ("{sentence}", {"needs_mask": True}, r"no \[mask\]"),
+        ("[mask] {sentence} [mask]", {}, r"2 \[mask\]"),
+        ("{sentence} {choice}", {}, "uses choices, but the task has none"),
+        ("{sentence} {choices}", {}, "uses choices, but the task has none"),
+        ("[cls] {sentence} [cls]", {}, r"2 \[cls\]"),
+        ("{sentence} [cls]", {}, r"only \[soft\] may stand before \[cls\]"),
+        ("[soft] {sentence}", {}, "the method has 0 slots"),
+        ("[soft*3] {sentence}", {"num_slots": 5}, "places 3 soft tokens.*has 5 slots"),
+        ("[soft] {sentence} [soft]", {"num_slots": 5}, r"\[soft\] takes all 5 slots"),
+        ("[soft] {sentence} [soft*2]", {"num_slots": 5}, r"\[soft\] takes all 5 slots"),
+    ],
+)
+def test_template_that_does_not_fit(text, context, message):
+    with pytest.raises(InputError, match=message) as error:
+        verify(text, **context)
+    assert "\n" not in str(error.value)
+
+
+def test_templates_that_fit():
+    verify("{sentence}", num_slots=5)
+    verify("[soft] [cls] {sentence} [mask] [sep]", num_slots=5, needs_mask=True)
+    verify("[soft*2] {sentence} [soft*3]", num_slots=5)
+    verify("{premise} [sep] {choice}", has_choices=True)
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_templates_of_known_tasks_fit(name):
+    task = get_task(name)
+    has_choices = bool(task.choices)
+    verify(task.template, 4, needs_mask=True, has_choices=has_choices, fields=task.fields)
+    verify(task.plain, 4, has_choices=has_choices, fields=task.fields)
+    assert not parse(task.plain).has_mask

@@ -1,0 +1,68 @@
+"""Label words: their pieces, and the rows of the vocabulary that they use."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.errors import InputError
+
+load = functools.cache(load_tokenizer)
+
+
+@pytest.fixture
+def bert(shared):
+    return load(shared / "tokenizers/bert-uncased")
+
+
+@pytest.fixture
+def roberta(shared):
+    return load(shared / "tokenizers/roberta")
+
+
+def test_single_words(bert):
+    made = make_verbalizer(bert, ["terrible", "great"])
+    assert made.words == (("terrible",), ("great",))
+    assert made.ids.tolist() == [[[6659]], [[2307]]]
+    assert made.ids.dtype == np.int32
+    assert made.num_masks == 1
+
+
+def test_several_words_of_several_pieces(bert):
+    made = make_verbalizer(bert, [("good", "unwatchable"), "bad"])
+    pieces = bert.convert_tokens_to_ids(["un", "##watch", "##able"])
+    good, bad = bert.convert_tokens_to_ids(["good", "bad"])
+    assert made.num_masks == 3
+    assert made.ids.tolist() == [[[good, -1, -1], pieces], [[bad, -1, -1], [-1] * 3]]
+    assert made.rows.tolist() == sorted([good, bad, *pieces])
+    assert made.where.dtype == made.rows.dtype == np.int32
+    np.testing.assert_array_equal(made.where < 0, made.ids < 0)
+    kept = made.ids >= 0
+    np.testing.assert_array_equal(made.rows[made.where[kept]], made.ids[kept])
+
+
+def test_byte_level_words_stand_inside_a_sentence(roberta):
+    tokens = roberta.convert_ids_to_tokens(make_verbalizer(roberta, ["great", "bad"]).ids[:, 0, 0])
+    assert tokens == ["Ġgreat", "Ġbad"]
+    bare = make_verbalizer(roberta, ["great", "bad"], leading_space=False)
+    assert roberta.convert_ids_to_tokens(bare.ids[:, 0, 0]) == ["great", "bad"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["good", "☃"], "'☃' of class 1 is not in the vocabulary"),
+        (["good", " "], "' ' of class 1 is empty"),
+        (["good", ""], "'' of class 1 is empty"),
+        (["good", ()], "class 1 has no label word"),
+        ([], "needs label words"),
+        ([("good", "fine"), ("bad", "Good")], "'good' of class 0 and 'Good' of class 1"),
+        ([("good", "good"), "bad"], "'good' of class 0 and 'good' of class 0"),
+    ],
+)
+def test_bad_words(bert, words, message):
+    with pytest.raises(InputError, match=message) as error:
+        make_verbalizer(bert, words)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,140 @@
+"""Rows that soft prompts start from: drawn where they should be, the same for the same seed."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from jaxprompt.data.encode import Encoder
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.words import (
+    KINDS,
+    choose_rows,
+    frequent_words,
+    sampled_vocab,
+    special_ids,
+    task_words,
+    text_ids,
+)
+from jaxprompt.errors import InputError
+
+load = functools.cache(load_tokenizer)
+TOKENS = np.repeat([7, 3, 9, 5, 0], [4, 4, 2, 1, 50])
+
+
+@pytest.fixture
+def bert(shared):
+    return load(shared / "tokenizers/bert-uncased")
+
+
+@pytest.fixture
+def roberta(shared):
+    return load(shared / "tokenizers/roberta")
+
+
+def rng(seed=0):
+    return np.random.RandomState(seed)
+
+
+def flat(rows):
+    assert all(len(row) == 1 for row in rows)
+    return [row[0] for row in rows]
+
+
+def test_special_ids(bert, roberta):
+    ids = special_ids(bert)
+    assert {0, 1, 99, 100, 101, 102, 103, 104, 998} <= ids
+    assert 1996 not in ids  # "the"
+    assert {0, 1, 2, 3, 50264} <= special_ids(roberta)
+
+
+def test_sampled_vocab_draws_once_each_from_the_first_rows():
+    drawn = flat(sampled_vocab(rng(), 50, 16, {0, 1, 2}, first=20))
+    assert len(set(drawn)) == 16
+    assert set(drawn) <= set(range(3, 20))
+    assert len(flat(sampled_vocab(rng(), 6, 9, {0}, first=5000))) == 9  # repeats, where too few
+
+
+def test_frequent_words_ranks_by_count_then_id():
+    assert set(flat(frequent_words(rng(), TOKENS, 2, {0}, top=2))) == {3, 7}
+    assert set(flat(frequent_words(rng(), TOKENS, 1, {0}, top=1))) == {3}
+    assert set(flat(frequent_words(rng(), TOKENS, 4, {0}))) == {3, 5, 7, 9}
+
+
+def test_task_words_come_from_the_text():
+    assert set(flat(task_words(rng(), TOKENS, 4, {0}))) == {3, 5, 7, 9}
+    with pytest.raises(InputError, match="has no word"):
+        task_words(rng(), np.array([0, 0]), 4, {0})
+
+
+def test_text_ids_leave_the_template_out(bert):
+    encoder = Encoder(
+        bert,
+        parse("{a} It was [mask]."),
+        num_slots=2,
+        num_masks=1,
+        max_len=32,
+        needs_mask=True,
+        num_types=2,
+    )
+    ids = text_ids(encoder.encode_all([Example({"a": "a cat"}), Example({"a": "dogs"})]))
+    assert bert.convert_ids_to_tokens(ids) == ["a", "cat", "dogs"]
+    assert text_ids([]).tolist() == []
+
+
+def test_labels_then_vocabulary(roberta):
+    rows = choose_rows(
+        "labels", roberta, length=4, seed=1, words=[("great", "fine"), ("unwatchable",)]
+    )
+    tokens = [roberta.convert_ids_to_tokens(row) for row in rows]
+    assert tokens[0] == ["Ġgreat", "Ġfine"]
+    assert "".join(tokens[1]) == "Ġunwatchable" and len(tokens[1]) > 1
+    assert len(rows) == 4 and len(rows[2]) == len(rows[3]) == 1
+
+
+def test_more_labels_than_rows_are_left_out_aloud(bert, caplog):
+    rows = choose_rows("labels", bert, length=1, seed=0, words=[("good",), ("bad",)])
+    assert rows == [bert.convert_tokens_to_ids(["good"])]
+    assert "2 classes, but 1 soft tokens" in caplog.text
+
+
+def test_given_text_cut_and_filled(bert):
+    rows = choose_rows("text", bert, length=5, seed=0, text="a good film")
+    assert bert.convert_ids_to_tokens(flat(rows)[:3]) == ["a", "good", "film"]
+    assert len(rows) == 5
+    short = choose_rows("text", bert, length=2, seed=0, text="a good film")
+    assert bert.convert_ids_to_tokens(flat(short)) == ["a", "good"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_seed_decides(bert, kind):
+    def chosen(seed):
+        return choose_rows(
+            kind,
+            bert,
+            length=8,
+            seed=seed,
+            tokens=np.arange(2000, 4000),
+            words=[("good",), ("bad",)],
+            text="it was",
+        )
+
+    assert len(chosen(1)) == 8
+    assert chosen(1) == chosen(1) != chosen(2)
+
+
+def test_golden_draw():
+    assert flat(sampled_vocab(rng(42), 30522, 5, range(1000))) == [1555, 4491, 1527, 4925, 3989]
+
+
+def test_bad_choices(bert):
+    with pytest.raises(InputError, match="unknown prompt words 'vocabs'; nearest: vocab"):
+        choose_rows("vocabs", bert, length=2, seed=0)
+    with pytest.raises(InputError, match="need label words"):
+        choose_rows("labels", bert, length=2, seed=0)
+    with pytest.raises(InputError, match="need a training text"):
+        choose_rows("task", bert, length=2, seed=0)
+    with pytest.raises(InputError, match="has no token"):
+        choose_rows("text", bert, length=2, seed=0, text=" ")

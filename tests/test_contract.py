@@ -1,0 +1,160 @@
+"""What every method owes every backbone. A new file in prompts/ or backbones/ is taken in by itself."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from tiny import assert_close, make_batch, make_params, make_tiny, widen
+
+from jaxprompt.backbones import families
+from jaxprompt.folding import fold
+from jaxprompt.heads import linear
+from jaxprompt.losses import cross_entropy
+from jaxprompt.model import Model
+from jaxprompt.prompts import make_prompt, methods
+from jaxprompt.state import make_state
+from jaxprompt.steps import Objective, make_eval_step, make_train_step
+from jaxprompt.tree import flatten, split, trainable_mask
+from jaxprompt.types import Stream
+
+FIELDS = {
+    "none": {},
+    "prefix": dict(length=3, layers="2-2", dropout=0.2),
+    "fixed": dict(slots=2, length=3, first=1, last=2, shift=3),
+}
+DEFAULT = dict(length=3)
+CLASSES = 3
+TX = optax.sgd(0.5)  # moves a leaf if and only if it has a gradient
+
+
+class Case(NamedTuple):
+    """A model with random parameters, divided as its method says."""
+
+    model: Model
+    params: dict
+    trainable: dict
+    frozen: dict
+    step: Callable
+
+    def batch(self, seed=0, **changes):
+        prompt = self.model.prompt
+        layout = dict(slots=prompt.num_slots(), shift=prompt.position_shift())
+        return make_batch(seed, **layout, classes=CLASSES, **changes)
+
+    def state(self):
+        return make_state(jax.tree.map(jnp.copy, self.trainable), TX)
+
+
+@pytest.fixture(scope="module", params=["unroll", "scan"])
+def stack(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=families())
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=methods())
+def case(request, family, stack):
+    backbone, weights = make_tiny(family, stack=stack)
+    prompt = make_prompt(request.param, backbone.dims, **FIELDS.get(request.param, DEFAULT))
+    model = Model(backbone, prompt, {"main": linear.Head(CLASSES, dropout=0.1)})
+    params = make_params(model, weights)
+    parts = split(params, trainable_mask(params, prompt.TRAINABLE))
+    step = make_train_step(model, TX, [Objective("main", cross_entropy)], jax.random.key(1))
+    return Case(model, params, *parts, step)
+
+
+def test_injects_the_declared_shapes(case):
+    dims, batch = case.model.backbone.dims, case.batch(rows=5)
+    shapes = jax.eval_shape(lambda p: case.model.inject(p, batch), case.params)
+    for stream in shapes:
+        if stream.slots is not None:
+            rows, *rest = stream.slots.shape
+            assert rows in (1, 5) and rest == [case.model.prompt.num_slots(), dims.embed]
+        if stream.prefix is not None:
+            layers, rows, length, *rest = stream.prefix.k.shape
+            assert layers == dims.layers and rows in (1, 5) and rest == [dims.heads, dims.head_dim]
+            assert stream.prefix.v.shape == stream.prefix.k.shape
+            assert stream.prefix.mask.shape == (layers, rows, length)
+            assert stream.prefix.mask.dtype == bool
+    assert (case.model.prompt.num_slots() > 0) == (shapes.encoder.slots is not None)
+    hidden = jax.eval_shape(lambda p: case.model.hidden(p, batch), case.params)
+    assert hidden.shape == (5, 12, dims.width)
+
+
+def test_padding_changes_nothing(case):
+    step = jax.jit(make_eval_step(case.model))
+    batch = case.batch()
+    assert len(set(batch.encoder.mask.sum(1))) > 1
+    scores = step(case.trainable, case.frozen, batch)
+    assert scores.shape == (8, CLASSES) and float(scores.std()) > 1e-3
+    for side in ("right", "left"):
+        padded = step(case.trainable, case.frozen, widen(batch, 4, side))
+        assert_close(padded, scores)
+
+
+def test_what_is_masked_changes_nothing(case):
+    """Rubbish under a masked prefix column, and in rows that no token points at, is never read."""
+    batch = case.batch()
+    rubbish = lambda x, keep: jnp.where(keep, x, 7.5)
+
+    @jax.jit
+    def hidden(params, batch, spoil):
+        injection = case.model.inject(params, batch)
+        slots, prefix = injection.encoder
+        if prefix is not None:
+            keep = (prefix.mask | ~spoil)[..., None, None]
+            prefix = prefix._replace(k=rubbish(prefix.k, keep), v=rubbish(prefix.v, keep))
+        if slots is not None:
+            slots = jnp.concatenate([slots, jnp.where(spoil, 7.5, 0.0) + slots[:, :1]], 1)
+        backbone = {"params": params["backbone"]}
+        injection = injection._replace(encoder=Stream(slots, prefix))
+        return case.model.backbone.apply(backbone, batch, injection, deterministic=True)
+
+    clean, spoilt = (hidden(case.params, batch, spoil) for spoil in (False, True))
+    np.testing.assert_array_equal(clean, spoilt)
+
+
+def test_folded_equals_unfolded(case):
+    batch = case.batch()
+    prompt, constants = fold(case.model, case.params, batch)
+    model = dataclasses.replace(case.model, prompt=prompt)
+    assert prompt.num_slots() == case.model.prompt.num_slots()
+    assert prompt.position_shift() == case.model.prompt.position_shift()
+    folded = jax.jit(model.forward)(case.params | {"prompt": constants}, batch)
+    assert_close(folded, jax.jit(case.model.forward)(case.params, batch))
+
+
+def test_trains_what_it_says_on_one_device_and_on_eight(case):
+    """Every trainable leaf moves, nothing else does, one compilation serves, and shards agree."""
+    assert len(jax.devices()) == 8
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    place = lambda tree, *axes: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*axes)))
+    one, eight = (jax.jit(lambda *args: case.step(*args), donate_argnums=0) for _ in range(2))
+    state, frozen = case.state(), case.frozen
+    spread, spread_frozen = place(case.state()), place(frozen)
+    for seed in (0, 1):
+        batch = case.batch(seed)
+        state, metrics = one(state, frozen, batch)
+        spread, spread_metrics = eight(spread, spread_frozen, place(batch, "data"))
+        assert np.isfinite(metrics["loss"])
+        assert_close(spread_metrics, metrics)
+        assert_close(spread.trainable, state.trainable)
+    assert int(state.step) == 2
+    assert one._cache_size() == eight._cache_size() == 1
+
+    before, after = flatten(case.params), frozen | state.trainable
+    assert before.keys() == after.keys()
+    for name in before:
+        moved = float(jnp.abs(after[name] - before[name]).max())
+        expected = any(re.fullmatch(p, name) for p in case.model.prompt.TRAINABLE)
+        assert (moved > 0) == expected, (name, moved)

@@ -1,0 +1,74 @@
+"""Metrics against values worked out by hand and against scikit-learn's defaults."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sklearn.metrics
+
+from jaxprompt import metrics
+from jaxprompt.errors import InputError
+
+GOLD = [0, 0, 0, 1, 1, 1, 1, 0]
+PRED = [0, 1, 0, 1, 0, 1, 1, 1]  # true 1: 3, false 1: 2, missed 1: 1, true 0: 2
+
+
+def test_binary_by_hand():
+    assert metrics.score("accuracy", GOLD, PRED, 2) == {"accuracy": 5 / 8}
+    assert metrics.score("f1", GOLD, PRED, 2) == pytest.approx({"f1": 6 / 9, "accuracy": 5 / 8})
+    f1_of_0 = 4 / 7
+    macro = metrics.score("macro_f1", GOLD, PRED, 2)
+    assert macro == pytest.approx({"macro_f1": (6 / 9 + f1_of_0) / 2, "accuracy": 5 / 8})
+    matthews = (3 * 2 - 2 * 1) / np.sqrt(5 * 4 * 4 * 3)
+    assert metrics.score("matthews", GOLD, PRED, 2)["matthews"] == pytest.approx(matthews)
+
+
+def test_primary_metric_comes_first():
+    for name in metrics.METRICS:
+        assert next(iter(metrics.score(name, GOLD, PRED, 2))) == name
+
+
+def test_no_class_counts_as_wrong():
+    pred = [-1 if i == 0 else p for i, p in enumerate(PRED)]  # row 0 was right
+    assert metrics.score("accuracy", GOLD, pred, 2) == {"accuracy": 4 / 8}
+    assert metrics.score("f1", GOLD, pred, 2)["f1"] == pytest.approx(6 / 9)
+    macro = metrics.score("macro_f1", GOLD, pred, 2)["macro_f1"]
+    assert macro == pytest.approx((6 / 9 + 2 / 6) / 2)
+    matthews = metrics.score("matthews", GOLD, pred, 2)["matthews"]
+    assert matthews < metrics.score("matthews", GOLD, PRED, 2)["matthews"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_classes_against_scikit_learn(seed):
+    draw = np.random.default_rng(seed)
+    gold, pred = draw.integers(0, 5, 200), draw.integers(0, 5, 200)
+    expected = sklearn.metrics.f1_score(gold, pred, average="macro")
+    assert metrics.score("macro_f1", gold, pred, 6)["macro_f1"] == pytest.approx(expected)
+    expected = sklearn.metrics.matthews_corrcoef(gold, pred)
+    assert metrics.score("matthews", gold, pred, 6)["matthews"] == pytest.approx(expected)
+
+
+def test_mean_and_population_std():
+    assert metrics.mean_std([1.0, 2.0, 3.0, 6.0]) == pytest.approx((3.0, np.sqrt(14 / 4)))
+    assert metrics.mean_std([0.5]) == (0.5, 0.0)
+    with pytest.raises(ValueError, match="no values"):
+        metrics.mean_std([])
+
+
+def test_wrong_input():
+    with pytest.raises(InputError, match="unknown metric 'acuracy'; nearest: accuracy"):
+        metrics.score("acuracy", GOLD, PRED, 2)
+    with pytest.raises(InputError, match="f1 is of class 1 of 2, the task has 3; use macro_f1"):
+        metrics.check_metric("f1", 3)
+    with pytest.raises(ValueError, match="must be equal"):
+        metrics.score("accuracy", GOLD, PRED[1:], 2)
+    with pytest.raises(ValueError, match="only pred may be -1"):
+        metrics.score("accuracy", [-1], [0], 2)
+    with pytest.raises(ValueError, match="only pred may be -1"):
+        metrics.score("accuracy", [1], [2], 2)
+
+
+def test_import_is_light():
+    code = "import sys, jaxprompt.metrics; assert not {'jax', 'sklearn'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,110 @@
+"""Tiny backbones of every family, random parameters and random batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.types import Batch, Role, Tokens
+
+BERT = dict(
+    vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=24, max_position_embeddings=40, type_vocab_size=2,
+)  # fmt: skip
+CONFIGS = {
+    "bert": BERT,
+    "roberta": BERT | dict(pad_token_id=1, layer_norm_eps=1e-5),
+    "electra": BERT | dict(embedding_size=12),
+}
+MODEL_HEADS = {"electra": ("mlm", "rtd")}
+PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
+
+
+def fill(shapes, seed=0, scale=0.3):
+    """Draws N(0, scale^2) for every leaf, around 1 where it is a norm's scale: no leaf is trivial."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        centre = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(rng.normal(centre, scale, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def make_tiny(family="bert", seed=0, *, dropout=0.0, stack="unroll", remat="none", **changes):
+    """Makes a backbone and random parameters. -> (module, params)"""
+    hf = CONFIGS.get(family, BERT) | changes
+    heads = MODEL_HEADS.get(family, ("pooler", "mlm"))
+    module = make_backbone(family, hf, heads, dropout=dropout, stack=stack, remat=remat)
+    init = lambda: module.init(jax.random.key(0), make_batch(rows=1), method="init_all")["params"]
+    return module, fill(jax.eval_shape(init), seed)
+
+
+def make_params(model, backbone, seed=0, choices=1):
+    """Draws a model's parameters beside a backbone's. -> params"""
+    init = lambda: model.init(jax.random.key(0), backbone, choices=choices)
+    return fill(jax.eval_shape(init), seed) | {"backbone": backbone}
+
+
+def make_batch(
+    seed=0, *, rows=8, length=12, slots=0, classes=3, choices=1, masks=1, shift=0, side="right"
+):
+    """Makes rows of differing lengths: [CLS] slots text [MASK]... text [SEP], padded on `side`."""
+    rng = np.random.default_rng(seed)
+    rows *= choices
+    shape = (rows, length)
+    ids, positions, types = (np.zeros(shape, np.int32) for _ in range(3))
+    slot, roles = np.full(shape, -1, np.int32), np.zeros(shape, np.int8)
+    label_pos = np.zeros((rows, masks), np.int32)
+    shortest = slots + masks + 4
+    for row in range(rows):
+        n = length if row == 0 else int(rng.integers(shortest, length + 1))
+        text = n - slots - masks - 2
+        before = int(rng.integers(1, text))
+        kinds = [Role.SPECIAL] + [Role.SOFT] * slots + [Role.TEXT] * before
+        at = len(kinds)
+        kinds += [Role.SPECIAL] * masks + [Role.TEXT] * (text - before) + [Role.SPECIAL]
+        words = rng.integers(FIRST, BERT["vocab_size"], n)
+        words[0], words[1 : 1 + slots], words[at : at + masks], words[-1] = CLS, PAD, MASK, SEP
+        start = length - n if side == "left" else 0
+        here = slice(start, start + n)
+        ids[row, here], roles[row, here] = words, kinds
+        slot[row, start + 1 : start + 1 + slots] = np.arange(slots)
+        positions[row, here] = np.arange(n) + shift
+        types[row, start + at : start + n] = 1
+        label_pos[row] = start + at + np.arange(masks)
+    tokens = Tokens(ids, roles != Role.PAD, slot, positions, types, roles)
+    examples = rows // choices
+    labels = rng.integers(0, classes, examples).astype(np.int32)
+    index = np.arange(examples, dtype=np.int32)
+    return Batch(tokens, label_pos, labels, np.ones(examples, np.float32), index)
+
+
+def widen(batch: Batch, by: int, side: str) -> Batch:
+    """Adds `by` columns of padding on one side."""
+    width = [(0, 0), (by, 0) if side == "left" else (0, by)]
+    fill = Tokens(ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD)
+    tokens = Tokens(
+        *(np.pad(x, width, constant_values=f) for x, f in zip(batch.encoder, fill, strict=True))
+    )
+    moved = by if side == "left" else 0
+    return batch._replace(encoder=tokens, label_pos=batch.label_pos + moved)
+
+
+def assert_close(found, expected, rtol=1e-5):
+    """Compares leaf by leaf, relative to each leaf's greatest magnitude."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(expected)]
+    leaves = zip(paths, jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    for path, a, b in leaves:
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape, path
+        gap, bound = np.abs(a - b).max(initial=0.0), rtol * np.abs(b).max(initial=1e-6)
+        assert gap <= bound, f"{path}: {gap} > {bound}"
+
+
+def assert_equal(found, expected):
+    """Compares bit for bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
