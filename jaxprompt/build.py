@@ -10,16 +10,30 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.convert import artifact, load
 from jaxprompt.data import fewshot, sources, words
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError
+from jaxprompt.fields import check_fields
 from jaxprompt.losses import make_loss
 from jaxprompt.optim import make_optimizer, make_schedule
+from jaxprompt.prompts import make_prompt
 from jaxprompt.prompts.soft import warm_start
-from jaxprompt.scorer import Backbone, Scorer, Split, build_scorer, choose, choose_template
+from jaxprompt.scorer import (
+    Backbone,
+    Scorer,
+    Split,
+    build_scorer,
+    check_fit,
+    check_template,
+    choose_template,
+    load_weights,
+    open_backbone,
+)
 from jaxprompt.steps import Objective
+from jaxprompt.types import Dims
 
 SPLITS = ("train", "dev", "test")
 # What may change between two runs in one workdir: nothing here moves a number.
@@ -36,42 +50,41 @@ class Weights(NamedTuple):
 
 # -- the config itself ---------------------------------------------------------------------------
 
-_FIELDS = {
-    "backbone": "path revision family dtype stack remat attention dropout",
-    "head": "name pooler dropout scores",
-    "task": "name template words fields label labels choices metric",
-    "data": "source files cache_dir protocol seed k dev_k n ratio holdout folds fold size rows "
-    "batch eval_batch max_len multiple group side",
-    "optim": "name lr lr_head lr_backbone schedule warmup_steps gamma weight_decay no_decay clip "
-    "b1 b2 eps decay_rate accumulate smoothing",
-    "train": "total_steps total_epochs total_examples eval_steps eval_epochs patience save_steps "
-    "log_steps max_streak test tensorboard",
-}
-_AT_LEAST_1 = ("data.batch", "data.eval_batch", "data.max_len", "data.multiple", "data.group",
-               "optim.accumulate", "train.log_steps", "train.max_streak")  # fmt: skip
+# Stands for a backbone that is not opened yet: it limits nothing.
+_ANY = Dims(**dict.fromkeys(("vocab", "width", "embed", "layers", "heads", "head_dim"), 2**31),
+            max_len=2**31)  # fmt: skip
 
 
 def check_config(c: Any) -> None:
-    """Raises InputError for a field that is missing, unknown or out of its range."""
-    blocks = {"": ["seed", "trainable", "prompt", *_FIELDS]}
-    blocks |= {name: known.split() for name, known in _FIELDS.items()}
-    for block, known in blocks.items():
-        given = c[block] if block else c
-        for field in sorted(set(known) ^ set(given)):
-            name = f"{block}.{field}" if block else field
-            if field in known:
-                raise InputError(f"config field {name} is missing; configs/base.py has them all")
-            raise InputError(f"unknown config field {name!r}; {nearest(field, known)}")
-    for name in _AT_LEAST_1:
-        block, field = name.split(".")
-        if c[block][field] < 1:
-            raise InputError(f"{name}={c[block][field]} must be at least 1")
-    if not 0 <= c.seed < 2**32:
-        raise InputError(f"seed={c.seed} must be in [0, 2**32)")
-    for name in ("head.dropout", "optim.smoothing"):
-        block, field = name.split(".")
-        if not 0 <= c[block][field] < 1:
-            raise InputError(f"{name}={c[block][field]} must be in [0, 1)")
+    """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
+    check_fields(c.to_dict())
+    check_totals(c.train)
+    if c.data.batch % c.optim.accumulate:
+        raise InputError(
+            f"data.batch={c.data.batch} must divide by optim.accumulate={c.optim.accumulate}"
+        )
+    prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
+    task = read_task(c.task)
+    text = choose_template(task, c.head.name, c.task.template)
+    check_template(task, text, c.head.name, prompt.num_slots())
+
+
+def check_totals(train: Any) -> None:
+    """Raises InputError where a run has no length or several, or never looks at dev."""
+    totals = {name: train[name] for name in ("total_steps", "total_epochs", "total_examples")}
+    if sum(value > 0 for value in totals.values()) != 1:
+        shown = ", ".join(f"train.{name}={value}" for name, value in totals.items())
+        raise InputError(f"exactly one total must be above 0, not {shown}; set the others to 0")
+    if not (train.eval_steps or train.eval_epochs):
+        raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")
+
+
+def open_run(c: Any) -> Backbone:
+    """Checks a config and that its parts fit its backbone, before data or weights are read."""
+    check_config(c)
+    backbone = open_backbone(c.backbone.to_dict())
+    check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    return backbone
 
 
 # -- task and data ------------------------------------------------------------------------------
@@ -139,7 +152,6 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
     if not data.protocol:
         return None
-    choose("data.protocol", data.protocol, tuple(fewshot.PROTOCOLS))
     values = {"path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None, **data}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
     return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)
@@ -190,12 +202,11 @@ def start(c: Any, scorer: Scorer, loaded: load.Loaded, train: Split) -> Weights:
 
 
 def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
-    kind, embed = c.prompt.init, params["backbone"]["embed"]["word"]["table"]
+    kind, embed = c.prompt.start, params["backbone"]["embed"]["word"]["table"]
     if kind in ("normal", "uniform"):
         return params["prompt"]
     if kind == "file":
         return {"table": read_rows(c.prompt.file, scorer.model.prompt)}
-    choose("prompt.init", kind, ("normal", "uniform", "file", *words.KINDS))
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
     rows = words.choose_rows(
         kind, scorer.tokenizer, length=c.prompt.length, seed=c.seed, vocab_size=len(embed),
@@ -207,8 +218,6 @@ def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
 def read_rows(path: str, prompt: Any) -> np.ndarray:
     """Reads soft tokens from an .npy file or an exported prompt. -> float32 [S, E]"""
     shape = (prompt.length, prompt.dims.embed)
-    if not path:
-        raise InputError("prompt.init=file needs prompt.file: an .npy file or an exported prompt")
     if path.endswith(".npy"):
         rows = artifact.import_npy(path, shape[1])
     else:
@@ -219,6 +228,43 @@ def read_rows(path: str, prompt: Any) -> np.ndarray:
     if rows.shape != shape:
         raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
     return rows
+
+
+class Trained(NamedTuple):
+    """A run's best numbers, with all that scores with them."""
+
+    scorer: Scorer
+    splits: dict[str, Split]
+    weights: Weights
+    best: dict[str, Any]  # step, value, dev
+    family: str
+
+
+def is_zero_shot(c: Any) -> bool:
+    """Tells whether a config has nothing to train."""
+    return c.prompt.name == "none" and not c.trainable and c.head.name == "verbalizer"
+
+
+def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
+    """Reads the best prompt of a workdir and the `wanted` splits.
+
+    Where nothing trains (zero-shot) no checkpoint is read. Raises InputError for an untrained workdir.
+    """
+    backbone = open_run(c)
+    needs_rows = c.prompt.name == "soft"  # its first values may come from the training text
+    examples = read_examples(c, tuple(wanted) + (("train",) if needs_rows else ()))
+    scorer = scorer_from_config(c, backbone, examples)
+    splits = {name: scorer.encode(part) for name, part in examples.splits.items()}
+    backbone, loaded = load_weights(backbone)
+    scorer = scorer.with_backbone(backbone)
+    if is_zero_shot(c):
+        params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params)
+        weights = Weights({}, jax.device_put(tree.flatten(params)), loaded.report)
+        return Trained(scorer, splits, weights, {}, backbone.family)
+    weights = start(c, scorer, loaded, splits.get("train"))
+    trainable, best = Checkpoints(workdir).restore_best(weights.trainable)
+    weights = weights._replace(trainable=jax.device_put(trainable))
+    return Trained(scorer, splits, weights, best, backbone.family)
 
 
 # -- optimization -------------------------------------------------------------------------------
@@ -233,18 +279,11 @@ class Plan(NamedTuple):
 
 
 def make_plan(train: Any, steps_per_epoch: int, batch: int) -> Plan:
-    """Turns the one given total into steps. Raises InputError where there is none or several."""
-    totals = {name: train[name] for name in ("total_steps", "total_epochs", "total_examples")}
-    given = {name: value for name, value in totals.items() if value}
-    if len(given) != 1 or min(given.values()) < 0:
-        shown = ", ".join(f"train.{name}={value}" for name, value in totals.items())
-        raise InputError(f"exactly one total must be above 0, not {shown}; set the others to 0")
+    """Turns the one total that is given into steps."""
     total = train.total_steps or math.ceil(
         train.total_epochs * steps_per_epoch if train.total_epochs else train.total_examples / batch
     )
-    evaluate = train.eval_steps or round(train.eval_epochs * steps_per_epoch)
-    if evaluate < 1 or train.save_steps < 0:
-        raise InputError("train.eval_steps or train.eval_epochs must be above 0")
+    evaluate = train.eval_steps or max(1, round(train.eval_epochs * steps_per_epoch))
     return Plan(total, evaluate, train.save_steps)
 
 
@@ -257,8 +296,6 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Plan, steps_per_epoch: i
     own = {"head": o.lr_head, "backbone": o.lr_backbone}
     parts = sorted({name.split("/")[0] for name in trainable})
     rates = {part: o.lr if own.get(part) is None else own[part] for part in parts}
-    if c.data.batch % o.accumulate:
-        raise InputError(f"data.batch={c.data.batch} must divide by {o.accumulate=}")
     return make_optimizer(
         o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
         clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate,

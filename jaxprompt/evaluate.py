@@ -38,7 +38,7 @@ def predict_scores(
 
 
 def decide(scores: np.ndarray, classes: int) -> np.ndarray:
-    """Picks the best class of each row; -1 where a piece outside the verbalizer is better. -> [B]"""
+    """Picks each row's best class; -1 where a piece outside the verbalizer is better. -> [B]"""
     best = scores[:, :classes].argmax(-1)
     if scores.shape[1] > classes:
         best = np.where(scores[:, classes] > scores[:, :classes].max(-1), -1, best)

@@ -1,4 +1,4 @@
-"""Losses: pure functions (scores, labels, weights) -> (sum, normaliser), so padding and uneven hosts stay exact."""
+"""Losses: (scores, labels, weights) -> (sum, normaliser), exact under padding and uneven hosts."""
 
 from functools import partial
 
@@ -13,11 +13,16 @@ def cross_entropy(scores, labels, weights, *, smoothing: float = 0.0):
 
     [B, C], [B], [B] -> (scalar, scalar)
     """
-    return nll(jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1), labels, weights, smoothing=smoothing)
+    return nll(
+        jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1),
+        labels,
+        weights,
+        smoothing=smoothing,
+    )
 
 
 def nll(logp, labels, weights, *, smoothing: float = 0.0):
-    """Sums -log p at the label, for scores that are normalised already. [B, C], [B], [B] -> (scalar, scalar)"""
+    """Sums -log p at the label, for normalised scores. [B, C], [B], [B] -> (scalar, scalar)"""
     at_label = jnp.take_along_axis(logp, jnp.maximum(labels, 0)[:, None], axis=-1)[:, 0]
     there = logp > 0.5 * ABSENT  # choices that the example has
     spread = jnp.where(there, logp, 0.0).sum(-1) / jnp.maximum(there.sum(-1), 1)
@@ -26,7 +31,7 @@ def nll(logp, labels, weights, *, smoothing: float = 0.0):
 
 
 def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):
-    """Sums -log p over the class columns of a full-vocabulary head; its last column is not a class."""
+    """Sums -log p over a full-vocabulary head's class columns; its last column is no class."""
     return nll(scores[:, :-1], labels, weights, smoothing=smoothing)
 
 

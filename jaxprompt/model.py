@@ -16,7 +16,7 @@ Params = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Composes the three parts; the line `backbone(batch, prompt(batch, embed))` serves every method."""
+    """Composes the parts; the line `backbone(batch, prompt(batch, embed))` serves every method."""
 
     backbone: nn.Module
     prompt: Method

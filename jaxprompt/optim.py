@@ -1,4 +1,4 @@
-"""Schedules and optimizers, as optax chains whose numbers stay in the state (so that runs can be vmapped)."""
+"""Schedules, and optax chains whose numbers stay in the state, so that runs can be vmapped."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
 
 
 def _adafactor(schedule: Schedule, mask, decay_rate: float):
-    """Adafactor as prompt tuning runs it: unfactored, unscaled, absolute decay (Lester et al. 2021, section 3)."""
+    """Adafactor, unfactored and unscaled, absolute decay (Lester et al. 2021, section 3)."""
 
     def make(lr, weight_decay):
         return optax.chain(

@@ -1,4 +1,4 @@
-"""Random keys by folding: a key depends on (seed, step, name) alone, so a resumed run draws the same."""
+"""Random keys by folding (seed, step, name), and nothing else: a resumed run draws the same."""
 
 import zlib
 

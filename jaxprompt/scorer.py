@@ -9,21 +9,19 @@ import numpy as np
 
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
-from jaxprompt.data.batching import Layout
+from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encode import Encoded, Encoder
 from jaxprompt.data.tasks import Example, Task
-from jaxprompt.data.template import check, parse
+from jaxprompt.data.template import Template, check, parse
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError
+from jaxprompt.fields import HEADS, SCORES, check_fields, choose
 from jaxprompt.heads import linear, lm
-from jaxprompt.layers.attention import KERNELS
-from jaxprompt.layers.stack import REMATS, STACKS
 from jaxprompt.metrics import check_metric
 from jaxprompt.model import Model
-from jaxprompt.prompts import make_prompt
-
-DTYPES = ("float32", "bfloat16")
+from jaxprompt.prompts import Method, make_prompt
+from jaxprompt.types import Batch
 
 
 class Backbone(NamedTuple):
@@ -59,6 +57,11 @@ class Scorer(NamedTuple):
         """Number of classes, or of choices where these are the classes."""
         return len(self.task.labels) or self.layout.num_rows
 
+    def one_batch(self, rows: Sequence[Sequence[Encoded]]) -> Batch:
+        """Lays a few encoded examples into one batch, without labels."""
+        size = dataclasses.replace(self.layout, batch=len(rows))
+        return next(iter(EvalBatches(rows, [-1] * len(rows), size)))
+
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
         """Takes the module of a backbone whose weights were read."""
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
@@ -67,13 +70,6 @@ class Scorer(NamedTuple):
         """Encodes a split."""
         labels = np.array([example.label for example in examples], np.int32)
         return Split(self.encoder.encode_all(examples), labels)
-
-
-def choose(field: str, value: str, known: Sequence[str]) -> str:
-    """Returns the value of a field if it is one of `known`. Raises InputError."""
-    if value not in known:
-        raise InputError(f"{field}={value!r} is unknown; {nearest(value, known)}")
-    return value
 
 
 def choose_template(task: Task, head: str, template: str) -> str:
@@ -92,16 +88,7 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
     """Finds a backbone and reads its config and the names of its heads."""
     if not block["path"]:
         raise InputError("backbone.path is empty; give a folder, a hub id or pkg:PACKAGE/FOLDER")
-    choose("backbone.dtype", block["dtype"], DTYPES)
-    choose("backbone.stack", block["stack"], STACKS)
-    choose("backbone.remat", block["remat"], REMATS)
-    choose("backbone.attention", block["attention"], KERNELS)
-    dropout = block["dropout"]
-    if dropout is not None and not 0 <= dropout < 1:
-        raise InputError(f"backbone.dropout={dropout} must be in [0, 1)")
-    if block["family"] and block["family"] not in families():
-        known = nearest(block["family"], families())
-        raise InputError(f"unknown backbone.family {block['family']!r}; {known}")
+    check_fields(block, "backbone")
     where = folder.resolve(block["path"], block["revision"] or None)
     hf = folder.read_config(where)
     family = {"xlm-roberta": "roberta"}.get(hf.get("model_type"), hf.get("model_type", ""))
@@ -109,10 +96,14 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
     if family not in families():
         known = ", ".join(families())
         raise InputError(f"{where} holds a model of type {family!r}; backbone.family knows {known}")
-    module = make_backbone(
-        family, hf, load.present_heads(where, family), dtype=block["dtype"], stack=block["stack"],
-        remat=block["remat"], attention=block["attention"], dropout=dropout,
-    )  # fmt: skip
+    heads = load.present_heads(where, family)
+    try:
+        module = make_backbone(
+            family, hf, heads, dtype=block["dtype"], stack=block["stack"], remat=block["remat"],
+            attention=block["attention"], dropout=block["dropout"],
+        )  # fmt: skip
+    except InputError as error:
+        raise InputError(f"{where / 'config.json'}: {error}") from error
     return Backbone(block, where, family, hf, module)
 
 
@@ -127,13 +118,22 @@ def load_weights(backbone: Backbone) -> tuple[Backbone, load.Loaded]:
     return backbone, loaded
 
 
-def build_scorer(
-    backbone: Backbone, task: Task, *, prompt: Mapping[str, Any], head: Mapping[str, Any],
-    template: str, max_len: int, multiple: int, side: str, batch: int, choices: int = 1,
-) -> Scorer:  # fmt: skip
-    """Puts backbone, method, head and template together and checks that they fit."""
-    choose("head.name", head["name"], ("linear", "verbalizer"))
-    choose("head.scores", head["scores"], ("restricted", "full"))
+def check_template(task: Task, text: str, head: str, slots: int) -> Template:
+    """Reads a template and checks it against the task, the head and the prompt's slots."""
+    parsed, by_lm = parse(text), head == "verbalizer"
+    check(
+        parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm,
+        has_choices=bool(task.choices),
+    )  # fmt: skip
+    if by_lm and parsed.uses_choice:
+        raise InputError("a verbalizer reads one row; write {choices} for {choice}")
+    return parsed
+
+
+def check_fit(
+    backbone: Backbone, *, prompt: Mapping[str, Any], head: Mapping[str, Any], max_len: int
+) -> Method:
+    """Makes the method and checks that it, the head and the length fit the backbone."""
     present, dims = backbone.module.cfg.model_heads, backbone.module.dims
     method = make_prompt(**prompt, dims=dims)
     shift = method.position_shift()
@@ -143,33 +143,39 @@ def build_scorer(
             f"{dims.max_len}; lower data.max_len to "
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
-    parsed = parse(template)
+    if head["name"] == "verbalizer" and "mlm" not in present:
+        raise InputError(
+            f"{backbone.folder} has no MLM head for head.name=verbalizer; take a checkpoint "
+            "saved with one, or head.name=linear"
+        )
+    if head["name"] == "linear" and head["pooler"] == "checkpoint" and "pooler" not in present:
+        raise InputError(
+            f"{backbone.folder} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
+        )
+    return method
+
+
+def build_scorer(
+    backbone: Backbone, task: Task, *, prompt: Mapping[str, Any], head: Mapping[str, Any],
+    template: str, max_len: int, multiple: int, side: str, batch: int, choices: int = 1,
+) -> Scorer:  # fmt: skip
+    """Puts backbone, method, head and template together and checks that they fit."""
+    choose("head.name", head["name"], HEADS)
+    choose("head.scores", head["scores"], SCORES)
+    method = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
     by_lm, slots = head["name"] == "verbalizer", method.num_slots()
-    has_choices = bool(task.choices)
-    check(parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm, has_choices=has_choices)
+    parsed = check_template(task, template, head["name"], slots)
     check_metric(task.metric, len(task.labels) or choices)
     verbalizer = None
     if by_lm:
-        if "mlm" not in present:
-            raise InputError(
-                f"{backbone.folder} has no MLM head for head.name=verbalizer; take a checkpoint "
-                "saved with one, or head.name=linear"
-            )
-        if parsed.uses_choice:
-            raise InputError("a verbalizer reads one row; write {choices} for {choice}")
         tokenizer = load_tokenizer(backbone.folder)
         verbalizer = make_verbalizer(tokenizer, task.words or task.labels)
         module = lm.Head(verbalizer.rows, verbalizer.where, head["scores"])
     else:
         pooler = head["pooler"]
         if pooler == "auto":
-            pooler = "checkpoint" if "pooler" in present else "cls"
+            pooler = "checkpoint" if "pooler" in backbone.module.cfg.model_heads else "cls"
         choose("head.pooler", pooler, linear.POOLERS)
-        if pooler == "checkpoint" and "pooler" not in present:
-            raise InputError(
-                f"{backbone.folder} has no pooler for head.pooler=checkpoint; "
-                "take trained, cls or mean"
-            )
         classes = 1 if parsed.uses_choice else len(task.labels)
         if not classes:
             raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")

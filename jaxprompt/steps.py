@@ -1,4 +1,4 @@
-"""Train and eval steps: factories of pure functions, without host callbacks or closed-over rates."""
+"""Train and eval steps: factories of pure functions; no host callbacks, no closed-over rates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -34,9 +34,9 @@ def make_train_step(
 ):
     """Makes (state, frozen, batch) -> (state, metrics).
 
-    Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many parts
-    and adds their sums, so the result is that of the whole batch. A step whose loss or gradient is not
-    finite changes nothing but the counters.
+    Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many
+    parts and adds their sums, so the result is that of the whole batch. A step whose loss or
+    gradient is not finite changes nothing but the counters.
     """
 
     def term(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
@@ -49,7 +49,9 @@ def make_train_step(
         """Gives (sum, normaliser, gradient of the sum) of every objective."""
         grad = jax.value_and_grad(term, has_aux=True)
         keys = [jax.random.fold_in(key, number) for number in range(len(objectives))]
-        found = [grad(trainable, frozen, batch, o, k) for o, k in zip(objectives, keys, strict=True)]
+        found = [
+            grad(trainable, frozen, batch, o, k) for o, k in zip(objectives, keys, strict=True)
+        ]
         return [(total, n, grads) for (total, n), grads in found]
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:

@@ -81,6 +81,8 @@ def cast(tree: Any, dtype: Any) -> Any:
 
 def overview(trainable: Flat, frozen: Flat) -> str:
     """Tabulates what trains: a line a leaf, then trainable / total and the share."""
-    lines = [f"  {name:48s} {list(leaf.shape)!s:24s} {leaf.size:,}" for name, leaf in trainable.items()]
+    lines = [
+        f"  {name:48s} {list(leaf.shape)!s:24s} {leaf.size:,}" for name, leaf in trainable.items()
+    ]
     n, total = count(trainable), count(trainable) + count(frozen)
     return "\n".join([*lines, f"trainable {n:,} of {total:,} parameters ({n / total:.4%})"])

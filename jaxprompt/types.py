@@ -1,4 +1,4 @@
-"""The structs that travel between modules. No logic, no jax: every struct is a NamedTuple, hence a pytree.
+"""The structs that travel between modules: NamedTuples, hence pytrees. No logic, no jax.
 
 Shape letters, upper case in comments and lower case in einsum:
 
@@ -37,7 +37,7 @@ class Tokens(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One batch. With K rows an example (multiple choice) the token arrays are [B*K, T], example-major."""
+    """One batch. With K rows an example (choices) the token arrays are [B*K, T], example-major."""
 
     encoder: Tokens
     label_pos: Array  # int32 [B*K, M] what the head reads: the masks of a template, else [CLS]
@@ -75,7 +75,9 @@ class Dims(NamedTuple):
 
     vocab: int
     width: int
-    embed: int  # width of the word embeddings, where slots are written (ELECTRA: may differ from width)
+    embed: (
+        int  # width of the word embeddings, where slots are written (ELECTRA: not always `width`)
+    )
     layers: int
     heads: int
     head_dim: int

@@ -1,4 +1,4 @@
-"""What every method owes every backbone. A new file in prompts/ or backbones/ is taken in by itself."""
+"""What every method owes every backbone. A new file in prompts/ or backbones/ joins by itself."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tiny import assert_close, make_batch, make_params, make_tiny, widen
+from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 
 from jaxprompt.backbones import families
 from jaxprompt.folding import fold
@@ -92,7 +92,7 @@ def test_injects_the_declared_shapes(case):
 
 
 def test_padding_changes_nothing(case):
-    step = jax.jit(make_eval_step(case.model))
+    step = jit(make_eval_step(case.model))
     batch = case.batch()
     assert len(set(batch.encoder.mask.sum(1))) > 1
     scores = step(case.trainable, case.frozen, batch)
@@ -107,7 +107,7 @@ def test_what_is_masked_changes_nothing(case):
     batch = case.batch()
     rubbish = lambda x, keep: jnp.where(keep, x, 7.5)
 
-    @jax.jit
+    @jit
     def hidden(params, batch, spoil):
         injection = case.model.inject(params, batch)
         slots, prefix = injection.encoder
@@ -130,8 +130,8 @@ def test_folded_equals_unfolded(case):
     model = dataclasses.replace(case.model, prompt=prompt)
     assert prompt.num_slots() == case.model.prompt.num_slots()
     assert prompt.position_shift() == case.model.prompt.position_shift()
-    folded = jax.jit(model.forward)(case.params | {"prompt": constants}, batch)
-    assert_close(folded, jax.jit(case.model.forward)(case.params, batch))
+    folded = jit(model.forward)(case.params | {"prompt": constants}, batch)
+    assert_close(folded, jit(case.model.forward)(case.params, batch))
 
 
 def test_trains_what_it_says_on_one_device_and_on_eight(case):
@@ -139,7 +139,7 @@ def test_trains_what_it_says_on_one_device_and_on_eight(case):
     assert len(jax.devices()) == 8
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     place = lambda tree, *axes: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*axes)))
-    one, eight = (jax.jit(lambda *args: case.step(*args), donate_argnums=0) for _ in range(2))
+    one, eight = (jit(lambda *args: case.step(*args), donate_argnums=0) for _ in range(2))
     state, frozen = case.state(), case.frozen
     spread, spread_frozen = place(case.state()), place(frozen)
     for seed in (0, 1):

@@ -1,11 +1,16 @@
 """Tiny backbones of every family, random parameters and random batches."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.types import Batch, Role, Tokens
+
+# LLVM's optimisation left out: it takes half of the compilation, and tiny programs do not miss it.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 BERT = dict(
     vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
@@ -21,7 +26,7 @@ PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
 
 
 def fill(shapes, seed=0, scale=0.3):
-    """Draws N(0, scale^2) for every leaf, around 1 where it is a norm's scale: no leaf is trivial."""
+    """Draws N(0, scale^2) for every leaf, around 1 for a norm's scale: no leaf is trivial."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):

@@ -20,9 +20,11 @@ def prefix(c, length=20, lr=1e-2, dropout=0.1):
     c.optim.lr = lr
 
 
-def soft(c, length=20, lr=3e-2, init="vocab"):
-    """Soft prompt tuning. init: normal | uniform | vocab | frequent | labels | text | task | file."""
-    c.prompt = ConfigDict(dict(name="soft", length=length, init=init, scale=0.02, text="", file=""))
+def soft(c, length=20, lr=3e-2, start="vocab"):
+    """Soft prompt tuning. start: normal | uniform | vocab | frequent | labels | text | task | file."""
+    c.prompt = ConfigDict(
+        dict(name="soft", length=length, start=start, scale=0.02, text="", file="")
+    )
     c.trainable = ()
     c.optim.lr = lr
 

@@ -28,8 +28,8 @@ def make_backbone(
 ):
     """Makes the backbone module of a transformers config, with the heads that its checkpoint holds.
 
-    `dropout` replaces the config's hidden dropout; the attention's stays, save that 0 turns off both.
-    Raises InputError for an unknown family.
+    `dropout` replaces the config's hidden dropout; the attention's stays, save that 0 turns both
+    off. Raises InputError for an unknown family.
     """
     if family not in families():
         raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -51,6 +50,7 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, prefix, *, deterministic: bool):
+        """Runs the layer."""
         c = self.cfg
         norm = lambda name: nn.LayerNorm(
             epsilon=c.eps, dtype=c.dtype, use_fast_variance=False, name=name
@@ -70,6 +70,7 @@ class Embed(nn.Module):
     cfg: EncoderConfig
 
     def setup(self):
+        """Declares the tables."""
         c = self.cfg
         self.word = Table(c.vocab, c.embed, c.dtype)
         self.position = Table(c.positions, c.embed, c.dtype)
@@ -80,6 +81,7 @@ class Embed(nn.Module):
             self.project = nn.Dense(c.width, dtype=c.dtype)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
+        """Embeds tokens, slot rows in their places."""
         x = self.word(tokens.ids)  # [B, T, E]
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
@@ -94,6 +96,7 @@ class LmHead(nn.Module):
     cfg: EncoderConfig
 
     def setup(self):
+        """Declares the transform, the bias and an untied table."""
         c = self.cfg
         self.dense = nn.Dense(c.lm_width, dtype=c.dtype)
         self.norm = nn.LayerNorm(epsilon=c.eps, dtype=c.dtype, use_fast_variance=False)
@@ -102,6 +105,7 @@ class LmHead(nn.Module):
             self.table = self.param("table", nn.initializers.normal(0.02), (c.vocab, c.lm_width))
 
     def __call__(self, x):
+        """Transforms hidden states."""
         return self.norm(ACTIVATIONS[self.cfg.lm_activation](self.dense(x)))
 
 
@@ -112,6 +116,7 @@ class RtdHead(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        """Scores positions."""
         c = self.cfg
         x = ACTIVATIONS[c.activation](nn.Dense(c.width, dtype=c.dtype, name="dense")(x))
         return nn.Dense(1, dtype=c.dtype, name="out")(x)[..., 0]
@@ -123,6 +128,7 @@ class Encoder(nn.Module):
     cfg: EncoderConfig
 
     def setup(self):
+        """Declares what the checkpoint holds."""
         c = self.cfg
         self.embed = Embed(c)
         self.layer = EncoderLayer(c, parent=None)
@@ -191,7 +197,9 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
             )
     if hf.get("position_embedding_type", "absolute") != "absolute":
         kind = hf["position_embedding_type"]
-        raise InputError(f"position_embedding_type={kind!r} is not supported; it must be 'absolute'")
+        raise InputError(
+            f"position_embedding_type={kind!r} is not supported; it must be 'absolute'"
+        )
     width = hf["hidden_size"]
     fields = dict(
         vocab=hf["vocab_size"],
@@ -211,7 +219,9 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         tied=hf.get("tie_word_embeddings", True),
     )
     if width % fields["heads"]:
-        raise InputError(f"hidden_size={width} must divide by num_attention_heads={fields['heads']}")
+        raise InputError(
+            f"hidden_size={width} must divide by num_attention_heads={fields['heads']}"
+        )
     return EncoderConfig(**(fields | changes))
 
 

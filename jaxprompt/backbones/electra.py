@@ -1,4 +1,4 @@
-"""ELECTRA, generator and discriminator: BERT's encoder, its embeddings may be narrower (Clark et al. 2020)."""
+"""ELECTRA, both halves: BERT's encoder with embeddings that may be narrower (Clark et al. 2020)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R: BERT's encoder with positions counted from the padding index (Liu et al. 2019)."""
+"""RoBERTa and XLM-R: BERT's encoder, positions counted from the padding index (Liu et al. 2019)."""
 
 from collections.abc import Mapping
 from typing import Any

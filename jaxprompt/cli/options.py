@@ -69,7 +69,7 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if file.endswith(".json"):
         config = _from_json(_read_json(Path(file)))
     else:
-        config = _call(load_module(file), "get_config", file, *([argument] if colon else []))
+        config = call(load_module(file), "get_config", file, *([argument] if colon else []))
     if not isinstance(config, ConfigDict):
         raise InputError(
             f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
@@ -101,9 +101,10 @@ def load_module(file: str) -> Any:
     return module
 
 
-def _call(module: Any, name: str, file: str, *args: str) -> Any:
+def call(module: Any, name: str, file: str, *args: str) -> Any:
+    """Calls a function of a config file; what it raises becomes an InputError."""
     if not hasattr(module, name):
-        raise InputError(f"config {file} has no {name}(); write one that returns a ConfigDict")
+        raise InputError(f"config {file} has no {name}(); write one")
     try:
         return getattr(module, name)(*args)
     except InputError:

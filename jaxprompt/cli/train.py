@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,12 +31,19 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt import build, rng, steps, tree
     from jaxprompt.checkpoint import Checkpoints, guard_workdir
     from jaxprompt.evaluate import evaluate
+    from jaxprompt.files import write_atomic
     from jaxprompt.runlog import RunLog
     from jaxprompt.scorer import load_weights, open_backbone
     from jaxprompt.state import make_state
 
     # -- data and model: everything that a config can get wrong ----------------------------------
     build.check_config(c)
+    finished = read_result(Path(workdir) / "result.json")
+    if finished is not None:
+        guard_workdir(workdir, resolved(c), build.FREE)
+        say = f"already trained, nothing to do: {workdir} (delete it to train again)"
+        print(say, file=sys.stderr)
+        return finished
     backbone = open_backbone(c.backbone.to_dict())
     examples = build.read_examples(c)
     scorer = build.scorer_from_config(c, backbone, examples)
@@ -127,11 +135,6 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         batches.close()
 
         # -- the result: test once, with the best prompt -----------------------------------------
-        path = Path(workdir) / "result.json"
-        finished = read_result(path)
-        if finished is not None and ("test" in finished or not c.train.test):
-            log.say(f"already trained: {path}; delete {workdir} to train again")
-            return finished
         numbers, best = checkpoints.restore_best(state.trainable)
         result = {
             "method": c.prompt.name,
@@ -146,7 +149,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         if c.train.test and "test" in splits:
             result["test"] = score("test", jax.device_put(numbers))
         result["time"] = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
-        write_result(path, result)
+        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
         return result
 
 
@@ -209,10 +212,3 @@ def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None
 def read_result(path: Path) -> dict[str, Any] | None:
     """Reads a result that is there."""
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Writes the result whole."""
-    from jaxprompt.files import write_atomic
-
-    write_atomic(path, json.dumps(result, indent=2) + "\n")

@@ -75,7 +75,7 @@ def read_json(path: Path, expected: str) -> dict:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give {expected}.") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); check it exists.") from None
+        raise InputError(f"{path} cannot be read ({error.strerror}); check permissions.") from None
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({error}); fetch or write it anew.") from None
     if not isinstance(value, dict):

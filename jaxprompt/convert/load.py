@@ -116,7 +116,7 @@ class _Names:
         ]
         if lost:
             raise InputError(
-                f"{self.folder} lacks {len(lost)} needed tensors: {', '.join(lost[:5])}"
+                f"{self.folder} lacks {len(lost)} of the needed tensors: {', '.join(lost[:5])}"
                 f"{', ...' if len(lost) > 5 else ''}; give a complete checkpoint whose config.json "
                 "belongs to it."
             )

@@ -53,14 +53,18 @@ class Weights:
 def open_weights(folder: str | Path) -> Iterator[Weights]:
     """Opens the checkpoint of a folder, single or sharded; safetensors before torch files."""
     folder = Path(folder)
+    try:
+        present = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error.strerror}); check the path.") from error
     with ExitStack() as stack:
         for single, open_file in ((_SAFETENSORS, _open_safetensors), (_TORCH, _open_torch)):
-            if (folder / single).exists():
+            index = f"{single}.index.json"
+            if single in present:
                 yield Weights(folder, open_file(folder / single, stack))
                 return
-            index = folder / f"{single}.index.json"
-            if index.exists():
-                yield Weights(folder, _open_shards(index, open_file, stack))
+            if index in present:
+                yield Weights(folder, _open_shards(folder / index, open_file, stack))
                 return
         raise InputError(
             f"{folder} holds neither {_SAFETENSORS} nor {_TORCH}; "
@@ -83,7 +87,7 @@ def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str
     lost = sorted(set(where) - set(entries))
     if lost:
         raise InputError(
-            f"{index} names {len(lost)} tensors that its files lack, first {lost[0]!r}; "
+            f"{index} names tensors that its files lack ({len(lost)}, first {lost[0]!r}); "
             "index and files are of different versions, fetch the folder anew."
         )
     return entries
@@ -93,13 +97,16 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, _Entry]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        path.open("rb").close()  # safe_open reports a lack of permission as a lack of the file
         file = stack.enter_context(safe_open(path, framework="numpy"))
     except SafetensorError as error:
         raise InputError(
             f"{path} is corrupt or cut short ({error}); delete it and fetch it anew."
         ) from error
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error}); check its permissions.") from error
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); check its permissions."
+        ) from error
     entries = {}
     for name in file.keys():
         meta = file.get_slice(name)

@@ -27,6 +27,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+        """Pools and scores."""
         tokens = batch.encoder
         if self.pooler == "mean":
             keep = (tokens.mask & (tokens.roles != Role.SOFT))[..., None]  # [B*K, T, 1]
@@ -38,7 +39,9 @@ class Head(nn.Module):
                 pooled = backbone.pool(pooled)
             pooled = pooled.astype(jnp.float32)
             if self.pooler == "trained":
-                dense = nn.Dense(pooled.shape[-1], kernel_init=nn.initializers.normal(0.02), name="pooler")
+                dense = nn.Dense(
+                    pooled.shape[-1], kernel_init=nn.initializers.normal(0.02), name="pooler"
+                )
                 pooled = jnp.tanh(dense(pooled))
         pooled = Dropout(self.dropout)(pooled, deterministic=deterministic)
         init = nn.initializers.normal(0.02)

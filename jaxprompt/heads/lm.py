@@ -13,10 +13,10 @@ from jaxprompt.types import Batch
 class Head(nn.Module):
     """Scores each class by its words at the mask positions. [B, T, H] -> [B, C]
 
-    A word's score is the mean of its pieces' log-probabilities, piece j at mask j; a class's score is
-    the mean over its words. "restricted" normalises over the verbalizer's pieces, whose rows of the
-    output embedding alone are multiplied; "full" over the whole vocabulary, at the masks only, and
-    returns [B, C + 1]: the last column is the best log-probability of any piece outside.
+    A word's score is the mean of its pieces' log-probabilities, piece j at mask j; a class's score
+    is the mean over its words. "restricted" normalises over the verbalizer's pieces, whose rows of
+    the output embedding alone are multiplied; "full" over the whole vocabulary, at the masks only,
+    and returns [B, C + 1]: the last column is the best log-probability of any piece outside.
     """
 
     rows: Any  # int [R], the pieces' vocabulary ids
@@ -25,6 +25,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+        """Scores the classes."""
         rows, where = jnp.asarray(self.rows), jnp.asarray(self.where)
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()

@@ -27,8 +27,8 @@ def choose_kernel(kernel: str, dtype: jnp.dtype, head_dim: int, dropout: bool) -
 def attend(q, k, v, mask, *, kernel="auto", dropout=0.0, key=None):
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2, bool [B, S] -> [B, T, N, D]
 
-    The softmax is float32. A row whose keys are all masked attends evenly, so filler rows stay finite.
-    `key` turns dropout of the probabilities on.
+    The softmax is float32. A row whose keys are all masked attends evenly, so that filler rows stay
+    finite. `key` turns dropout of the probabilities on.
     """
     dropped = dropout > 0.0 and key is not None
     if choose_kernel(kernel, q.dtype, q.shape[-1], dropped) == "fused" and not dropped:
@@ -38,7 +38,9 @@ def attend(q, k, v, mask, *, kernel="auto", dropout=0.0, key=None):
             q, k, v, mask=full, implementation="cudnn" if on_gpu else "xla"
         )
     scores = jnp.einsum("btnd,bsnd->bnts", q * q.shape[-1] ** -0.5, k)  # [B, N, T, S]
-    scores = jnp.where(mask[:, None, None, :], scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
+    scores = jnp.where(
+        mask[:, None, None, :], scores.astype(jnp.float32), jnp.finfo(jnp.float32).min
+    )
     probs = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     if dropped:
         probs = drop(probs, dropout, key)
@@ -56,6 +58,7 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, prefix: Prefix | None = None, *, deterministic: bool):
+        """Attends over the prefix and x."""
         project = functools.partial(
             nn.DenseGeneral, features=(self.heads, self.head_dim), dtype=self.dtype
         )
@@ -71,6 +74,6 @@ class SelfAttention(nn.Module):
         drops = self.dropout > 0.0 and not deterministic
         key = self.make_rng("dropout") if drops else None
         x = attend(q, k, v, mask, kernel=self.kernel, dropout=self.dropout, key=key)
-        return nn.DenseGeneral(features=q.shape[-1] * self.heads, axis=(-2, -1), dtype=self.dtype, name="out")(x)
-
-
+        return nn.DenseGeneral(
+            features=q.shape[-1] * self.heads, axis=(-2, -1), dtype=self.dtype, name="out"
+        )(x)

@@ -7,8 +7,10 @@ from flax import linen as nn
 
 def drop(x, rate: float, key):
     """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate)."""
-    bits = jax.random.bits(key, x.shape, jnp.uint16)
-    return jnp.where(bits >= round(rate * 65536), x / (1.0 - rate), jnp.zeros_like(x))
+    *rows, last = x.shape
+    bits = jax.random.bits(key, (*rows, (last + 1) // 2), jnp.uint32)
+    halves = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-1)[..., :last]
+    return jnp.where(halves >= round(rate * 65536), x / (1.0 - rate), jnp.zeros_like(x))
 
 
 class Dropout(nn.Module):
@@ -18,6 +20,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x, *, deterministic: bool):
+        """Drops, unless deterministic."""
         if deterministic or self.rate == 0.0:
             return x
         return drop(x, self.rate, self.make_rng("dropout"))

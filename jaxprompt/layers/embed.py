@@ -8,7 +8,9 @@ EMBED_INIT = nn.initializers.normal(0.02)
 
 
 def write_slots(x, slot, slots):
-    """Writes row slot[b, t] of the slots where slot >= 0. [B, T, E], [B, T], [B|1, S, E] -> [B, T, E]
+    """Writes row slot[b, t] of the slots where slot >= 0.
+
+    [B, T, E], [B, T], [B|1, S, E] -> [B, T, E]
 
     The rows are picked by a product with one-hot rows: its gradient is a product too, the same on
     every run, where a scatter-add on GPUs is not.
@@ -27,7 +29,9 @@ class Table(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
+        """Declares the table."""
         self.table = self.param("table", EMBED_INIT, (self.rows, self.width))
 
     def __call__(self, ids):
+        """Looks rows up."""
         return self.table[ids].astype(self.dtype)

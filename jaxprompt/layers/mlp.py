@@ -7,7 +7,7 @@ from flax import linen as nn
 
 @jax.custom_vjp
 def gelu(x):
-    """Computes x * Phi(x) with the exact normal distribution (Hendrycks & Gimpel 2016). [...] -> [...]"""
+    """Computes x * Phi(x), Phi the exact normal (Hendrycks & Gimpel 2016). [...] -> [...]"""
     return _gelu_and_slope(x)[0]
 
 
@@ -40,6 +40,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        """Applies both maps."""
         width = x.shape[-1]
         x = nn.Dense(self.hidden, dtype=self.dtype, name="up")(x)
         x = ACTIVATIONS[self.activation](x)

@@ -26,8 +26,9 @@ def run_stack(layer, params, x, mask, prefix, *, stack, remat, deterministic, ke
     """Applies the layers in turn. [B, T, H], bool [B, T], Prefix [L, ...] or None -> [B, T, H]
 
     `layer(x, mask, prefix, deterministic=...)` holds no variables but "params". "scan" compiles one
-    layer, "unroll" all of them; remat "dots" keeps the matrix products for the backward pass, "full"
-    only the layers' inputs. `key` feeds dropout, folded with the layer's number, so all agree.
+    layer, "unroll" all of them; remat "dots" keeps the matrix products for the backward pass,
+    "full" only the layers' inputs. `key` feeds dropout, folded with the layer's
+    number, so all agree.
     """
 
     def apply(x, per_layer):
@@ -39,12 +40,12 @@ def run_stack(layer, params, x, mask, prefix, *, stack, remat, deterministic, ke
 
     if remat != "none":
         policy = jax.checkpoint_policies.dots_saveable if remat == "dots" else None
-        # Common-subexpression elimination would undo the recomputation, except inside a loop's body.
+        # Merging of common subexpressions would undo the recomputation, except in a loop's body.
         apply = jax.checkpoint(apply, policy=policy, prevent_cse=stack == "unroll")
     length = jax.tree.leaves(params)[0].shape[0]
     xs = (jnp.arange(length), params, prefix)
     if stack == "scan":
         return jax.lax.scan(lambda x, per_layer: (apply(x, per_layer), None), x, xs)[0]
     for i in range(length):
-        x = apply(x, jax.tree.map(lambda leaf: leaf[i], xs))
+        x = apply(x, jax.tree.map(lambda leaf, i=i: leaf[i], xs))
     return x

@@ -1,12 +1,13 @@
 """Methods, one file each, found by file name; each file's class `Prompt` makes an `Injection`."""
 
+import dataclasses
 import importlib
 import pkgutil
 from typing import Any, ClassVar
 
 from flax import linen as nn
 
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.types import Batch, Dims, Injection
 
 
@@ -25,6 +26,9 @@ class Method(nn.Module):
         """Tells by how much the text's positions move, where the prompt takes none in the input."""
         return 0
 
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes what the backbone takes in; `embed` is its word table [V, E]."""
         raise TypeError(f"{type(self).__name__} must define __call__")
@@ -36,12 +40,20 @@ def methods() -> list[str]:
 
 
 def make_prompt(name: str, dims: Dims, **fields: Any) -> Method:
-    """Makes a method by name. Raises InputError for an unknown name or hyper-parameter."""
+    """Makes a method by name.
+
+    Raises InputError for an unknown name, and a hyper-parameter that is unknown, of another type or
+    out of its range.
+    """
     if name not in methods():
-        raise InputError(f"unknown method {name!r}; {nearest(name, methods())}")
+        raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
     cls = importlib.import_module(f"{__name__}.{name}").Prompt
-    known = [f for f in cls.__dataclass_fields__ if f not in ("dims", "parent", "name")]
-    for field in fields:
+    own = {f.name: f.type for f in dataclasses.fields(cls)}
+    known = {field: own[field] for field in own if field not in ("dims", "parent", "name")}
+    for field, value in fields.items():
         if field not in known:
             raise InputError(f"method {name!r} has no field {field!r}; {nearest(field, known)}")
-    return cls(dims=dims, **fields)
+        check_kind(f"prompt.{field}", value, known[field])
+    prompt = cls(dims=dims, **fields)
+    prompt.check()
+    return prompt

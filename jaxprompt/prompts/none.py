@@ -1,4 +1,4 @@
-"""No prompt: the baselines (full, head only, bias only, LayerNorm only, zero-shot) differ in what trains."""
+"""No prompt: full tuning, head or biases or LayerNorms alone, zero-shot; patterns tell which."""
 
 from typing import ClassVar
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
@@ -17,8 +17,9 @@ def parse_layers(text: str, total: int) -> tuple[int, int]:
     if not text:
         return 0, total
     first, dash, last = text.partition("-")
-    valid = first.isdigit() and (last.isdigit() if dash else True)
-    low, high = (int(first), int(last or first)) if valid else (0, 0)
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        raise InputError(f"prompt.layers={text!r} must be FIRST-LAST, as in 1-{total}, or empty")
+    low, high = int(first), int(last or first)
     if not 1 <= low <= high <= total:
         raise InputError(f"prompt.layers={text!r} must be FIRST-LAST within 1-{total}")
     return low - 1, high
@@ -28,8 +29,8 @@ class Prompt(Method):
     """Learns `length` keys and values for each layer of the interval `layers`.
 
     hidden > 0 computes them from [P, hidden] embeddings through a two-layer tanh MLP (section 3.3),
-    which export folds away. `shift` moves the text's positions by `length`, as the paper's code does.
-    Dropout falls on keys and values, drawn anew for every example.
+    which export folds away. `shift` moves the text's positions by `length`, as the paper's code
+    does. Dropout falls on keys and values, drawn anew for every example.
     """
 
     length: int = 20
@@ -38,6 +39,15 @@ class Prompt(Method):
     dropout: float = 0.0
     shift: bool = True
     scale: float = 0.02
+
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+        at_least("prompt.length", self.length, 1)
+        at_least("prompt.hidden", self.hidden, 0)
+        at_least("prompt.scale", self.scale, 0)
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"prompt.dropout={self.dropout} must be in [0, 1)")
+        parse_layers(self.layers, self.dims.layers)
 
     def position_shift(self) -> int:
         """Tells by how much the text's positions move."""

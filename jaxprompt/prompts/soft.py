@@ -6,9 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, at_least, nearest
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Stream
+
+# Where the rows start from: draws, a file of rows, or token ids.
+STARTS = ("normal", "uniform", "file", "vocab", "frequent", "labels", "text", "task")
 
 
 def symmetric_uniform(key, shape, dtype=jnp.float32):
@@ -19,13 +22,25 @@ def symmetric_uniform(key, shape, dtype=jnp.float32):
 class Prompt(Method):
     """Learns `length` rows; the template lays out where they stand.
 
-    `start` "normal" draws N(0, scale^2), "uniform" U(-0.5, 0.5). The other initialisers choose token
-    ids, whose embeddings `warm_start` writes over these draws.
+    `start` "normal" draws N(0, scale^2), "uniform" U(-0.5, 0.5). The other starts are written over
+    these draws: the rows in `file`, or embeddings of token ids (`warm_start`), those of `text` too.
     """
 
     length: int = 20
     start: str = "normal"
     scale: float = 0.02
+    text: str = ""
+    file: str = ""
+
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+        at_least("prompt.length", self.length, 1)
+        at_least("prompt.scale", self.scale, 0)
+        if self.start not in STARTS:
+            known = nearest(self.start, STARTS)
+            raise InputError(f"prompt.start={self.start!r} is unknown; {known}")
+        if self.start in ("text", "file") and not getattr(self, self.start):
+            raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; give one")
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input."""

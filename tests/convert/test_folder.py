@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from jaxprompt.convert.folder import package_folder, read_config, resolve
 from jaxprompt.errors import InputError
@@ -120,3 +121,36 @@ def test_bad_config_is_one_line(tmp_path, text, message):
         read_config(tmp_path)
     assert str(tmp_path / "config.json") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+REPO_FILES = [
+    "config.json", "vocab.txt", "tokenizer.json", "sentencepiece.bpe.model", "README.md",
+    "tf_model.h5", "onnx/model.onnx", "onnx/model.safetensors", "model.fp16.safetensors",
+    "pytorch_model.bin", "training_args.bin", "code.py",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        ["model.safetensors"],
+        ["model-00001-of-00002.safetensors", "model.safetensors.index.json"],
+        [],
+    ],
+    ids=["single", "sharded", "torch"],
+)
+def test_only_needed_files_are_fetched(tmp_path, monkeypatch, weights):
+    """Torch files come only where there are no safetensors; code and other formats never."""
+
+    def fetch(repo, revision, allow_patterns):
+        assert (repo, revision) == ("owner/tiny", "v1")
+        for name in filter_repo_objects(REPO_FILES + weights, allow_patterns=allow_patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert resolve("owner/tiny", "v1") == tmp_path
+    got = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    text = {"config.json", "vocab.txt", "tokenizer.json", "sentencepiece.bpe.model"}
+    assert got == text | set(weights or ["pytorch_model.bin"])

@@ -7,15 +7,14 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone, present_heads
 from jaxprompt.errors import InputError
 from jaxprompt.tree import flatten
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 SIZES = dict(
     vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3,
@@ -61,7 +60,9 @@ def test_tensors_stand_where_they_belong(pretraining):
     of = lambda tensor: tensor.detach().numpy()
     bert, head = model.bert, model.cls.predictions
     embed, layers = params["embed"], params["layers"]
-    np.testing.assert_array_equal(embed["word"]["table"], of(bert.embeddings.word_embeddings.weight))
+    np.testing.assert_array_equal(
+        embed["word"]["table"], of(bert.embeddings.word_embeddings.weight)
+    )
     np.testing.assert_array_equal(embed["norm"]["scale"], of(bert.embeddings.LayerNorm.weight))
     np.testing.assert_array_equal(embed["norm"]["bias"], of(bert.embeddings.LayerNorm.bias))
     x = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
@@ -124,9 +125,11 @@ def test_heads_come_from_the_file(tmp_path, name, family, heads, first_missing):
     params, report = load(tmp_path, family)
     assert present_heads(tmp_path, family) == set(report.heads) == heads
     assert set(params) - {"embed", "layers"} == heads
-    assert set(report.fresh) == {"bert": {"pooler", "mlm"}, "roberta": {"pooler", "mlm"}}.get(
-        family, {"mlm", "rtd"}
-    ) - heads
+    assert (
+        set(report.fresh)
+        == {"bert": {"pooler", "mlm"}, "roberta": {"pooler", "mlm"}}.get(family, {"mlm", "rtd"})
+        - heads
+    )
     assert report.missing[0] == first_missing
     assert report.unused == (("classifier.bias", "classifier.weight") if not heads else ())
 
@@ -252,7 +255,9 @@ def test_decoder_of_other_numbers_is_used_though_config_says_tied(pretraining):
 def test_untied_without_a_decoder_is_an_error(pretraining):
     _, folder = pretraining
     config = read_config(folder) | {"tie_word_embeddings": False}
-    with pytest.raises(InputError, match=r"lacks 1 needed tensors: cls\.predictions\.decoder"):
+    with pytest.raises(
+        InputError, match=r"lacks 1 of the needed tensors: cls\.predictions\.decoder"
+    ):
         load_backbone(folder, "bert", config)
 
 
@@ -264,7 +269,7 @@ def test_missing_trunk_tensors_are_listed(pretraining):
     with pytest.raises(InputError) as caught:
         load(folder)
     text = str(caught.value)
-    assert "lacks 4 needed tensors" in text
+    assert "lacks 4 of the needed tensors" in text
     assert "bert.encoder.layer.1.output.dense.weight" in text
     assert "\n" not in text
 
@@ -272,7 +277,7 @@ def test_missing_trunk_tensors_are_listed(pretraining):
 def test_long_lists_are_cut(tmp_path):
     save_model(tmp_path, "BertForMaskedLM")
     config = read_config(tmp_path) | {"num_hidden_layers": 3}
-    with pytest.raises(InputError, match=r"lacks 16 needed tensors: (\S+, ){5}\.\.\.; give"):
+    with pytest.raises(InputError, match=r"lacks 16 of the needed tensors: (\S+, ){5}\.\.\.; give"):
         load_backbone(tmp_path, "bert", config)
 
 
@@ -280,7 +285,7 @@ def test_long_lists_are_cut(tmp_path):
 def test_part_of_a_head_is_an_error(pretraining, name):
     _, folder = pretraining
     rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if n != name})
-    with pytest.raises(InputError, match=f"lacks 1 needed tensors: {name}"):
+    with pytest.raises(InputError, match=f"lacks 1 of the needed tensors: {name}"):
         load(folder)
 
 

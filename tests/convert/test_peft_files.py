@@ -3,15 +3,16 @@
 import json
 
 import numpy as np
+import peft
 import pytest
+import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from jaxprompt.convert.peft import prefix_from_peft, prefix_to_peft, read_peft, write_peft
 from jaxprompt.errors import InputError
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
 P, LAYERS, HEADS, WIDTH = 5, 3, 4, 16
 SIZES = dict(

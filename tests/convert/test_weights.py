@@ -1,13 +1,16 @@
 """Reading tensors: every file layout gives the same numbers, every broken file one line."""
 
+import errno
 import json
 import os
 import pickle
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from jaxprompt.convert.weights import open_weights
@@ -53,7 +56,6 @@ def save_shards(folder, tensors, save, pattern):
 
 
 def as_torch(tensors):
-    torch = pytest.importorskip("torch")
     to = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     return {
         name: torch.from_numpy(t.astype(np.float32)).to(to[t.dtype.name])
@@ -73,21 +75,18 @@ def test_sharded_safetensors(tmp_path, tensors):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_single_torch_file(tmp_path, tensors, zipped):
-    torch = pytest.importorskip("torch")
     path = tmp_path / "pytorch_model.bin"
     torch.save(as_torch(tensors), path, _use_new_zipfile_serialization=zipped)
     assert_same(read_all(tmp_path), tensors)
 
 
 def test_torch_views_are_read_in_order(tmp_path):
-    torch = pytest.importorskip("torch")
     whole = torch.arange(12.0).reshape(3, 4)
     torch.save({"t": whole.T}, tmp_path / "pytorch_model.bin")
     np.testing.assert_array_equal(read_all(tmp_path)["t"], np.arange(12.0).reshape(3, 4).T)
 
 
 def test_sharded_torch_files(tmp_path, tensors):
-    torch = pytest.importorskip("torch")
     save_shards(tmp_path, as_torch(tensors), torch.save, "pytorch_model-{i}-of-{n}.bin")
     assert_same(read_all(tmp_path), tensors)
 
@@ -117,7 +116,6 @@ class Payload:
 
 @pytest.mark.parametrize("plain_pickle", [True, False])
 def test_code_in_a_torch_file_never_runs(tmp_path, plain_pickle):
-    torch = pytest.importorskip("torch")
     harm = tmp_path / "harm"
     state = {"a": Payload(str(harm))}
     path = tmp_path / "pytorch_model.bin"
@@ -132,7 +130,6 @@ def test_code_in_a_torch_file_never_runs(tmp_path, plain_pickle):
 
 
 def test_torch_file_of_something_else(tmp_path):
-    torch = pytest.importorskip("torch")
     torch.save({"state_dict": {"a": torch.zeros(2)}}, tmp_path / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"no table of tensors; save model\.state_dict\(\) alone"):
         read_all(tmp_path)
@@ -161,7 +158,6 @@ def test_damaged_safetensors_is_one_line(tmp_path, tensors, damage):
 
 @pytest.mark.parametrize("keep", [0, 30, 200])
 def test_damaged_torch_file_is_one_line(tmp_path, tensors, keep):
-    torch = pytest.importorskip("torch")
     path = tmp_path / "pytorch_model.bin"
     torch.save(as_torch(tensors), path)
     path.write_bytes(path.read_bytes()[:keep])
@@ -180,7 +176,7 @@ def test_missing_shard_is_named(tmp_path, tensors):
 def test_tensor_missing_from_its_shard_is_named(tmp_path, tensors):
     save_shards(tmp_path, tensors, save_file, "model-{i}-of-{n}.safetensors")
     save_file({"other": np.zeros(1, np.float32)}, tmp_path / "model-1-of-3.safetensors")
-    with pytest.raises(InputError, match=r"1 tensors that its files lack, first 'b\.weight'"):
+    with pytest.raises(InputError, match=r"tensors that its files lack \(1, first 'b\.weight'"):
         read_all(tmp_path)
 
 
@@ -202,3 +198,28 @@ def test_no_weights_at_all(tmp_path):
     (tmp_path / "tf_model.h5").write_bytes(b"")
     with pytest.raises(InputError, match="neither model.safetensors nor pytorch_model.bin"):
         read_all(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["open", "iterdir"])
+def test_no_permission_is_one_line(tmp_path, tensors, monkeypatch, call):
+    """Raised by hand: the user who runs the tests may be allowed to read everything."""
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    save_file(tensors, tmp_path / SINGLE)
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); check"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["absent", "file", "folder as weights"])
+def test_paths_of_the_wrong_kind_are_one_line(tmp_path, kind):
+    path = tmp_path / "x"
+    if kind == "file":
+        path.write_bytes(b"")
+    if kind == "folder as weights":
+        (path / SINGLE).mkdir(parents=True)
+    with pytest.raises(InputError, match="cannot be read .*; check") as caught:
+        read_all(path)
+    assert "\n" not in str(caught.value)

@@ -1,8 +1,11 @@
-"""Soft prompts and prefixes against PEFT: the same numbers give the same hidden states and logits."""
+"""Soft prompts and prefixes against PEFT: equal numbers give equal hidden states and logits."""
 
 import jax
 import numpy as np
+import peft
 import pytest
+import torch
+import transformers
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
@@ -13,9 +16,7 @@ from jaxprompt.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Tokens
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
 TOLERANCE = 1e-5  # max abs, float32
 P, CLASSES, TEXT = 4, 3, 7
@@ -100,7 +101,7 @@ def our_model(family, folder, adapter, heads=None):
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hidden_states(tmp_path, family, kind):
-    """PEFT prepends soft tokens of the embeddings' width, so a narrow ELECTRA is told its token_dim."""
+    """PEFT prepends rows of the embeddings' width, so a narrow ELECTRA is told its token_dim."""
     base = base_model(family, tmp_path / "base")
     fields = {"token_dim": base.config.embedding_size} if family == "electra-narrow" else {}
     if kind == "prefix":

@@ -1,0 +1,58 @@
+"""Accuracy on real data with small BERTs: full data and 16 examples a class, three seeds.
+
+The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:trec-prefix-16`. Tasks:
+trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head. Length and
+rate of each method were found on dev.
+"""
+
+from configs.base import get_config as base
+from configs.parts import backbones, methods, tasks
+
+SEEDS = (0, 1, 2)
+DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
+LENGTH = {"trec": 16, "sst2": 16, "mpqa": 16, "sst2_mlm": 16}
+RATE = {"prefix": 1e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-2, "full": 5e-5}
+EPOCHS = {
+    "trec": {"prefix": 12.0, "soft": 8.0, "head_only": 10.0, "full": 4.0},
+    "sst2": {"prefix": 4.0, "soft": 3.0, "head_only": 4.0, "full": 2.0},
+    "mpqa": {"prefix": 6.0, "soft": 4.0, "head_only": 5.0, "full": 2.0},
+    "sst2_mlm": {"prefix": 3.0, "soft": 3.0, "hybrid": 3.0, "full": 2.0},
+}
+
+
+def get_config(name="trec-prefix"):
+    """Returns one run of the table."""
+    task, method, *few = name.split("-")
+    c = base()
+    getattr(tasks, task.removesuffix("_mlm"))(c)
+    if task == "sst2_mlm":
+        c.head.name = "verbalizer"
+        c.task.words = ("bad", "good")
+        c.task.template = "{sentence} [mask]." if method == "soft" else "{sentence} It was [mask]."
+    else:
+        backbones.minilm(c)
+    getattr(methods, "soft" if method == "hybrid" else method)(c, lr=RATE[method])
+    if method in ("prefix", "soft", "hybrid"):
+        c.prompt.length = LENGTH[task]
+    if method == "prefix":
+        c.prompt.dropout = 0.0
+    c.data.group = 8
+    c.train.total_epochs = EPOCHS[task][method]
+    if few:
+        c.data.protocol = "listed"
+        c.data.batch = 16
+        c.data.group = 1
+        c.train.total_epochs = 0.0
+        c.train.total_steps = 120 if method == "full" else 240
+        c.train.eval_steps = 12
+    return c
+
+
+def sweep():
+    """Yields every run."""
+    for task, epochs in EPOCHS.items():
+        for method in epochs:
+            for seed, data_seed in zip(SEEDS, DATA_SEEDS, strict=True):
+                yield {"config": f"{task}-{method}", "seed": seed}
+                if task != "mpqa":
+                    yield {"config": f"{task}-{method}-16", "seed": seed, "data.seed": data_seed}

@@ -1,0 +1,42 @@
+"""Writes the best prompt of a workdir as safetensors and a JSON card."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxprompt.cli.options import Parser, load_config, need
+from jaxprompt.errors import InputError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Folds the prompt, writes it and prints the paths and bytes as JSON."""
+    parser = Parser(__doc__)
+    parser.add_argument("--output", help="folder to write (default: WORKDIR/export)")
+    parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
+    args, overrides = parser.read(argv)
+    need(args, "config", "workdir")
+    c = load_config(args.config, overrides)
+
+    from jaxprompt import build
+    from jaxprompt.cli.train import read_result
+    from jaxprompt.convert.artifact import write_artifact, write_npy
+    from jaxprompt.exported import pack
+
+    trained = build.restore(c, args.workdir)
+    scorer, weights = trained.scorer, trained.weights
+    result = read_result(Path(args.workdir) / "result.json") or {}
+    metrics = {name: result[name] for name in ("dev", "test") if name in result}
+    tensors, card = pack(
+        scorer, weights.trainable, weights.frozen,
+        backbone=c.backbone.to_dict() | {"family": trained.family},
+        fingerprint=weights.report.fingerprint, hyper=c.prompt.to_dict(), head=c.head.to_dict(),
+        seed=c.seed, metrics=metrics or {"dev": trained.best.get("dev")},
+    )  # fmt: skip
+    paths = write_artifact(args.output or Path(args.workdir) / "export", tensors, card)
+    if args.npy:
+        if "prompt/slots" not in tensors:
+            raise InputError(f"--npy: a {c.prompt.name} prompt has no soft tokens")
+        write_npy(args.npy, tensors["prompt/slots"])
+        paths = (*paths, Path(args.npy))
+    print(json.dumps({str(path): path.stat().st_size for path in paths}))
+    return 0

@@ -1,0 +1,103 @@
+"""Labels texts with an exported prompt: --text, a JSONL file or stdin in, JSONL out."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.cli.options import Parser
+from jaxprompt.errors import InputError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes one JSON line an example: the input, its label, score and all class scores."""
+    parser = Parser(__doc__, config=False)
+    parser.add_argument("--prompt", help="folder of an export (default: WORKDIR/export)")
+    parser.add_argument("--workdir", help="folder of the run that was exported")
+    parser.add_argument("--text", action="append", help="a text; may be given several times")
+    parser.add_argument("--input", help="JSONL file, - = stdin (the default without --text)")
+    parser.add_argument("--output", help="JSONL file to write (default: stdout)")
+    parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
+    parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
+    parser.add_argument("--force", action="store_true", help="accept other backbone weights")
+    args, overrides = parser.read(argv)
+    if overrides:
+        raise InputError("predict takes no --config: the exported card says all")
+    if not (args.prompt or args.workdir):
+        raise InputError("--prompt or --workdir is missing; see --help")
+    if args.text and args.input:
+        raise InputError("give --text or --input, not both")
+
+    import jax
+
+    from jaxprompt.data.batching import EvalBatches
+    from jaxprompt.data.tasks import read_example
+    from jaxprompt.evaluate import predict_scores, probabilities
+    from jaxprompt.exported import unpack
+    from jaxprompt.files import write_atomic
+
+    where = args.prompt or str(Path(args.workdir) / "export")
+    block = dict(
+        path=args.backbone, revision="", family="", dtype=args.dtype, stack="scan", remat="none",
+        attention="auto", dropout=None,
+    )  # fmt: skip
+    exported = unpack(where, backbone=block, batch=args.batch, force=args.force)
+    scorer = exported.scorer
+    rows = list(_rows(args, scorer.task.fields))
+    if not rows:
+        raise InputError(f"{args.input or 'stdin'} holds no text")
+    examples = [read_example(scorer.task, row, origin, need_label=False) for origin, row in rows]
+    split = scorer.encode(examples)
+    step = jax.jit(lambda _, params, batch: scorer.model.forward(params, batch))
+    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    scores = predict_scores(step, {}, exported.params, batches, len(rows))
+    lines = []
+    for (_, row), example, values in zip(
+        rows, examples, probabilities(scores, scorer.classes), strict=True
+    ):
+        names = scorer.task.labels or example.choices
+        best = int(values[: len(names)].argmax())
+        known = dict(zip(names, map(float, values), strict=False))
+        answer = {"label": names[best], "score": float(values[best]), "scores": known}
+        lines.append(json.dumps(row | answer, ensure_ascii=False) + "\n")
+    if args.output:
+        write_atomic(args.output, "".join(lines))
+    else:
+        sys.stdout.write("".join(lines))
+    return 0
+
+
+def _rows(args: Any, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (origin, row). A plain line of stdin, like --text, is the task's one field."""
+    if args.text:
+        for number, text in enumerate(args.text, 1):
+            yield f"--text {number}", _one_field(text, fields, "--text")
+        return
+    if args.input and args.input != "-":
+        from jaxprompt.data.files import read_file
+
+        rows = read_file(args.input)
+        yield from ((rows.origin(i), dict(row)) for i, row in enumerate(rows))
+        return
+    for number, line in enumerate(sys.stdin, 1):
+        text = line.strip()
+        if not text:
+            continue
+        if text[0] != "{":
+            yield f"stdin:{number}", _one_field(text, fields, "a plain line")
+            continue
+        try:
+            yield f"stdin:{number}", json.loads(text)
+        except ValueError as error:
+            raise InputError(f"stdin:{number}: not valid JSON ({error})") from error
+
+
+def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
+    if len(fields) != 1:
+        raise InputError(
+            f"the task has {len(fields)} fields, {', '.join(fields)}: {source} cannot tell them "
+            "apart; give JSON lines"
+        )
+    return {fields[0]: text}

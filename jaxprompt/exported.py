@@ -1,0 +1,126 @@
+"""A trained prompt on its way out of a run and back in: tensors and a card."""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
+from jaxprompt.data.tasks import Example, Task
+from jaxprompt.errors import InputError
+from jaxprompt.folding import fold
+from jaxprompt.scorer import Scorer, build_scorer, load_weights, open_backbone
+
+
+class Exported(NamedTuple):
+    """A prompt ready to score."""
+
+    scorer: Scorer
+    params: dict[str, Any]  # nested, on the device
+    card: dict[str, Any]
+
+
+def pack(
+    scorer: Scorer,
+    trainable: tree.Flat,
+    frozen: tree.Flat,
+    *,
+    backbone: Mapping[str, Any],
+    fingerprint: str,
+    hyper: Mapping[str, Any],
+    head: Mapping[str, Any],
+    seed: int,
+    metrics: Mapping[str, Any],
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Folds the prompt and describes it. -> (tensors by flat name, card)
+
+    `hyper`, `head` and `backbone` are the blocks of the config; trained weights of the backbone, where
+    there are any, go along.
+    """
+    params = tree.merge(trainable, frozen)
+    example = Example({name: "" for name in scorer.task.fields}, ("",) * scorer.layout.num_rows)
+    rows = scorer.encoder.encode_all([example])
+    batch = scorer.one_batch(rows)
+    fixed, arrays = fold(scorer.model, params, batch)
+    tensors = {f"prompt/{name}": array for name, array in arrays.items()}
+    tensors |= {
+        name: np.asarray(leaf, np.float32)
+        for name, leaf in tree.flatten(params).items()
+        if name.startswith("head/") or (name in trainable and name.startswith("backbone/"))
+    }
+    fields = {name: getattr(fixed, name) for name in ("slots", "length", "first", "last", "shift")}
+    layout = scorer.layout
+    card = {
+        "method": hyper["name"],
+        "hyper": dict(hyper),
+        "fixed": fields,
+        "head": dict(head) | {"pooler": getattr(scorer.model.heads["main"], "pooler", "")},
+        "backbone": {
+            "id": backbone["path"],
+            "revision": backbone["revision"],
+            "family": backbone["family"],
+            "fingerprint": fingerprint,
+            "dims": scorer.model.prompt.dims._asdict(),
+        },
+        "task": dataclasses.asdict(scorer.task),
+        "template": scorer.template,
+        "label_words": scorer.verbalizer.words if scorer.verbalizer else None,
+        "layout": {
+            "max_len": layout.max_len,
+            "multiple": layout.multiple,
+            "side": layout.side,
+            "choices": layout.num_rows,
+        },
+        "metrics": dict(metrics),
+        "seed": seed,
+        "versions": package_versions(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    return tensors, card
+
+
+def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = False) -> Exported:
+    """Reads an exported prompt and puts it on its backbone.
+
+    `backbone` is a config block; an empty path takes the one that the card names. Raises InputError
+    where the backbone's weights are others than the prompt was learned on, unless `force`.
+    """
+    tensors, card = read_artifact(path)
+    known = card["backbone"]
+    block = dict(backbone)
+    if not block["path"]:
+        block |= {"path": known["id"], "revision": known["revision"]}
+    opened = open_backbone(block)
+    task = Task(**{name: _tuples(value) for name, value in card["task"].items()})
+    layout = card["layout"]
+    scorer = build_scorer(
+        opened, task, prompt={"name": "fixed", **card["fixed"]}, head=card["head"],
+        template=card["template"], batch=batch, **layout,
+    )  # fmt: skip
+    opened, loaded = load_weights(opened)
+    check_fingerprint(card, loaded.report.fingerprint, force=force)
+    scorer = scorer.with_backbone(opened)
+    flat = tree.flatten({"backbone": loaded.params})
+    shapes = jax.eval_shape(
+        lambda key: scorer.model.init(key, loaded.params, choices=layout["choices"]),
+        jax.random.key(0),
+    )
+    wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
+        name: leaf for name, leaf in flat.items() if name in tensors
+    }
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        state = "lacks" if name in wanted else "holds the unknown"
+        raise InputError(f"{path} {state} tensor {name!r}; export the prompt again")
+    for name, leaf in wanted.items():
+        if leaf.shape != tensors[name].shape:
+            shape = list(tensors[name].shape)
+            raise InputError(f"{path}: {name} is {shape}, the backbone needs {list(leaf.shape)}")
+    return Exported(scorer, jax.device_put(tree.unflatten(flat | tensors)), card)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

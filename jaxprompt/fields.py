@@ -1,0 +1,131 @@
+"""Every field of a config: its kind, and its range or the words that it may hold."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.backbones import families
+from jaxprompt.data.fewshot import PROTOCOLS
+from jaxprompt.errors import InputError, check_kind, nearest
+from jaxprompt.heads.linear import POOLERS
+from jaxprompt.layers.attention import KERNELS
+from jaxprompt.layers.stack import REMATS, STACKS
+from jaxprompt.metrics import METRICS
+from jaxprompt.optim import OPTIMIZERS, SCHEDULES
+
+DTYPES = ("float32", "bfloat16")
+HEADS, SCORES = ("linear", "verbalizer"), ("restricted", "full")
+_RANGES = {
+    "at least 0": lambda x: x >= 0,
+    "at least 1": lambda x: x >= 1,
+    "above 0": lambda x: x > 0,
+    "in [0, 1)": lambda x: 0 <= x < 1,
+    "in [0, 2**32)": lambda x: 0 <= x < 2**32,
+}
+
+
+class Field(NamedTuple):
+    """What a field may hold."""
+
+    kind: type
+    limit: str | Sequence[str] = ""  # a key of _RANGES, or the known words
+    optional: bool = False  # None, of a number; "", of a word
+
+
+_TEXT, _TEXTS, _FLAG = Field(str), Field(tuple), Field(bool)
+_COUNT, _SIZE, _SEED = (Field(int, x) for x in ("at least 0", "at least 1", "in [0, 2**32)"))
+_AMOUNT, _POSITIVE, _SHARE = (Field(float, x) for x in ("at least 0", "above 0", "in [0, 1)"))
+# The method's own fields are checked where the method is made.
+FIELDS = {
+    "seed": _SEED,
+    "trainable": _TEXTS,
+    "backbone": dict(
+        path=_TEXT, revision=_TEXT, family=Field(str, families(), True), dtype=Field(str, DTYPES),
+        stack=Field(str, STACKS), remat=Field(str, REMATS), attention=Field(str, KERNELS),
+        dropout=_SHARE._replace(optional=True),
+    ),
+    "head": dict(
+        name=Field(str, HEADS), pooler=Field(str, ("auto", *POOLERS)), dropout=_SHARE,
+        scores=Field(str, SCORES),
+    ),
+    "task": dict(
+        name=_TEXT, template=_TEXT, words=_TEXTS, fields=_TEXTS, label=_TEXT, labels=_TEXTS,
+        choices=_TEXTS, metric=Field(str, METRICS, True),
+    ),
+    "data": dict(
+        source=_TEXT, files=dict(train=_TEXT, dev=_TEXT, test=_TEXT), cache_dir=_TEXT,
+        protocol=Field(str, tuple(PROTOCOLS), True), seed=_SEED, k=_COUNT, dev_k=_COUNT, n=_SIZE,
+        ratio=_POSITIVE, holdout=_SHARE, folds=_SIZE, fold=_COUNT, size=_SIZE, rows=_TEXT,
+        batch=_SIZE, eval_batch=_SIZE, max_len=_SIZE, multiple=_SIZE, group=_SIZE,
+        side=Field(str, ("right", "left")),
+    ),
+    "optim": dict(
+        name=Field(str, OPTIMIZERS), lr=_AMOUNT, lr_head=_AMOUNT._replace(optional=True),
+        lr_backbone=_AMOUNT._replace(optional=True), schedule=Field(str, SCHEDULES),
+        warmup_steps=_COUNT, gamma=_POSITIVE, weight_decay=_AMOUNT, no_decay=_TEXTS, clip=_AMOUNT,
+        b1=_SHARE, b2=_SHARE, eps=_POSITIVE, decay_rate=_SHARE, accumulate=_SIZE, smoothing=_SHARE,
+    ),
+    "train": dict(
+        total_steps=_COUNT, total_epochs=_AMOUNT, total_examples=_COUNT, eval_steps=_COUNT,
+        eval_epochs=_AMOUNT, patience=_COUNT, save_steps=_COUNT, log_steps=_SIZE,
+        max_streak=_SIZE, test=_FLAG, tensorboard=_FLAG,
+    ),
+}  # fmt: skip
+
+
+def choose(name: str, value: str, known: Sequence[str]) -> str:
+    """Returns the value of a field if it is one of `known`. Raises InputError."""
+    if value not in known:
+        raise InputError(f"{name}={value!r} is unknown; {nearest(value, known)}")
+    return value
+
+
+def check_fields(given: Mapping[str, Any], block: str = "") -> None:
+    """Checks a config, or one `block` of it: no field unknown or missing, each of its kind and range.
+
+    Raises InputError for the first that is not.
+    """
+    known = FIELDS[block] if block else FIELDS | {"prompt": None}
+    _check_names(given, known, f"{block}." if block else "")
+    for name, field, value in _leaves(given, known, f"{block}." if block else ""):
+        _check(name, field, value)
+
+
+def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+    for name in sorted(set(given) - set(known)):
+        raise InputError(f"unknown config field {prefix + name!r}; {nearest(name, known)}")
+    for name in sorted(set(known) - set(given)):
+        raise InputError(f"config field {prefix}{name} is missing; configs/base.py has them all")
+
+
+def _leaves(
+    given: Mapping[str, Any], known: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, Field, Any]]:
+    for name, field in known.items():
+        value = given[name]
+        if isinstance(field, Field):
+            yield prefix + name, field, value
+        elif not isinstance(value, Mapping):
+            raise InputError(f"config field {prefix}{name}={value!r} must be a block of fields")
+        elif field is not None:
+            _check_names(value, field, f"{prefix}{name}.")
+            yield from _leaves(value, field, f"{prefix}{name}.")
+
+
+def _check(name: str, field: Field, value: Any) -> None:
+    if field.optional and value in (None, ""):
+        return
+    check_kind(name, value, field.kind)
+    if isinstance(field.limit, str):
+        if field.limit and not _RANGES[field.limit](value):
+            raise InputError(f"{name}={value} must be {field.limit}")
+    else:
+        choose(name, value, field.limit)
+    if name in ("trainable", "optim.no_decay"):
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise InputError(
+                    f"{name}: {pattern!r} is no regular expression ({error})"
+                ) from error

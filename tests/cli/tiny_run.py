@@ -1,0 +1,144 @@
+"""A tiny pre-trained model on disk, a task it can learn and a config that runs in seconds."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from jaxprompt.__main__ import main
+from jaxprompt.cli.options import load_config, override
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = {
+    "bert": "BertForPreTraining",
+    "roberta": "RobertaForMaskedLM",
+    "electra": "ElectraForMaskedLM",
+}
+TOPICS = {
+    "beast": "cat dog horse cow sheep goat lion tiger bear wolf fox hare".split(),
+    "food": "bread rice apple pear plum soup cake cheese honey salt bean corn".split(),
+    "tool": "hammer saw drill nail axe rope spade brush knife file vice lathe".split(),
+}
+FILLERS = "the a an this that was is near under over with very quite old new red big small".split()
+LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*TOPICS, *sum(TOPICS.values(), []), *FILLERS, "it", "about", "good", "bad", "不", "好"]
+VOCAB = [*SPECIALS, *WORDS, *LETTERS, *(f"##{x}" for x in LETTERS), *".,:?!"]
+WIDTH, LAYERS = 32, 2
+
+
+def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
+    """Writes random weights with an MLM head and a tokenizer of some 150 words."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = FAMILIES[family]
+    vocab = _write_tokenizer(folder, family)
+    sizes = dict(
+        vocab_size=vocab, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=66, type_vocab_size=2, initializer_range=0.2,
+    )  # fmt: skip
+    if family == "roberta":
+        sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
+    if family == "electra":
+        sizes |= dict(embedding_size=24)
+    model = getattr(transformers, name)
+    model(model.config_class(**sizes)).save_pretrained(folder)
+    return folder
+
+
+def _write_tokenizer(folder: Path, family: str) -> int:
+    if family != "roberta":
+        (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+        return len(VOCAB)
+    from tokenizers import ByteLevelBPETokenizer
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        [" ".join(f"{word} {word}" for word in WORDS)] * 3, vocab_size=500, show_progress=False,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    )  # fmt: skip
+    bpe.save_model(str(folder))
+    return bpe.get_vocab_size()
+
+
+def sentences(seed: int, size: int) -> list[dict[str, str]]:
+    """Draws rows of 5 to 12 words, two or three of them of the row's topic."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for i in range(size):
+        label = list(TOPICS)[i % len(TOPICS)]
+        words = [*rng.choice(FILLERS, rng.integers(3, 10)), *rng.choice(TOPICS[label], 2)]
+        rows.append({"text": " ".join(rng.permutation(words)), "label": label})
+    return rows
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    """Writes JSON lines."""
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
+    return path
+
+
+def make_data(folder: Path, train: int = 48) -> Path:
+    """Writes train.jsonl, dev.jsonl and test.jsonl of the three topics."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (name, size) in enumerate({"train": train, "dev": 30, "test": 24}.items()):
+        write_rows(folder / f"{name}.jsonl", sentences(seed, size))
+    return folder
+
+
+def tiny_fields(backbone: Path, data: Path) -> dict[str, object]:
+    """Gives the fields of a small run on the three topics, by dotted name."""
+    return {
+        "backbone.path": backbone, "task.name": "custom", "task.fields": "text",
+        "data.source": data, "data.max_len": 24, "data.multiple": 24, "data.batch": 16,
+        "train.total_epochs": 0, "train.total_steps": 3, "train.tensorboard": False,
+        "prompt.length": 4,
+    }  # fmt: skip
+
+
+def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None, **fields):
+    """Fills base.py for a small run; `method` names a function of configs/parts/methods.py.
+
+    A field of a block is written with two underscores: optim__lr=1e-2.
+    """
+    c = load_config(str(ROOT / "configs/base.py"))
+    given = tiny_fields(backbone, data)
+    given |= {name.replace("__", "."): value for name, value in fields.items()}
+    head = given.pop("head.name", None)
+    with c.unlocked():
+        if head:
+            c.head.name = head
+        if method:
+            from configs.parts import methods
+
+            getattr(methods, method)(c, **(arguments or {}))
+    for name, value in given.items():
+        if name == "prompt.length" and "length" not in c.prompt:
+            continue
+        override(c, name, str(value))
+    return c
+
+
+def flags(c_or_fields: dict[str, object]) -> list[str]:
+    """Writes fields as --config.NAME=VALUE."""
+    return [f"--config.{name}={value}" for name, value in c_or_fields.items()]
+
+
+def jaxprompt(capsys, *argv: str) -> tuple[int, str, str]:
+    """Runs a verb in this process. -> (exit code, stdout, stderr)"""
+    capsys.readouterr()
+    code = main([str(word) for word in argv])
+    return code, *capsys.readouterr()
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Reads JSON lines."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def timeless(record: dict) -> dict:
+    """Drops wall-clock values."""
+    return {name: value for name, value in record.items() if name != "time"}

@@ -1,0 +1,119 @@
+"""The verbalizer: words of one and several pieces, both normalisations, no [B, T, V] logits."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from tiny import assert_close, make_batch, make_params, make_tiny
+
+from jaxprompt.heads.lm import Head
+from jaxprompt.losses import make_loss
+from jaxprompt.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.types import Injection
+
+VOCAB = 211  # a size that no other axis has
+ROWS = np.array([17, 5, 40, 23, 8])
+SINGLE = np.array([[[0]], [[3]], [[2]]])  # three classes of one word of one piece
+# Two words: pieces (17, 5), piece 40. One word: pieces (23, 5). One word: piece 8.
+SEVERAL = np.array([[[0, 1], [2, -1]], [[3, 1], [-1, -1]], [[4, -1], [-1, -1]]])
+
+
+@functools.cache
+def backbone(family="bert"):
+    return make_tiny(family, vocab_size=VOCAB)
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def run(where, scores, masks, family="bert"):
+    """Gives the head's scores and the logits [B, M, V] worked out in numpy from its features."""
+    module, weights = backbone(family)
+    batch = make_batch(masks=masks)
+    hidden = module.apply({"params": weights}, batch, Injection(), deterministic=True)
+    bound = module.bind({"params": weights})
+    found = Head(ROWS, where, scores).apply({}, hidden, batch, bound, deterministic=True)
+    at_masks = np.take_along_axis(np.asarray(hidden), batch.label_pos[..., None], 1)
+    features = np.asarray(bound.lm_features(at_masks), np.float64)
+    table = np.asarray(weights["embed"]["word"]["table"], np.float64)
+    return np.asarray(found), features @ table.T + np.asarray(weights["mlm"]["bias"], np.float64)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+def test_restricted_is_a_softmax_over_the_words(family):
+    rows = ROWS[SINGLE[:, 0, 0]]
+    module, weights = backbone(family)
+    found, logits = run(SINGLE, "restricted", 1, family)
+    assert found.shape == (8, 3)
+    assert_close(found, log_softmax(logits[:, 0, ROWS])[:, SINGLE[:, 0, 0]].astype(np.float32))
+    # The words' own softmax: what stands besides them in the verbalizer shifts all alike.
+    shares = np.exp(log_softmax(found.astype(np.float64)))
+    expected = np.exp(log_softmax(logits[:, 0, rows]))
+    np.testing.assert_allclose(shares, expected, rtol=1e-4)
+
+
+def several(logp, column):
+    """Averages pieces, then words, by hand. [B, M, *] -> [B, C]"""
+    one = lambda mask, row: logp[:, mask, column(row)]
+    first = (0.5 * (one(0, 0) + one(1, 1)) + one(0, 2)) / 2
+    return np.stack([first, 0.5 * (one(0, 3) + one(1, 1)), one(0, 4)], axis=1)
+
+
+def test_pieces_then_words_are_averaged():
+    found, logits = run(SEVERAL, "restricted", 2)
+    expected = several(log_softmax(logits[:, :, ROWS]), lambda row: row)
+    assert_close(found, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("where, masks", [(SINGLE, 1), (SEVERAL, 2)])
+def test_full_normalises_over_the_vocabulary(where, masks):
+    found, logits = run(where, "full", masks)
+    logp = log_softmax(logits)
+    if masks == 1:
+        expected = logp[:, 0, ROWS[where[:, 0, 0]]]
+    else:
+        expected = several(logp, lambda row: ROWS[row])
+    outside = np.delete(logp[:, 0], ROWS, axis=1).max(1)
+    assert found.shape == (8, 4)
+    assert_close(found, np.concatenate([expected, outside[:, None]], 1).astype(np.float32))
+
+
+def test_full_and_restricted_rank_the_words_alike():
+    full, restricted = (run(SINGLE, scores, 1)[0][:, :3] for scores in ("full", "restricted"))
+    gap = full - restricted
+    np.testing.assert_allclose(gap, np.broadcast_to(gap[:, :1], gap.shape), rtol=1e-5)
+
+
+def shapes_of(text):
+    """Lists the shapes that name the vocabulary in a program's text."""
+    found = {tuple(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", text)}
+    return {shape for shape in found if VOCAB in shape}
+
+
+@pytest.mark.parametrize("scores, allowed", [("restricted", set()), ("full", {(5, 2, VOCAB)})])
+def test_logits_of_every_position_are_never_built(scores, allowed):
+    module, weights = backbone()
+    prompt = make_prompt("soft", module.dims, length=3)
+    model = Model(module, prompt, {"main": Head(ROWS, SEVERAL, scores)})
+    params = make_params(model, weights)
+    batch = make_batch(rows=5, length=13, slots=3, masks=2)
+
+    def loss(prompt, params, batch):
+        found = model.forward(params | {"prompt": prompt}, batch)
+        return make_loss(scores, 0.1)(found, batch.labels, batch.weights)[0]
+
+    grad = jax.jit(jax.grad(loss))
+    args = params["prompt"], params, batch
+    for text in (str(grad.trace(*args).jaxpr), grad.lower(*args).compile().as_text()):
+        seen = shapes_of(text)
+        assert (VOCAB, 16) in seen  # the word table: the pattern does find shapes
+        assert seen >= allowed
+        large = {s for s in seen if np.prod(s) > 2 * 5 * VOCAB and sorted(s) != [16, VOCAB]}
+        assert not large, large
+        if scores == "restricted":
+            assert {s for s in seen if 5 in s or 10 in s} == set()

@@ -1,0 +1,48 @@
+"""Dropout: exact rates, scaling, determinism by key."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import assert_equal
+
+from jaxprompt.layers.dropout import Dropout, drop
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_rate_and_scale(rate):
+    n = 1_000_000
+    x = np.linspace(1, 2, n, dtype=np.float32)
+    found = np.asarray(drop(x, rate, jax.random.key(0)))
+    dropped = found == 0
+    sigma = np.sqrt(rate * (1 - rate) / n)
+    assert abs(dropped.mean() - rate) < 4 * sigma + 1 / 65536
+    np.testing.assert_allclose(found[~dropped], x[~dropped] / (1 - rate), rtol=1e-6)
+    neighbours = (dropped[1:] & dropped[:-1]).mean()
+    assert abs(neighbours - rate**2) < 0.005
+
+
+def test_the_key_decides():
+    x = np.ones((64, 64), np.float32)
+    first, again, other = (drop(x, 0.3, jax.random.key(seed)) for seed in (0, 0, 1))
+    assert_equal(first, again)
+    assert (first != other).mean() > 0.3
+
+
+def test_gradient_passes_where_elements_were_kept():
+    x = np.ones(1000, np.float32)
+    key = jax.random.key(0)
+    grad = jax.grad(lambda x: drop(x, 0.25, key).sum())(x)
+    np.testing.assert_allclose(grad, drop(x, 0.25, key), rtol=1e-6)
+
+
+def test_module_is_the_identity_where_it_should_be():
+    x = jnp.arange(6.0)
+    key = {"dropout": jax.random.key(0)}
+    assert_equal(Dropout(0.5).apply({}, x, deterministic=True), x)
+    assert_equal(Dropout(0.0).apply({}, x, deterministic=False), x)
+    assert (Dropout(0.5).apply({}, x, deterministic=False, rngs=key) != x).any()
+
+
+def test_bfloat16_stays():
+    assert drop(jnp.ones(8, jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16

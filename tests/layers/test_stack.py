@@ -1,0 +1,118 @@
+"""Scan, unroll and remat are one computation."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import assert_close, assert_equal, jit, make_batch, make_tiny
+
+from jaxprompt.backbones.bert import EncoderLayer
+from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack
+from jaxprompt.types import Injection, Prefix, Stream
+
+WAYS = list(itertools.product(STACKS, REMATS))
+LAYERS = 3
+# Wide enough for XLA's library kernels: what LLVM makes of smaller products depends on the loop
+# around them, to the last bit.
+SIZES = dict(hidden_size=64, intermediate_size=128, num_attention_heads=4)
+MASK = np.array([[[True, True]], [[False, False]], [[True, False]]])
+
+
+@functools.cache
+def run(stack, remat, dropout=0.0, wide=True):
+    """Gives hidden states, then those under grad and the gradients of weights and prefix."""
+    backbone, params = make_tiny(
+        stack=stack,
+        remat=remat,
+        dropout=dropout,
+        num_hidden_layers=LAYERS,
+        **(SIZES if wide else {}),
+    )
+    dims = backbone.dims
+    shape = (2, LAYERS, 1, 2, dims.heads, dims.head_dim)
+    k, v = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    rngs = {"dropout": jax.random.key(3)} if dropout else None
+
+    def forward(params, k, v, mask, batch):
+        injection = Injection(encoder=Stream(prefix=Prefix(k, v, mask)))
+        return backbone.apply(
+            {"params": params}, batch, injection, deterministic=rngs is None, rngs=rngs
+        )
+
+    def loss(*args):
+        hidden = forward(*args)
+        return (hidden**2 * jnp.arange(hidden.shape[-1])).sum() / 1000, hidden
+
+    args = params, k, v, MASK, make_batch(shift=2)
+    compiled = jax.jit if wide else jit
+    grad = compiled(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+    (_, hidden), grads = grad(*args)
+    return None if dropout else jax.jit(forward)(*args), hidden, grads
+
+
+@pytest.mark.parametrize("stack, remat", WAYS[1:])
+def test_every_way_is_bit_equal_forward(stack, remat):
+    expected, found = run("unroll", "none"), run(stack, remat)
+    assert_equal(found[0], expected[0])
+    assert_equal(found[1], expected[1])
+    assert_close(found[2], expected[2], rtol=1e-5)
+    weights, k, v = found[2]
+    assert np.abs(weights["layers"]["mlp"]["up"]["kernel"]).max(axis=(1, 2)).min() > 0
+    for grad in (k, v):
+        assert np.abs(grad[1]).max() == 0 and np.abs(grad[2][:, 1]).max() == 0  # masked
+        assert np.abs(grad[0]).max() > 0 and np.abs(grad[2][:, 0]).max() > 0
+
+
+@pytest.mark.parametrize("stack, remat", [("scan", "none"), ("unroll", "full"), ("scan", "dots")])
+def test_every_way_drops_the_same_elements(stack, remat):
+    expected, found = run("unroll", "none", 0.2, False), run(stack, remat, 0.2, False)
+    assert_close(found[1], expected[1], rtol=1e-5)
+    assert_close(found[2], expected[2], rtol=1e-5)
+    assert np.abs(expected[1] - run("unroll", "none", 0.0, False)[1]).max() > 0.1
+
+
+def test_layers_draw_dropout_of_their_own():
+    """Layers of equal weights on an input of ones: what each drops must differ."""
+
+    class Layer:
+        def apply(self, variables, x, mask, prefix, *, deterministic, rngs):
+            return x + variables["params"]["scale"] * jax.random.uniform(rngs["dropout"])
+
+    params = {"scale": jnp.array([1.0, 100.0, 10000.0])}
+    options = dict(remat="none", deterministic=False, key=jax.random.key(0))
+    one, other = (
+        run_stack(Layer(), params, jnp.zeros(()), None, None, stack=stack, **options)
+        for stack in STACKS
+    )
+    assert one == other
+    draws = [jax.random.uniform(jax.random.fold_in(jax.random.key(0), i)) for i in range(3)]
+    np.testing.assert_allclose(one, draws[0] + 100 * draws[1] + 10000 * draws[2], rtol=1e-6)
+    assert len({float(draw) for draw in draws}) == 3
+
+
+def test_remat_keeps_less():
+    """Bytes that the compiled gradient needs beside arguments and results; layers in a loop."""
+    batch, needed = make_batch(rows=32, length=32), {}
+    for remat in REMATS:
+        backbone, params = make_tiny(stack="scan", remat=remat, num_hidden_layers=8)
+        run = lambda p, b, m=backbone: m.apply({"params": p}, b, Injection(), deterministic=True)
+        grad = jax.jit(jax.grad(lambda p, b, run=run: (run(p, b) ** 2).sum()))
+        needed[remat] = grad.lower(params, batch).compile().memory_analysis().temp_size_in_bytes
+    assert needed["full"] < needed["dots"] < needed["none"]
+
+
+def test_stacked_parameters_are_drawn_layer_by_layer():
+    backbone, _ = make_tiny(num_hidden_layers=LAYERS)
+    one = EncoderLayer(backbone.cfg)
+    params = jit(init_stack(one, LAYERS, 16))(jax.random.key(0))
+    kernel = params["mlp"]["up"]["kernel"]
+    assert kernel.shape == (LAYERS, 16, 24)
+    assert np.abs(kernel[0] - kernel[1]).max() > 0.01
+    keys = jax.random.split(jax.random.key(0), LAYERS)
+    x, mask = jnp.zeros((1, 2, 16)), jnp.ones((1, 2), bool)
+    init = lambda k: one.init(k, x, mask, None, deterministic=True)["params"]
+    second = jit(init)(keys[1])
+    assert_close(jax.tree.map(lambda leaf: leaf[1], params), second, rtol=1e-6)

@@ -1,0 +1,147 @@
+"""P-tuning v2: intervals, masked layers, reparameterisation, dropout, shift."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
+
+from jaxprompt.errors import InputError
+from jaxprompt.prompts import make_prompt
+from jaxprompt.prompts.prefix import parse_layers
+from jaxprompt.types import Dims, Injection, Prefix, Stream
+
+DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=40)
+BATCH = make_batch(rows=5, shift=3)
+
+
+def inject(prompt, params, **options):
+    options = {"deterministic": True} | options
+    return prompt.apply({"params": params}, BATCH, jnp.zeros((53, 16)), **options).encoder.prefix
+
+
+def draw(prompt):
+    init = lambda: prompt.init(jax.random.key(0), BATCH, jnp.zeros((53, 16)), deterministic=True)
+    return fill(jax.eval_shape(init)["params"])
+
+
+@pytest.mark.parametrize(
+    "text, interval",
+    [("", (0, 24)), ("17-24", (16, 24)), ("1-24", (0, 24)), ("3-3", (2, 3)), ("7", (6, 7))],
+)
+def test_intervals(text, interval):
+    assert parse_layers(text, 24) == interval
+
+
+@pytest.mark.parametrize(
+    "text", ["0-3", "3-2", "1-25", "25", "a-b", "1-", "-4", "-", "1-2-3", "1,2", " 1-2", "²"]
+)
+def test_intervals_that_leave_the_model_are_errors(text):
+    with pytest.raises(InputError) as error:
+        parse_layers(text, 24)
+    assert f"{text!r} must be FIRST-LAST within 1-24" in str(error.value)
+
+
+def test_prefix_is_the_table():
+    prompt = make_prompt("prefix", DIMS, length=3)
+    params = draw(prompt)
+    assert params["table"].shape == (4, 2, 3, 2, 8)
+    found = inject(prompt, params)
+    assert_equal(found.k[:, 0], params["table"][:, 0])
+    assert_equal(found.v[:, 0], params["table"][:, 1])
+    assert found.mask.shape == (4, 1, 3) and found.mask.all()
+
+
+def test_layers_outside_the_interval_are_masked():
+    prompt = make_prompt("prefix", DIMS, length=3, layers="2-3")
+    params = draw(prompt)
+    assert params["table"].shape == (2, 2, 3, 2, 8)
+    found = inject(prompt, params)
+    np.testing.assert_array_equal(found.mask.all((1, 2)), [False, True, True, False])
+    np.testing.assert_array_equal(found.mask.any((1, 2)), [False, True, True, False])
+    assert_equal(found.k[1:3, 0], params["table"][:, 0])
+    assert_equal(found.v[1:3, 0], params["table"][:, 1])
+
+
+def test_masked_layers_leave_the_backbone_as_it_is_where_zero_keys_would_not():
+    backbone, weights = make_tiny()
+    dims = backbone.dims
+    run = lambda stream: backbone.apply(
+        {"params": weights}, BATCH, Injection(encoder=stream), deterministic=True
+    )
+    zeros = jnp.zeros((dims.layers, 1, 3, dims.heads, dims.head_dim))
+    masks = (jnp.full((dims.layers, 1, 3), keep) for keep in (False, True))
+    masked, kept = (run(Stream(prefix=Prefix(zeros, zeros, mask))) for mask in masks)
+    assert_close(masked, run(Stream()), rtol=1e-6)
+    assert np.abs(kept - masked).max() > 0.01
+
+
+def test_reparameterisation_is_a_two_layer_tanh_mlp():
+    """Dense rows give [K_0 | V_0 | K_1 | V_1 | ...] for each prompt token."""
+    prompt = make_prompt("prefix", DIMS, length=3, hidden=6, layers="2-4")
+    params = draw(prompt)
+    shapes = jax.tree.map(jnp.shape, params)
+    assert shapes == {
+        "rows": (3, 16),
+        "down": {"kernel": (16, 6), "bias": (6,)},
+        "up": {"kernel": (6, 3 * 2 * 16), "bias": (3 * 2 * 16,)},
+    }
+    found = inject(prompt, params)
+    p = jax.tree.map(np.asarray, params)
+    inner = np.tanh(p["rows"] @ p["down"]["kernel"] + p["down"]["bias"])
+    flat = inner @ p["up"]["kernel"] + p["up"]["bias"]  # [P, L * 2 * H]
+    for layer in range(3):
+        for which, part in enumerate((found.k, found.v)):
+            start = (2 * layer + which) * 16
+            for head in range(2):
+                expected = flat[:, start + 8 * head : start + 8 * head + 8]
+                assert_close(part[layer + 1, 0, :, head], expected)
+
+
+@pytest.mark.parametrize("hidden", [0, 6])
+def test_initial_values(hidden):
+    prompt = make_prompt("prefix", DIMS, length=200, hidden=hidden, scale=0.05)
+    params = prompt.init(jax.random.key(0), BATCH, jnp.zeros((53, 16)), deterministic=True)[
+        "params"
+    ]
+    name = "rows" if hidden else "table"
+    assert abs(float(params[name].std()) - 0.05) < 0.003
+    assert abs(float(params[name].mean())) < 0.003
+
+
+def test_dropout_is_drawn_for_every_example():
+    prompt = make_prompt("prefix", DIMS, length=3, layers="1-3", dropout=0.25)
+    params = draw(prompt)
+    run = functools.partial(inject, prompt, params, deterministic=False)
+    found, again, other = (run(rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
+    assert found.k.shape == (4, 5, 3, 2, 8) and found.mask.shape == (4, 1, 3)
+    assert_equal(found, again)
+    assert (found.k != other.k).any()
+    for which, part in enumerate((found.k, found.v)):
+        table = np.asarray(params["table"])[:, which, None]
+        kept = np.asarray(part[:3]) != 0
+        np.testing.assert_allclose(part[:3], np.where(kept, table / 0.75, 0), rtol=1e-6)
+        assert abs(kept.mean() - 0.75) < 4 * np.sqrt(0.25 * 0.75 / kept.size)
+        rows = {kept[:, row].tobytes() for row in range(5)}
+        assert len(rows) == 5
+    assert inject(prompt, params).k.shape[1] == 1
+
+
+def test_shift():
+    assert make_prompt("prefix", DIMS, length=7).position_shift() == 7
+    assert make_prompt("prefix", DIMS, length=7, shift=False).position_shift() == 0
+    assert make_prompt("prefix", DIMS, length=7).num_slots() == 0
+
+
+def test_shift_with_a_masked_prefix_is_the_backbone_at_later_positions():
+    backbone, weights = make_tiny("roberta")
+    run = lambda batch: backbone.apply({"params": weights}, batch, Injection(), deterministic=True)
+    moved, plain = run(make_batch(shift=5)), run(make_batch(shift=0))
+    rows = weights["embed"]["position"]["table"]
+    later = weights | {"embed": weights["embed"] | {"position": {"table": jnp.roll(rows, 5, 0)}}}
+    back = backbone.apply({"params": later}, make_batch(shift=5), Injection(), deterministic=True)
+    keep = make_batch().encoder.mask
+    assert_close(back[keep], plain[keep], rtol=1e-6)
+    assert np.abs(moved - plain).max() > 0.01

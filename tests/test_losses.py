@@ -1,0 +1,73 @@
+"""Losses against torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprompt.losses import cross_entropy, full_vocabulary, make_loss, nll
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
+RNG = np.random.default_rng(0)
+SCORES = RNG.normal(0, 3, (6, 4)).astype(np.float32)
+LABELS = np.array([0, 3, 1, 2, 2, 0], np.int32)
+WEIGHTS = np.array([1, 0.5, 0, 2, 1, 0], np.float32)
+
+
+def torch_losses(scores, labels, smoothing):
+    return torch.nn.functional.cross_entropy(
+        torch.tensor(scores), torch.tensor(labels).long(),
+        reduction="none", label_smoothing=smoothing,
+    ).numpy()  # fmt: skip
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_cross_entropy_is_torchs(smoothing):
+    total, n = cross_entropy(SCORES, LABELS, WEIGHTS, smoothing=smoothing)
+    expected = torch_losses(SCORES, LABELS, smoothing)
+    np.testing.assert_allclose(total, (expected * WEIGHTS).sum(), rtol=1e-6)
+    assert n == 4.5
+
+
+def test_rows_of_weight_zero_have_no_part():
+    changed = np.where(WEIGHTS[:, None] > 0, SCORES, 99.0).astype(np.float32)
+    labels = np.where(WEIGHTS > 0, LABELS, -1)
+    loss = lambda scores, labels: cross_entropy(scores, labels, WEIGHTS)[0]
+    assert loss(changed, labels) == loss(SCORES, LABELS)
+    grads = jax.grad(loss)(changed, labels)
+    assert np.abs(grads[WEIGHTS == 0]).max() == 0 and np.abs(grads[WEIGHTS > 0]).min() > 0
+
+
+def test_full_vocabulary_takes_the_log_probabilities_as_they_are():
+    logp = jax.nn.log_softmax(RNG.normal(size=(6, 9)).astype(np.float32))
+    classes = logp[:, [5, 2, 7, 1]]
+    scores = jnp.concatenate([classes, jnp.full((6, 1), -0.01)], axis=1)
+    total, n = full_vocabulary(scores, LABELS, WEIGHTS)
+    picked = np.asarray(classes)[np.arange(6), LABELS]
+    np.testing.assert_allclose(total, -(picked * WEIGHTS).sum(), rtol=1e-6)
+    assert n == 4.5
+    smooth, _ = full_vocabulary(scores, LABELS, WEIGHTS, smoothing=0.2)
+    each = 0.8 * picked + 0.2 * np.asarray(classes).mean(1)
+    np.testing.assert_allclose(smooth, -(each * WEIGHTS).sum(), rtol=1e-6)
+
+
+def test_make_loss_picks_by_kind():
+    np.testing.assert_array_equal(
+        make_loss("restricted", 0.1)(SCORES, LABELS, WEIGHTS),
+        cross_entropy(SCORES, LABELS, WEIGHTS, smoothing=0.1),
+    )
+    labels = np.minimum(LABELS, 2)
+    np.testing.assert_array_equal(
+        make_loss("full", 0.1)(SCORES, labels, WEIGHTS),
+        nll(SCORES[:, :3], labels, WEIGHTS, smoothing=0.1),
+    )
+
+
+def test_scores_in_bfloat16_are_summed_in_float32():
+    total, _ = cross_entropy(SCORES.astype(jnp.bfloat16), LABELS, WEIGHTS)
+    rounded = np.asarray(SCORES.astype(jnp.bfloat16), np.float32)
+    assert total.dtype == jnp.float32
+    np.testing.assert_allclose(
+        total, (torch_losses(rounded, LABELS, 0.0) * WEIGHTS).sum(), rtol=1e-6
+    )
