@@ -10,13 +10,13 @@ from configs.parts import backbones, methods, tasks
 
 SEEDS = (0, 1, 2)
 DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
-LENGTH = {"trec": 16, "sst2": 16, "mpqa": 16, "sst2_mlm": 16}
+LENGTH = {"prefix": 16, "soft": 10, "hybrid": 10}
 RATE = {"prefix": 1e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-2, "full": 5e-5}
 EPOCHS = {
-    "trec": {"prefix": 12.0, "soft": 8.0, "head_only": 10.0, "full": 4.0},
-    "sst2": {"prefix": 4.0, "soft": 3.0, "head_only": 4.0, "full": 2.0},
-    "mpqa": {"prefix": 6.0, "soft": 4.0, "head_only": 5.0, "full": 2.0},
-    "sst2_mlm": {"prefix": 3.0, "soft": 3.0, "hybrid": 3.0, "full": 2.0},
+    "trec": {"prefix": 10.0, "soft": 5.0, "head_only": 5.0, "full": 4.0},
+    "sst2": {"prefix": 3.0, "soft": 2.0, "head_only": 2.0, "full": 2.0},
+    "mpqa": {"prefix": 5.0, "soft": 3.0, "head_only": 3.0, "full": 2.0},
+    "sst2_mlm": {"prefix": 2.0, "soft": 2.0, "hybrid": 2.0, "full": 2.0},
 }
 
 
@@ -32,8 +32,8 @@ def get_config(name="trec-prefix"):
     else:
         backbones.minilm(c)
     getattr(methods, "soft" if method == "hybrid" else method)(c, lr=RATE[method])
-    if method in ("prefix", "soft", "hybrid"):
-        c.prompt.length = LENGTH[task]
+    if method in LENGTH:
+        c.prompt.length = LENGTH[method]
     if method == "prefix":
         c.prompt.dropout = 0.0
     c.data.group = 8
@@ -43,8 +43,8 @@ def get_config(name="trec-prefix"):
         c.data.batch = 16
         c.data.group = 1
         c.train.total_epochs = 0.0
-        c.train.total_steps = 120 if method == "full" else 240
-        c.train.eval_steps = 12
+        c.train.total_steps = 100 if method == "full" else 160
+        c.train.eval_steps = 20
     return c
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.checkpoint import Checkpoints
+from jaxprompt.checkpoint import Checkpoints, check_workdir
 from jaxprompt.convert import artifact, load
 from jaxprompt.data import fewshot, sources, words
 from jaxprompt.data.batching import EvalBatches, TrainBatches
@@ -38,6 +38,9 @@ from jaxprompt.types import Dims
 SPLITS = ("train", "dev", "test")
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
+# What may besides, once trained: how it was learned, how the backbone runs, what is scored.
+FREE_TRAINED = ("optim", "train", "data", "backbone.dtype", "backbone.stack", "backbone.remat",
+                "backbone.attention")  # fmt: skip
 
 
 class Weights(NamedTuple):
@@ -79,9 +82,8 @@ def check_totals(train: Any) -> None:
         raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")
 
 
-def open_run(c: Any) -> Backbone:
-    """Checks a config and that its parts fit its backbone, before data or weights are read."""
-    check_config(c)
+def open_fitting(c: Any) -> Backbone:
+    """Opens the backbone of a checked config; method, head and length must fit it."""
     backbone = open_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
     return backbone
@@ -236,8 +238,17 @@ class Trained(NamedTuple):
     scorer: Scorer
     splits: dict[str, Split]
     weights: Weights
-    best: dict[str, Any]  # step, value, dev
+    best: dict[str, Any]  # step, value, dev, fingerprint of the backbone
     family: str
+
+
+def check_backbone(saved: Mapping[str, Any], fingerprint: str, workdir: str) -> None:
+    """Raises InputError where a run goes on with other weights than it `saved` the print of."""
+    if saved["fingerprint"] != fingerprint:
+        raise InputError(
+            f"{workdir} was trained on weights {saved['fingerprint'][:12]}, backbone.path holds "
+            f"{fingerprint[:12]}; give the same backbone or another --workdir"
+        )
 
 
 def is_zero_shot(c: Any) -> bool:
@@ -248,21 +259,28 @@ def is_zero_shot(c: Any) -> bool:
 def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
     """Reads the best prompt of a workdir and the `wanted` splits.
 
-    Where nothing trains (zero-shot) no checkpoint is read. Raises InputError for an untrained workdir.
+    Where nothing trains (zero-shot) no checkpoint is read. Raises InputError for a workdir that is
+    untrained or of another config, and for a backbone of other weights.
     """
-    backbone = open_run(c)
+    check_config(c)
+    checkpoints = None if is_zero_shot(c) else Checkpoints(workdir)
+    if checkpoints:
+        check_workdir(workdir, c.to_dict(), (*FREE, *FREE_TRAINED))
+        checkpoints.check_best()
+    backbone = open_fitting(c)
     needs_rows = c.prompt.name == "soft"  # its first values may come from the training text
     examples = read_examples(c, tuple(wanted) + (("train",) if needs_rows else ()))
     scorer = scorer_from_config(c, backbone, examples)
     splits = {name: scorer.encode(part) for name, part in examples.splits.items()}
     backbone, loaded = load_weights(backbone)
     scorer = scorer.with_backbone(backbone)
-    if is_zero_shot(c):
+    if checkpoints is None:
         params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params)
         weights = Weights({}, jax.device_put(tree.flatten(params)), loaded.report)
         return Trained(scorer, splits, weights, {}, backbone.family)
     weights = start(c, scorer, loaded, splits.get("train"))
-    trainable, best = Checkpoints(workdir).restore_best(weights.trainable)
+    trainable, best = checkpoints.restore_best(weights.trainable)
+    check_backbone(best, loaded.report.fingerprint, workdir)
     weights = weights._replace(trainable=jax.device_put(trainable))
     return Trained(scorer, splits, weights, best, backbone.family)
 

@@ -80,6 +80,10 @@ class Checkpoints:
         """Reads (trainable, info) of the best so far; errors as in `restore`."""
         return _read(self._best, None, template)
 
+    def check_best(self) -> None:
+        """Raises InputError where there is no best, or it is damaged."""
+        _find(self._best, None)
+
     def rewind(self, step: int) -> None:
         """Removes what was saved after `step` (-1: all) and what killed saves left behind."""
         if jax.process_index() == 0:
@@ -110,11 +114,24 @@ class Checkpoints:
 def guard_workdir(workdir: str | os.PathLike, resolved: dict, free: tuple[str, ...] = ()) -> None:
     """Binds `workdir` to a resolved config: written as config.json first, compared later.
 
-    `free` lists the dotted fields (or blocks of fields) that may change between runs.
-    Raises InputError naming the fields that differ, or when the folder cannot be written.
+    Arguments and errors as in `check_workdir`; also InputError when the folder cannot be written.
     """
-    path = make_folder(workdir) / "config.json"
+    make_folder(workdir)
+    old_text = check_workdir(workdir, resolved, free)
     text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
+    if text != old_text and jax.process_index() == 0:
+        write_atomic(Path(workdir) / "config.json", text)
+
+
+def check_workdir(
+    workdir: str | os.PathLike, resolved: dict, free: tuple[str, ...] = ()
+) -> str | None:
+    """Compares a resolved config with the one that `workdir` is bound to. -> that one's text
+
+    `free` lists the dotted fields (or blocks of fields) that may change between runs.
+    Raises InputError naming the fields that differ; a folder without a config.json fits any.
+    """
+    path = Path(workdir) / "config.json"
     try:
         old_text = path.read_text() if path.exists() else None
         saved = _leaves(json.loads(old_text)) if old_text is not None else {}
@@ -122,7 +139,7 @@ def guard_workdir(workdir: str | os.PathLike, resolved: dict, free: tuple[str, .
         raise InputError(
             f"{path} is no readable config ({error}); delete it, or take another --workdir"
         ) from error
-    given = _leaves(json.loads(text))
+    given = _leaves(json.loads(json.dumps(resolved)))
     differing = [
         name
         for name in sorted(saved.keys() | given.keys())
@@ -139,8 +156,7 @@ def guard_workdir(workdir: str | os.PathLike, resolved: dict, free: tuple[str, .
             f"{workdir} holds a run of another config: {shown}{more}; "
             f"take another --workdir, or delete {workdir}"
         )
-    if text != old_text and jax.process_index() == 0:
-        write_atomic(path, text)
+    return old_text
 
 
 def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
@@ -210,7 +226,7 @@ def _write(folder: Path, step: int, tree: Tree, position: dict) -> None:
     ocp.multihost.sync_global_processes("jaxprompt:save")
 
 
-def _read(folder: Path, step: int | None, template: Tree) -> tuple[Tree, dict]:
+def _find(folder: Path, step: int | None) -> Path:
     steps = _steps(folder)
     if not steps or (step is not None and step not in steps):
         there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
@@ -218,6 +234,11 @@ def _read(folder: Path, step: int | None, template: Tree) -> tuple[Tree, dict]:
         raise InputError(f"{what} in {folder} ({there}); train first, or give another --workdir")
     path = folder / str(steps[-1] if step is None else step)
     _check_whole(path, older=[s for s in steps if s < int(path.name)])
+    return path
+
+
+def _read(folder: Path, step: int | None, template: Tree) -> tuple[Tree, dict]:
+    path = _find(folder, step)
     wanted = {name: _abstract(leaf) for name, leaf in _flat(template).items()}
     with _checkpointer() as checkpointer:
         _check_same(path, checkpointer.metadata(path).item_metadata["state"].tree, wanted)

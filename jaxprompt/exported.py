@@ -15,6 +15,15 @@ from jaxprompt.errors import InputError
 from jaxprompt.folding import fold
 from jaxprompt.scorer import Scorer, build_scorer, load_weights, open_backbone
 
+# What the blocks of a card hold that are read here.
+_NEEDED = {
+    "backbone": ("id", "revision", "fingerprint"),
+    "fixed": ("slots", "length", "first", "last", "shift"),
+    "head": ("name", "pooler", "dropout", "scores"),
+    "layout": ("max_len", "multiple", "side", "choices"),
+    "task": tuple(field.name for field in dataclasses.fields(Task)),
+}
+
 
 class Exported(NamedTuple):
     """A prompt ready to score."""
@@ -52,7 +61,7 @@ def pack(
         for name, leaf in tree.flatten(params).items()
         if name.startswith("head/") or (name in trainable and name.startswith("backbone/"))
     }
-    fields = {name: getattr(fixed, name) for name in ("slots", "length", "first", "last", "shift")}
+    fields = {name: getattr(fixed, name) for name in _NEEDED["fixed"]}
     layout = scorer.layout
     card = {
         "method": hyper["name"],
@@ -83,19 +92,30 @@ def pack(
     return tensors, card
 
 
+def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the tensors and the card of an export. Raises InputError for one that is not whole."""
+    tensors, card = read_artifact(path)
+    for block, names in _NEEDED.items():
+        held = card.get(block)
+        lost = [name for name in names if not isinstance(held, dict) or name not in held]
+        if lost:
+            raise InputError(f"{path}: the card lacks {block}.{lost[0]}; export the prompt again")
+    return tensors, card
+
+
 def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = False) -> Exported:
     """Reads an exported prompt and puts it on its backbone.
 
     `backbone` is a config block; an empty path takes the one that the card names. Raises InputError
     where the backbone's weights are others than the prompt was learned on, unless `force`.
     """
-    tensors, card = read_artifact(path)
+    tensors, card = read_export(path)
     known = card["backbone"]
     block = dict(backbone)
     if not block["path"]:
         block |= {"path": known["id"], "revision": known["revision"]}
     opened = open_backbone(block)
-    task = Task(**{name: _tuples(value) for name, value in card["task"].items()})
+    task = Task(**{name: _tuples(card["task"][name]) for name in _NEEDED["task"]})
     layout = card["layout"]
     scorer = build_scorer(
         opened, task, prompt={"name": "fixed", **card["fixed"]}, head=card["head"],

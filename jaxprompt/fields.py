@@ -81,7 +81,7 @@ def choose(name: str, value: str, known: Sequence[str]) -> str:
 
 
 def check_fields(given: Mapping[str, Any], block: str = "") -> None:
-    """Checks a config, or one `block` of it: no field unknown or missing, each of its kind and range.
+    """Checks a config, or a `block` of it: no field unknown or missing, each of its kind and range.
 
     Raises InputError for the first that is not.
     """

@@ -186,8 +186,8 @@ def build_scorer(
         num_masks=verbalizer.num_masks if verbalizer else 1, num_types=backbone.module.cfg.types,
     )  # fmt: skip
     layout = Layout(
-        batch=batch, max_len=max_len, pad_id=tokenizer.pad_token_id, side=side, shift=shift,
-        num_rows=choices if parsed.uses_choice else 1, multiple=multiple,
+        batch=batch, max_len=max_len, pad_id=tokenizer.pad_token_id, side=side, multiple=multiple,
+        shift=method.position_shift(), num_rows=choices if parsed.uses_choice else 1,
     )  # fmt: skip
     model = Model(backbone.module, method, {"main": module})
     return Scorer(task, template, verbalizer, encoder, layout, model, tokenizer)

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -16,9 +17,11 @@ class TrainState(NamedTuple):
     opt_state: Any
     skipped: Any  # int32 scalar, steps skipped because they were not finite
     streak: Any  # int32 scalar, how many of them in a row up to now
+    key: Any  # uint32 [2], the run's base key; each step folds its number in
 
 
-def make_state(trainable: Flat, tx: optax.GradientTransformation) -> TrainState:
+def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
     """Starts a run."""
-    zero = lambda: jnp.zeros((), jnp.int32)
-    return TrainState(zero(), trainable, tx.init(trainable), zero(), zero())
+    zero = lambda: jnp.zeros((), jnp.int32)  # one buffer each: the state is donated
+    numbers = jax.random.key_data(key)
+    return TrainState(zero(), trainable, tx.init(trainable), zero(), zero(), numbers)

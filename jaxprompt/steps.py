@@ -28,7 +28,6 @@ def make_train_step(
     model: Model,
     tx: optax.GradientTransformation,
     objectives: Sequence[Objective],
-    key: jax.Array,
     *,
     accumulate: int = 1,
 ):
@@ -55,7 +54,7 @@ def make_train_step(
         return [(total, n, grads) for (total, n), grads in found]
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        step_key = rng.at_step(key, state.step)
+        step_key = rng.at_step(jax.random.wrap_key_data(state.key), state.step)
         if accumulate == 1:
             found = terms(state.trainable, frozen, batch, step_key)
         else:
@@ -81,7 +80,12 @@ def make_train_step(
         trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
         bad = 1 - finite.astype(jnp.int32)
         new = TrainState(
-            state.step + 1, trainable, opt_state, state.skipped + bad, (state.streak + 1) * bad
+            state.step + 1,
+            trainable,
+            opt_state,
+            state.skipped + bad,
+            (state.streak + 1) * bad,
+            state.key,
         )
         return new, {"loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak}
 

@@ -49,7 +49,7 @@ class Case(NamedTuple):
         return make_batch(seed, **layout, classes=CLASSES, **changes)
 
     def state(self):
-        return make_state(jax.tree.map(jnp.copy, self.trainable), TX)
+        return make_state(jax.tree.map(jnp.copy, self.trainable), TX, jax.random.key(1))
 
 
 @pytest.fixture(scope="module", params=["unroll", "scan"])
@@ -69,7 +69,7 @@ def case(request, family, stack):
     model = Model(backbone, prompt, {"main": linear.Head(CLASSES, dropout=0.1)})
     params = make_params(model, weights)
     parts = split(params, trainable_mask(params, prompt.TRAINABLE))
-    step = make_train_step(model, TX, [Objective("main", cross_entropy)], jax.random.key(1))
+    step = make_train_step(model, TX, [Objective("main", cross_entropy)])
     return Case(model, params, *parts, step)
 
 

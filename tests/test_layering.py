@@ -12,7 +12,7 @@ RANKS = {
     "layers": 1, "runlog": 1,
     "backbones": 2, "prompts": 2, "heads": 2, "losses": 2, "metrics": 2, "data": 2, "convert": 2,
     "model": 3, "optim": 3,
-    "state": 4, "folding": 4,
+    "state": 4, "folding": 4, "fields": 4,
     "steps": 5, "checkpoint": 5,
     "evaluate": 6, "scorer": 6,
     "build": 7, "exported": 7,
@@ -64,6 +64,7 @@ def test_imports_only_lower_ranks(path):
     assert own in RANKS, f"add {own!r} to RANKS, above all that it imports"
     for name in inner(path):
         other = name.split(".")[0]
+        assert other in RANKS, f"add {other!r} to RANKS, above all that it imports"
         same_folder = other == own and (ROOT / own).is_dir()
         assert same_folder or RANKS[other] < RANKS[own], (
             f"{own} (rank {RANKS[own]}) imports {name} (rank {RANKS[other]})"

@@ -36,8 +36,8 @@ def make_parts(dropout=0.0, choices=1):
 def make(tx=SGD, *, dropout=0.0, objectives=OBJECTIVES, choices=1, seed=0, **options):
     """Makes (jitted step, fresh state, frozen)."""
     model, trainable, frozen = make_parts(dropout, choices)
-    step = make_train_step(model, tx, objectives, jax.random.key(seed), **options)
-    return jit(step), make_state(trainable, tx), frozen
+    step = make_train_step(model, tx, objectives, **options)
+    return jit(step), make_state(trainable, tx, jax.random.key(seed)), frozen
 
 
 def batch_of(seed=0, weights=UNEVEN, **changes):
@@ -160,8 +160,8 @@ def test_runs_train_together_as_they_train_alone():
     ]
     model, trainable, frozen = make_parts(0.2)
     draw = lambda i: jax.tree.map(lambda x: x * (1 + i), trainable)
-    states = [make_state(draw(i), tx) for i, tx in enumerate(txs)]
-    step = make_train_step(model, txs[0], OBJECTIVES, jax.random.key(0))
+    states = [make_state(draw(i), tx, jax.random.key(i)) for i, tx in enumerate(txs)]
+    step = make_train_step(model, txs[0], OBJECTIVES)
     together = jax.tree.map(lambda *xs: jnp.stack(xs), *states)
     many = jit(jax.vmap(step, in_axes=(0, None, None)))
     alone = jit(step)

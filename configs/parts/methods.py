@@ -21,7 +21,7 @@ def prefix(c, length=20, lr=1e-2, dropout=0.1):
 
 
 def soft(c, length=20, lr=3e-2, start="vocab"):
-    """Soft prompt tuning. start: normal | uniform | vocab | frequent | labels | text | task | file."""
+    """Soft prompts. start: normal | uniform | vocab | frequent | labels | text | task | file."""
     c.prompt = ConfigDict(
         dict(name="soft", length=length, start=start, scale=0.02, text="", file="")
     )

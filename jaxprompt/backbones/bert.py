@@ -185,6 +185,18 @@ class Encoder(nn.Module):
         return [parts[name](x) for name in sorted(self.cfg.model_heads)]
 
 
+def read_size(hf: Mapping[str, Any], field: str) -> int:
+    """Reads a size of a transformers config. Raises InputError where it is none or missing."""
+    size = hf.get(field)
+    if type(size) is not int or size < 1:
+        state = f"has {field}={size!r}" if field in hf else f"lacks {field}"
+        raise InputError(
+            f"the config {state}, which must be a whole number above 0; "
+            "give the config.json that was saved with the weights"
+        )
+    return size
+
+
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     """Reads the shape from the fields of a transformers config.json.
 
@@ -200,15 +212,15 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         raise InputError(
             f"position_embedding_type={kind!r} is not supported; it must be 'absolute'"
         )
-    width = hf["hidden_size"]
+    width = read_size(hf, "hidden_size")
     fields = dict(
-        vocab=hf["vocab_size"],
+        vocab=read_size(hf, "vocab_size"),
         width=width,
         embed=width,
-        layers=hf["num_hidden_layers"],
-        heads=hf["num_attention_heads"],
-        mlp=hf["intermediate_size"],
-        positions=hf["max_position_embeddings"],
+        layers=read_size(hf, "num_hidden_layers"),
+        heads=read_size(hf, "num_attention_heads"),
+        mlp=read_size(hf, "intermediate_size"),
+        positions=read_size(hf, "max_position_embeddings"),
         types=hf.get("type_vocab_size", 2),
         activation=hf.get("hidden_act", "gelu"),
         lm_activation=hf.get("hidden_act", "gelu"),

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
+from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf, read_size
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     """Reads an ELECTRA config. The generator's MLM features are as wide as the embeddings."""
-    embed = hf.get("embedding_size", hf["hidden_size"])
+    embed = read_size(hf, "embedding_size")
     own = {"embed": embed, "lm_width": embed, "lm_activation": "gelu"}
     return config_from_hf(hf, **(own | changes))
 

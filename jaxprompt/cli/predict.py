@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--input", help="JSONL file, - = stdin (the default without --text)")
     parser.add_argument("--output", help="JSONL file to write (default: stdout)")
     parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
-    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
     parser.add_argument("--force", action="store_true", help="accept other backbone weights")
     args, overrides = parser.read(argv)
@@ -29,25 +29,28 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("--prompt or --workdir is missing; see --help")
     if args.text and args.input:
         raise InputError("give --text or --input, not both")
+    if args.batch < 1:
+        raise InputError(f"--batch={args.batch} must be at least 1")
 
     import jax
 
     from jaxprompt.data.batching import EvalBatches
     from jaxprompt.data.tasks import read_example
     from jaxprompt.evaluate import predict_scores, probabilities
-    from jaxprompt.exported import unpack
+    from jaxprompt.exported import read_export, unpack
     from jaxprompt.files import write_atomic
 
     where = args.prompt or str(Path(args.workdir) / "export")
+    _, card = read_export(where)
+    rows = list(_rows(args, card["task"]["fields"]))
+    if not rows:
+        raise InputError(f"{args.input or 'stdin'} holds no text; give at least one")
     block = dict(
         path=args.backbone, revision="", family="", dtype=args.dtype, stack="scan", remat="none",
         attention="auto", dropout=None,
     )  # fmt: skip
     exported = unpack(where, backbone=block, batch=args.batch, force=args.force)
     scorer = exported.scorer
-    rows = list(_rows(args, scorer.task.fields))
-    if not rows:
-        raise InputError(f"{args.input or 'stdin'} holds no text")
     examples = [read_example(scorer.task, row, origin, need_label=False) for origin, row in rows]
     split = scorer.encode(examples)
     step = jax.jit(lambda _, params, batch: scorer.model.forward(params, batch))
@@ -91,7 +94,7 @@ def _rows(args: Any, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any
         try:
             yield f"stdin:{number}", json.loads(text)
         except ValueError as error:
-            raise InputError(f"stdin:{number}: not valid JSON ({error})") from error
+            raise InputError(f"stdin:{number}: broken JSON ({error}); mend it") from error
 
 
 def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:

@@ -29,22 +29,23 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     import jax
 
     from jaxprompt import build, rng, steps, tree
-    from jaxprompt.checkpoint import Checkpoints, guard_workdir
+    from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
     from jaxprompt.evaluate import evaluate
-    from jaxprompt.files import write_atomic
+    from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.runlog import RunLog
-    from jaxprompt.scorer import load_weights, open_backbone
+    from jaxprompt.scorer import load_weights
     from jaxprompt.state import make_state
 
     # -- data and model: everything that a config can get wrong ----------------------------------
     build.check_config(c)
+    check_workdir(workdir, resolved(c), build.FREE)
     finished = read_result(Path(workdir) / "result.json")
     if finished is not None:
-        guard_workdir(workdir, resolved(c), build.FREE)
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
         print(say, file=sys.stderr)
         return finished
-    backbone = open_backbone(c.backbone.to_dict())
+    make_folder(workdir)
+    backbone = build.open_fitting(c)
     examples = build.read_examples(c)
     scorer = build.scorer_from_config(c, backbone, examples)
     splits = {name: scorer.encode(part) for name, part in examples.splits.items()}
@@ -55,10 +56,9 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     weights = build.start(c, scorer, loaded, splits["train"])
     trainable, frozen, report = weights
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
-    key = rng.key_for(c.seed, "dropout")
     objectives = build.build_objectives(c)
     train_step = jax.jit(
-        steps.make_train_step(scorer.model, tx, objectives, key, accumulate=c.optim.accumulate),
+        steps.make_train_step(scorer.model, tx, objectives, accumulate=c.optim.accumulate),
         donate_argnums=0,
     )
     eval_step = jax.jit(steps.make_eval_step(scorer.model))
@@ -73,13 +73,13 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     # -- where the run stands ---------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)
     checkpoints = Checkpoints(workdir)
-    state = make_state(trainable, tx)
+    state = make_state(trainable, tx, rng.key_for(c.seed, "dropout"))
     started = checkpoints.latest()
     position: dict[str, Any] = {"best": None, "since": 0, "done": False}
     if started is not None:
         state, position = checkpoints.restore(state)
         state = jax.device_put(state)
-        check_backbone(position, report.fingerprint, workdir)
+        build.check_backbone(position, report.fingerprint, workdir)
         batches.set_state(position["data"])
     step = -1 if started is None else started
     checkpoints.rewind(step)
@@ -119,7 +119,8 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
                     value, best = dev[scorer.task.metric], position["best"]
                     if best is None or value > best["value"]:  # a tie keeps the earlier
                         position |= {"best": {"step": step, "value": value, "dev": dev}, "since": 0}
-                        checkpoints.save_best(step, state.trainable, position["best"])
+                        info = position["best"] | {"fingerprint": report.fingerprint}
+                        checkpoints.save_best(step, state.trainable, info)
                     else:
                         position["since"] += 1
                     position["done"] = last or 0 < c.train.patience <= position["since"]
@@ -181,15 +182,6 @@ def stop_if_broken(measured: Any, limit: int, save: Any, step: int) -> None:
     )
 
 
-def check_backbone(position: dict[str, Any], fingerprint: str, workdir: str) -> None:
-    """Raises InputError where a run is resumed on other weights."""
-    if position["fingerprint"] != fingerprint:
-        raise InputError(
-            f"{workdir} was trained on weights {position['fingerprint'][:12]}, backbone.path holds "
-            f"{fingerprint[:12]}; give the same backbone or another --workdir"
-        )
-
-
 def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None:
     """Says what was read, what trains, and what is fresh."""
     from jaxprompt import tree
@@ -210,5 +202,8 @@ def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """Reads a result that is there."""
-    return json.loads(path.read_text()) if path.exists() else None
+    """Reads a result, None where there is none. Raises InputError for a damaged one."""
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error

@@ -18,7 +18,7 @@ def parse_layers(text: str, total: int) -> tuple[int, int]:
         return 0, total
     first, dash, last = text.partition("-")
     if not first.isdecimal() or (dash and not last.isdecimal()):
-        raise InputError(f"prompt.layers={text!r} must be FIRST-LAST, as in 1-{total}, or empty")
+        raise InputError(f"prompt.layers={text!r} must be FIRST-LAST, as in 17-24, or empty")
     low, high = int(first), int(last or first)
     if not 1 <= low <= high <= total:
         raise InputError(f"prompt.layers={text!r} must be FIRST-LAST within 1-{total}")
