@@ -13,10 +13,10 @@ DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
 LENGTH = {"prefix": 16, "soft": 10, "hybrid": 10}
 RATE = {"prefix": 1e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-2, "full": 5e-5}
 EPOCHS = {
-    "trec": {"prefix": 10.0, "soft": 5.0, "head_only": 5.0, "full": 4.0},
+    "trec": {"prefix": 8.0, "soft": 4.0, "head_only": 5.0, "full": 4.0},
     "sst2": {"prefix": 3.0, "soft": 2.0, "head_only": 2.0, "full": 2.0},
-    "mpqa": {"prefix": 5.0, "soft": 3.0, "head_only": 3.0, "full": 2.0},
-    "sst2_mlm": {"prefix": 2.0, "soft": 2.0, "hybrid": 2.0, "full": 2.0},
+    "mpqa": {"prefix": 3.0, "soft": 2.0, "head_only": 3.0, "full": 2.0},
+    "sst2_mlm": {"prefix": 2.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
 }
 
 
@@ -43,7 +43,7 @@ def get_config(name="trec-prefix"):
         c.data.batch = 16
         c.data.group = 1
         c.train.total_epochs = 0.0
-        c.train.total_steps = 100 if method == "full" else 160
+        c.train.total_steps = 80 if method == "full" else 120
         c.train.eval_steps = 20
     return c
 

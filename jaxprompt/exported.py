@@ -47,8 +47,8 @@ def pack(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Folds the prompt and describes it. -> (tensors by flat name, card)
 
-    `hyper`, `head` and `backbone` are the blocks of the config; trained weights of the backbone, where
-    there are any, go along.
+    `hyper`, `head` and `backbone` are the blocks of the config; trained weights of the backbone,
+    where there are any, go along.
     """
     params = tree.merge(trainable, frozen)
     example = Example({name: "" for name in scorer.task.fields}, ("",) * scorer.layout.num_rows)

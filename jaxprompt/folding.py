@@ -1,4 +1,4 @@
-"""Folding: a trained method as the constants that it adds, without the network that computed them."""
+"""Folding: a trained method as the constants that it adds, without what computed them."""
 
 from typing import Any
 

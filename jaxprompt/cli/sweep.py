@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if args.run:
         from jaxprompt.cli import train
 
+        train.keep_compiled(Path(args.workdir) / "compiled")
         for run in runs:
             if train.read_result(run.workdir / "result.json") is None:
                 print(f"-- {run.workdir.name}", file=sys.stderr)

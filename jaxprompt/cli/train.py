@@ -17,7 +17,9 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(__doc__)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
-    result = run(load_config(args.config, overrides), args.workdir)
+    c = load_config(args.config, overrides)
+    keep_compiled(Path(args.workdir) / "compiled")
+    result = run(c, args.workdir)
     if result is not None:
         print(json.dumps(result))
     return 0
@@ -152,6 +154,15 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         result["time"] = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
         write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
         return result
+
+
+def keep_compiled(folder: Path) -> None:
+    """Keeps compiled programs for resumed runs and further seeds, unless JAX is told of a place."""
+    import jax
+
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 class Terminated:

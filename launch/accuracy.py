@@ -1,0 +1,160 @@
+"""Runs and tabulates configs/accuracy.py, and the same P-tuning v2 setting with PEFT on the same rows.
+
+usage: python launch/accuracy.py run   --data DIR --mlm DIR --workdir DIR [--only TASK] [--jobs N]
+       python launch/accuracy.py peft  --data DIR --workdir DIR --task TASK --seed N
+       python launch/accuracy.py table --workdir DIR
+DIR of --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), that of --mlm a
+BERT with its masked-language-model head. `run` skips what has a result. `peft` needs torch and peft.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from configs.accuracy import SEEDS, get_config  # noqa: E402
+from jaxprompt.cli.options import override  # noqa: E402
+from jaxprompt.cli.sweep import collect, list_runs, table  # noqa: E402
+
+CONFIG = str(ROOT / "configs" / "accuracy.py")
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Trains every run, `jobs` at a time, each on its share of the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(len(cores) // args.jobs, 1)
+
+    def train(number: int, run) -> None:
+        if (run.workdir / "result.json").exists():
+            return
+        name = run.config.rpartition(":")[2]
+        task = name.partition("-")[0]
+        folder = Path(args.data) / task.removesuffix("_mlm")
+        flags = {"data.source": folder, "train.tensorboard": False, **run.changes}
+        if name.endswith("-16"):
+            flags["data.rows"] = folder / "kshot_16.jsonl.gz"
+        if task.endswith("_mlm"):
+            flags["backbone.path"] = args.mlm
+        own = cores[number % args.jobs * share :][:share]
+        command = [sys.executable, "-m", "jaxprompt", "train", f"--config={run.config}"]
+        command += [f"--workdir={run.workdir}", *(f"--config.{f}={v}" for f, v in flags.items())]
+        subprocess.run(command, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, own))
+
+    runs = [r for r in list_runs(CONFIG, args.workdir) if f":{args.only}" in r.config]
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(args.workdir).resolve() / "compiled")
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(train, range(len(runs)), runs))
+
+
+def show(args: argparse.Namespace) -> None:
+    """Prints the table of the results that are there."""
+    rows = collect(list_runs(CONFIG, args.workdir))
+    for path in sorted(Path(args.workdir).glob("*-peft-seed=*/result.json")):
+        row = path.parent.name.partition("-seed=")[0]
+        rows.setdefault(row, []).append(json.loads(path.read_text()))
+    print(table(rows))
+
+
+def peft_run(args: argparse.Namespace) -> None:
+    """Trains PEFT's prefix tuning in the setting of TASK-prefix, on its rows; best on dev."""
+    import numpy as np
+    import peft
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from jaxprompt import build
+    from jaxprompt.convert.folder import resolve
+
+    c = get_config(f"{args.task}-prefix")
+    override(c, "data.source", str(Path(args.data) / args.task))
+    examples = build.read_examples(c)
+    folder = resolve(c.backbone.path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(args.seed)
+    base = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=len(examples.task.labels)
+    )
+    setting = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=c.prompt.length)
+    model = peft.get_peft_model(base, setting)
+    (field,) = examples.task.fields
+    splits = {}
+    for name, part in examples.splits.items():
+        texts = [example.fields[field] for example in part]
+        ids = tokenizer(texts, truncation=True, max_length=c.data.max_len)["input_ids"]
+        splits[name] = ids, np.array([example.label for example in part])
+
+    def batch(ids, chosen):
+        return tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt")
+
+    def accuracy(name: str) -> float:
+        ids, labels = splits[name]
+        order = np.argsort([len(row) for row in ids], kind="stable")
+        model.eval()
+        with torch.no_grad():
+            parts = [order[i : i + 64] for i in range(0, len(order), 64)]
+            found = np.concatenate([model(**batch(ids, p)).logits.argmax(-1) for p in parts])
+        return float((found == labels[order]).mean())
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=c.optim.lr, weight_decay=0.0)
+    ids, labels = splits["train"]
+    steps = int(c.train.total_epochs) * -(-len(ids) // c.data.batch)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    rng, best, started = np.random.RandomState(args.seed), (-1.0, None), time.monotonic()
+    for epoch in range(int(c.train.total_epochs)):
+        model.train()
+        order = rng.permutation(len(ids))
+        for i in range(0, len(ids), c.data.batch):
+            chosen = order[i : i + c.data.batch]
+            loss = model(**batch(ids, chosen), labels=torch.tensor(labels[chosen])).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, c.optim.clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        dev = accuracy("dev")
+        print(f"epoch {epoch + 1}: dev {dev:.4f}", file=sys.stderr, flush=True)
+        if dev > best[0]:
+            best = dev, [p.detach().clone() for p in trained]
+    with torch.no_grad():
+        for p, value in zip(trained, best[1], strict=True):
+            p.copy_(value)
+    result = {
+        "method": "peft prefix",
+        "seed": args.seed,
+        "trained": sum(p.numel() for p in trained),
+        "total": sum(p.numel() for p in model.parameters()),
+        "dev": {"accuracy": best[0]},
+        "test": {"accuracy": accuracy("test")},
+        "time": {"seconds": time.monotonic() - started},
+    }
+    folder = Path(args.workdir) / f"{args.task}-peft-seed={args.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def main() -> None:
+    """Reads the flags and does one of the three."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("verb", choices=("run", "peft", "table"))
+    parser.add_argument("--data", default=str(ROOT.parent / "shared" / "data"))
+    parser.add_argument("--mlm", default=str(ROOT.parent / "shared" / "weights" / "minilm-mlm"))
+    parser.add_argument("--workdir", required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--task", default="trec")
+    parser.add_argument("--seed", type=int, default=SEEDS[0])
+    args = parser.parse_args()
+    {"run": run_all, "peft": peft_run, "table": show}[args.verb](args)
+
+
+if __name__ == "__main__":
+    main()
