@@ -4,6 +4,7 @@ import dataclasses
 import math
 import string
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.checkpoint import Checkpoints, check_workdir
-from jaxprompt.convert import artifact, load
+from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data import fewshot, sources, words
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
@@ -218,10 +219,14 @@ def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
 
 
 def read_rows(path: str, prompt: Any) -> np.ndarray:
-    """Reads soft tokens from an .npy file or an exported prompt. -> float32 [S, E]"""
+    """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]"""
     shape = (prompt.length, prompt.dims.embed)
     if path.endswith(".npy"):
         rows = artifact.import_npy(path, shape[1])
+    elif (Path(path) / "adapter_config.json").exists():
+        rows = peft.read_peft(path).soft
+        if rows is None:
+            raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
     else:
         tensors, card = artifact.read_artifact(path)
         if "prompt/slots" not in tensors:

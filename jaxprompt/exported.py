@@ -142,5 +142,32 @@ def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = 
     return Exported(scorer, jax.device_put(tree.unflatten(flat | tensors)), card)
 
 
+def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives what `convert.peft.write_peft` writes. -> its keyword arguments
+
+    The head goes along where PEFT scores as we do: a prefix on BERT's own pooler. Elsewhere PEFT
+    pools a soft token or has another head, and the adapter holds the prompt alone. Raises
+    InputError for a prompt that PEFT cannot hold.
+    """
+    dims, fixed = card["backbone"]["dims"], card["fixed"]
+    shape = {name: dims[name] for name in ("layers", "heads", "width")}
+    found: dict[str, Any] = {"base": card["backbone"]["id"], **shape}
+    if "prompt/slots" in tensors:
+        return found | {"soft": tensors["prompt/slots"]}
+    if "prompt/k" not in tensors:
+        raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
+    span = (fixed["first"], fixed["last"], fixed["shift"])
+    if span != (0, dims["layers"], fixed["length"]):
+        raise InputError(
+            "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
+            f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
+        )
+    found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
+    if card["backbone"]["family"] == "bert" and card["head"]["pooler"] == "checkpoint":
+        kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
+        found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
+    return found
+
+
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -13,6 +13,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("--output", help="folder to write (default: WORKDIR/export)")
     parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
+    parser.add_argument("--peft", help="also write a folder that PEFT loads")
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
@@ -20,7 +21,8 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt import build
     from jaxprompt.cli.train import read_result
     from jaxprompt.convert.artifact import write_artifact, write_npy
-    from jaxprompt.exported import pack
+    from jaxprompt.convert.peft import write_peft
+    from jaxprompt.exported import as_peft, pack
 
     trained = build.restore(c, args.workdir)
     scorer, weights = trained.scorer, trained.weights
@@ -32,11 +34,14 @@ def main(argv: Sequence[str]) -> int:
         fingerprint=weights.report.fingerprint, hyper=c.prompt.to_dict(), head=c.head.to_dict(),
         seed=c.seed, metrics=metrics or {"dev": trained.best.get("dev")},
     )  # fmt: skip
+    adapter = as_peft(tensors, card) if args.peft else {}
     paths = write_artifact(args.output or Path(args.workdir) / "export", tensors, card)
     if args.npy:
         if "prompt/slots" not in tensors:
             raise InputError(f"--npy: a {c.prompt.name} prompt has no soft tokens")
         write_npy(args.npy, tensors["prompt/slots"])
         paths = (*paths, Path(args.npy))
+    if args.peft:
+        paths = (*paths, *write_peft(args.peft, **adapter))
     print(json.dumps({str(path): path.stat().st_size for path in paths}))
     return 0

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxprompt.convert.folder import read_json
 from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, write_atomic
 
 _CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
@@ -103,8 +104,8 @@ def write_peft(
     prefix: tuple[np.ndarray, np.ndarray] | None = None,
     head: Mapping[str, np.ndarray] | None = None,
     task_type: str | None = None,
-) -> None:
-    """Writes an adapter that PeftModel.from_pretrained loads: a soft prompt or a prefix.
+) -> tuple[Path, Path]:
+    """Writes an adapter that PeftModel.from_pretrained loads, a soft prompt or a prefix. -> paths
 
     soft [P, E]; prefix (k, v), each [L, P, N, D]; head: torch names to tensors, needed for the
     classification tasks, e.g. {"classifier.weight": [C, H], "classifier.bias": [C]}. task_type is
@@ -131,12 +132,12 @@ def write_peft(
     tensors = {"prompt_embeddings": table}
     tensors |= {_HEAD_PREFIX + name: tensor for name, tensor in head.items()}
     tensors = {name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
-    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    folder = make_folder(folder)
+    write_atomic(folder / _TENSORS, save(tensors, metadata={"format": "pt"}))
+    write_atomic(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
+    return folder / _TENSORS, folder / _CONFIG
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
