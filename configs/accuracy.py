@@ -11,12 +11,13 @@ from configs.parts import backbones, methods, tasks
 SEEDS = (0, 1, 2)
 DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
 LENGTH = {"prefix": 16, "soft": 10, "hybrid": 10}
-RATE = {"prefix": 1e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-2, "full": 5e-5}
+RATE = {"prefix": 2e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-1, "full": 5e-5}
+TASK_RATE = {"trec-prefix": 4e-2}
 EPOCHS = {
-    "trec": {"prefix": 8.0, "soft": 4.0, "head_only": 5.0, "full": 4.0},
-    "sst2": {"prefix": 3.0, "soft": 2.0, "head_only": 2.0, "full": 2.0},
-    "mpqa": {"prefix": 3.0, "soft": 2.0, "head_only": 3.0, "full": 2.0},
-    "sst2_mlm": {"prefix": 2.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
+    "trec": {"prefix": 6.0, "soft": 3.0, "head_only": 5.0, "full": 3.0},
+    "sst2": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 2.0},
+    "mpqa": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
+    "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
 }
 
 
@@ -31,7 +32,9 @@ def get_config(name="trec-prefix"):
         c.task.template = "{sentence} [mask]." if method == "soft" else "{sentence} It was [mask]."
     else:
         backbones.minilm(c)
-    getattr(methods, "soft" if method == "hybrid" else method)(c, lr=RATE[method])
+    getattr(methods, "soft" if method == "hybrid" else method)(
+        c, lr=TASK_RATE.get(f"{task}-{method}", RATE[method])
+    )
     if method in LENGTH:
         c.prompt.length = LENGTH[method]
     if method == "prefix":
@@ -43,7 +46,7 @@ def get_config(name="trec-prefix"):
         c.data.batch = 16
         c.data.group = 1
         c.train.total_epochs = 0.0
-        c.train.total_steps = 80 if method == "full" else 120
+        c.train.total_steps = 60 if method == "full" else 100
         c.train.eval_steps = 20
     return c
 

@@ -17,6 +17,9 @@ def get_config(method="prefix"):
     getattr(methods, method)(c)
     if method in ("prefix", "soft"):
         c.prompt.length = 16
+    if method == "prefix":
+        c.optim.lr = 2e-2
+        c.prompt.dropout = 0.0
     c.data.batch = 16
     c.train.total_epochs = EPOCHS.get(method, 30.0)
     return c

@@ -155,7 +155,7 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
     if not data.protocol:
         return None
-    values = {"path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None, **data}
+    values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
     return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)
 

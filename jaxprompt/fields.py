@@ -89,6 +89,8 @@ def check_fields(given: Mapping[str, Any], block: str = "") -> None:
     _check_names(given, known, f"{block}." if block else "")
     for name, field, value in _leaves(given, known, f"{block}." if block else ""):
         _check(name, field, value)
+    if not block:
+        check_kind("prompt.name", given["prompt"].get("name"), str)
 
 
 def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:

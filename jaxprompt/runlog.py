@@ -76,7 +76,9 @@ class RunLog:
         if not self._enabled:
             return
         record = {"step": int(step), **{name: _plain(value) for name, value in values.items()}}
-        self._shown |= {k: v for k, v in record.items() if k in ("loss", "dev")}
+        for name in [name for name in ("loss", "dev") if name in record]:
+            value = record[name]  # of a dict of metrics the first, the task's own, is shown
+            self._shown[name] = next(iter(value.values())) if isinstance(value, dict) else value
         try:
             with open(self._path, "ab") as file:
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")

@@ -10,6 +10,8 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     """Loads a transformers tokenizer: from a folder (tokenizer.json, or the vocabulary files with
     a config.json that names the family), else as a hub id. Never runs code that comes with it.
     """
+    # Its advice that torch is missing does not concern a tokenizer.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     name = os.path.expanduser(folder_or_id)

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxprompt.__main__ import main
 from jaxprompt.cli.options import load_config, override
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {
@@ -34,19 +36,42 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
 
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    name = FAMILIES[family]
     vocab = _write_tokenizer(folder, family)
     sizes = dict(
         vocab_size=vocab, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2,
-        intermediate_size=48, max_position_embeddings=66, type_vocab_size=2, initializer_range=0.2,
+        intermediate_size=48, max_position_embeddings=66, type_vocab_size=2, initializer_range=0.1,
     )  # fmt: skip
     if family == "roberta":
         sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
     if family == "electra":
         sizes |= dict(embedding_size=24)
-    model = getattr(transformers, name)
-    model(model.config_class(**sizes)).save_pretrained(folder)
+    model = getattr(transformers, FAMILIES[family])
+    model = model(model.config_class(**sizes))
+    model.save_pretrained(folder)  # config.json, without which no tokenizer is read
+    _teach(model, folder)
+    model.save_pretrained(folder)
     return folder
+
+
+def _teach(model: Any, folder: Path) -> None:
+    """Makes the weights know the topics, as pre-training would: words of one share a direction.
+
+    Attention averages the words into every position, and the MLM head scores what stands there.
+    """
+    import torch
+
+    tokenizer, table = load_tokenizer(folder), model.get_input_embeddings().weight
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            outside = name.endswith(("dense.weight", "project.weight")) and ".layer." not in name
+            if outside or name.endswith("self.value.weight"):
+                weight += torch.eye(*weight.shape)
+            elif name.endswith("attention.output.dense.weight"):
+                weight += 2 * torch.eye(*weight.shape)
+        for label, words in TOPICS.items():
+            direction = torch.randn(table.shape[1])
+            table[sorted(set(sum(encode_texts(tokenizer, words), [])))] += direction
+            table[encode_texts(tokenizer, [f" {label}"])[0]] += 0.3 * direction
 
 
 def _write_tokenizer(folder: Path, family: str) -> int:
@@ -142,3 +167,18 @@ def read_lines(path: Path) -> list[dict]:
 def timeless(record: dict) -> dict:
     """Drops wall-clock values."""
     return {name: value for name, value in record.items() if name != "time"}
+
+
+def split_scores(c: Any, workdir: Path, split: str = "dev") -> np.ndarray:
+    """Scores a split with the best prompt of a workdir. -> [examples, C]"""
+    import jax
+
+    from jaxprompt import build
+    from jaxprompt.evaluate import predict_scores
+    from jaxprompt.steps import make_eval_step
+
+    trained = build.restore(c, str(workdir), [split])
+    (trainable, frozen, _), part = trained.weights, trained.splits[split]
+    step = jax.jit(make_eval_step(trained.scorer.model))
+    batches = build.eval_batches(trained.scorer, part)
+    return predict_scores(step, trainable, frozen, batches, len(part.labels))

@@ -1,0 +1,53 @@
+"""Runs a verb that ends itself with SIGKILL: `python killed.py MOMENT STEP VERB ...`.
+
+MOMENT: saved (after STEP is saved), saving (its files are half written), between (the best of STEP is
+saved, STEP is not), best (while the best of STEP is written), result (before the result is written).
+"""
+
+import os
+import signal
+import sys
+
+from jaxprompt import checkpoint
+from jaxprompt.__main__ import main
+from jaxprompt.checkpoint import Checkpoints
+
+
+def kill(*_args, **_kwargs) -> None:
+    """Ends this process at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(function, step: int):
+    """Calls `function`, then kills where its step is `step`."""
+
+    def call(self, at: int, *args):
+        function(self, at, *args)
+        if at == step:
+            kill()
+
+    return call
+
+
+def half(function, step: int, best: bool):
+    """Kills in the middle of the writing of `step`: orbax is done, the seal is not."""
+
+    def call(path):
+        if path.name == f"{step}.partial" and (path.parent.name == "best") == best:
+            kill()
+        return function(path)
+
+    return call
+
+
+if __name__ == "__main__":
+    moment, step = sys.argv[1], int(sys.argv[2])
+    if moment == "saved":
+        Checkpoints.save = after(Checkpoints.save, step)
+    elif moment == "between":
+        Checkpoints.save_best = after(Checkpoints.save_best, step)
+    elif moment == "result":
+        Checkpoints.restore_best = kill
+    else:
+        checkpoint._checksums = half(checkpoint._checksums, step, moment == "best")
+    sys.exit(main(sys.argv[3:]))

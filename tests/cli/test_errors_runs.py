@@ -1,0 +1,211 @@
+"""Bad workdirs, checkpoints and exports: one line, exit code 2, and nothing on disk changes."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from spoil import BASE, edit, files
+from tiny_run import flags, tiny_fields, write_rows
+
+from jaxprompt.__main__ import main
+
+# -- workdirs, checkpoints, exports ---------------------------------------------------------------
+
+
+def again(run: Path, verb: str, *words: object) -> list[object]:
+    """Writes the command that uses a run's own config."""
+    config = run / "config.json"
+    saved = run.parent / "config.json"
+    if not saved.exists():
+        shutil.copy(config, saved)
+    return [verb, f"--config={saved}", f"--workdir={run}", *words]
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "export"])
+def test_a_workdir_of_another_config(refused, no_reading, run, verb):
+    no_reading()
+    before = files(run)
+    line = refused(*again(run, verb, "--config.seed=7"))
+    assert f"{run} holds a run of another config: seed (saved 0, given 7)" in line
+    assert "another --workdir" in line
+    (run / "result.json").unlink()
+    line = refused(*again(run, verb, "--config.head.pooler=mean"))
+    assert "head.pooler (saved 'auto', given 'mean')" in line
+    assert files(run) == {k: v for k, v in before.items() if k != "result.json"}
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "export"])
+def test_a_workdir_without_a_run(refused, no_reading, backbone, data, tmp_path, verb):
+    no_reading()
+    words = flags(tiny_fields(backbone, data))
+    line = refused(verb, f"--config={BASE}", f"--workdir={tmp_path / 'none'}", *words)
+    assert "no checkpoint in" in line and "train first" in line
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "export"])
+def test_a_best_that_is_damaged(refused, no_reading, run, verb):
+    no_reading()
+    (folder,) = (run / "checkpoints/best").iterdir()
+    spoil = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    spoil.write_bytes(spoil.read_bytes()[:-10])
+    before = files(run)
+    line = refused(*again(run, verb))
+    assert f"checkpoint {folder} is damaged or foreign" in line and "delete it" in line
+    assert files(run) == before
+
+
+def test_resuming_from_a_damaged_checkpoint(refused, run):
+    (run / "result.json").unlink()
+    newest = max((run / "checkpoints").glob("[0-9]*"), key=lambda p: int(p.name))
+    spoil = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    whole = spoil.read_bytes()
+    spoil.write_bytes(whole[:-10])
+    before = files(run)
+    line = refused(*again(run, "train"))
+    assert f"checkpoint {newest} is damaged or foreign" in line and "delete it" in line
+    assert files(run) == before
+
+
+def test_a_checkpoint_of_another_model(refused, run):
+    from jaxprompt.checkpoint import Checkpoints
+
+    shutil.rmtree(run / "checkpoints")
+    foreign = {"prompt/table": np.zeros((2, 2, 5, 2, 16), np.float32)}
+    Checkpoints(run).save(3, foreign, {})
+    Checkpoints(run).save_best(3, foreign, {})
+    (run / "result.json").unlink()
+    before = files(run)
+    for verb in ("train", "evaluate", "export"):
+        line = refused(*again(run, verb))
+        assert "is of another model or optimizer" in line and "use the config it was" in line
+        assert files(run) == before
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "export"])
+def test_other_backbone_weights(refused, run, other_backbone, verb):
+    (run / "result.json").unlink()
+    words = again(run, verb, f"--config.backbone.path={other_backbone}")
+    before = {k: v for k, v in files(run).items() if k != "config.json"}
+    line = refused(*words)
+    assert f"{run} was trained on weights" in line and "give the same backbone" in line
+    assert {k: v for k, v in files(run).items() if k != "config.json"} == before
+
+
+def test_a_result_that_is_damaged(refused, run):
+    (run / "result.json").write_text('{"method": ')
+    line = refused(*again(run, "train"))
+    assert f"{run / 'result.json'} cannot be read" in line and "delete it" in line
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_path, monkeypatch):
+    from jaxprompt import checkpoint
+
+    run, first = tmp_path / "run", {}
+    fields = {"train.save_steps": 1, "train.eval_steps": 3}
+    words = flags(tiny_fields(backbone, data) | fields)
+    sealed = checkpoint._checksums
+
+    def full(path):
+        if path.name == "2.partial":
+            first.update(files(run / "checkpoints/1"))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return sealed(path)
+
+    monkeypatch.setattr(checkpoint, "_checksums", full)
+    line = refused("train", f"--config={BASE}", f"--workdir={run}", *words, started=True)
+    assert f"cannot write {run / 'checkpoints/2'}: No space left on device" in line
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["1"]
+    assert files(run / "checkpoints/1") == first and first
+
+
+def test_a_workdir_that_cannot_be_written(train, refused, no_reading, trained, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    line = train(workdir=tmp_path / "file/run")
+    assert f"cannot write {tmp_path / 'file/run'}: Not a directory" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_export_that_cannot_be_written(refused, run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    before = files(run)
+    line = refused(*again(run, "export", f"--output={tmp_path / 'file/out'}"))
+    assert "cannot write" in line and "Not a directory" in line
+
+    def deny(*_args, **_kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("os.replace", deny)
+    line = refused(*again(run, "export"))
+    assert "cannot write" in line and "Permission denied" in line
+    assert files(run) == before
+    monkeypatch.undo()
+    line = refused(*again(run, "export", f"--npy={tmp_path / 'x.npy'}"))
+    assert "--npy: a prefix prompt has no soft tokens" in line
+
+
+@pytest.fixture
+def predict(refused, run):
+    """Predicts with the run's export, which must be refused. -> its line"""
+    return lambda *words: refused("predict", f"--prompt={run / 'export'}", *words)
+
+
+def test_exports_that_are_not_whole(predict, no_reading, run):
+    no_reading()
+    tensors, card = run / "export/prompt.safetensors", run / "export/prompt.json"
+    data, text = tensors.read_bytes(), card.read_text()
+    tensors.write_bytes(data[:-10])
+    assert f"{tensors} is no whole safetensors file" in predict("--text=a")
+    tensors.write_bytes(data)
+    card.write_text(text[:50])
+    assert f"{card} is no whole JSON" in predict("--text=a")
+    card.write_text('{"model_type": "bert"}')
+    assert f"{card} is not the card of a prompt" in predict("--text=a")
+    for block in ("task", "layout", "fixed", "head"):
+        spoilt = json.loads(text)
+        spoilt[block] = {}
+        card.write_text(json.dumps(spoilt))
+        line = predict("--text=a")
+        assert f"the card lacks {block}." in line and "export the prompt again" in line
+    tensors.unlink()
+    assert "No such file" in predict("--text=a")
+
+
+def test_predicting_on_other_weights(predict, run, other_backbone, capsys):
+    line = predict("--text=the cat", f"--backbone={other_backbone}")
+    assert "the prompt was learned on weights" in line and "--force" in line
+    words = ["--text=the cat", f"--backbone={other_backbone}", "--force"]
+    assert main(["predict", f"--prompt={run / 'export'}", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["label"] in ("beast", "food", "tool")
+
+
+def test_predicting_on_another_shape(predict, model):
+    edit(model / "config.json", num_attention_heads=4)
+    line = predict("--text=the cat", f"--backbone={model}", "--force")
+    assert "prompt/k" in line and "the backbone needs" in line
+
+
+def test_input_lines_that_are_broken(predict, no_reading, tmp_path, monkeypatch):
+    no_reading()
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "cat"}\n{"text": \n')
+    out = tmp_path / "out.jsonl"
+    assert f"{path}:2: broken JSON" in predict(f"--input={path}", f"--output={out}")
+    path.write_text("")
+    assert f"{path}: the file has no rows" in predict(f"--input={path}")
+    assert "/no/in.jsonl: no such file" in predict("--input=/no/in.jsonl")
+    monkeypatch.setattr("sys.stdin", ["the cat\n", '{"text": \n'])
+    assert "stdin:2: broken JSON" in predict()
+    monkeypatch.setattr("sys.stdin", [])
+    assert "stdin holds no text" in predict()
+    assert not out.exists()
+
+
+def test_input_rows_without_the_field(predict, tmp_path):
+    path = write_rows(tmp_path / "in.jsonl", [{"text": "cat"}, {"txt": "cat"}])
+    line = predict(f"--input={path}")
+    assert f"{path}:2: column 'text'" in line and "columns: txt" in line

@@ -1,0 +1,100 @@
+"""Steps that are not finite: skipped and counted, and after several in a row the end of the run."""
+
+import json
+
+import numpy as np
+import pytest
+from test_resume import arrays
+from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
+
+from jaxprompt import build
+from jaxprompt.cli.train import run
+
+STILL = {
+    "backbone.dropout": 0, "head.dropout": 0, "prompt.dropout": 0, "train.log_steps": 1,
+    "train.total_steps": 6, "train.eval_steps": 2,
+}  # fmt: skip
+STOPPED = STILL | {"train.max_streak": 3, "train.eval_steps": 6, "train.save_steps": 1}
+
+
+@pytest.fixture
+def spoil(monkeypatch):
+    """Makes the batches of some steps NaN."""
+    original = build.train_batches
+
+    def call(*steps: int):
+        def train_batches(*args):
+            batches = original(*args)
+            hand_out, given = type(batches).__next__, []
+
+            class Spoilt(type(batches)):
+                def __next__(self):
+                    batch = hand_out(self)
+                    given.append(batch)
+                    nan = np.full_like(batch.weights, np.nan)
+                    return batch._replace(weights=nan) if len(given) in steps else batch
+
+            batches.__class__ = Spoilt
+            return batches
+
+        monkeypatch.setattr(build, "train_batches", train_batches)
+
+    return call
+
+
+def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
+    c = make_config(backbone, data, "prefix", **STILL)
+    spoil(2, 3, 5)
+    result = run(c, str(tmp_path))
+    lines = [r for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
+    assert [r["skipped"] for r in lines] == [0, 1, 2, 2, 3, 3]
+    assert [r["streak"] for r in lines] == [0, 1, 2, 0, 1, 0]
+    assert [r["loss"] == "NaN" for r in lines] == [False, True, True, False, True, False]
+    assert result["skipped"] == 3 and result["steps"] == 6
+    state, _ = arrays(tmp_path / "checkpoints")
+    assert all(np.isfinite(leaf).all() for leaf in state.values())
+
+
+def test_a_rate_without_bounds_stops_the_run(backbone, data, tmp_path, capsys):
+    words = flags(tiny_fields(backbone, data) | STOPPED | {"optim.lr": "1e38", "optim.clip": 0})
+    train = ("train", "--config=configs/base.py", f"--workdir={tmp_path}", *words)
+    code, out, err = jaxprompt(capsys, *train)
+    assert code == 2 and out == ""
+    said = err.splitlines()[-1]
+    assert said.startswith("jaxprompt train: 3 steps in a row were not finite")
+    assert "optim.lr" in said and "optim.clip" in said and not (tmp_path / "result.json").exists()
+    state, position = arrays(tmp_path / "checkpoints")
+    assert state["streak"] >= 3 and state["skipped"] == state["streak"]
+    assert all(np.isfinite(leaf).all() for leaf in state.values()) and not position["done"]
+
+
+def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp_path, capsys):
+    c = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
+    spoil(3, 4, 5, 6, 7, 8, 9)
+    from jaxprompt.errors import InputError
+
+    with pytest.raises(InputError, match="3 steps in a row were not finite, up to step 6"):
+        run(c, str(tmp_path / "bad"))
+    bad, _ = arrays(tmp_path / "bad/checkpoints")
+    spoil()
+    good = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
+    from jaxprompt.checkpoint import Checkpoints
+
+    save = Checkpoints.save
+
+    def keep(self, step, state, position):
+        save(self, step, state, position)
+        if step == 2:
+            raise InterruptedError
+
+    Checkpoints.save, before = keep, Checkpoints.save
+    try:
+        with pytest.raises(InterruptedError):
+            run(good, str(tmp_path / "good"))
+    finally:
+        Checkpoints.save = before
+    expected, _ = arrays(tmp_path / "good/checkpoints")
+    for name in expected:
+        if name not in ("step", "skipped", "streak"):
+            assert bad[name].tobytes() == expected[name].tobytes(), name
+    assert json.loads((tmp_path / "bad/config.json").read_text())["train"]["max_streak"] == 3

@@ -1,0 +1,170 @@
+"""A run that is cut off and resumed ends as one that was not, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import LAYERS, ROOT, WIDTH, jaxprompt, make_config, read_lines, timeless
+
+from jaxprompt import checkpoint
+from jaxprompt.checkpoint import Checkpoints
+from jaxprompt.cli.options import resolved
+
+STEPS = 8
+PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
+# Step, place in the run, and which step the resumed run must go on from (None: from the start).
+MOMENTS = {
+    "saved-2": 2, "saved-4": 4, "saving-2": None, "saving-6": 4, "between-4": 2, "best-2": None,
+    "result-0": STEPS,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(backbone, data, tmp_path_factory):
+    """A run with every kind of dropout, whose best on dev is improved at several steps."""
+    c = make_config(
+        backbone, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
+        train__log_steps=1, optim__lr=1e-2, data__batch=8,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("config") / "tiny.json"
+    path.write_text(json.dumps(resolved(c)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """The workdir of a run that nothing disturbs."""
+    from jaxprompt.__main__ import main
+
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    assert main(["train", f"--config={config}", f"--workdir={workdir}"]) == 0
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def killed(config, whole, compiled, tmp_path_factory):
+    """Workdirs of runs that were killed, one a moment; they run at once."""
+    root = tmp_path_factory.mktemp("killed")
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        "PYTHONPATH": str(ROOT),
+    }
+    script = Path(__file__).with_name("killed.py")
+    running = {}
+    for moment in MOMENTS:
+        train = ["train", f"--config={config}", f"--workdir={root / moment}"]
+        with open(root / f"{moment}.log", "w") as log:
+            running[moment] = subprocess.Popen(
+                [sys.executable, str(script), *moment.split("-"), *train],
+                env=os.environ | cache, stdout=log, stderr=log,
+            )  # fmt: skip
+    for moment, process in running.items():
+        code = process.wait(timeout=300)
+        assert code == -signal.SIGKILL, (root / f"{moment}.log").read_text()
+    return root
+
+
+def arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
+    """Reads the newest checkpoint of a folder whatever is in it. -> (arrays by name, position)"""
+    path = max((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    with checkpoint._checkpointer() as checkpointer:
+        saved = checkpointer.metadata(path).item_metadata["state"].tree
+    template = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in saved.items()}
+    tree, position = checkpoint._read(folder, None, template)
+    return {name: np.asarray(leaf) for name, leaf in tree.items()}, position
+
+
+def assert_same_end(workdir: Path, whole: Path) -> None:
+    """Compares the final state, the best prompt, the metrics and the result."""
+    for part in ("checkpoints", "checkpoints/best"):
+        (found, stand), (expected, right) = arrays(workdir / part), arrays(whole / part)
+        assert stand == right and found.keys() == expected.keys()
+        for name, leaf in expected.items():
+            assert found[name].dtype == leaf.dtype
+            assert found[name].tobytes() == leaf.tobytes(), name
+    lines, right = (read_lines(folder / "metrics.jsonl") for folder in (workdir, whole))
+    assert list(map(timeless, lines)) == list(map(timeless, right))
+    results = (json.loads((f / "result.json").read_text()) for f in (workdir, whole))
+    found, expected = map(timeless, results)
+    assert found == expected
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_resumes_bit_for_bit(moment, killed, whole, config, capsys):
+    workdir = killed / moment
+    assert not (workdir / "result.json").exists()
+    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
+    start = "from the start" if MOMENTS[moment] is None else f"resumed at step {MOMENTS[moment]}"
+    assert code == 0 and f"{STEPS} steps, {start}" in err
+    assert json.loads(out) == json.loads((workdir / "result.json").read_text())
+    assert_same_end(workdir, whole)
+    left = [p.name for p in (workdir / "checkpoints").rglob("*.*") if p.is_dir()]
+    assert not left, "a killed save left its folder behind"
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_sigterm_saves_and_the_same_command_resumes(
+    step, whole, config, tmp_path, capsys, monkeypatch
+):
+    from jaxprompt.runlog import RunLog
+
+    progress = RunLog.progress
+
+    def progress_then_signal(self, at):
+        progress(self, at)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "progress", progress_then_signal)
+        code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}")
+    assert code == 0 and out == "" and f"stopped by SIGTERM at step {step}" in err
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert Checkpoints(tmp_path).latest() == step and not (tmp_path / "result.json").exists()
+    # The config that the run saved is as good as the one that it was started with.
+    saved = tmp_path / "config.json"
+    code, _, err = jaxprompt(capsys, "train", f"--config={saved}", f"--workdir={tmp_path}")
+    assert code == 0 and f"resumed at step {step}" in err
+    assert_same_end(tmp_path, whole)
+
+
+def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch):
+    def forbid(*_args, **_kwargs):
+        raise AssertionError("trained again")
+
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()}
+    monkeypatch.setattr("jaxprompt.steps.make_train_step", forbid)
+    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={whole}")
+    assert code == 0 and "already trained" in err and str(whole) in err
+    assert json.loads(out) == json.loads((whole / "result.json").read_text())
+    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()} == before
+
+
+def test_a_checkpoint_holds_what_trains_and_no_weight_of_the_backbone(whole):
+    state, position = arrays(whole / "checkpoints")
+    numbers = PROMPT + HEAD
+    trained = {name: leaf for name, leaf in state.items() if name.startswith("trainable/")}
+    assert {name: leaf.size for name, leaf in trained.items()} == {
+        "trainable/prompt/table": PROMPT,
+        "trainable/head/main/out/kernel": WIDTH * 3,
+        "trainable/head/main/out/bias": 3,
+    }
+    # Adam's two moments, and scalars: counters, rates, the run's key.
+    moments = sum(leaf.nbytes for name, leaf in state.items() if "opt_state" in name)
+    assert 0 <= moments - 2 * 4 * numbers <= 100
+    rest = [n for n in state if not n.startswith(("trainable/", "opt_state/"))]
+    assert sorted(rest) == ["key", "skipped", "step", "streak"]
+    assert set(position) == {"best", "since", "done", "data", "fingerprint"}
+    # On disk three times the prompt and orbax's own 10 KiB; the backbone alone is 110 KiB.
+    assert 3 * 4 * numbers < Checkpoints(whole).bytes() < 3 * 4 * numbers + 24 * 1024
+    best, info = arrays(whole / "checkpoints/best")
+    assert sum(leaf.nbytes for leaf in best.values()) == 4 * numbers
+    assert set(info) == {"step", "value", "dev", "fingerprint"}
