@@ -249,9 +249,10 @@ class Trained(NamedTuple):
 
 def check_backbone(saved: Mapping[str, Any], fingerprint: str, workdir: str) -> None:
     """Raises InputError where a run goes on with other weights than it `saved` the print of."""
-    if saved["fingerprint"] != fingerprint:
+    learned = str(saved.get("fingerprint"))
+    if learned != fingerprint:
         raise InputError(
-            f"{workdir} was trained on weights {saved['fingerprint'][:12]}, backbone.path holds "
+            f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
             f"{fingerprint[:12]}; give the same backbone or another --workdir"
         )
 

@@ -12,6 +12,7 @@ from jaxprompt.layers.attention import SelfAttention
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
+from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.stack import init_stack, run_stack
 from jaxprompt.types import Batch, Dims, Injection
 
@@ -52,9 +53,7 @@ class EncoderLayer(nn.Module):
     def __call__(self, x, mask, prefix, *, deterministic: bool):
         """Runs the layer."""
         c = self.cfg
-        norm = lambda name: nn.LayerNorm(
-            epsilon=c.eps, dtype=c.dtype, use_fast_variance=False, name=name
-        )
+        norm = lambda name: LayerNorm(c.eps, name=name)
         attention = SelfAttention(
             c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype, name="attention"
         )
@@ -75,7 +74,7 @@ class Embed(nn.Module):
         self.word = Table(c.vocab, c.embed, c.dtype)
         self.position = Table(c.positions, c.embed, c.dtype)
         self.type = Table(c.types, c.embed, c.dtype)
-        self.norm = nn.LayerNorm(epsilon=c.eps, dtype=c.dtype, use_fast_variance=False)
+        self.norm = LayerNorm(c.eps)
         self.drop = Dropout(c.dropout)
         if c.embed != c.width:
             self.project = nn.Dense(c.width, dtype=c.dtype)
@@ -99,7 +98,7 @@ class LmHead(nn.Module):
         """Declares the transform, the bias and an untied table."""
         c = self.cfg
         self.dense = nn.Dense(c.lm_width, dtype=c.dtype)
-        self.norm = nn.LayerNorm(epsilon=c.eps, dtype=c.dtype, use_fast_variance=False)
+        self.norm = LayerNorm(c.eps)
         self.bias = self.param("bias", nn.initializers.zeros, (c.vocab,))
         if not c.tied:
             self.table = self.param("table", nn.initializers.normal(0.02), (c.vocab, c.lm_width))

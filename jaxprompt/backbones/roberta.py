@@ -8,7 +8,8 @@ from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     """Reads a RoBERTa config. Its first pad_token_id + 1 position rows are never used."""
-    offset = hf.get("pad_token_id", 1) + 1
+    pad = hf.get("pad_token_id")
+    offset = (1 if pad is None else pad) + 1
     return config_from_hf(hf, **({"offset": offset, "lm_activation": "gelu"} | changes))
 
 

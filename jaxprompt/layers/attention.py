@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.layers.dropout import drop
+from jaxprompt.layers.dropout import draw_keep, thin
 from jaxprompt.types import Prefix
 
 KERNELS = ("auto", "einsum", "fused")
@@ -37,14 +37,35 @@ def attend(q, k, v, mask, *, kernel="auto", dropout=0.0, key=None):
         return jax.nn.dot_product_attention(
             q, k, v, mask=full, implementation="cudnn" if on_gpu else "xla"
         )
-    scores = jnp.einsum("btnd,bsnd->bnts", q * q.shape[-1] ** -0.5, k)  # [B, N, T, S]
-    scores = jnp.where(
-        mask[:, None, None, :], scores.astype(jnp.float32), jnp.finfo(jnp.float32).min
-    )
-    probs = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    if dropped:
-        probs = drop(probs, dropout, key)
-    return jnp.einsum("bnts,bsnd->btnd", probs, v)
+    bias = jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)[:, None, None, :]  # [B, 1, 1, S]
+    scores = jnp.einsum("btnd,bsnd->bnts", q * q.shape[-1] ** -0.5, k).astype(jnp.float32) + bias
+    probs = softmax(scores).astype(q.dtype)  # [B, N, T, S]
+    if not dropped:
+        return jnp.einsum("bnts,bsnd->btnd", probs, v)
+    keep = draw_keep(probs.shape, dropout, key)
+    # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
+    mix = jax.checkpoint(lambda p, v: jnp.einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
+    return mix(probs, v)
+
+
+@jax.custom_vjp
+def softmax(x):
+    """Computes the softmax over the last axis. [...] -> [...]"""
+    return jax.nn.softmax(x, axis=-1)
+
+
+def _softmax(x):
+    y = jax.nn.softmax(x, axis=-1)
+    return y, y
+
+
+def _softmax_gradient(y, g):
+    part = y * g
+    return (part - y * part.sum(-1, keepdims=True),)
+
+
+# The result alone is kept for the backward pass: automatic differentiation keeps the exponentials.
+softmax.defvjp(_softmax, _softmax_gradient)
 
 
 class SelfAttention(nn.Module):

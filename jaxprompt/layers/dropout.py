@@ -5,12 +5,22 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
-def drop(x, rate: float, key):
-    """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate)."""
-    *rows, last = x.shape
+def draw_keep(shape, rate: float, key):
+    """Draws which elements stay: False with probability `rate`. -> bool `shape`"""
+    *rows, last = shape
     bits = jax.random.bits(key, (*rows, (last + 1) // 2), jnp.uint32)
     halves = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-1)[..., :last]
-    return jnp.where(halves >= round(rate * 65536), x / (1.0 - rate), jnp.zeros_like(x))
+    return halves >= round(rate * 65536)
+
+
+def thin(x, keep, rate: float):
+    """Zeroes the elements that do not stay and scales the rest by 1 / (1 - rate)."""
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def drop(x, rate: float, key):
+    """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate)."""
+    return thin(x, draw_keep(x.shape, rate, key), rate)
 
 
 class Dropout(nn.Module):

@@ -1,7 +1,7 @@
 """Runs a verb that ends itself with SIGKILL: `python killed.py MOMENT STEP VERB ...`.
 
-MOMENT: saved (after STEP is saved), saving (its files are half written), between (the best of STEP is
-saved, STEP is not), best (while the best of STEP is written), result (before the result is written).
+MOMENT: saved (after STEP is saved), saving (its files are half written), between (the best of STEP
+is saved, STEP is not), best (while the best of STEP is written), result (before the result is).
 """
 
 import os

@@ -120,15 +120,18 @@ def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp
     assert {"jax", "flax", "numpy", "python"} <= set(card["versions"])
 
     answers = tmp_path / "answers.jsonl"
-    flags = (f"--workdir={tmp_path}", f"--input={data / 'test.jsonl'}", f"--output={answers}")
-    assert jaxprompt(capsys, "predict", *flags)[0] == 0
+    given = f"--input={data / 'test.jsonl'}"
+    code, out, _ = jaxprompt(
+        capsys, "predict", f"--workdir={tmp_path}", given, f"--output={answers}"
+    )
+    assert code == 0 and out == ""
     rows, given = read_lines(answers), read_lines(data / "test.jsonl")
     assert [row["text"] for row in rows] == [row["text"] for row in given]
     found = np.array([[row["scores"][name] for name in TOPICS] for row in rows])
     expected = probabilities(split_scores(c, tmp_path, "test"), 3)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-    right = np.mean([list(TOPICS)[i] == row["label"] for i, row in zip(found.argmax(1), given)])
-    assert right == pytest.approx(evaluated["accuracy"])
+    right = [row["label"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
+    assert np.mean(right) == pytest.approx(evaluated["accuracy"])
     assert all(row["score"] == max(row["scores"].values()) for row in rows)
 
 

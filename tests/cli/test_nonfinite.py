@@ -1,14 +1,14 @@
 """Steps that are not finite: skipped and counted, and after several in a row the end of the run."""
 
-import json
-
 import numpy as np
 import pytest
 from test_resume import arrays
-from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
+from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_fields
 
 from jaxprompt import build
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.cli.train import run
+from jaxprompt.errors import InputError
 
 STILL = {
     "backbone.dropout": 0, "head.dropout": 0, "prompt.dropout": 0, "train.log_steps": 1,
@@ -57,7 +57,7 @@ def test_a_step_is_skipped_and_counted(spoil, backbone, data, tmp_path):
 
 def test_a_rate_without_bounds_stops_the_run(backbone, data, tmp_path, capsys):
     words = flags(tiny_fields(backbone, data) | STOPPED | {"optim.lr": "1e38", "optim.clip": 0})
-    train = ("train", "--config=configs/base.py", f"--workdir={tmp_path}", *words)
+    train = ("train", f"--config={ROOT / 'configs/base.py'}", f"--workdir={tmp_path}", *words)
     code, out, err = jaxprompt(capsys, *train)
     assert code == 2 and out == ""
     said = err.splitlines()[-1]
@@ -68,33 +68,25 @@ def test_a_rate_without_bounds_stops_the_run(backbone, data, tmp_path, capsys):
     assert all(np.isfinite(leaf).all() for leaf in state.values()) and not position["done"]
 
 
-def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp_path, capsys):
+def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp_path, monkeypatch):
     c = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
     spoil(3, 4, 5, 6, 7, 8, 9)
-    from jaxprompt.errors import InputError
-
     with pytest.raises(InputError, match="3 steps in a row were not finite, up to step 6"):
         run(c, str(tmp_path / "bad"))
     bad, _ = arrays(tmp_path / "bad/checkpoints")
     spoil()
     good = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
-    from jaxprompt.checkpoint import Checkpoints
-
     save = Checkpoints.save
 
-    def keep(self, step, state, position):
-        save(self, step, state, position)
+    def save_then_end(self, step, *args):
+        save(self, step, *args)
         if step == 2:
             raise InterruptedError
 
-    Checkpoints.save, before = keep, Checkpoints.save
-    try:
-        with pytest.raises(InterruptedError):
-            run(good, str(tmp_path / "good"))
-    finally:
-        Checkpoints.save = before
+    monkeypatch.setattr(Checkpoints, "save", save_then_end)
+    with pytest.raises(InterruptedError):
+        run(good, str(tmp_path / "good"))
     expected, _ = arrays(tmp_path / "good/checkpoints")
     for name in expected:
         if name not in ("step", "skipped", "streak"):
             assert bad[name].tobytes() == expected[name].tobytes(), name
-    assert json.loads((tmp_path / "bad/config.json").read_text())["train"]["max_streak"] == 3

@@ -19,10 +19,7 @@ from jaxprompt.cli.options import resolved
 STEPS = 8
 PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
 # Step, place in the run, and which step the resumed run must go on from (None: from the start).
-MOMENTS = {
-    "saved-2": 2, "saved-4": 4, "saving-2": None, "saving-6": 4, "between-4": 2, "best-2": None,
-    "result-0": STEPS,
-}  # fmt: skip
+MOMENTS = {"saved-2": 2, "saving-6": 4, "between-4": 2, "best-2": None, "result-0": STEPS}
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ FILLERS = "the a an this that was is near under over with very quite old new red
 LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*TOPICS, *sum(TOPICS.values(), []), *FILLERS, "it", "about", "good", "bad", "不", "好"]
-VOCAB = [*SPECIALS, *WORDS, *LETTERS, *(f"##{x}" for x in LETTERS), *".,:?!"]
+VOCAB = list(dict.fromkeys([*SPECIALS, *WORDS, *LETTERS, *(f"##{x}" for x in LETTERS), *".,:?!"]))
 WIDTH, LAYERS = 32, 2
 
 

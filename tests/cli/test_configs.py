@@ -1,0 +1,156 @@
+"""Every config file builds at tiny width, and base.py has every field that there is."""
+
+import inspect
+import json
+
+import jax
+import pytest
+from tiny_run import ROOT, jaxprompt, tiny_fields, write_rows
+
+from jaxprompt import build, rng, steps
+from jaxprompt.cli.options import fields, load_config, load_module, override, resolved
+from jaxprompt.data.tasks import get_task, task_names
+from jaxprompt.fields import FIELDS, check_fields
+from jaxprompt.scorer import load_weights
+from jaxprompt.state import make_state
+
+CONFIGS = ROOT / "configs"
+FILES = sorted(path for path in CONFIGS.rglob("*.py") if path.stem != "__init__")
+RUNNABLE = [path for path in FILES if path.parent.name != "parts"]
+
+
+def arguments(path) -> list[str]:
+    """Lists the arguments that a config's own sweep gives, "" = none."""
+    module = load_module(str(path))
+    given = [run.get("config", "") for run in module.sweep()] if hasattr(module, "sweep") else []
+    return ["", *dict.fromkeys(name for name in given if name)]
+
+
+RUNS = [(path, argument) for path in RUNNABLE for argument in arguments(path)]
+
+
+def load(path, argument=""):
+    return load_config(f"{path}:{argument}" if argument else str(path))
+
+
+def test_there_are_configs():
+    assert {"base", "quickstart"} <= {path.stem for path in RUNNABLE} and len(RUNS) > 5
+
+
+@pytest.mark.parametrize("path, argument", RUNS, ids=lambda x: getattr(x, "stem", x))
+def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
+    c = load(path, argument)
+    if not c.backbone.path:  # some name none: it is given by hand
+        c.backbone.path = "somewhere"
+    build.check_config(c)
+    saved = tmp_path / "config.json"
+    saved.write_text(json.dumps(resolved(c)))
+    again = load_config(str(saved))
+    build.check_config(again)
+    assert fields(again) == fields(c) and resolved(again) == resolved(c)
+
+
+@pytest.fixture
+def rows_of(tmp_path):
+    """Writes a few rows of a known task. -> their folder"""
+
+    def write(name: str):
+        task = get_task(name)
+        rows = [
+            {field: "the old cat was near it" for field in task.fields} | {task.label: label}
+            for label in [*task.labels] * 2
+        ]
+        for split in ("train", "dev", "test"):
+            write_rows(tmp_path / f"{split}.jsonl", rows)
+        return tmp_path
+
+    return write
+
+
+# One build a method and head; the other runs differ in numbers and in the task.
+BUILDS = [(path, x) for path, x in RUNS if path.stem != "accuracy" or x.startswith("sst2")]
+
+
+@pytest.mark.parametrize("path, argument", BUILDS, ids=lambda x: getattr(x, "stem", x))
+def test_it_builds_at_tiny_width(path, argument, backbone, rows_of):
+    c = load(path, argument)
+    c.backbone.path, c.data.max_len, c.data.protocol = str(backbone), 24, ""
+    if c.task.name != "topics":
+        c.data.source = str(rows_of(c.task.name))
+    build.check_config(c)
+    opened = build.open_fitting(c)
+    examples = build.read_examples(c)
+    scorer = build.scorer_from_config(c, opened, examples)
+    train = scorer.encode(examples.splits["train"][:40])
+    batches = build.train_batches(c, scorer, train)
+    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    assert plan.total > 0
+    opened, loaded = load_weights(opened)
+    scorer = scorer.with_backbone(opened)
+    weights = build.start(c, scorer, loaded, train)
+    tx = build.build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
+    step = steps.make_train_step(scorer.model, tx, build.build_objectives(c))
+    state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    new, measured = jax.eval_shape(step, state, weights.frozen, next(batches))
+    batches.close()
+    assert measured["loss"].shape == () and new.trainable.keys() == weights.trainable.keys()
+
+
+def parts():
+    for path in sorted((CONFIGS / "parts").glob("[a-z]*.py")):
+        module = load_module(str(path))
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if not name.startswith("_") and function.__module__ == module.__name__:
+                yield pytest.param(path.stem, function, id=f"{path.stem}-{name}")
+
+
+@pytest.mark.parametrize("kind, part", parts())
+def test_every_part_fits_the_base(kind, part):
+    c = load(CONFIGS / "base.py")
+    with c.unlocked():
+        part(c)
+    check_fields(c)
+    c.backbone.path = c.backbone.path or "somewhere"
+    build.check_config(c)
+    if kind == "tasks":
+        assert c.task.name in task_names()
+    if kind == "methods":
+        assert c.prompt.name in ("prefix", "soft", "none")
+
+
+def names(block, prefix="") -> set[str]:
+    found = set()
+    for name, value in block.items():
+        inner = hasattr(value, "items")
+        found |= names(value, f"{prefix}{name}.") if inner else {prefix + name}
+    return found
+
+
+def test_base_has_every_field_and_no_other():
+    base = {name for name in names(load(CONFIGS / "base.py")) if not name.startswith("prompt.")}
+    assert base == names(FIELDS)
+
+
+def test_every_field_of_base_is_explained():
+    lines = (CONFIGS / "base.py").read_text().splitlines()
+    set_there = [line for line in lines if line.startswith("    c.") and "ConfigDict()" not in line]
+    assert len(set_there) > 60
+    plain = {"optim.lr", "optim.weight_decay", "optim.b1", "optim.b2", "optim.eps", "prompt.name"}
+    plain |= {"optim.decay_rate", "prompt.length"}
+    bare = [x.split(" = ")[0].strip()[2:] for x in set_there if "#" not in x]
+    assert not set(bare) - plain
+
+
+def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, capsys):
+    c = load(CONFIGS / "base.py")
+    wanted = tiny_fields(backbone, data) | {"backbone.dropout": 0, "train.eval_steps": 3}
+    for name, value in wanted.items():
+        override(c, name, str(value))
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps(resolved(c)))
+    run = tmp_path / "run"
+    assert jaxprompt(capsys, "train", f"--config={given}", f"--workdir={run}")[0] == 0
+    assert json.loads((run / "config.json").read_text()) == json.loads(given.read_text())
+    (run / "result.json").unlink()  # as if it was killed before the end
+    code, _, err = jaxprompt(capsys, "train", f"--config={run / 'config.json'}", f"--workdir={run}")
+    assert code == 0 and "3 steps, resumed at step 3" in err

@@ -1,0 +1,114 @@
+"""The user's own file in every format, from config fields alone."""
+
+import csv
+import gzip
+import json
+
+import pytest
+from tiny_run import (
+    ROOT,
+    flags,
+    jaxprompt,
+    make_config,
+    read_lines,
+    timeless,
+    tiny_fields,
+    write_rows,
+)
+
+from jaxprompt.cli.train import run
+
+BASE = ROOT / "configs/base.py"
+TASK = {
+    "task.fields": "text", "task.label": "kind", "data.source": "", "head.name": "verbalizer",
+    "task.words": "cat|dog,bread,saw|hammer", "task.template": "{text} about [mask].",
+    "backbone.dropout": 0, "prompt.dropout": 0, "train.eval_steps": 3, "optim.lr": 3e-2,
+}  # fmt: skip
+
+
+def write_csv(path, rows, **style):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], **style)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_parquet(path, rows):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def write_packed(path, rows):
+    path.write_bytes(gzip.compress("".join(json.dumps(r) + "\n" for r in rows).encode()))
+
+
+WRITERS = {
+    "csv": write_csv,
+    "tsv": lambda path, rows: write_csv(path, rows, delimiter="\t", quoting=csv.QUOTE_NONE),
+    "parquet": write_parquet,
+    "jsonl.gz": write_packed,
+}
+
+
+def renamed(file):
+    """Reads the rows with the label in the column `kind`."""
+    return [{"text": row["text"], "kind": row["label"]} for row in read_lines(file)]
+
+
+@pytest.fixture(scope="module")
+def expected(backbone, data, tmp_path_factory):
+    """The result on plain JSON lines."""
+    folder = tmp_path_factory.mktemp("plain")
+    for split in ("train", "dev", "test"):
+        write_rows(folder / f"{split}.jsonl", renamed(data / f"{split}.jsonl"))
+    fields = TASK | {"data.source": folder}
+    return run(make_config(backbone, folder, "prefix", **fields), str(folder / "run"))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_format_gives_the_same_run(kind, expected, backbone, data, tmp_path, capsys):
+    files = {}
+    for split in ("train", "dev", "test"):
+        files[f"data.files.{split}"] = path = tmp_path / f"my {split}.{kind}"
+        WRITERS[kind](path, renamed(data / f"{split}.jsonl"))
+    fields = tiny_fields(backbone, data) | TASK | files
+    words = [f"--config={BASE}", f"--workdir={tmp_path / 'run'}", *flags(fields)]
+    code, out, err = jaxprompt(capsys, "train", *words)
+    assert code == 0, err
+    assert timeless(json.loads(out)) == timeless(expected)
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert saved["data"]["files"] == {k.split(".")[-1]: str(v) for k, v in files.items()}
+    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    card = json.loads((tmp_path / "run/export/prompt.json").read_text())
+    # Sorted, as they were found in the rows; the words are in that order.
+    assert card["task"]["labels"] == ["beast", "food", "tool"]
+    assert card["label_words"] == [["cat", "dog"], ["bread"], ["saw", "hammer"]]
+
+
+def test_dev_is_drawn_from_train_where_there_is_none(backbone, data, tmp_path, capsys):
+    fields = tiny_fields(backbone, data) | {
+        "data.source": "", "data.files.train": data / "train.jsonl", "data.protocol": "holdout",
+        "data.size": 12, "backbone.dropout": 0, "prompt.dropout": 0, "train.eval_steps": 3,
+    }  # fmt: skip
+    words = [f"--config={BASE}", f"--workdir={tmp_path}", *flags(fields)]
+    code, out, err = jaxprompt(capsys, "train", *words)
+    assert code == 0 and "train 36, dev 12" in err
+    assert "test" not in json.loads(out)
+
+
+def test_labels_may_be_numbers(backbone, data, tmp_path, capsys):
+    order = {"beast": 10, "food": 2, "tool": 0}
+    for split in ("train", "dev"):
+        rows = [row | {"label": order[row["label"]]} for row in read_lines(data / f"{split}.jsonl")]
+        write_csv(tmp_path / f"{split}.csv", rows)
+    c = make_config(
+        backbone, tmp_path, "prefix", backbone__dropout=0, prompt__dropout=0, train__eval_steps=3
+    )
+    run(c, str(tmp_path / "run"))
+    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    card = json.loads((tmp_path / "run/export/prompt.json").read_text())
+    assert card["task"]["labels"] == ["0", "2", "10"]

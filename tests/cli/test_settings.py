@@ -1,0 +1,101 @@
+"""How a run is computed and told: settings that must not move a number, and the logs that agree."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from tiny_run import make_config, read_lines, split_scores
+
+from jaxprompt.cli.train import run
+
+STILL = dict(
+    backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=1e-2,
+    data__multiple=8,
+)  # fmt: skip
+SAME = {
+    "unroll": dict(backbone__stack="unroll"),
+    "remat_full": dict(backbone__remat="full"),
+    "remat_dots_unrolled": dict(backbone__remat="dots", backbone__stack="unroll"),
+    "left_padding": dict(data__side="left"),
+    "accumulate": dict(optim__accumulate=4),
+    "one_length": dict(data__multiple=24),
+    "small_eval_batches": dict(data__eval_batch=7),
+}
+OTHER = {
+    "group": dict(data__group=3),
+    "bfloat16": dict(backbone__dtype="bfloat16"),
+    "adafactor": dict(optim__name="adafactor", optim__schedule="constant"),
+    "smoothing": dict(optim__smoothing=0.1, optim__schedule="inverse_sqrt"),
+    "warmup": dict(optim__schedule="warmup_linear", optim__warmup_steps=2),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(backbone, data, tmp_path_factory):
+    """Dev scores after three steps with the defaults."""
+    workdir = tmp_path_factory.mktemp("default")
+    c = make_config(backbone, data, "prefix", **STILL)
+    run(c, str(workdir))
+    return split_scores(c, workdir)
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_the_numbers_stay(case, expected, backbone, data, tmp_path):
+    c = make_config(backbone, data, "prefix", **STILL | SAME[case])
+    run(c, str(tmp_path))
+    np.testing.assert_allclose(split_scores(c, tmp_path), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_a_run_ends_well(case, expected, backbone, data, tmp_path):
+    c = make_config(backbone, data, "prefix", **STILL | OTHER[case])
+    result = run(c, str(tmp_path))
+    scores = split_scores(c, tmp_path)
+    assert result["skipped"] == 0 and np.isfinite(scores).all()
+    assert np.abs(scores - expected).max() > 1e-6  # the setting does something
+    assert np.abs(scores - expected).max() < 1.0
+
+
+def events(folder) -> dict[tuple[int, str], float]:
+    """Reads the scalars of event files, TFRecords of protocol buffers. -> {(step, name): value}"""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for file in sorted(folder.iterdir()):
+        data = file.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + size])
+            data = data[12 + size + 4 :]
+            for value in event.summary.value:
+                found[event.step, value.tag] = value.simple_value
+    return found
+
+
+def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
+    fields = STILL | dict(train__total_steps=5, train__eval_steps=2, train__log_steps=2)
+    c = make_config(backbone, data, "prefix", **fields, train__tensorboard=True)
+    result = run(c, str(tmp_path))
+    lines, shown = read_lines(tmp_path / "metrics.jsonl"), events(tmp_path / "tensorboard")
+    assert [r["step"] for r in lines if "loss" in r] == [2, 4, 5]
+    assert [r["step"] for r in lines if "dev" in r] == [2, 4, 5]
+    written = {}
+    for record in lines:
+        assert list(record["time"]) == ["seconds"]
+        for name in ("loss", "grad_norm", "skipped", "streak"):
+            if name in record:
+                written[record["step"], name] = record[name]
+        for name, value in record.get("dev", {}).items():
+            written[record["step"], f"dev/{name}"] = value
+    assert {(step, name) for step, name in shown if "time" not in name} == set(written)
+    for key, value in written.items():
+        assert shown[key] == pytest.approx(value, rel=1e-6, abs=1e-12), key
+    best = max((r["dev"]["accuracy"], -r["step"]) for r in lines if "dev" in r)
+    assert (result["dev"]["accuracy"], -result["best_step"]) == best
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+def test_no_event_files_where_they_are_not_wanted(backbone, data, tmp_path):
+    run(make_config(backbone, data, "prefix", **STILL), str(tmp_path))
+    assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "tensorboard").exists()
