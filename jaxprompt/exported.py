@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -125,10 +126,8 @@ def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = 
     check_fingerprint(card, loaded.report.fingerprint, force=force)
     scorer = scorer.with_backbone(opened)
     flat = tree.flatten({"backbone": loaded.params})
-    shapes = jax.eval_shape(
-        lambda key: scorer.model.init(key, loaded.params, choices=layout["choices"]),
-        jax.random.key(0),
-    )
+    init = functools.partial(scorer.model.init, choices=layout["choices"])
+    shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)
     wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
         name: leaf for name, leaf in flat.items() if name in tensors
     }

@@ -104,7 +104,7 @@ def parts():
                 yield pytest.param(path.stem, function, id=f"{path.stem}-{name}")
 
 
-@pytest.mark.parametrize("kind, part", parts())
+@pytest.mark.parametrize("kind, part", list(parts()))
 def test_every_part_fits_the_base(kind, part):
     c = load(CONFIGS / "base.py")
     with c.unlocked():

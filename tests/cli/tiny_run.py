@@ -71,7 +71,7 @@ def _teach(model: Any, folder: Path) -> None:
         for label, words in TOPICS.items():
             direction = torch.randn(table.shape[1])
             table[sorted(set(sum(encode_texts(tokenizer, words), [])))] += direction
-            table[encode_texts(tokenizer, [f" {label}"])[0]] += 0.3 * direction
+            table[encode_texts(tokenizer, [f" {label}"])[0]] += 0.5 * direction
 
 
 def _write_tokenizer(folder: Path, family: str) -> int:
