@@ -11,8 +11,7 @@ from configs.parts import backbones, methods, tasks
 SEEDS = (0, 1, 2)
 DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
 LENGTH = {"prefix": 16, "soft": 10, "hybrid": 10}
-RATE = {"prefix": 2e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-1, "full": 5e-5}
-TASK_RATE = {"trec-prefix": 4e-2}
+RATE = {"prefix": 4e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-1, "full": 5e-5}
 EPOCHS = {
     "trec": {"prefix": 6.0, "soft": 3.0, "head_only": 5.0, "full": 3.0},
     "sst2": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 2.0},

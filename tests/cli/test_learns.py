@@ -63,14 +63,27 @@ def test_learns(case, backbone, data, tmp_path):
     assert result["skipped"] == 0 and result["method"] == c.prompt.name
 
 
-def test_zero_shot_scores_without_training(backbone, data, tmp_path, capsys):
+def test_zero_shot_is_the_answer_of_the_pretrained_model(backbone, data, tmp_path, capsys):
     c = make_config(backbone, data, "zero_shot", **MASKED)
     config = tmp_path / "zero.json"
     config.write_text(json.dumps(resolved(c)))
     code, out, _ = jaxprompt(capsys, "evaluate", f"--config={config}", "--split=test")
     found = json.loads(out)
     assert code == 0 and found["split"] == "test" and found["examples"] == 24
-    assert found["accuracy"] >= 0.6  # chance is 0.33
+
+    import torch
+    from transformers import AutoTokenizer, BertForMaskedLM
+
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    model = BertForMaskedLM.from_pretrained(backbone).eval()
+    words = tokenizer.convert_tokens_to_ids(list(TOPICS))
+    right = []
+    for row in read_lines(data / "test.jsonl"):
+        ids = tokenizer(f"{row['text']} about [MASK] .", return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**ids).logits[ids["input_ids"] == tokenizer.mask_token_id][0, words]
+        right.append(list(TOPICS)[logits.argmax()] == row["label"])
+    assert found["accuracy"] == pytest.approx(np.mean(right)) and found["accuracy"] > 1 / 3
 
 
 # -- numbers out, numbers in ----------------------------------------------------------------------
