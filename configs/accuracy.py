@@ -31,9 +31,7 @@ def get_config(name="trec-prefix"):
         c.task.template = "{sentence} [mask]." if method == "soft" else "{sentence} It was [mask]."
     else:
         backbones.minilm(c)
-    getattr(methods, "soft" if method == "hybrid" else method)(
-        c, lr=TASK_RATE.get(f"{task}-{method}", RATE[method])
-    )
+    getattr(methods, "soft" if method == "hybrid" else method)(c, lr=RATE[method])
     if method in LENGTH:
         c.prompt.length = LENGTH[method]
     if method == "prefix":

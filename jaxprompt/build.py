@@ -274,8 +274,11 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
         check_workdir(workdir, c.to_dict(), (*FREE, *FREE_TRAINED))
         checkpoints.check_best()
     backbone = open_fitting(c)
-    needs_rows = c.prompt.name == "soft"  # its first values may come from the training text
-    examples = read_examples(c, tuple(wanted) + (("train",) if needs_rows else ()))
+    if checkpoints and read_task(c.task).choices:
+        wanted = SPLITS  # an example's choices are counted over all of them, as in training
+    elif c.prompt.name == "soft":
+        wanted = (*wanted, "train")  # the first values may come from the training text
+    examples = read_examples(c, wanted)
     scorer = scorer_from_config(c, backbone, examples)
     splits = {name: scorer.encode(part) for name, part in examples.splits.items()}
     backbone, loaded = load_weights(backbone)

@@ -10,7 +10,7 @@ from tiny_run import ROOT, jaxprompt, tiny_fields, write_rows
 from jaxprompt import build, rng, steps
 from jaxprompt.cli.options import fields, load_config, load_module, override, resolved
 from jaxprompt.data.tasks import get_task, task_names
-from jaxprompt.fields import FIELDS, check_fields
+from jaxprompt.fields import FIELDS
 from jaxprompt.scorer import load_weights
 from jaxprompt.state import make_state
 
@@ -109,7 +109,6 @@ def test_every_part_fits_the_base(kind, part):
     c = load(CONFIGS / "base.py")
     with c.unlocked():
         part(c)
-    check_fields(c)
     c.backbone.path = c.backbone.path or "somewhere"
     build.check_config(c)
     if kind == "tasks":
@@ -135,10 +134,11 @@ def test_every_field_of_base_is_explained():
     lines = (CONFIGS / "base.py").read_text().splitlines()
     set_there = [line for line in lines if line.startswith("    c.") and "ConfigDict()" not in line]
     assert len(set_there) > 60
-    plain = {"optim.lr", "optim.weight_decay", "optim.b1", "optim.b2", "optim.eps", "prompt.name"}
-    plain |= {"optim.decay_rate", "prompt.length"}
-    bare = [x.split(" = ")[0].strip()[2:] for x in set_there if "#" not in x]
-    assert not set(bare) - plain
+    bare = {line.split(" = ")[0].strip()[2:] for line in set_there if "#" not in line}
+    # Their names, or a line above, say it all.
+    plain = {"optim.lr", "optim.weight_decay", "optim.b1", "optim.b2", "optim.eps"}
+    plain |= {"train.total_steps", "train.total_epochs", "train.total_examples"}
+    assert bare <= plain | {"prompt.name", "prompt.length"}
 
 
 def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, capsys):

@@ -102,7 +102,7 @@ def test_a_killed_run_resumes_bit_for_bit(moment, killed, whole, config, capsys)
     assert code == 0 and f"{STEPS} steps, {start}" in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())
     assert_same_end(workdir, whole)
-    left = [p.name for p in (workdir / "checkpoints").rglob("*.*") if p.is_dir()]
+    left = [path.name for path in (workdir / "checkpoints").glob("**/[0-9]*.*")]
     assert not left, "a killed save left its folder behind"
 
 
@@ -160,8 +160,8 @@ def test_a_checkpoint_holds_what_trains_and_no_weight_of_the_backbone(whole):
     rest = [n for n in state if not n.startswith(("trainable/", "opt_state/"))]
     assert sorted(rest) == ["key", "skipped", "step", "streak"]
     assert set(position) == {"best", "since", "done", "data", "fingerprint"}
-    # On disk three times the prompt and orbax's own 10 KiB; the backbone alone is 110 KiB.
-    assert 3 * 4 * numbers < Checkpoints(whole).bytes() < 3 * 4 * numbers + 24 * 1024
+    # On disk three times the prompt and some 28 KiB of orbax's own; the backbone has 92 KiB.
+    assert 3 * 4 * numbers < Checkpoints(whole).bytes() < 3 * 4 * numbers + 32 * 1024
     best, info = arrays(whole / "checkpoints/best")
     assert sum(leaf.nbytes for leaf in best.values()) == 4 * numbers
     assert set(info) == {"step", "value", "dev", "fingerprint"}

@@ -25,9 +25,7 @@ SAME = {
 OTHER = {
     "group": dict(data__group=3),
     "bfloat16": dict(backbone__dtype="bfloat16"),
-    "adafactor": dict(optim__name="adafactor", optim__schedule="constant"),
-    "smoothing": dict(optim__smoothing=0.1, optim__schedule="inverse_sqrt"),
-    "warmup": dict(optim__schedule="warmup_linear", optim__warmup_steps=2),
+    "adafactor": dict(optim__name="adafactor", optim__schedule="constant", optim__smoothing=0.1),
 }
 
 
