@@ -24,21 +24,6 @@ ANIMALS = ("dog", "cat")
 LETTERS = {role.value: role.name[0] for role in Role} | {Role.SPECIAL.value: "*"}
 
 
-@pytest.fixture
-def bert(shared):
-    return load(shared / "tokenizers/bert-uncased")
-
-
-@pytest.fixture
-def roberta(shared):
-    return load(shared / "tokenizers/roberta")
-
-
-@pytest.fixture(params=["bert-uncased", "roberta"])
-def tokenizer(request, shared):
-    return load(shared / "tokenizers" / request.param)
-
-
 def encoder(tokenizer, template, **changes):
     settings = {"num_slots": 0, "num_masks": 1, "max_len": 64, "needs_mask": False, "num_types": 2}
     return Encoder(tokenizer, parse(template), **settings | changes)

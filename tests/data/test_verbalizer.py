@@ -1,25 +1,10 @@
 """Label words: their pieces, and the rows of the vocabulary that they use."""
 
-import functools
-
 import numpy as np
 import pytest
 
-from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError
-
-load = functools.cache(load_tokenizer)
-
-
-@pytest.fixture
-def bert(shared):
-    return load(shared / "tokenizers/bert-uncased")
-
-
-@pytest.fixture
-def roberta(shared):
-    return load(shared / "tokenizers/roberta")
 
 
 def test_single_words(bert):

@@ -1,14 +1,11 @@
 """Rows that soft prompts start from: drawn where they should be, the same for the same seed."""
 
-import functools
-
 import numpy as np
 import pytest
 
 from jaxprompt.data.encode import Encoder
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
-from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.words import (
     KINDS,
     choose_rows,
@@ -20,18 +17,7 @@ from jaxprompt.data.words import (
 )
 from jaxprompt.errors import InputError
 
-load = functools.cache(load_tokenizer)
 TOKENS = np.repeat([7, 3, 9, 5, 0], [4, 4, 2, 1, 50])
-
-
-@pytest.fixture
-def bert(shared):
-    return load(shared / "tokenizers/bert-uncased")
-
-
-@pytest.fixture
-def roberta(shared):
-    return load(shared / "tokenizers/roberta")
 
 
 def rng(seed=0):
