@@ -14,7 +14,7 @@ LENGTH = {"prefix": 16, "soft": 10, "hybrid": 10}
 RATE = {"prefix": 4e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-1, "full": 5e-5}
 EPOCHS = {
     "trec": {"prefix": 6.0, "soft": 3.0, "head_only": 5.0, "full": 3.0},
-    "sst2": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 2.0},
+    "sst2": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
     "mpqa": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
     "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
 }
@@ -43,7 +43,7 @@ def get_config(name="trec-prefix"):
         c.data.batch = 16
         c.data.group = 1
         c.train.total_epochs = 0.0
-        c.train.total_steps = 60 if method == "full" else 100
+        c.train.total_steps = 60 if method == "full" else 200 if task == "trec" else 100
         c.train.eval_steps = 20
     return c
 
