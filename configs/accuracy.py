@@ -16,7 +16,7 @@ EPOCHS = {
     "trec": {"prefix": 6.0, "soft": 3.0, "head_only": 5.0, "full": 3.0},
     "sst2": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
     "mpqa": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
-    "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
+    "sst2_mlm": {"prefix": 0.5, "soft": 0.5, "hybrid": 0.5, "full": 0.5},
 }
 
 

@@ -183,14 +183,13 @@ def test_sigkill_at_any_moment_leaves_the_last_complete_checkpoint(tmp_path):
         run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         started = int(run.stdout.readline())
         assert started >= done  # it went on from what was known to be saved, or later
-        time.sleep(0.2 + 0.2 * delays.random())
+        said = [int(run.stdout.readline()) for _ in range(3)]  # it saves, however slow the machine
+        time.sleep(0.2 * delays.random())
         run.send_signal(signal.SIGKILL)
-        said = [
-            int(line) for line in run.communicate()[0].splitlines(keepends=True) if "\n" in line
-        ]
-        done = max([started, *said])
+        rest = run.communicate()[0].splitlines(keepends=True)
+        done = max(said + [int(line) for line in rest if "\n" in line])
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest() >= done > 4
+    assert checkpoints.latest() >= done >= 12
     template = {"prompt": jnp.zeros(5000), "step": jnp.int32(0)}
     trainable, info = checkpoints.restore_best(template)
     assert int(trainable["step"]) == info["step"] == checkpoints.best()

@@ -67,9 +67,10 @@ def test_zero_shot_is_the_answer_of_the_pretrained_model(backbone, data, tmp_pat
     c = make_config(backbone, data, "zero_shot", **MASKED)
     config = tmp_path / "zero.json"
     config.write_text(json.dumps(resolved(c)))
-    code, out, _ = jaxprompt(capsys, "evaluate", f"--config={config}", "--split=test")
+    code, out, err = jaxprompt(capsys, "evaluate", f"--config={config}", "--split=test")
+    assert code == 0, err
     found = json.loads(out)
-    assert code == 0 and found["split"] == "test" and found["examples"] == 24
+    assert found["split"] == "test" and found["examples"] == 24
 
     import torch
     from transformers import AutoTokenizer, BertForMaskedLM
@@ -106,14 +107,16 @@ def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp
     c = make_config(backbone, data, method, **SHORT, **fields)
     result = run(c, str(tmp_path))
     place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
-    code, out, _ = jaxprompt(capsys, "evaluate", *place, "--split=test")
+    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
+    assert code == 0, err
     evaluated = json.loads(out)
-    assert code == 0 and evaluated == {"split": "test", "examples": 24, **result["test"]}
+    assert evaluated == {"split": "test", "examples": 24, **result["test"]}
 
-    code, out, _ = jaxprompt(capsys, "export", *place)
+    code, out, err = jaxprompt(capsys, "export", *place)
+    assert code == 0, err
     sizes = {path.rsplit("/")[-1]: size for path, size in json.loads(out).items()}
     file = (tmp_path / "export" / "prompt.safetensors").read_bytes()
-    assert code == 0 and sizes["prompt.safetensors"] == len(file)
+    assert sizes["prompt.safetensors"] == len(file)
     header = 8 + struct.unpack("<Q", file[:8])[0]
     if case in PROMPT:
         assert len(file) - header == 4 * (PROMPT[case] + HEAD * (case != "soft"))
