@@ -51,7 +51,14 @@ def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
     return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
 
 
-def evaluate(step, trainable, frozen, batches, labels: np.ndarray, metric: str, classes: int):
-    """Scores a split and measures it. -> (metrics, scores)"""
+def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
+    """Takes out the classes that an example does not have. [B, C or C + 1], [B] -> the same"""
+    column = np.arange(scores.shape[1])
+    return np.where((column >= counts[:, None]) & (column < classes), -np.inf, scores)
+
+
+def evaluate(step, trainable, frozen, batches, labels, counts, metric: str, classes: int):
+    """Scores a split and measures it; labels and counts are [examples]. -> (metrics, scores)"""
     scores = predict_scores(step, trainable, frozen, batches, len(labels))
+    scores = drop_absent(scores, counts, classes)
     return metrics.score(metric, labels, decide(scores, classes), classes), scores

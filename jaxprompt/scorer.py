@@ -39,6 +39,7 @@ class Split(NamedTuple):
 
     rows: list[list[Encoded]]
     labels: np.ndarray  # int32 [examples], -1 = unknown
+    counts: np.ndarray  # int32 [examples], classes that the example has: its choices, or all
 
 
 class Scorer(NamedTuple):
@@ -69,7 +70,8 @@ class Scorer(NamedTuple):
     def encode(self, examples: Sequence[Example]) -> Split:
         """Encodes a split."""
         labels = np.array([example.label for example in examples], np.int32)
-        return Split(self.encoder.encode_all(examples), labels)
+        own = [len(e.choices) if self.task.choices else self.classes for e in examples]
+        return Split(self.encoder.encode_all(examples), labels, np.array(own, np.int32))
 
 
 def choose_template(task: Task, head: str, template: str) -> str:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     step = jax.jit(make_eval_step(scorer.model))
     measured, _ = evaluate(
         step, trained.weights.trainable, trained.weights.frozen, build.eval_batches(scorer, part),
-        part.labels, scorer.task.metric, scorer.classes,
+        part.labels, part.counts, scorer.task.metric, scorer.classes,
     )  # fmt: skip
     print(json.dumps({"split": args.split, "examples": len(part.labels), **measured}))
     return 0

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
     from jaxprompt.data.batching import EvalBatches
     from jaxprompt.data.tasks import read_example
-    from jaxprompt.evaluate import predict_scores, probabilities
+    from jaxprompt.evaluate import drop_absent, predict_scores, probabilities
     from jaxprompt.exported import read_export, unpack
     from jaxprompt.files import write_atomic
 
@@ -56,12 +56,12 @@ def main(argv: Sequence[str]) -> int:
     step = jax.jit(lambda _, params, batch: scorer.model.forward(params, batch))
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     scores = predict_scores(step, {}, exported.params, batches, len(rows))
+    scores = drop_absent(scores, split.counts, scorer.classes)
     lines = []
-    for (_, row), example, values in zip(
-        rows, examples, probabilities(scores, scorer.classes), strict=True
-    ):
-        names = scorer.task.labels or example.choices
-        best = int(values[: len(names)].argmax())
+    found = zip(rows, examples, probabilities(scores, scorer.classes), split.counts, strict=True)
+    for (_, row), example, values, count in found:
+        names = (scorer.task.labels or example.choices)[:count]
+        best = int(values[:count].argmax())
         known = dict(zip(names, map(float, values), strict=False))
         answer = {"label": names[best], "score": float(values[best]), "scores": known}
         lines.append(json.dumps(row | answer, ensure_ascii=False) + "\n")

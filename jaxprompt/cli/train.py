@@ -69,7 +69,14 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         part = splits[name]
         passes = build.eval_batches(scorer, part)
         return evaluate(
-            eval_step, numbers, frozen, passes, part.labels, scorer.task.metric, scorer.classes
+            eval_step,
+            numbers,
+            frozen,
+            passes,
+            part.labels,
+            part.counts,
+            scorer.task.metric,
+            scorer.classes,
         )[0]
 
     # -- where the run stands ---------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""Scores come back in the split's order; absent choices never win; -1 stands for no class."""
+
+import numpy as np
+import pytest
+
+from jaxprompt.evaluate import decide, drop_absent, evaluate, predict_scores, probabilities
+from jaxprompt.types import Batch
+
+
+def batches(*indices):
+    for index in indices:
+        index = np.array(index)
+        yield Batch(None, None, None, None, index)
+
+
+def step(_trainable, _frozen, batch):
+    return np.stack([batch.index * 1.0, -batch.index * 1.0], axis=1)
+
+
+def test_scores_stand_in_the_order_of_the_split_and_filling_is_dropped():
+    scores = predict_scores(step, {}, {}, batches([4, 0], [2, 1], [3, -1], [5, -1]), 6)
+    np.testing.assert_array_equal(scores[:, 0], np.arange(6.0))
+    np.testing.assert_array_equal(scores[:, 1], -np.arange(6.0))
+
+
+def test_the_best_class_and_none_where_a_piece_outside_is_better():
+    scores = np.array([[0.1, 0.3, -9.0], [0.1, 0.3, 0.4]])
+    assert decide(scores, 2).tolist() == [1, -1]
+    assert decide(scores[:, :2], 2).tolist() == [1, 1]
+
+
+def test_choices_that_an_example_lacks_never_win():
+    scores = np.array([[1.0, 2.0, 3.0, 9.0], [1.0, 2.0, 3.0, 9.0]])
+    left = drop_absent(scores, np.array([2, 3]), 3)
+    assert decide(left[:, :3], 3).tolist() == [1, 2]
+    assert left[:, 3].tolist() == [9.0, 9.0]
+    np.testing.assert_allclose(
+        probabilities(left, 3)[0], [1 / (1 + np.e), np.e / (1 + np.e), 0.0], rtol=1e-6
+    )
+
+
+def test_a_split_is_measured():
+    counts = np.full(4, 2)
+    measured, scores = evaluate(
+        step, {}, {}, batches([3, 2], [1, 0]), np.array([0, 0, 1, 0]), counts, "accuracy", 2
+    )
+    assert measured["accuracy"] == pytest.approx(0.75)
+    assert scores.shape == (4, 2)
