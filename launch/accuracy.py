@@ -1,10 +1,10 @@
-"""Runs and tabulates configs/accuracy.py, and the same P-tuning v2 setting with PEFT on the same rows.
+"""Runs and tabulates configs/accuracy.py, and its P-tuning v2 with PEFT on the same rows.
 
-usage: python launch/accuracy.py run   --data DIR --mlm DIR --workdir DIR [--only TASK] [--jobs N]
-       python launch/accuracy.py peft  --data DIR --workdir DIR --task TASK --seed N
+usage: python launch/accuracy.py run   --workdir DIR [--data DIR] [--mlm DIR] [--only TASK] [--jobs N]
+       python launch/accuracy.py peft  --workdir DIR [--data DIR] --task TASK --seed N
        python launch/accuracy.py table --workdir DIR
-DIR of --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), that of --mlm a
-BERT with its masked-language-model head. `run` skips what has a result. `peft` needs torch and peft.
+--data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm is a BERT with its
+masked-language-model head. `run` skips what has a result. `peft` needs torch and peft.
 """
 
 import argparse
