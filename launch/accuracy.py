@@ -1,9 +1,9 @@
 """Runs and tabulates configs/accuracy.py, and its P-tuning v2 with PEFT on the same rows.
 
-usage: python launch/accuracy.py run   --workdir DIR [--data DIR] [--mlm DIR] [--only TASK] [--jobs N]
+usage: python launch/accuracy.py run   --workdir DIR [--data DIR] [--mlm DIR] [--only X] [--jobs N]
        python launch/accuracy.py peft  --workdir DIR [--data DIR] --task TASK --seed N
        python launch/accuracy.py table --workdir DIR
---data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm is a BERT with its
+--data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` needs torch and peft.
 """
 
