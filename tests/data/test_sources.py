@@ -156,7 +156,11 @@ def test_set_in_the_package():
         ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-12], r"jsonl.gz: broken gzip file"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],
+            r"jsonl.gz: broken gzip file",
+        ),
         ("a.xlsx", b"", r"a.xlsx: unknown file format; name it .jsonl"),
         ("a.parquet.gz", b"", r"a.parquet.gz: unknown file format"),
     ],
