@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 Array = Any  # numpy on the host, jax on the device
 ABSENT = -1e9  # score of a choice that an example does not have
+NO_LIMIT = 2**31 - 1
 
 
 class Role(IntEnum):
@@ -32,27 +33,42 @@ class Tokens(NamedTuple):
     mask: Array  # bool, True = attend
     slot: Array  # int32, row of Stream.slots written at this position, -1 = none
     positions: Array  # int32, zero-based, pads 0
-    types: Array  # int32, segment
+    types: Array  # int32, segment; where attention is causal the branch: a token sees 0 and its own
     roles: Array  # int8, Role
 
 
 class Batch(NamedTuple):
     """One batch. With K rows an example (choices) the token arrays are [B*K, T], example-major."""
 
-    encoder: Tokens
-    label_pos: Array  # int32 [B*K, M] what the head reads: the masks of a template, else [CLS]
+    encoder: Tokens  # the input; the only stream of BERT and of GPT-2
+    label_pos: Array  # int32 [B*K, M] what the head reads, in the decoder where there is one
     labels: Array  # int32 [B], -1 = unknown
     weights: Array  # float32 [B], 0 = a row that only fills the batch
     index: Array  # int32 [B], row of the split, -1 = filling
-    decoder: Tokens | None = None
+    decoder: Tokens | None = None  # what an encoder-decoder's decoder is fed
+    targets: Array | None = None  # int32 [B*K, M] token that follows label_pos, -1 = none: free text
+
+    @property
+    def read(self) -> Tokens:
+        """The stream whose hidden states a head sees."""
+        return self.encoder if self.decoder is None else self.decoder
 
 
 class Prefix(NamedTuple):
-    """Keys and values put in front of a stream's own in self-attention (after the projections)."""
+    """Keys and values put in front of others in an attention (after the projections)."""
 
     k: Array  # [L, B|1, P, N, D]
     v: Array  # [L, B|1, P, N, D]
     mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row
+    positions: Array | None = None  # int32 [P] for a relative bias, None = outside of it
+
+
+class Cache(NamedTuple):
+    """What generation keeps of the tokens that it has seen, in arrays of fixed shape."""
+
+    own: Prefix  # k, v [L, B, S, N, D] of the prefix, the tokens and the room for more
+    positions: Array  # int32 [B, S] where each column stands, -1 = outside of a relative bias
+    cross: Prefix | None = None  # of the encoder's output, its prefix in front
 
 
 class Stream(NamedTuple):
@@ -81,5 +97,5 @@ class Dims(NamedTuple):
     layers: int
     heads: int
     head_dim: int
-    max_len: int  # positions the backbone has, prompts included
-    stream: str = "encoder"
+    max_len: int  # positions the backbone has, prompts included; NO_LIMIT where they are relative
+    decoder_layers: int = 0  # of a decoder that reads the encoder's output

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import SelfAttention
+from jaxprompt.layers.attention import Attention, put_in_front
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
@@ -50,17 +50,19 @@ class EncoderLayer(nn.Module):
     cfg: EncoderConfig
 
     @nn.compact
-    def __call__(self, x, mask, prefix, *, deterministic: bool):
+    def __call__(self, x, prefix, mask, *, deterministic: bool):
         """Runs the layer."""
         c = self.cfg
         norm = lambda name: LayerNorm(c.eps, name=name)
-        attention = SelfAttention(
-            c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype, name="attention"
-        )
-        y = attention(x, mask, prefix, deterministic=deterministic)
+        attention = Attention(
+            c.width, c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype,
+            name="attention",
+        )  # fmt: skip
+        k, v, mask = put_in_front(prefix, *attention.keys(x), mask)
+        y = attention(x, k, v, mask, deterministic=deterministic)
         x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
         y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
-        return norm("mlp_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
+        return norm("mlp_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic)), None
 
 
 class Embed(nn.Module):
@@ -131,7 +133,8 @@ class Encoder(nn.Module):
         c = self.cfg
         self.embed = Embed(c)
         self.layer = EncoderLayer(c, parent=None)
-        self.layers = self.param("layers", init_stack(self.layer, c.layers, c.width))
+        x, mask = jnp.zeros((1, 2, c.width)), jnp.ones((1, 2), bool)
+        self.layers = self.param("layers", init_stack(self.layer, c.layers, x, None, mask))
         if "pooler" in c.model_heads:
             self.pooler = nn.Dense(c.width, dtype=c.dtype)
         if "mlm" in c.model_heads:
@@ -152,10 +155,10 @@ class Encoder(nn.Module):
         x = self.embed(tokens, slots, deterministic=deterministic)
         drops = not deterministic and self.has_rng("dropout")
         return run_stack(
-            self.layer, self.layers, x, tokens.mask, prefix, stack=self.cfg.stack,
-            remat=self.cfg.remat, deterministic=deterministic,
+            self.layer, self.layers, x, prefix and prefix._replace(positions=None), tokens.mask,
+            stack=self.cfg.stack, remat=self.cfg.remat, deterministic=deterministic,
             key=self.make_rng("dropout") if drops else None,
-        )  # fmt: skip
+        )[0]  # fmt: skip
 
     def words(self):
         """Returns the word table. -> [V, E]"""

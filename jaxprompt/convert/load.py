@@ -21,11 +21,11 @@ _FILE_DTYPES = ("float64", "float32", "float16", "bfloat16")
 class Report(NamedTuple):
     """What a checkpoint gave."""
 
-    heads: tuple[str, ...]  # loaded, of "pooler", "mlm", "rtd"
+    heads: tuple[str, ...]  # loaded, of "pooler", "mlm", "rtd", "lm"
     fresh: tuple[str, ...]  # heads of the family that the checkpoint does not hold
     missing: tuple[str, ...]  # file names of the tensors of those heads
     unused: tuple[str, ...]  # tensors of the file that were not read
-    tied: bool  # the MLM head multiplies the word table; False: params hold mlm/table
+    tied: bool  # the LM head multiplies the word table; False: params hold a table of its own
     bytes: int  # of the filled tree
     fingerprint: str  # the same for the same weights, however they are named and sharded
 
@@ -38,29 +38,40 @@ class Loaded(NamedTuple):
 
 
 def load_backbone(
-    folder: str | Path, family: str, config: Mapping[str, Any], *, dtype: str = "float32"
+    folder: str | Path, family: str, config: Mapping[str, Any], *, dtype: str = "float32",
+    rescale: float = 1.0,
 ) -> Loaded:
     """Reads the trunk and every head that the checkpoint holds, one tensor at a time.
 
-    `config` is the folder's config.json; `dtype` is "float32" or "bfloat16". The fingerprint is
-    the SHA-256 over the name (ours), shape, dtype and bytes of each tensor in the file. Raises
+    `config` is the folder's config.json; `dtype` is "float32" or "bfloat16". `rescale` divides
+    T5's residual stream by that factor: what writes into it is divided, so that a norm gives the
+    same and float16 does not overflow (PPT's released code, with 100). The fingerprint is the
+    SHA-256 over the name (ours), shape, dtype and bytes of each tensor in the file. Raises
     InputError where a tensor of the trunk or part of a head is missing or has another shape than
     config.json says.
-    """
+    """  # fmt: skip
     table = _family(family)
     if dtype not in _DTYPES:
         raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(_DTYPES)}.")
-    sizes = _axis_sizes(config, family)
+    sizes = _axis_sizes(config, table)
+    gate = str(config.get("feed_forward_proj", "relu")).rpartition("-")[0]
+    if rescale != 1.0 and not (gate or config.get("feed_forward_proj", "relu") == "relu"):
+        raise InputError(
+            f"rescale={rescale} needs a gated or relu feed-forward block, config.json says "
+            f"{config['feed_forward_proj']!r}; take rescale 1"
+        )
     with open_weights(folder) as weights:
         names = _Names(weights, table)
         heads = names.heads()
-        filler = _Filler(weights, names, sizes, _DTYPES[dtype])
-        wanted = [t for t in table.trunk if sizes["E"] != sizes["H"] or "project" not in t.path]
-        wanted += [tensor for head in heads for tensor in table.heads[head]]
-        tied = "mlm" not in heads or _is_tied(weights, names, table, config)
+        filler = _Filler(weights, names, sizes, _DTYPES[dtype], rescale)
+        absent = ("embed/project/",) * (sizes["E"] == sizes["H"])
+        absent += ("layers/mlp/gate/", "decoder_layers/mlp/gate/") * (not gate)
+        wanted = [t for t in table.trunk if not t.path.startswith(absent)]
+        wanted += [tensor for head in heads for tensor in table.heads.get(head, ())]
+        tied = not {"mlm", "lm"} & set(heads) or _is_tied(weights, names, table, config)
         if not tied:
             wanted.append(table.decoder)
-        names.require(wanted, sizes["L"])
+        names.require(wanted, sizes)
         for tensor in wanted:
             filler.fill(tensor)
         fresh = tuple(head for head in table.heads if head not in heads)
@@ -68,7 +79,7 @@ def load_backbone(
             heads=heads,
             fresh=fresh,
             missing=tuple(names.today(t) for head in fresh for t in table.heads[head]),
-            unused=names.unused(sizes["L"], heads),
+            unused=names.unused(sizes, heads),
             tied=tied,
             bytes=sum(array.nbytes for array in filler.flat.values()),
             fingerprint=_digest(*sorted(filler.digests)),
@@ -102,16 +113,15 @@ class _Names:
 
     def heads(self) -> tuple[str, ...]:
         """Lists the heads of which the file holds at least one tensor."""
-        return tuple(
-            head for head, tensors in self.family.heads.items() if any(map(self.find, tensors))
-        )
+        found = (h for h, tensors in self.family.heads.items() if any(map(self.find, tensors)))
+        return (*found, *self.family.always)
 
-    def require(self, wanted: Iterable[Tensor], layers: int) -> None:
+    def require(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
         """Raises InputError where the file lacks one of the tensors."""
         lost = [
             self.today(tensor, i)
             for tensor in wanted
-            for i in range(layers if _is_stacked(tensor) else 1)
+            for i in range(_copies(tensor, sizes))
             if self.find(tensor, i) is None
         ]
         if lost:
@@ -121,48 +131,50 @@ class _Names:
                 "belongs to it."
             )
 
-    def unused(self, layers: int, heads: Iterable[str]) -> tuple[str, ...]:
+    def unused(self, sizes: Mapping[str, int], heads: Iterable[str]) -> tuple[str, ...]:
         """Lists the tensors of the file that are neither read nor another name of one read."""
         known = list(self.family.trunk)
-        known += [tensor for head in heads for tensor in self.family.heads[head]]
-        known += [self.family.decoder] if "mlm" in heads else []
+        known += [tensor for head in heads for tensor in self.family.heads.get(head, ())]
+        known += [self.family.decoder] if {"mlm", "lm"} & set(heads) else []
         read = {
             name
             for tensor in known
-            for i in range(layers if _is_stacked(tensor) else 1)
+            for i in range(_copies(tensor, sizes))
             for name in self._candidates(tensor, i)
         }
         return tuple(sorted(n for n in self.names - read if not n.endswith(IGNORED)))
 
     def _candidates(self, tensor: Tensor, layer: int) -> list[str]:
-        with_prefix = tensor.path.startswith(("embed/", "layers/", "pooler/"))
-        prefix = self.prefix if with_prefix else ""
+        of_a_head = tensor.path.startswith(("mlm/", "rtd/", "lm/"))
+        prefix = "" if of_a_head else self.prefix
         return [prefix + source.format(i=layer) for source in tensor.sources]
 
 
 class _Filler:
     """Copies tensors of the file into arrays of ours; holds one tensor beside them."""
 
-    def __init__(self, weights: Weights, names: _Names, sizes: dict[str, int], dtype: np.dtype):
+    def __init__(
+        self, weights: Weights, names: _Names, sizes: dict[str, int], dtype: np.dtype,
+        rescale: float,
+    ):  # fmt: skip
         self.weights, self.names, self.sizes, self.dtype = weights, names, sizes, dtype
+        self.rescale = rescale
         self.flat: dict[str, np.ndarray] = {}
         self.digests: list[str] = []
 
     def fill(self, tensor: Tensor) -> None:
         """Reads a tensor of every layer, transposed, cast and stacked as the tree has it."""
         ours = tuple(self.sizes[axis] for axis in tensor.axes)
-        if not _is_stacked(tensor):
-            self.flat[tensor.path] = np.empty(ours, self.dtype)
-            self._copy(tensor, 0, self.flat[tensor.path])
-            return
-        stacked = np.empty((self.sizes["L"], *ours), self.dtype)
-        for i in range(self.sizes["L"]):
-            self._copy(tensor, i, stacked[i])
-        self.flat[tensor.path] = stacked
+        stacked = np.empty((_copies(tensor, self.sizes), *ours), self.dtype)
+        for i, layer in enumerate(stacked):
+            self._copy(tensor, i, layer)
+        self.flat[tensor.path] = stacked if tensor.stack else stacked[0]
 
     def _copy(self, tensor: Tensor, layer: int, target: np.ndarray) -> None:
         name = self.names.find(tensor, layer)
-        shape = tuple(math.prod(self.sizes[a] for a in merged) for merged in tensor.file_axes)
+        number, parts = tensor.part
+        *most, last = (math.prod(self.sizes[a] for a in merged) for merged in tensor.file_axes)
+        shape = (*most, last * parts)
         if self.weights.shape(name) != shape:
             raise InputError(
                 f"{name} in {self.weights.folder} has shape {list(self.weights.shape(name))}, "
@@ -174,10 +186,13 @@ class _Filler:
                 f"{name} in {self.weights.folder} is {file_dtype}; only {', '.join(_FILE_DTYPES)} "
                 "are read, give a checkpoint that is not quantized."
             )
-        array = np.ascontiguousarray(self.weights.read(name))
-        path = f"{tensor.path}/{layer}" if _is_stacked(tensor) else tensor.path
+        array = self.weights.read(name)[..., number * last : (number + 1) * last]
+        array = np.ascontiguousarray(array)
+        path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
         self.digests.append(_digest(path, str(list(shape)), file_dtype, array.view(np.uint8)))
         source = array.T if tensor.transposed else array  # [out, in] -> [in, out]
+        if tensor.residual and self.rescale != 1.0:
+            source = source / np.float32(self.rescale**tensor.residual)
         target.reshape(source.shape)[...] = source  # the slices are contiguous: a view
 
 
@@ -187,32 +202,30 @@ def _family(family: str) -> Family:
     return FAMILIES[family]
 
 
-def _axis_sizes(config: Mapping[str, Any], family: str) -> dict[str, int]:
+def _axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     """Reads the size of every axis letter from config.json."""
-
-    def read(field: str) -> int:
+    sizes: dict[str, int] = {"1": 1}
+    for letter, field in family.sizes.items():
+        if field in sizes:
+            sizes[letter] = sizes[field]
+            continue
         value = config.get(field)
+        if value is None:  # what a config may leave out
+            value = {
+                "relative_attention_num_buckets": 32,
+                "num_decoder_layers": sizes.get("L"),
+                "n_inner": 4 * sizes.get("H", 0),
+            }.get(field)
         if not isinstance(value, int) or value < 1:
             raise InputError(f"config.json has {field}={value!r}; it must be a positive integer.")
-        return value
-
-    width, heads = read("hidden_size"), read("num_attention_heads")
-    if width % heads:
-        raise InputError(f"hidden_size={width} must divide by num_attention_heads={heads}.")
-    embed = read("embedding_size") if family == "electra" else width
-    return {
-        "V": read("vocab_size"),
-        "P": read("max_position_embeddings"),
-        "S": read("type_vocab_size"),
-        "E": embed,
-        "H": width,
-        "N": heads,
-        "D": width // heads,
-        "F": read("intermediate_size"),
-        "X": embed,
-        "L": read("num_hidden_layers"),
-        "1": 1,
-    }
+        sizes[letter] = value
+    if "D" not in sizes:
+        width, heads = sizes["H"], sizes["N"]
+        if width % heads:
+            fields = f"{family.sizes['H']}={width}", f"{family.sizes['N']}={heads}"
+            raise InputError(f"{fields[0]} must divide by {fields[1]}.")
+        sizes["D"] = width // heads
+    return sizes
 
 
 def _is_tied(weights: Weights, names: _Names, family: Family, config: Mapping[str, Any]) -> bool:
@@ -231,8 +244,8 @@ def _is_tied(weights: Weights, names: _Names, family: Family, config: Mapping[st
     return np.array_equal(weights.read(decoder), weights.read(word))
 
 
-def _is_stacked(tensor: Tensor) -> bool:
-    return tensor.path.startswith("layers/")
+def _copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    return sizes[tensor.stack] if tensor.stack else 1
 
 
 def _digest(*parts: str | np.ndarray) -> str:

@@ -1,8 +1,9 @@
 """Tables of names: what each of our parameters is called in Hugging Face files, one table a family.
 
 Axes are letters (see types.py): V vocab, E embedding, H width, N heads, D head dim, F mlp, and
-here also P positions, S segment types, X width of the MLM features, 1. Parameters under "layers/"
-stand in the file once a layer, {i}, and are stacked on a leading axis L.
+here also P positions, S segment types, R distance buckets, X width of the LM features, 1.
+Parameters under "layers/" and "decoder_layers/" stand in the file once a layer, {i}, and are
+stacked on a leading axis, L or K, the decoder's number of layers.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,13 @@ class Tensor(NamedTuple):
     axes: str  # ours, without L
     file_axes: tuple[str, ...]  # in the file; letters that stand together are one merged axis
     transposed: bool = False  # torch's Linear weights are [out, in]
+    part: tuple[int, int] = (0, 1)  # (i, n): the i-th of n equal parts of the file's last axis
+    residual: float = 0.0  # a divided residual stream divides it by that power, see `rescale`
+
+    @property
+    def stack(self) -> str:
+        """The leading axis of what the file holds once a layer: "L", "K"; "" = not stacked."""
+        return {"layers": "L", "decoder_layers": "K"}.get(self.path.split("/")[0], "")
 
 
 class Family(NamedTuple):
@@ -25,14 +33,17 @@ class Family(NamedTuple):
     trunk: tuple[Tensor, ...]
     heads: dict[str, tuple[Tensor, ...]]
     decoder: Tensor  # the output table; the file may hold it though it equals the word table
+    sizes: dict[str, str]  # axis letter -> field of config.json, or another letter
+    always: tuple[str, ...] = ()  # heads that need no tensors of their own
 
 
 # Buffers of some versions, no weights.
-IGNORED = (".position_ids", ".token_type_ids")
+IGNORED = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias")
 
 
-def _table(path: str, source: str, axes: str) -> tuple[Tensor, ...]:
-    return (Tensor(f"{path}/table", (f"{source}.weight",), axes, tuple(axes)),)
+def _table(path: str, *sources: str, axes: str, residual: float = 0.0) -> tuple[Tensor, ...]:
+    names = tuple(f"{source}.weight" for source in sources)
+    return (Tensor(f"{path}/table", names, axes, tuple(axes), residual=residual),)
 
 
 def _norm(path: str, source: str, axis: str) -> tuple[Tensor, ...]:
@@ -54,9 +65,9 @@ def _encoder(embed_to_hidden: bool = False) -> tuple[Tensor, ...]:
     layer = "encoder.layer.{i}."
     project = _linear("embed/project", "embeddings_project", "E", "H") if embed_to_hidden else ()
     return (
-        *_table("embed/word", "embeddings.word_embeddings", "VE"),
-        *_table("embed/position", "embeddings.position_embeddings", "PE"),
-        *_table("embed/type", "embeddings.token_type_embeddings", "SE"),
+        *_table("embed/word", "embeddings.word_embeddings", axes="VE"),
+        *_table("embed/position", "embeddings.position_embeddings", axes="PE"),
+        *_table("embed/type", "embeddings.token_type_embeddings", axes="SE"),
         *_norm("embed/norm", "embeddings.LayerNorm", "E"),
         *project,
         *_linear("layers/attention/query", layer + "attention.self.query", "H", "ND"),
@@ -70,6 +81,11 @@ def _encoder(embed_to_hidden: bool = False) -> tuple[Tensor, ...]:
     )
 
 
+_SIZES = {
+    "V": "vocab_size", "P": "max_position_embeddings", "S": "type_vocab_size", "H": "hidden_size",
+    "N": "num_attention_heads", "F": "intermediate_size", "L": "num_hidden_layers",
+    "E": "H", "X": "E",
+}  # fmt: skip
 _POOLER = _linear("pooler", "pooler.dense", "H", "H")
 
 
@@ -81,8 +97,106 @@ def _mlm(dense: str, norm: str, *bias: str) -> tuple[Tensor, ...]:
     )
 
 
-def _decoder(source: str) -> Tensor:
-    return Tensor("mlm/table", (source,), "VX", ("V", "X"))
+def _decoder(source: str, path: str = "mlm/table") -> Tensor:
+    return Tensor(path, (source,), "VX", ("V", "X"))
+
+
+def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
+    sub = source + ".block.{i}.layer."
+
+    def linear(name: str, old: str, into: str, out: str, residual=0.0, also=()) -> Tensor:
+        names = tuple(f"{x}.weight" for x in (*also, old))
+        return Tensor(
+            f"{path}/{name}/kernel", names, into + out, (out, into), True, residual=residual
+        )
+
+    def attention(name: str, at: str) -> tuple[Tensor, ...]:
+        return (
+            *(linear(f"{name}/{x}", f"{at}.{x[0]}", "H", "ND") for x in ("query", "key", "value")),
+            linear(f"{name}/out", f"{at}.o", "ND", "H", 1.0),
+        )
+
+    def norm(name: str, at: str) -> Tensor:
+        return Tensor(f"{path}/{name}/scale", (f"{at}.layer_norm.weight",), "H", ("H",))
+
+    last, dense = (sub + "2", ".DenseReluDense.") if cross else (sub + "1", ".DenseReluDense.")
+    return (
+        *attention("attention", f"{sub}0.SelfAttention"),
+        norm("attention_norm", f"{sub}0"),
+        *(attention("cross", f"{sub}1.EncDecAttention") if cross else ()),
+        *((norm("cross_norm", f"{sub}1"),) if cross else ()),
+        linear("mlp/gate", f"{last}{dense}wi_0", "H", "F"),
+        # A gated product is divided half by its linear factor and half by what follows.
+        linear("mlp/up", f"{last}{dense}wi", "H", "F", 0.5, also=(f"{last}{dense}wi_1",)),
+        linear("mlp/down", f"{last}{dense}wo", "F", "H", 0.5),
+        norm("mlp_norm", last),
+    )
+
+
+_T5 = Family(
+    prefix="transformer.",
+    trunk=(
+        *_table(
+            "embed/word", "encoder.embed_tokens", "decoder.embed_tokens", "shared", axes="VE",
+            residual=1.0,
+        ),
+        *_t5_layers("layers", "encoder", cross=False),
+        Tensor("norm/scale", ("encoder.final_layer_norm.weight",), "H", ("H",)),
+        *_table("bias", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", axes="RN"),
+        *_t5_layers("decoder_layers", "decoder", cross=True),
+        Tensor("decoder_norm/scale", ("decoder.final_layer_norm.weight",), "H", ("H",)),
+        *_table(
+            "decoder_bias", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+            axes="RN",
+        ),
+    ),
+    heads={},
+    decoder=_decoder("lm_head.weight", "lm/table"),
+    sizes={
+        "V": "vocab_size", "H": "d_model", "N": "num_heads", "D": "d_kv", "F": "d_ff",
+        "R": "relative_attention_num_buckets", "L": "num_layers", "K": "num_decoder_layers",
+        "E": "H", "X": "E",
+    },
+    always=("lm",),
+)  # fmt: skip
+
+
+def _gpt2_layers() -> tuple[Tensor, ...]:
+    # GPT-2's linear maps are stored as [in, out]; query, key and value stand in one, side by side.
+    def linear(path: str, source: str, into: str, out: str, part=(0, 1)) -> tuple[Tensor, ...]:
+        name = "h.{i}." + source
+        return (
+            Tensor(f"layers/{path}/kernel", (f"{name}.weight",), into + out, (into, out), part=part),
+            Tensor(f"layers/{path}/bias", (f"{name}.bias",), out, (out,), part=part),
+        )
+
+    parts = enumerate(("query", "key", "value"))
+    return (
+        *(t for i, x in parts for t in linear(f"attention/{x}", "attn.c_attn", "H", "ND", (i, 3))),
+        *linear("attention/out", "attn.c_proj", "ND", "H"),
+        *linear("mlp/up", "mlp.c_fc", "H", "F"),
+        *linear("mlp/down", "mlp.c_proj", "F", "H"),
+        *_norm("layers/attention_norm", "h.{i}.ln_1", "H"),
+        *_norm("layers/mlp_norm", "h.{i}.ln_2", "H"),
+    )
+
+
+_GPT2 = Family(
+    prefix="transformer.",
+    trunk=(
+        *_table("embed/word", "wte", axes="VE"),
+        *_table("embed/position", "wpe", axes="PE"),
+        *_gpt2_layers(),
+        *_norm("norm", "ln_f", "H"),
+    ),
+    heads={},
+    decoder=_decoder("lm_head.weight", "lm/table"),
+    sizes={
+        "V": "vocab_size", "P": "n_positions", "H": "n_embd", "N": "n_head", "F": "n_inner",
+        "L": "n_layer", "E": "H", "X": "E",
+    },
+    always=("lm",),
+)  # fmt: skip
 
 
 # Where decoder.bias and bias are both in a file, torch adds decoder.bias.
@@ -100,6 +214,7 @@ FAMILIES = {
             ),
         },
         decoder=_decoder("cls.predictions.decoder.weight"),
+        sizes=_SIZES,
     ),
     "roberta": Family(
         prefix="roberta.",
@@ -111,6 +226,7 @@ FAMILIES = {
             ),
         },
         decoder=_decoder("lm_head.decoder.weight"),
+        sizes=_SIZES,
     ),
     "electra": Family(
         prefix="electra.",
@@ -127,5 +243,8 @@ FAMILIES = {
             ),
         },
         decoder=_decoder("generator_lm_head.weight"),
+        sizes=_SIZES | {"E": "embedding_size"},
     ),
+    "t5": _T5,
+    "gpt2": _GPT2,
 }

@@ -1,4 +1,4 @@
-"""Self-attention with a prefix, and the one place where its kernel is chosen."""
+"""Attention with a prefix, and the one place where its kernel is chosen."""
 
 import functools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import draw_keep, thin
-from jaxprompt.types import Prefix
+from jaxprompt.types import Prefix, Tokens
 
 KERNELS = ("auto", "einsum", "fused")
 
@@ -24,21 +24,27 @@ def choose_kernel(kernel: str, dtype: jnp.dtype, head_dim: int, dropout: bool) -
     return "fused" if fits and jax.default_backend() == "gpu" else "einsum"
 
 
-def attend(q, k, v, mask, *, kernel="auto", dropout=0.0, key=None):
-    """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2, bool [B, S] -> [B, T, N, D]
+def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, key=None):
+    """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
-    The softmax is float32. A row whose keys are all masked attends evenly, so that filler rows stay
-    finite. `key` turns dropout of the probabilities on.
+    mask: bool [B, S] or [B, T, S]; bias: [B|1, N, T, S], added to the scores. The softmax is
+    float32. A row whose keys are all masked attends evenly, so that filler rows stay finite. `key`
+    turns dropout of the probabilities on.
     """
     dropped = dropout > 0.0 and key is not None
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    seen = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]  # [B, 1, 1|T, S]
     if choose_kernel(kernel, q.dtype, q.shape[-1], dropped) == "fused" and not dropped:
-        full = jnp.broadcast_to(mask[:, None, None, :], (q.shape[0], 1, q.shape[1], k.shape[1]))
+        full = jnp.broadcast_to(seen, (q.shape[0], 1, q.shape[1], k.shape[1]))
         on_gpu = jax.default_backend() == "gpu" and q.dtype.itemsize == 2
         return jax.nn.dot_product_attention(
-            q, k, v, mask=full, implementation="cudnn" if on_gpu else "xla"
-        )
-    bias = jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)[:, None, None, :]  # [B, 1, 1, S]
-    scores = jnp.einsum("btnd,bsnd->bnts", q * q.shape[-1] ** -0.5, k).astype(jnp.float32) + bias
+            q, k, v, bias=None if bias is None else bias.astype(q.dtype), mask=full, scale=scale,
+            implementation="cudnn" if on_gpu else "xla",
+        )  # fmt: skip
+    scores = jnp.einsum("btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k)
+    scores = scores.astype(jnp.float32) + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
+    if bias is not None:
+        scores = scores + bias
     probs = softmax(scores).astype(q.dtype)  # [B, N, T, S]
     if not dropped:
         return jnp.einsum("bnts,bsnd->btnd", probs, v)
@@ -68,33 +74,65 @@ def _softmax_gradient(y, g):
 softmax.defvjp(_softmax, _softmax_gradient)
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention. [B, T, H], bool [B, T], Prefix of one layer -> [B, T, H]"""
+class Attention(nn.Module):
+    """Multi-head attention over keys and values that may come from anywhere.
 
+    `scale` None is 1 / sqrt(D). T5 has neither scale nor biases, and N * D need not be `width`.
+    """
+
+    width: int
     heads: int
     head_dim: int
     dropout: float = 0.0
     kernel: str = "auto"
     dtype: jnp.dtype = jnp.float32
+    scale: float | None = None
+    use_bias: bool = True
 
-    @nn.compact
-    def __call__(self, x, mask, prefix: Prefix | None = None, *, deterministic: bool):
-        """Attends over the prefix and x."""
-        project = functools.partial(
-            nn.DenseGeneral, features=(self.heads, self.head_dim), dtype=self.dtype
-        )
-        q = project(name="query")(x)  # [B, T, N, D]
-        k = project(name="key")(x)
-        v = project(name="value")(x)
-        if prefix is not None:  # [B|1, P, N, D] in front of the text's own keys and values
-            rows, length = x.shape[0], prefix.k.shape[1]
-            spread = functools.partial(jnp.broadcast_to, shape=(rows, *prefix.k.shape[1:]))
-            k = jnp.concatenate([spread(prefix.k.astype(k.dtype)), k], axis=1)  # [B, P+T, N, D]
-            v = jnp.concatenate([spread(prefix.v.astype(v.dtype)), v], axis=1)
-            mask = jnp.concatenate([jnp.broadcast_to(prefix.mask, (rows, length)), mask], axis=1)
+    def setup(self):
+        """Declares the projections."""
+        dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, use_bias=self.use_bias)
+        shape = (self.heads, self.head_dim)
+        self.query, self.key, self.value = dense(shape), dense(shape), dense(shape)
+        self.out = dense(self.width, axis=(-2, -1))
+
+    def keys(self, x):
+        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
+        return self.key(x), self.value(x)
+
+    def __call__(self, x, k, v, mask, bias=None, *, deterministic: bool):
+        """Attends from x. [B, T, H], [B, S, N, D] x 2, bool [B, S] or [B, T, S] -> [B, T, H]"""
         drops = self.dropout > 0.0 and not deterministic
         key = self.make_rng("dropout") if drops else None
-        x = attend(q, k, v, mask, kernel=self.kernel, dropout=self.dropout, key=key)
-        return nn.DenseGeneral(
-            features=q.shape[-1] * self.heads, axis=(-2, -1), dtype=self.dtype, name="out"
-        )(x)
+        y = attend(
+            self.query(x), k, v, mask, bias, scale=self.scale, kernel=self.kernel,
+            dropout=self.dropout, key=key,
+        )  # fmt: skip
+        return self.out(y)
+
+
+def put_in_front(prefix: Prefix | None, k, v, mask):
+    """Joins the prefix of one layer and the stream's own keys, values and mask.
+
+    [B|1, P, N, D] x 2 and bool [B|1, P], [B, T, N, D] x 2, bool [B, S] or [B, T, S]
+    -> [B, P+S, N, D] x 2, bool [B, P+S] or [B, T, P+S]
+    """
+    if prefix is None:
+        return k, v, mask
+    rows, length = k.shape[0], prefix.k.shape[1]
+    spread = functools.partial(jnp.broadcast_to, shape=(rows, *prefix.k.shape[1:]))
+    k = jnp.concatenate([spread(prefix.k.astype(k.dtype)), k], axis=1)
+    v = jnp.concatenate([spread(prefix.v.astype(v.dtype)), v], axis=1)
+    front = jnp.broadcast_to(prefix.mask, (rows, length))
+    if mask.ndim == 3:
+        front = jnp.broadcast_to(front[:, None], (rows, mask.shape[1], length))
+    return k, v, jnp.concatenate([front, mask], axis=-1)
+
+
+def causal_mask(tokens: Tokens):
+    """Lets each token see the real ones up to itself, of branch 0 and its own. -> bool [B, T, T]"""
+    own, branch = tokens.mask, tokens.types
+    number = jnp.arange(own.shape[1])
+    order = number[:, None] >= number  # [T, T]
+    sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
+    return order & sees & own[:, None, :]

@@ -1,8 +1,12 @@
-"""The feed-forward block and its activations."""
+"""The feed-forward blocks and their activations."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+
+from jaxprompt.layers.dropout import Dropout
 
 
 @jax.custom_vjp
@@ -21,10 +25,29 @@ def _gelu_and_slope(x):
 # One array is kept for the backward pass, the slope: automatic differentiation keeps three.
 gelu.defvjp(_gelu_and_slope, lambda slope, g: (g * slope,))
 
+
+@jax.custom_vjp
+def tanh_gelu(x):
+    """Computes gelu with Phi(x) = (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. [...] -> [...]"""
+    return _tanh_gelu_and_slope(x)[0]
+
+
+def _tanh_gelu_and_slope(x):
+    wide = x.astype(jnp.float32)
+    inner = (2 / jnp.pi) ** 0.5 * wide * (1 + 0.044715 * wide * wide)
+    slope_of_inner = (2 / jnp.pi) ** 0.5 * (1 + 3 * 0.044715 * wide * wide)
+    tanh = jnp.tanh(inner)
+    cdf = 0.5 + 0.5 * tanh
+    slope = cdf + 0.5 * wide * (1 - tanh * tanh) * slope_of_inner
+    return (wide * cdf).astype(x.dtype), slope.astype(x.dtype)
+
+
+tanh_gelu.defvjp(_tanh_gelu_and_slope, lambda slope, g: (g * slope,))
+
 ACTIVATIONS = {
     "gelu": gelu,
-    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
-    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_new": tanh_gelu,
+    "gelu_pytorch_tanh": tanh_gelu,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
@@ -45,3 +68,25 @@ class Mlp(nn.Module):
         x = nn.Dense(self.hidden, dtype=self.dtype, name="up")(x)
         x = ACTIVATIONS[self.activation](x)
         return nn.Dense(width, dtype=self.dtype, name="down")(x)
+
+
+class GatedMlp(nn.Module):
+    """T5's block, without biases: down(drop(act(up x))), or down(drop(act(gate x) * up x)) with a
+    gate (Shazeer 2020). [..., H] -> [..., F] -> [..., H]
+    """
+
+    hidden: int
+    activation: str
+    gated: bool
+    dropout: float = 0.0
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, *, deterministic: bool):
+        """Applies the maps."""
+        dense = functools.partial(nn.Dense, use_bias=False, dtype=self.dtype)
+        act = ACTIVATIONS[self.activation]
+        y = dense(self.hidden, name="up")(x)
+        y = act(dense(self.hidden, name="gate")(x)) * y if self.gated else act(y)
+        y = Dropout(self.dropout)(y, deterministic=deterministic)
+        return dense(x.shape[-1], name="down")(y)

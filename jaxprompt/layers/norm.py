@@ -1,4 +1,4 @@
-"""LayerNorm that keeps one array for the backward pass."""
+"""Norms that keep one array for the backward pass. They compute in float32."""
 
 from functools import partial
 
@@ -48,3 +48,41 @@ class LayerNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
         return normalize(x, scale, bias, self.eps)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def scale_to_unit(x, scale, eps: float):
+    """Computes x / sqrt(mean(x^2) + eps) * scale in float32. [..., H] -> [..., H]"""
+    return _scale_to_unit(x, scale, eps)[0]
+
+
+def _scale_to_unit(x, scale, eps):
+    wide = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + eps)  # [..., 1]
+    unit = wide * inverse
+    y = unit * scale.astype(jnp.float32)
+    return y.astype(x.dtype), (unit.astype(x.dtype), inverse, scale)
+
+
+def _unit_gradients(eps, kept, g):
+    unit, inverse, scale = kept
+    unit, wide = unit.astype(jnp.float32), g.astype(jnp.float32)
+    slope = wide * scale.astype(jnp.float32)
+    dx = inverse * (slope - unit * (slope * unit).mean(-1, keepdims=True))
+    dscale = (wide * unit).sum(tuple(range(g.ndim - 1)))
+    return dx.astype(g.dtype), dscale.astype(scale.dtype)
+
+
+scale_to_unit.defvjp(_scale_to_unit, _unit_gradients)
+
+
+class RMSNorm(nn.Module):
+    """Divides the last axis by its root mean square (Zhang & Sennrich 2019). [..., H] -> [..., H]"""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x):
+        """Normalises."""
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        return scale_to_unit(x, scale, self.eps)

@@ -1,0 +1,195 @@
+"""GPT-2: a pre-norm decoder with learned positions (Radford et al. 2019)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.backbones.bert import read_size
+from jaxprompt.errors import InputError
+from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
+from jaxprompt.layers.cache import append, open_cache
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
+from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix
+
+
+@dataclasses.dataclass(frozen=True)
+class GPT2Config:
+    """The shape of a GPT-2 and how it runs."""
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    mlp: int
+    positions: int  # rows of the position table
+    activation: str = "gelu_new"
+    scaled_attention: bool = True
+    eps: float = 1e-5
+    embed_dropout: float = 0.1
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    types: int = 1
+    model_heads: frozenset[str] = frozenset({"lm"})
+    tied: bool = True  # the output table is the word table
+    dtype: Any = jnp.float32
+    stack: str = "unroll"
+    remat: str = "none"
+    attention: str = "auto"
+
+
+class Layer(nn.Module):
+    """One pre-norm layer. [B, T, H] -> [B, T, H]"""
+
+    cfg: GPT2Config
+
+    def setup(self):
+        """Declares the parts."""
+        c = self.cfg
+        scale = None if c.scaled_attention else 1.0
+        head_dim = c.width // c.heads
+        self.attention = Attention(
+            c.width, c.heads, head_dim, c.attention_dropout, c.attention, c.dtype, scale
+        )
+        self.mlp = Mlp(c.mlp, c.activation, c.dtype)
+        self.attention_norm, self.mlp_norm = LayerNorm(c.eps), LayerNorm(c.eps)
+        self.drop = Dropout(c.dropout)
+
+    def __call__(self, x, prefix: Prefix | None, mask, *, deterministic: bool, keep: bool = False):
+        """Runs the layer; keep=True gives its k, v, without the prefix."""
+        y = self.attention_norm(x)
+        kept = self.attention.keys(y)
+        k, v, mask = put_in_front(prefix, *kept, mask)
+        y = self.attention(y, k, v, mask, deterministic=deterministic)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self.mlp(self.mlp_norm(x))
+        return x + self.drop(y, deterministic=deterministic), kept if keep else None
+
+
+class Embed(nn.Module):
+    """Word, slot and position embeddings. -> [B, T, H]"""
+
+    cfg: GPT2Config
+
+    def setup(self):
+        """Declares the tables."""
+        c = self.cfg
+        self.word = Table(c.vocab, c.width, c.dtype)
+        self.position = Table(c.positions, c.width, c.dtype)
+        self.drop = Dropout(c.embed_dropout)
+
+    def __call__(self, ids, positions, slot=None, slots=None, *, deterministic: bool):
+        """Embeds tokens, slot rows in their places. int [B, T] x 3"""
+        x = self.word(ids)
+        if slots is not None:
+            x = write_slots(x, slot, slots)
+        return self.drop(x + self.position(positions), deterministic=deterministic)
+
+
+class Backbone(nn.Module):
+    """The decoder and its output table."""
+
+    cfg: GPT2Config
+
+    def setup(self):
+        """Declares what the checkpoint holds."""
+        c = self.cfg
+        x, mask = jnp.zeros((1, 2, c.width)), jnp.ones((1, 2), bool)
+        self.embed = Embed(c)
+        self.layer = Layer(c, parent=None)
+        self.layers = self.param("layers", init_stack(self.layer, c.layers, x, None, mask))
+        self.norm = LayerNorm(c.eps)
+        if not c.tied:
+            self.lm = Table(c.vocab, c.width, c.dtype)
+
+    @property
+    def dims(self) -> Dims:
+        """Tells methods and heads what they may know of this backbone."""
+        c = self.cfg
+        return Dims(c.vocab, c.width, c.width, c.layers, c.heads, c.width // c.heads, c.positions)
+
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
+        """Reads a batch. -> [B, T, H]"""
+        return self._read(batch, injection, deterministic=deterministic)[0]
+
+    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
+        """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""
+        tokens = batch.encoder
+        x, (k, v) = self._read(batch, injection, deterministic=True, keep=True)
+        prefix = injection.encoder.prefix
+        return x, open_cache(prefix, k, v, tokens.mask, tokens.positions, room)
+
+    def extend(self, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
+        """Reads one token more. int [B], int [B], int scalar -> its state [B, H], the cache"""
+        x = self.embed(ids[:, None], positions[:, None], deterministic=True)
+        x, (k, v) = self._run(x, cache.own, jnp.ones((len(ids), 1), bool), True, keep=True)
+        return x[:, 0], append(cache, k, v, positions, column)
+
+    def words(self):
+        """Returns the word table. -> [V, H]"""
+        return self.embed.word.table
+
+    def lm_features(self, x):
+        """Returns the states as they are. [..., H] -> [..., H]"""
+        return x
+
+    def lm_table(self):
+        """Returns the output table and no bias. -> [V, H], None"""
+        return (self.words() if self.cfg.tied else self.lm.table), None
+
+    def init_all(self, batch: Batch):
+        """Touches every part, so that `init` makes every parameter."""
+        return self(batch, Injection(), deterministic=True), self.lm_table()
+
+    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, keep: bool = False):
+        tokens, (slots, prefix) = batch.encoder, injection.encoder
+        x = self.embed(
+            tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
+        )
+        prefix = prefix and prefix._replace(positions=None)
+        return self._run(x, prefix, causal_mask(tokens), deterministic, keep)
+
+    def _run(self, x, prefix, mask, deterministic: bool, keep: bool):
+        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        x, kept = run_stack(
+            self.layer, self.layers, x, prefix, mask, stack=c.stack, remat=c.remat,
+            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, keep=keep,
+        )  # fmt: skip
+        return self.norm(x), kept
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
+    """Reads a GPT-2 config. Raises InputError where it asks for what this module does not do."""
+    act = hf.get("activation_function", "gelu_new")
+    if act not in ACTIVATIONS:
+        raise InputError(
+            f"activation_function={act!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+        )
+    for field in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if hf.get(field, False):
+            raise InputError(f"{field}=true is not supported; take a checkpoint without it")
+    width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
+    if width % heads:
+        raise InputError(f"n_embd={width} must divide by n_head={heads}")
+    fields = dict(
+        vocab=read_size(hf, "vocab_size"),
+        width=width,
+        layers=read_size(hf, "n_layer"),
+        heads=heads,
+        mlp=4 * width if hf.get("n_inner") is None else read_size(hf, "n_inner"),
+        positions=read_size(hf, "n_positions"),
+        activation=act,
+        scaled_attention=hf.get("scale_attn_weights", True),
+        eps=hf.get("layer_norm_epsilon", 1e-5),
+        embed_dropout=hf.get("embd_pdrop", 0.1),
+        dropout=hf.get("resid_pdrop", 0.1),
+        attention_dropout=hf.get("attn_pdrop", 0.1),
+        tied=hf.get("tie_word_embeddings", True),
+    )
+    return GPT2Config(**(fields | changes))

@@ -1,0 +1,324 @@
+"""T5 in all its versions: 1.0, 1.1, LM-adapted, flan, mT5 (Raffel et al. 2020; Shazeer 2020).
+
+Attention has no 1 / sqrt(D): it is folded into the initial values of the query projection. Norms,
+softmax and logits are float32 whatever the weights are.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.backbones.bert import read_size
+from jaxprompt.errors import InputError
+from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
+from jaxprompt.layers.cache import append, join, open_cache
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
+from jaxprompt.layers.norm import RMSNorm
+from jaxprompt.layers.relpos import RelativeBias
+from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Prefix
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """The shape of a T5 and how it runs."""
+
+    vocab: int
+    width: int
+    layers: int
+    decoder_layers: int
+    heads: int
+    head_dim: int
+    mlp: int
+    buckets: int = 32
+    max_distance: int = 128
+    activation: str = "relu"
+    gated: bool = False
+    eps: float = 1e-6
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    scaled_output: bool = True  # features are multiplied by 1 / sqrt(H) before the output table
+    start: int = 0  # the id that the decoder is fed first
+    rescale: float = 1.0  # what the residual stream is divided by, see convert/rescale.py
+    types: int = 1
+    model_heads: frozenset[str] = frozenset({"lm"})
+    tied: bool = True  # the output table is the word table
+    dtype: Any = jnp.float32
+    stack: str = "unroll"
+    remat: str = "none"
+    attention: str = "auto"
+
+
+def _attention(c: T5Config) -> Attention:
+    return Attention(
+        c.width, c.heads, c.head_dim, c.attention_dropout, c.attention, c.dtype, 1.0, use_bias=False
+    )
+
+
+class EncoderLayer(nn.Module):
+    """One pre-norm layer. [B, T, H] -> [B, T, H]"""
+
+    cfg: T5Config
+
+    def setup(self):
+        """Declares the parts."""
+        c = self.cfg
+        self.attention = _attention(c)
+        self.mlp = GatedMlp(c.mlp, c.activation, c.gated, c.dropout, c.dtype)
+        self.attention_norm, self.mlp_norm = RMSNorm(c.eps), RMSNorm(c.eps)
+        self.drop = Dropout(c.dropout)
+
+    def __call__(self, x, prefix: Prefix | None, mask, bias, *, deterministic: bool):
+        """Runs the layer."""
+        y = self.attention_norm(x)
+        k, v, mask = put_in_front(prefix, *self.attention.keys(y), mask)
+        y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
+        return x + self.drop(y, deterministic=deterministic), None
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm layer that reads the encoder's output too. [B, T, H] -> [B, T, H]
+
+    Where `source` is None the cross prefix holds the encoder's keys and values, of B rows or of
+    fewer: then that many times the rows in a row read the same source.
+    """
+
+    cfg: T5Config
+
+    def setup(self):
+        """Declares the parts."""
+        c = self.cfg
+        self.attention, self.cross = _attention(c), _attention(c)
+        self.mlp = GatedMlp(c.mlp, c.activation, c.gated, c.dropout, c.dtype)
+        self.attention_norm, self.cross_norm = RMSNorm(c.eps), RMSNorm(c.eps)
+        self.mlp_norm = RMSNorm(c.eps)
+        self.drop = Dropout(c.dropout)
+
+    def __call__(
+        self, x, prefixes, mask, bias, source, source_mask, *, deterministic: bool,
+        keep: bool = False,
+    ):  # fmt: skip
+        """Runs the layer; keep=True gives the k, v of both attentions, without prefixes."""
+        own, cross = prefixes
+        y = self.attention_norm(x)
+        kept = own_keys = self.attention.keys(y)
+        k, v, mask = put_in_front(own, *own_keys, mask)
+        y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self.cross_norm(x)
+        if source is None:
+            k, v, seen = cross.k, cross.v, cross.mask
+        else:
+            kept = (*own_keys, *self.cross.keys(source))
+            k, v, seen = put_in_front(cross, *kept[2:], source_mask)
+        together = y.reshape(k.shape[0], -1, y.shape[-1])
+        y = self.cross(together, k, v, seen, deterministic=deterministic).reshape(y.shape)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
+        return x + self.drop(y, deterministic=deterministic), kept if keep else None
+
+
+class Embed(nn.Module):
+    """Word embeddings and slots. -> [B, T, H]"""
+
+    cfg: T5Config
+
+    def setup(self):
+        """Declares the table."""
+        self.word = Table(self.cfg.vocab, self.cfg.width, self.cfg.dtype)
+        self.drop = Dropout(self.cfg.dropout)
+
+    def __call__(self, tokens, slots, *, deterministic: bool):
+        """Embeds tokens, slot rows in their places."""
+        x = self.word(tokens.ids)
+        if slots is not None:
+            x = write_slots(x, tokens.slot, slots)
+        return self.drop(x, deterministic=deterministic)
+
+
+class Backbone(nn.Module):
+    """Encoder, decoder and output table."""
+
+    cfg: T5Config
+
+    def setup(self):
+        """Declares what the checkpoint holds."""
+        c = self.cfg
+        x, mask = jnp.zeros((1, 2, c.width)), jnp.ones((1, 2), bool)
+        self.embed = Embed(c)
+        self.layer = EncoderLayer(c, parent=None)
+        self.layers = self.param("layers", init_stack(self.layer, c.layers, x, None, mask, None))
+        self.decoder_layer = DecoderLayer(c, parent=None)
+        example = (x, (None, None), mask, None, x, mask)
+        init = init_stack(self.decoder_layer, c.decoder_layers, *example)
+        self.decoder_layers = self.param("decoder_layers", init)
+        shape = (c.buckets, c.max_distance, c.heads)
+        self.bias, self.decoder_bias = RelativeBias(*shape, True), RelativeBias(*shape, False)
+        self.norm, self.decoder_norm = RMSNorm(c.eps), RMSNorm(c.eps)
+        self.drop = Dropout(c.dropout)
+        if not c.tied:
+            self.lm = Table(c.vocab, c.width, c.dtype)
+
+    @property
+    def dims(self) -> Dims:
+        """Tells methods and heads what they may know of this backbone."""
+        c = self.cfg
+        return Dims(
+            c.vocab, c.width, c.width, c.layers, c.heads, c.head_dim, NO_LIMIT, c.decoder_layers
+        )
+
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
+        """Encodes and decodes a batch. -> the decoder's states [B, T, H]"""
+        source = self.encode(batch, injection, deterministic=deterministic)
+        x, bias = self._start(batch.decoder, injection, deterministic)
+        prefixes = _bare(injection.decoder.prefix), _bare(injection.cross.prefix)
+        x, _ = self._decode(
+            x, prefixes, causal_mask(batch.decoder), bias, source, batch.encoder.mask,
+            deterministic=deterministic,
+        )  # fmt: skip
+        return x
+
+    def encode(self, batch: Batch, injection: Injection, *, deterministic: bool):
+        """Runs the encoder. -> [B, T, H]"""
+        tokens, (slots, prefix) = batch.encoder, injection.encoder
+        # Distances of text are those of columns: one table of them serves all rows.
+        columns = jnp.arange(tokens.ids.shape[1])[None]
+        bias = self.bias(columns, columns)  # [1, N, T, T]
+        bias = self._with_front(self.bias, bias, tokens.positions, prefix)
+        x = self.embed(tokens, slots, deterministic=deterministic)
+        x, _ = run_stack(
+            self.layer, self.layers, x, _bare(prefix), tokens.mask, bias, **self._way(deterministic)
+        )
+        return self.drop(self.norm(x), deterministic=deterministic)
+
+    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
+        """Reads the input and what the decoder is fed, with room for more tokens.
+
+        -> the decoder's states [B, T, H], the cache
+        """
+        tokens = batch.decoder
+        source = self.encode(batch, injection, deterministic=True)
+        x, bias = self._start(tokens, injection, True)
+        own, cross = injection.decoder.prefix, injection.cross.prefix
+        x, (k, v, cross_k, cross_v) = self._decode(
+            x, (_bare(own), _bare(cross)), causal_mask(tokens), bias, source, batch.encoder.mask,
+            deterministic=True, keep=True,
+        )  # fmt: skip
+        seen = join(_bare(cross), cross_k, cross_v, batch.encoder.mask)
+        return x, open_cache(own, k, v, tokens.mask, tokens.positions, room, seen)
+
+    def extend(self, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
+        """Reads one token more. int [B], int [B], int scalar -> its state [B, H], the cache"""
+        x = self.embed.word(ids)[:, None]  # [B, 1, H]
+        where = positions[:, None]
+        bias = self.decoder_bias(where, jnp.concatenate([cache.positions, where], axis=1))
+        mask = jnp.ones(where.shape, bool)
+        x, (k, v) = self._decode(
+            x, (cache.own, cache.cross), mask, bias, None, None, deterministic=True, keep=True
+        )
+        return x[:, 0], append(cache, k, v, positions, column)
+
+    def words(self):
+        """Returns the word table. -> [V, H]"""
+        return self.embed.word.table
+
+    def lm_features(self, x):
+        """Scales the decoder's states for the output table. [..., H] -> [..., H]"""
+        c = self.cfg
+        factor = c.width**-0.5 if c.scaled_output else 1.0
+        return x * (factor * c.rescale if c.tied else factor)
+
+    def lm_table(self):
+        """Returns the output table and no bias. -> [V, H], None"""
+        return (self.words() if self.cfg.tied else self.lm.table), None
+
+    def init_all(self, batch: Batch):
+        """Touches every part, so that `init` makes every parameter."""
+        return self(batch, Injection(), deterministic=True), self.lm_table()
+
+    def _start(self, tokens, injection: Injection, deterministic: bool):
+        """Embeds the decoder's tokens and tabulates their bias. -> [B, T, H], [B, N, T, P+T]"""
+        slots, prefix = injection.decoder
+        bias = self.decoder_bias(tokens.positions, tokens.positions)
+        bias = self._with_front(self.decoder_bias, bias, tokens.positions, prefix)
+        return self.embed(tokens, slots, deterministic=deterministic), bias
+
+    def _with_front(self, table, bias, positions, prefix: Prefix | None):
+        """Puts the bias of a prefix in front. [B|1, N, T, S] -> [B|1, N, T, P+S]"""
+        if prefix is None:
+            return bias
+        length = prefix.k.shape[2]
+        if prefix.positions is None:
+            return jnp.pad(bias, [(0, 0)] * 3 + [(length, 0)])
+        front = table(positions, prefix.positions[None])  # [B, N, T, P]
+        own = jnp.broadcast_to(bias, (*front.shape[:3], bias.shape[3]))
+        return jnp.concatenate([front, own], axis=-1)
+
+    def _decode(self, x, prefixes, mask, bias, source, source_mask, *, deterministic, keep=False):
+        x, kept = run_stack(
+            self.decoder_layer, self.decoder_layers, x, prefixes, mask, bias, source, source_mask,
+            keep=keep, **self._way(deterministic),
+        )  # fmt: skip
+        return self.drop(self.decoder_norm(x), deterministic=deterministic), kept
+
+    def _way(self, deterministic: bool) -> dict[str, Any]:
+        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        return dict(
+            stack=c.stack, remat=c.remat, deterministic=deterministic,
+            key=self.make_rng("dropout") if drops else None,
+        )  # fmt: skip
+
+
+def _bare(prefix: Prefix | None) -> Prefix | None:
+    """Takes out what has no axis of layers."""
+    return prefix and prefix._replace(positions=None)
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
+    """Reads a T5 or mT5 config. Raises InputError where it asks for what this module does not do."""
+    gate, _, act = str(hf.get("feed_forward_proj", "relu")).rpartition("-")
+    act = "gelu_new" if gate and act == "gelu" else act  # as T5 1.1 was trained
+    if gate not in ("", "gated") or act not in ACTIVATIONS:
+        raise InputError(
+            f"feed_forward_proj={hf['feed_forward_proj']!r} is not supported; known: an activation "
+            f"of {', '.join(ACTIVATIONS)}, with gated- in front or not"
+        )
+    layers = read_size(hf, "num_layers")
+    start = hf.get("decoder_start_token_id", hf.get("pad_token_id"))
+    if type(start) is not int:
+        raise InputError(
+            "the config lacks decoder_start_token_id, the id that the decoder is fed first; "
+            "add it to config.json (T5's is the pad id, 0)"
+        )
+    rate = hf.get("dropout_rate", 0.1)
+    eps, rescale = hf.get("layer_norm_epsilon", 1e-6), changes.get("rescale", 1.0)
+    # Checkpoints of T5 1.1 say tie_word_embeddings=false and thereby mean unscaled features.
+    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True))
+    fields = dict(
+        vocab=read_size(hf, "vocab_size"),
+        width=read_size(hf, "d_model"),
+        layers=layers,
+        decoder_layers=layers if hf.get("num_decoder_layers") is None
+        else read_size(hf, "num_decoder_layers"),
+        heads=read_size(hf, "num_heads"),
+        head_dim=read_size(hf, "d_kv"),
+        mlp=read_size(hf, "d_ff"),
+        buckets=hf.get("relative_attention_num_buckets", 32),
+        max_distance=hf.get("relative_attention_max_distance", 128),
+        activation=act,
+        gated=bool(gate),
+        eps=eps / rescale**2,  # of the mean square of a stream that is divided
+        dropout=rate,
+        attention_dropout=rate,
+        scaled_output=scaled,
+        start=start,
+        tied=hf.get("tie_word_embeddings", True),
+    )  # fmt: skip
+    return T5Config(**(fields | changes))

@@ -1,0 +1,52 @@
+"""T5's relative position bias (Raffel et al. 2020, section 2.1)."""
+
+import math
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
+    """Sorts distances, key minus query, into buckets: small ones exact, then logarithmic.
+
+    int [...] -> int [...] in [0, buckets). Half of the buckets are for keys behind the query where
+    `both_ways`; otherwise such keys share bucket 0.
+    """
+    first = 0
+    if both_ways:
+        buckets //= 2
+        first = jnp.where(distance > 0, buckets, 0)
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = buckets // 2
+    # log(0) is left out; the exact buckets stand there.
+    ratio = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).astype(jnp.int32)
+    return first + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))
+
+
+class RelativeBias(nn.Module):
+    """A learned number for each head and bucket of distances."""
+
+    buckets: int
+    max_distance: int
+    heads: int
+    both_ways: bool
+
+    def setup(self):
+        """Declares the table."""
+        self.table = self.param("table", nn.initializers.normal(1.0), (self.buckets, self.heads))
+
+    def __call__(self, queries, keys):
+        """Looks up the bias of positions. int [B|1, T], int [B|1, S] -> float32 [B|1, N, T, S]
+
+        A key at position -1 stands outside the bias and gets 0.
+        """
+        distance = keys[:, None, :] - queries[:, :, None]  # [B|1, T, S]
+        rows = bucket(
+            distance, buckets=self.buckets, max_distance=self.max_distance, both_ways=self.both_ways
+        )
+        found = self.table.astype(jnp.float32)[rows]  # [B|1, T, S, N]
+        found = jnp.where((keys >= 0)[:, None, :, None], found, 0.0)
+        return found.transpose(0, 3, 1, 2)
