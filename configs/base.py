@@ -12,18 +12,24 @@ def get_config() -> ConfigDict:
     c.backbone = ConfigDict()
     c.backbone.path = ""  # folder of save_pretrained, hub id, or pkg:PACKAGE/FOLDER
     c.backbone.revision = ""  # of a hub id
-    c.backbone.family = ""  # bert | roberta | electra; "" = model_type of config.json
+    c.backbone.family = ""  # bert | roberta | electra | t5 | gpt2; "" = model_type of config.json
     c.backbone.dtype = "float32"  # float32 | bfloat16, of the frozen weights and the activations
     c.backbone.stack = "scan"  # scan: compile one layer; unroll: compile them all
     c.backbone.remat = "none"  # none | dots | full: what the backward pass recomputes
     c.backbone.attention = "auto"  # auto | einsum | fused
     c.backbone.dropout = placeholder(float)  # None = as in config.json; 0 also ends the attention's
+    c.backbone.sentinel = "<extra_id_{}>"  # T5: how the vocabulary writes the n-th sentinel
+    c.backbone.rescale = 1.0  # T5: what the residual stream is divided by, for 16-bit floats
 
     # The method; its fields are those of jaxprompt/prompts/<name>.py. Parts replace this block.
     c.prompt = ConfigDict()
     c.prompt.name = "prefix"
     c.prompt.length = 20
     c.prompt.layers = ""  # interval of layers, as in "17-24"; "" = all
+    c.prompt.decoder = 0  # T5: length in the decoder's own attention; 0 = none
+    c.prompt.decoder_layers = ""
+    c.prompt.cross = 0  # T5: length in the decoder's attention over the encoder; 0 = none
+    c.prompt.cross_layers = ""
     c.prompt.hidden = 0  # width of the MLP that computes the prefix; 0 = none
     c.prompt.dropout = 0.1  # of keys and values
     c.prompt.shift = True  # the text's positions start at `length`
@@ -31,10 +37,12 @@ def get_config() -> ConfigDict:
     c.trainable = ()  # patterns of parameter names; () = the method's own
 
     c.head = ConfigDict()
-    c.head.name = "linear"  # linear | verbalizer (the backbone's own MLM head)
+    c.head.name = "linear"  # linear | verbalizer (the backbone's own LM head) | text (free text)
     c.head.pooler = "auto"  # checkpoint | trained | cls | mean; auto = checkpoint, else cls
     c.head.dropout = 0.1  # before the linear layer
     c.head.scores = "restricted"  # of a verbalizer: restricted to its words | full vocabulary
+    c.head.pieces = "mean"  # mean | sum over the pieces of a label word
+    c.head.span = "label"  # T5, GPT-2: loss on the label's tokens | on the whole target, full scores
 
     c.task = ConfigDict()
     c.task.name = "topics"  # a known task, or custom: your own file, described below
@@ -44,7 +52,11 @@ def get_config() -> ConfigDict:
     c.task.label = "label"  # custom: column of the label
     c.task.labels = ()  # custom: class names in order; () = found in the training rows
     c.task.choices = ()  # custom: columns of the choices, or one that holds a list
-    c.task.metric = ""  # accuracy | f1 | macro_f1 | matthews; "" = the task's own
+    c.task.metric = ""  # accuracy | f1 | macro_f1 | matthews | exact_match | rouge_l | bleu
+    c.task.target = ""  # custom: column of the text to write, for head.name=text
+    c.task.form = "cloze"  # T5: cloze, the words at a sentinel | text, its own text format
+    c.task.answer = ""  # T5: what is written; "" = "[mask] {label}" (cloze), "{label} [sep]" (text)
+    c.task.eos = True  # T5: the input ends with </s>
 
     c.data = ConfigDict()
     c.data.source = ""  # folder, hub:owner/name[:subset], tfds:name; "" = where the task lives
@@ -64,6 +76,7 @@ def get_config() -> ConfigDict:
     c.data.batch = 32  # examples a step, over all hosts
     c.data.eval_batch = 64  # examples a batch in evaluation
     c.data.max_len = 128  # tokens of an example, soft tokens included
+    c.data.max_target = 64  # tokens of a free text, its end included
     c.data.multiple = 8  # batches are padded to multiples of this length
     c.data.group = 1  # batches whose examples are sorted by length together; 1 = none
     c.data.side = "right"  # where padding stands
@@ -85,6 +98,12 @@ def get_config() -> ConfigDict:
     c.optim.decay_rate = 0.8  # adafactor
     c.optim.accumulate = 1  # parts that a batch is cut into
     c.optim.smoothing = 0.0  # label smoothing
+
+    c.generate = ConfigDict()  # how a free text is written
+    c.generate.max_new = 64  # tokens
+    c.generate.beams = 1  # 1 = greedy
+    c.generate.length_penalty = 1.0  # beams are ranked by log-probability / length ** this
+    c.generate.early_stopping = "false"  # true: stop at `beams` ended texts | false | never
 
     c.train = ConfigDict()  # exactly one total is above 0
     c.train.total_steps = 0

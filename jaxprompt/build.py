@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,13 @@ from jaxprompt.checkpoint import Checkpoints, check_workdir
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data import fewshot, sources, words
 from jaxprompt.data.batching import EvalBatches, TrainBatches
+from jaxprompt.data.target import read_answer
 from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
 from jaxprompt.errors import InputError
 from jaxprompt.fields import check_fields
-from jaxprompt.losses import make_loss
+from jaxprompt.evaluate import evaluate, write_texts
+from jaxprompt.losses import free_text, make_loss
+from jaxprompt.metrics import score_texts
 from jaxprompt.optim import make_optimizer, make_schedule
 from jaxprompt.prompts import make_prompt
 from jaxprompt.prompts.soft import warm_start
@@ -33,14 +36,15 @@ from jaxprompt.scorer import (
     load_weights,
     open_backbone,
 )
-from jaxprompt.steps import Objective
+from jaxprompt.steps import Objective, make_eval_step, make_generate_step
 from jaxprompt.types import Dims
 
 SPLITS = ("train", "dev", "test")
+EARLY = {"true": True, "false": False, "never": "never"}
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
-FREE_TRAINED = ("optim", "train", "data", "backbone.dtype", "backbone.stack", "backbone.remat",
+FREE_TRAINED = ("optim", "train", "data", "generate", "backbone.dtype", "backbone.stack", "backbone.remat",
                 "backbone.attention")  # fmt: skip
 
 
@@ -55,8 +59,7 @@ class Weights(NamedTuple):
 # -- the config itself ---------------------------------------------------------------------------
 
 # Stands for a backbone that is not opened yet: it limits nothing.
-_ANY = Dims(**dict.fromkeys(("vocab", "width", "embed", "layers", "heads", "head_dim"), 2**31),
-            max_len=2**31)  # fmt: skip
+_ANY = Dims(*[2**31] * len(Dims._fields))
 
 
 def check_config(c: Any) -> None:
@@ -69,8 +72,12 @@ def check_config(c: Any) -> None:
         )
     prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
     task = read_task(c.task)
-    text = choose_template(task, c.head.name, c.task.template)
-    check_template(task, text, c.head.name, prompt.num_slots())
+    style = "causal" if task.causal and not task.template else "masked"  # not known yet
+    text = choose_template(task, style, c.head.name, c.task.form, c.task.template)
+    check_template(task, text, c.head.name, c.task.form, prompt.num_slots())
+    read_answer(c.task.answer or "{label}")
+    if c.head.name == "text" and c.optim.smoothing:
+        raise InputError(f"optim.smoothing={c.optim.smoothing} is for classes; set it to 0")
 
 
 def check_totals(train: Any) -> None:
@@ -99,7 +106,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
     if block["name"] == "custom":
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
-            choices=block["choices"], metric=block["metric"] or "accuracy",
+            choices=block["choices"], target=block["target"],
+            metric=block["metric"],
         )  # fmt: skip
     task = get_task(block["name"])
     if given and len(given) != len(task.labels):
@@ -107,8 +115,11 @@ def read_task(block: Mapping[str, Any]) -> Task:
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
-    metric = block["metric"] or task.metric
-    return dataclasses.replace(task, words=given or task.words, metric=metric)
+    task = dataclasses.replace(task, metric=block["metric"] or task.metric)
+    if not given:
+        return task
+    first = tuple(entry[0] for entry in given)
+    return dataclasses.replace(task, words=given, causal_words=(), targets=first)
 
 
 class Examples(NamedTuple):
@@ -132,7 +143,7 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
         return sources.read_split(task, split, **place)
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
-    if drawn or "train" in wanted or not (task.labels or task.choices):
+    if drawn or "train" in wanted or not (task.labels or task.choices or task.is_text):
         rows = read("train")
         task = with_labels(task, rows)
         examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
@@ -155,6 +166,11 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
     if not data.protocol:
         return None
+    if task.is_text and data.protocol != "holdout":
+        raise InputError(
+            f"data.protocol={data.protocol} draws by class, and task {task.name} has texts to "
+            "write; take holdout, or none"
+        )
     values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
     return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)
@@ -162,14 +178,18 @@ def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
 
 def scorer_from_config(c: Any, backbone: Backbone, examples: Examples) -> Scorer:
     """Builds the scorer of a config."""
-    task, head = examples.task, c.head.to_dict()
+    task, head, form = examples.task, c.head.to_dict(), c.task.form
     choices = max((len(e.choices) for es in examples.splits.values() for e in es), default=1) or 1
     if head["name"] == "verbalizer" and not task.labels:
         task = dataclasses.replace(task, labels=tuple(string.ascii_uppercase[:choices]))
     return build_scorer(
         backbone, task, prompt=c.prompt.to_dict(), head=head, choices=choices,
-        template=choose_template(task, head["name"], c.task.template), max_len=c.data.max_len,
-        multiple=c.data.multiple, side=c.data.side, batch=c.data.eval_batch,
+        template=choose_template(
+            task, backbone.module.STYLE, head["name"], form, c.task.template
+        ),
+        form=form, answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
+        max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
+        batch=c.data.eval_batch,
     )  # fmt: skip
 
 
@@ -179,9 +199,41 @@ def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
     return TrainBatches(split.rows, split.labels, layout, seed=c.seed, group=c.data.group)
 
 
+def encode_splits(scorer: Scorer, examples: "Examples") -> dict[str, Split]:
+    """Encodes every split; train with the free texts that are to be learned."""
+    parts = examples.splits.items()
+    return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
+
+
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
     """Makes one pass over a split."""
     return EvalBatches(split.rows, split.labels, scorer.layout)
+
+
+def build_measure(c: Any, scorer: Scorer) -> Callable[..., dict[str, float]]:
+    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
+    if not scorer.is_text:
+        step = jax.jit(make_eval_step(scorer.model))
+
+        def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
+            batches = eval_batches(scorer, split)
+            return evaluate(
+                step, trainable, frozen, batches, split.labels, split.counts, scorer.task.metric,
+                scorer.classes,
+            )[0]  # fmt: skip
+
+        return measure
+    settings = dict(c.generate, eos=scorer.tokenizer.eos_token_id, pad=scorer.layout.pad_id)
+    settings["early_stopping"] = EARLY[settings["early_stopping"]]
+    write = jax.jit(make_generate_step(scorer.model, **settings))
+
+    def measure_texts(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
+        passes = eval_batches(scorer, split)
+        size = len(split.references)
+        texts = write_texts(write, trainable, frozen, passes, size, scorer.tokenizer)
+        return score_texts(scorer.task.metric, split.references, texts)
+
+    return measure_texts
 
 
 # -- weights ------------------------------------------------------------------------------------
@@ -212,7 +264,7 @@ def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
         return {"table": read_rows(c.prompt.file, scorer.model.prompt)}
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
     rows = words.choose_rows(
-        kind, scorer.tokenizer, length=c.prompt.length, seed=c.seed, vocab_size=len(embed),
+        kind, scorer.tokenizer, length=c.prompt.length + c.prompt.decoder, seed=c.seed, vocab_size=len(embed),
         tokens=words.text_ids(train.rows), words=label_words, text=c.prompt.text,
     )  # fmt: skip
     return warm_start(params["prompt"], embed, rows)
@@ -220,7 +272,7 @@ def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
 
 def read_rows(path: str, prompt: Any) -> np.ndarray:
     """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]"""
-    shape = (prompt.length, prompt.dims.embed)
+    shape = (prompt.length + prompt.decoder, prompt.dims.embed)
     if path.endswith(".npy"):
         rows = artifact.import_npy(path, shape[1])
     elif (Path(path) / "adapter_config.json").exists():
@@ -280,7 +332,7 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
         wanted = (*wanted, "train")  # the first values may come from the training text
     examples = read_examples(c, wanted)
     scorer = scorer_from_config(c, backbone, examples)
-    splits = {name: scorer.encode(part) for name, part in examples.splits.items()}
+    splits = encode_splits(scorer, examples)
     backbone, loaded = load_weights(backbone)
     scorer = scorer.with_backbone(backbone)
     if checkpoints is None:
@@ -331,5 +383,9 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Plan, steps_per_epoch: i
 
 def build_objectives(c: Any) -> list[Objective]:
     """Makes the terms of the loss."""
+    if c.head.name == "text":
+        return [Objective("main", free_text)]
+    if c.head.name == "verbalizer" and c.head.span == "target":
+        return [Objective("main", make_loss("full", c.optim.smoothing), head="target")]
     scores = c.head.scores if c.head.name == "verbalizer" else "restricted"
     return [Objective("main", make_loss(scores, c.optim.smoothing))]

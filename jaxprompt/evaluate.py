@@ -62,3 +62,23 @@ def evaluate(step, trainable, frozen, batches, labels, counts, metric: str, clas
     scores = predict_scores(step, trainable, frozen, batches, len(labels))
     scores = drop_absent(scores, counts, classes)
     return metrics.score(metric, labels, decide(scores, classes), classes), scores
+
+
+def write_texts(step, trainable, frozen, batches, size: int, tokenizer) -> list[str]:
+    """Writes a text for every example of a split, in its order. -> [size]"""
+    texts, waiting = [""] * size, []
+
+    def collect(pending):
+        index, ids = pending
+        rows = [i for i, row in enumerate(index) if row >= 0]
+        written = tokenizer.batch_decode(np.asarray(ids)[rows], skip_special_tokens=True)
+        for i, text in zip(index[rows], written, strict=True):
+            texts[i] = text.strip()
+
+    for batch in batches:
+        waiting.append((batch.index, step(trainable, frozen, batch)))
+        if len(waiting) > 1:
+            collect(waiting.pop(0))
+    for pending in waiting:
+        collect(pending)
+    return texts

@@ -18,10 +18,17 @@ from jaxprompt.scorer import Scorer, build_scorer, load_weights, open_backbone
 
 # What the blocks of a card hold that are read here.
 _NEEDED = {
-    "backbone": ("id", "revision", "fingerprint"),
-    "fixed": ("slots", "length", "first", "last", "shift"),
-    "head": ("name", "pooler", "dropout", "scores"),
-    "layout": ("max_len", "multiple", "side", "choices"),
+    "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale"),
+    "fixed": (
+        "slots", "length", "first", "last", "shift", "decoder_slots", "decoder_length",
+        "decoder_first", "decoder_last", "shift_decoder", "cross_length", "cross_first",
+        "cross_last",
+    ),
+    "head": ("name", "pooler", "dropout", "scores", "pieces", "span"),
+    "layout": (
+        "max_len", "max_target", "multiple", "side", "choices", "form", "answer", "eos",
+    ),
+    "generate": ("max_new", "beams", "length_penalty", "early_stopping"),
     "task": tuple(field.name for field in dataclasses.fields(Task)),
 }
 
@@ -41,15 +48,13 @@ def pack(
     *,
     backbone: Mapping[str, Any],
     fingerprint: str,
-    hyper: Mapping[str, Any],
-    head: Mapping[str, Any],
-    seed: int,
+    config: Mapping[str, Any],
     metrics: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Folds the prompt and describes it. -> (tensors by flat name, card)
 
-    `hyper`, `head` and `backbone` are the blocks of the config; trained weights of the backbone,
-    where there are any, go along.
+    `config` is the run's, `backbone` its block with the family found; trained weights of the
+    backbone, where there are any, go along.
     """
     params = tree.merge(trainable, frozen)
     example = Example({name: "" for name in scorer.task.fields}, ("",) * scorer.layout.num_rows)
@@ -62,17 +67,19 @@ def pack(
         for name, leaf in tree.flatten(params).items()
         if name.startswith("head/") or (name in trainable and name.startswith("backbone/"))
     }
-    fields = {name: getattr(fixed, name) for name in _NEEDED["fixed"]}
-    layout = scorer.layout
+    layout, data, form = scorer.layout, config["data"], config["task"]
+    pooler = getattr(scorer.model.heads["main"], "pooler", "")
     card = {
-        "method": hyper["name"],
-        "hyper": dict(hyper),
-        "fixed": fields,
-        "head": dict(head) | {"pooler": getattr(scorer.model.heads["main"], "pooler", "")},
+        "method": config["prompt"]["name"],
+        "hyper": dict(config["prompt"]),
+        "fixed": {name: getattr(fixed, name) for name in _NEEDED["fixed"]},
+        "head": dict(config["head"]) | {"pooler": pooler},
         "backbone": {
             "id": backbone["path"],
             "revision": backbone["revision"],
             "family": backbone["family"],
+            "sentinel": backbone["sentinel"],
+            "rescale": backbone["rescale"],
             "fingerprint": fingerprint,
             "dims": scorer.model.prompt.dims._asdict(),
         },
@@ -81,12 +88,17 @@ def pack(
         "label_words": scorer.verbalizer.words if scorer.verbalizer else None,
         "layout": {
             "max_len": layout.max_len,
+            "max_target": data["max_target"],
             "multiple": layout.multiple,
             "side": layout.side,
             "choices": layout.num_rows,
+            "form": form["form"],
+            "answer": form["answer"],
+            "eos": form["eos"],
         },
+        "generate": dict(config["generate"]),
         "metrics": dict(metrics),
-        "seed": seed,
+        "seed": config["seed"],
         "versions": package_versions(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -112,7 +124,7 @@ def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = 
     """
     tensors, card = read_export(path)
     known = card["backbone"]
-    block = dict(backbone)
+    block = dict(backbone) | {name: known[name] for name in ("sentinel", "rescale")}
     if not block["path"]:
         block |= {"path": known["id"], "revision": known["revision"]}
     opened = open_backbone(block)

@@ -10,11 +10,12 @@ from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.layers.attention import KERNELS
 from jaxprompt.layers.stack import REMATS, STACKS
-from jaxprompt.metrics import METRICS
+from jaxprompt.metrics import METRICS, TEXT_METRICS
 from jaxprompt.optim import OPTIMIZERS, SCHEDULES
 
 DTYPES = ("float32", "bfloat16")
-HEADS, SCORES = ("linear", "verbalizer"), ("restricted", "full")
+HEADS, SCORES = ("linear", "verbalizer", "text"), ("restricted", "full")
+PIECES, SPANS, FORMS = ("mean", "sum"), ("label", "target"), ("cloze", "text")
 _RANGES = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
@@ -42,21 +43,22 @@ FIELDS = {
     "backbone": dict(
         path=_TEXT, revision=_TEXT, family=Field(str, families(), True), dtype=Field(str, DTYPES),
         stack=Field(str, STACKS), remat=Field(str, REMATS), attention=Field(str, KERNELS),
-        dropout=_SHARE._replace(optional=True),
+        dropout=_SHARE._replace(optional=True), sentinel=_TEXT, rescale=_POSITIVE,
     ),
     "head": dict(
         name=Field(str, HEADS), pooler=Field(str, ("auto", *POOLERS)), dropout=_SHARE,
-        scores=Field(str, SCORES),
+        scores=Field(str, SCORES), pieces=Field(str, PIECES), span=Field(str, SPANS),
     ),
     "task": dict(
         name=_TEXT, template=_TEXT, words=_TEXTS, fields=_TEXTS, label=_TEXT, labels=_TEXTS,
-        choices=_TEXTS, metric=Field(str, METRICS, True),
+        choices=_TEXTS, metric=Field(str, (*METRICS, *TEXT_METRICS), True), target=_TEXT,
+        form=Field(str, FORMS), answer=_TEXT, eos=_FLAG,
     ),
     "data": dict(
         source=_TEXT, files=dict(train=_TEXT, dev=_TEXT, test=_TEXT), cache_dir=_TEXT,
         protocol=Field(str, tuple(PROTOCOLS), True), seed=_SEED, k=_COUNT, dev_k=_COUNT, n=_SIZE,
         ratio=_POSITIVE, holdout=_SHARE, folds=_SIZE, fold=_COUNT, size=_SIZE, rows=_TEXT,
-        batch=_SIZE, eval_batch=_SIZE, max_len=_SIZE, multiple=_SIZE, group=_SIZE,
+        batch=_SIZE, eval_batch=_SIZE, max_len=_SIZE, max_target=_SIZE, multiple=_SIZE, group=_SIZE,
         side=Field(str, ("right", "left")),
     ),
     "optim": dict(
@@ -64,6 +66,10 @@ FIELDS = {
         lr_backbone=_AMOUNT._replace(optional=True), schedule=Field(str, SCHEDULES),
         warmup_steps=_COUNT, gamma=_POSITIVE, weight_decay=_AMOUNT, no_decay=_TEXTS, clip=_AMOUNT,
         b1=_SHARE, b2=_SHARE, eps=_POSITIVE, decay_rate=_SHARE, accumulate=_SIZE, smoothing=_SHARE,
+    ),
+    "generate": dict(
+        max_new=_SIZE, beams=_SIZE, length_penalty=Field(float),
+        early_stopping=Field(str, ("true", "false", "never")),
     ),
     "train": dict(
         total_steps=_COUNT, total_epochs=_AMOUNT, total_examples=_COUNT, eval_steps=_COUNT,

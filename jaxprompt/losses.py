@@ -35,6 +35,12 @@ def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):
     return nll(scores[:, :-1], labels, weights, smoothing=smoothing)
 
 
+def free_text(logp, labels, weights):
+    """Sums -log p over the tokens of free texts. [B, M], ABSENT = none, _, [B] -> scalar, scalar"""
+    there = weights[:, None] * (logp > 0.5 * ABSENT)
+    return -jnp.where(there > 0, logp * there, 0.0).sum(), there.sum()
+
+
 def make_loss(scores: str, smoothing: float):
     """Picks the loss for a head's kind of scores ("restricted" or "full")."""
     return partial(full_vocabulary if scores == "full" else cross_entropy, smoothing=smoothing)

@@ -1,5 +1,6 @@
-"""Scores of predicted classes, by scikit-learn behind one small interface."""
+"""Scores of predicted classes and of written texts, by libraries behind one small interface."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,12 +8,25 @@ import numpy as np
 from jaxprompt.errors import InputError, nearest
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
+TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
+
+_HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without spaces
+_WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
 
 
-def check_metric(name: str, num_classes: int) -> None:
-    """Raises InputError for an unknown metric or one that `num_classes` classes cannot have."""
-    if name not in METRICS:
-        raise InputError(f"unknown metric {name!r}; {nearest(name, METRICS)}")
+def check_metric(name: str, num_classes: int, *, is_text: bool = False) -> None:
+    """Raises InputError for a metric that is unknown or that the task cannot have.
+
+    With `is_text` the task writes texts, and `num_classes` says nothing; else it has that many.
+    """
+    known, others = (TEXT_METRICS, METRICS) if is_text else (METRICS, TEXT_METRICS)
+    if name in others:
+        compares, has = ("classes", "writes text") if is_text else ("texts", "has classes")
+        raise InputError(
+            f"metric {name} compares {compares}, but the task {has}; take {', '.join(known)}"
+        )
+    if name not in known:
+        raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
     if name == "f1" and num_classes != 2:
         raise InputError(f"metric f1 is of class 1 of 2, the task has {num_classes}; use macro_f1")
 
@@ -37,6 +51,28 @@ def score(
     return scores
 
 
+def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
+    """The metric `name`, first, and exact_match, as fractions. gold: references of each example
+
+    exact_match is the share of texts equal to one of their references; white space at both ends is
+    stripped and nothing else is normalised. rouge_l is ROUGE-L's F-measure with the best reference,
+    averaged over examples: without stemming, in lower case, over runs of letters and digits, each
+    Chinese character a word of its own. bleu is sacreBLEU's corpus BLEU, with its tokenizer "zh"
+    where any reference holds a Chinese character and "13a" elsewhere.
+    """
+    check_metric(name, 0, is_text=True)
+    if len(gold) != len(pred) or not pred:
+        raise ValueError(f"{len(gold)} golds and {len(pred)} texts must be equally many, 1 or more")
+    if isinstance(gold[0], str) or not all(gold):
+        raise ValueError("each gold must be a list of 1 or more references")
+    gold = [[text.strip() for text in texts] for texts in gold]
+    pred = [text.strip() for text in pred]
+    scores = {"exact_match": float(np.mean([p in g for g, p in zip(gold, pred, strict=True)]))}
+    if name != "exact_match":
+        scores = {name: (_rouge_l if name == "rouge_l" else _bleu)(gold, pred), **scores}
+    return scores
+
+
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean and population standard deviation (ddof 0, as LM-BFF reports)."""
     if not len(values):
@@ -51,3 +87,28 @@ def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:
         return metrics.matthews_corrcoef(gold, pred)
     classes = [1] if name == "f1" else np.setdiff1d(np.union1d(gold, pred), [-1])
     return metrics.f1_score(gold, pred, labels=classes, average="macro", zero_division=0)
+
+
+class _Words:
+    """Splits like rouge-score's own tokenizer, which drops every letter beyond a-z."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return _WORD.findall(text.lower())
+
+
+def _rouge_l(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> float:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"], tokenizer=_Words())
+    pairs = zip(gold, pred, strict=True)
+    return float(np.mean([scorer.score_multi(g, p)["rougeL"].fmeasure for g, p in pairs]))
+
+
+def _bleu(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> float:
+    from sacrebleu.metrics import BLEU
+
+    chinese = any(re.search(f"[{_HAN}]", text) for texts in gold for text in texts)
+    # Streams of references; sacreBLEU passes over the None of an example that has fewer.
+    width = max(map(len, gold))
+    streams = [[texts[i] if i < len(texts) else None for texts in gold] for i in range(width)]
+    return BLEU(tokenize="zh" if chinese else "13a").corpus_score(pred, streams).score / 100

@@ -25,7 +25,7 @@ class Model:
     def init(self, key: jax.Array, backbone: Params, *, choices: int = 1) -> dict[str, Any]:
         """Draws the prompt and the heads beside a loaded backbone. -> params"""
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))
-        batch = _dummy_batch(choices)
+        batch = _dummy_batch(choices, decodes=self.backbone.dims.decoder_layers > 0)
         bound = self.backbone.bind({"params": backbone})
         hidden = jnp.zeros((choices, 2, self.backbone.dims.width))
         prompt = self.prompt.init(prompt_key, batch, bound.words(), deterministic=True)
@@ -65,8 +65,9 @@ def _rngs(key, part: int):
     return None if key is None else {"dropout": jax.random.fold_in(key, part)}
 
 
-def _dummy_batch(choices: int) -> Batch:
+def _dummy_batch(choices: int, decodes: bool) -> Batch:
     zeros = jnp.zeros((choices, 2), jnp.int32)
     tokens = Tokens(zeros, zeros == 0, zeros - 1, zeros, zeros, zeros)
     one = jnp.zeros(1, jnp.int32)
-    return Batch(tokens, zeros[:, :1], one, jnp.ones(1), one)
+    decoder = tokens if decodes else None
+    return Batch(tokens, zeros[:, :1], one, jnp.ones(1), one, decoder, zeros[:, :1])

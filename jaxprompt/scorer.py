@@ -10,7 +10,9 @@ import numpy as np
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encode import Encoded, Encoder
+from jaxprompt.data.encode import Answer, Encoded, Encoder
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template, check, parse
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -22,6 +24,9 @@ from jaxprompt.metrics import check_metric
 from jaxprompt.model import Model
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Batch
+
+
+_CLOZE = "[mask] {label}"
 
 
 class Backbone(NamedTuple):
@@ -40,6 +45,12 @@ class Split(NamedTuple):
     rows: list[list[Encoded]]
     labels: np.ndarray  # int32 [examples], -1 = unknown
     counts: np.ndarray  # int32 [examples], classes that the example has: its choices, or all
+    references: list[tuple[str, ...]]  # what a free text may say
+
+
+def references(examples: Sequence[Example]) -> list[tuple[str, ...]]:
+    """Lists the texts that count as right, example by example."""
+    return [example.references for example in examples]
 
 
 class Scorer(NamedTuple):
@@ -54,6 +65,11 @@ class Scorer(NamedTuple):
     tokenizer: Any
 
     @property
+    def is_text(self) -> bool:
+        """Whether the model writes a free text, so that there are no class scores."""
+        return self.task.is_text
+
+    @property
     def classes(self) -> int:
         """Number of classes, or of choices where these are the classes."""
         return len(self.task.labels) or self.layout.num_rows
@@ -63,27 +79,47 @@ class Scorer(NamedTuple):
         size = dataclasses.replace(self.layout, batch=len(rows))
         return next(iter(EvalBatches(rows, [-1] * len(rows), size)))
 
+    def writing(self, tokens: int) -> "Scorer":
+        """Lets the model write freely. Raises InputError for a backbone that cannot."""
+        if self.model.backbone.STYLE == "masked":
+            raise InputError("--generate needs a backbone that writes; take a T5 or a GPT-2")
+        return self._replace(encoder=self.encoder.writing(tokens))
+
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
         """Takes the module of a backbone whose weights were read."""
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
 
-    def encode(self, examples: Sequence[Example]) -> Split:
-        """Encodes a split."""
+    def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
+        """Encodes a split; free-text targets too where they are to be learned."""
         labels = np.array([example.label for example in examples], np.int32)
         own = [len(e.choices) if self.task.choices else self.classes for e in examples]
-        return Split(self.encoder.encode_all(examples), labels, np.array(own, np.int32))
+        rows = self.encoder.encode_all(examples, targets=targets and self.is_text)
+        return Split(rows, labels, np.array(own, np.int32), references(examples))
 
 
-def choose_template(task: Task, head: str, template: str) -> str:
-    """Picks the layout: the given one, else the task's own for this kind of head."""
-    text = template or (task.template if head == "verbalizer" else task.plain)
+def choose_template(task: Task, style: str, head: str, form: str, template: str) -> str:
+    """Picks the layout: the given one, else the task's own for this head and kind of backbone."""
+    own = task.plain
+    if head == "verbalizer":
+        own = task.causal if style == "causal" else task.template
+        own = task.text if form == "text" else own
+    elif head == "text":
+        own = task.text
+    text = template or own
     if not text:
         fields = " ".join(f"{{{field}}}" for field in task.fields)
         raise InputError(
-            f"task {task.name} has no template for a {head} head; "
+            f"task {task.name} has no template for a {head} head on a {style} backbone; "
             f"give task.template, e.g. '{fields} [mask]'"
         )
     return text
+
+
+def choose_words(task: Task, style: str, form: str) -> Sequence[str | tuple[str, ...]]:
+    """Picks the words of each class, where the task has some for this kind of backbone."""
+    if form == "text":
+        return task.targets or task.labels
+    return (style == "causal" and task.causal_words) or task.words or task.labels
 
 
 def open_backbone(block: Mapping[str, Any]) -> Backbone:
@@ -93,7 +129,7 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
     check_fields(block, "backbone")
     where = folder.resolve(block["path"], block["revision"] or None)
     hf = folder.read_config(where)
-    family = {"xlm-roberta": "roberta"}.get(hf.get("model_type"), hf.get("model_type", ""))
+    family = {"xlm-roberta": "roberta", "mt5": "t5"}.get(hf.get("model_type"), hf.get("model_type", ""))
     family = block["family"] or family
     if family not in families():
         known = ", ".join(families())
@@ -102,7 +138,7 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
     try:
         module = make_backbone(
             family, hf, heads, dtype=block["dtype"], stack=block["stack"], remat=block["remat"],
-            attention=block["attention"], dropout=block["dropout"],
+            attention=block["attention"], dropout=block["dropout"], rescale=block["rescale"],
         )  # fmt: skip
     except InputError as error:
         raise InputError(f"{where / 'config.json'}: {error}") from error
@@ -112,19 +148,20 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
 def load_weights(backbone: Backbone) -> tuple[Backbone, load.Loaded]:
     """Reads the weights. The module is returned too: an untied output table is found only here."""
     loaded = load.load_backbone(
-        backbone.folder, backbone.family, backbone.hf, dtype=backbone.block["dtype"]
-    )
+        backbone.folder, backbone.family, backbone.hf, dtype=backbone.block["dtype"],
+        rescale=backbone.block["rescale"],
+    )  # fmt: skip
     if not loaded.report.tied:
         cfg = dataclasses.replace(backbone.module.cfg, tied=False)
         backbone = backbone._replace(module=backbone.module.clone(cfg=cfg))
     return backbone, loaded
 
 
-def check_template(task: Task, text: str, head: str, slots: int) -> Template:
+def check_template(task: Task, text: str, head: str, form: str, slots: int) -> Template:
     """Reads a template and checks it against the task, the head and the prompt's slots."""
     parsed, by_lm = parse(text), head == "verbalizer"
     check(
-        parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm,
+        parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm and form != "text",
         has_choices=bool(task.choices),
     )  # fmt: skip
     if by_lm and parsed.uses_choice:
@@ -145,11 +182,19 @@ def check_fit(
             f"{dims.max_len}; lower data.max_len to "
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
-    if head["name"] == "verbalizer" and "mlm" not in present:
+    if head["name"] == "verbalizer" and not {"mlm", "lm"} & present:
         raise InputError(
             f"{backbone.folder} has no MLM head for head.name=verbalizer; take a checkpoint "
             "saved with one, or head.name=linear"
         )
+    style = backbone.module.STYLE
+    if head["name"] == "text" and style == "masked":
+        raise InputError(
+            f"head.name=text needs a backbone that writes, {backbone.folder} is a "
+            f"{backbone.family}; take a T5 or a GPT-2"
+        )
+    if head["name"] == "linear" and head["pooler"] == "mean" and style == "seq2seq":
+        raise InputError("head.pooler=mean has no text to average in a T5's decoder; take cls")
     if head["name"] == "linear" and head["pooler"] == "checkpoint" and "pooler" not in present:
         raise InputError(
             f"{backbone.folder} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
@@ -159,37 +204,73 @@ def check_fit(
 
 def build_scorer(
     backbone: Backbone, task: Task, *, prompt: Mapping[str, Any], head: Mapping[str, Any],
-    template: str, max_len: int, multiple: int, side: str, batch: int, choices: int = 1,
+    template: str, form: str, answer: str, eos: bool, max_len: int, max_target: int, multiple: int,
+    side: str, batch: int, choices: int = 1,
 ) -> Scorer:  # fmt: skip
     """Puts backbone, method, head and template together and checks that they fit."""
     choose("head.name", head["name"], HEADS)
     choose("head.scores", head["scores"], SCORES)
     method = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
-    by_lm, slots = head["name"] == "verbalizer", method.num_slots()
-    parsed = check_template(task, template, head["name"], slots)
-    check_metric(task.metric, len(task.labels) or choices)
-    verbalizer = None
+    style, slots = backbone.module.STYLE, method.num_slots()
+    by_lm = head["name"] == "verbalizer"
+    if task.is_text != (head["name"] == "text"):
+        raise InputError(
+            f"head.name={head['name']} with a {'free-text' if task.is_text else 'classification'} "
+            "task; head.name=text goes with task.target, a column of texts"
+        )
+    parsed = check_template(task, template, head["name"], form, slots)
+    check_metric(task.metric, len(task.labels) or choices, is_text=task.is_text)
+    tokenizer = load_tokenizer(backbone.folder)
+    said, sentinels = read_answer(answer or ("{label} [sep]" if form == "text" else _CLOZE))
+    specials = read_specials(
+        tokenizer, style, eos=eos, sentinel=backbone.block["sentinel"],
+        masks=max(int(parsed.has_mask), sentinels if by_lm else 0),
+    )  # fmt: skip
+    verbalizer, follows, heads = None, Answer(), {}
     if by_lm:
-        tokenizer = load_tokenizer(backbone.folder)
-        verbalizer = make_verbalizer(tokenizer, task.words or task.labels)
-        module = lm.Head(verbalizer.rows, verbalizer.where, head["scores"])
+        verbalizer = make_verbalizer(tokenizer, choose_words(task, style, form))
+        around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+        whole = head["span"] == "target"
+        if style == "masked":
+            plan = masked_plan(verbalizer.ids)
+        else:
+            plan = branch_plan(verbalizer.ids, around, whole=whole)
+        follows = Answer(plan, around.stem)
+        pieces = plan.words
+        heads["main"] = lm.Head(
+            pieces.rows, pieces.where, pieces.at, head["scores"], head["pieces"]
+        )
+        if whole:
+            heads["target"] = lm.Head(plan.whole.rows, plan.whole.where, plan.whole.at, "full")
+    elif task.is_text:
+        follows = Answer(text=max_target)
+        heads["main"] = lm.TextHead()
     else:
-        pooler = head["pooler"]
-        if pooler == "auto":
-            pooler = "checkpoint" if "pooler" in backbone.module.cfg.model_heads else "cls"
-        choose("head.pooler", pooler, linear.POOLERS)
-        classes = 1 if parsed.uses_choice else len(task.labels)
-        if not classes:
-            raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
-        tokenizer = load_tokenizer(backbone.folder)
-        module = linear.Head(classes, pooler, head["dropout"])
+        heads["main"] = _linear(backbone, task, head, parsed)
+    if style == "seq2seq":
+        stem = (backbone.module.cfg.start, *follows.stem)
+        follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = Encoder(
-        tokenizer, parsed, num_slots=slots, max_len=max_len, needs_mask=by_lm,
+        tokenizer, parsed, specials, num_slots=slots, max_len=max_len,
+        needs_mask=by_lm and form != "text",
         num_masks=verbalizer.num_masks if verbalizer else 1, num_types=backbone.module.cfg.types,
+        answer=follows,
     )  # fmt: skip
     layout = Layout(
-        batch=batch, max_len=max_len, pad_id=tokenizer.pad_token_id, side=side, multiple=multiple,
-        shift=method.position_shift(), num_rows=choices if parsed.uses_choice else 1,
+        batch=batch, max_len=max_len, pad_id=specials.pad, side=side, multiple=multiple,
+        shift=method.position_shift(), decoder_shift=method.decoder_shift(),
+        num_rows=choices if parsed.uses_choice else 1,
     )  # fmt: skip
-    model = Model(backbone.module, method, {"main": module})
+    model = Model(backbone.module, method, heads)
     return Scorer(task, template, verbalizer, encoder, layout, model, tokenizer)
+
+
+def _linear(backbone: Backbone, task: Task, head: Mapping[str, Any], parsed: Template):
+    pooler = head["pooler"]
+    if pooler == "auto":
+        pooler = "checkpoint" if "pooler" in backbone.module.cfg.model_heads else "cls"
+    choose("head.pooler", pooler, linear.POOLERS)
+    classes = 1 if parsed.uses_choice else len(task.labels)
+    if not classes:
+        raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
+    return linear.Head(classes, pooler, head["dropout"])

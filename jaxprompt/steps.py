@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxprompt import rng
+from jaxprompt.generate import generate
 from jaxprompt.model import Model
 from jaxprompt.state import TrainState
 from jaxprompt.tree import Flat, merge
@@ -88,6 +89,15 @@ def make_train_step(
             state.key,
         )
         return new, {"loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak}
+
+    return step
+
+
+def make_generate_step(model: Model, **settings: Any):
+    """Makes (trainable, frozen, batch) -> ids [B, max_new] of the texts that the model writes."""
+
+    def step(trainable: Flat, frozen: Flat, batch: Batch):
+        return generate(model, merge(trainable, frozen), batch, **settings).ids
 
     return step
 

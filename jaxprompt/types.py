@@ -63,12 +63,20 @@ class Prefix(NamedTuple):
     positions: Array | None = None  # int32 [P] for a relative bias, None = outside of it
 
 
+class Memory(NamedTuple):
+    """Keys and values of one layer that were computed before."""
+
+    k: Array  # [B, N, S, D]
+    v: Array  # [B, N, S, D]
+    mask: Array  # bool [B, S]
+
+
 class Cache(NamedTuple):
     """What generation keeps of the tokens that it has seen, in arrays of fixed shape."""
 
-    own: Prefix  # k, v [L, B, S, N, D] of the prefix, the tokens and the room for more
+    own: tuple[Memory, ...]  # of each layer: the prefix, the tokens and the room for more
     positions: Array  # int32 [B, S] where each column stands, -1 = outside of a relative bias
-    cross: Prefix | None = None  # of the encoder's output, its prefix in front
+    cross: tuple[Memory, ...] | None = None  # of the encoder's output, its prefix in front
 
 
 class Stream(NamedTuple):

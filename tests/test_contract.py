@@ -22,7 +22,7 @@ from jaxprompt.prompts import make_prompt, methods
 from jaxprompt.state import make_state
 from jaxprompt.steps import Objective, make_eval_step, make_train_step
 from jaxprompt.tree import flatten, split, trainable_mask
-from jaxprompt.types import Stream
+from jaxprompt.types import Injection, Stream
 
 FIELDS = {
     "none": {},
@@ -30,6 +30,16 @@ FIELDS = {
     "fixed": dict(slots=2, length=3, first=1, last=2, shift=3),
 }
 DEFAULT = dict(length=3)
+# What an encoder-decoder takes besides: prefixes in all three attentions, rows in the decoder.
+DECODER_FIELDS = {
+    "none": {},
+    "prefix": dict(decoder=2, decoder_layers="1-2", cross=4),
+    "fixed": dict(
+        decoder_slots=2, decoder_length=2, decoder_first=0, decoder_last=2, shift_decoder=2,
+        cross_length=4, cross_first=1, cross_last=3,
+    ),
+}  # fmt: skip
+DECODER_DEFAULT = dict(decoder=2)
 CLASSES = 3
 TX = optax.sgd(0.5)  # moves a leaf if and only if it has a gradient
 
@@ -37,16 +47,21 @@ TX = optax.sgd(0.5)  # moves a leaf if and only if it has a gradient
 class Case(NamedTuple):
     """A model with random parameters, divided as its method says."""
 
+    family: str
     model: Model
     params: dict
     trainable: dict
     frozen: dict
     step: Callable
+    scores: Callable
 
     def batch(self, seed=0, **changes):
         prompt = self.model.prompt
-        layout = dict(slots=prompt.num_slots(), shift=prompt.position_shift())
-        return make_batch(seed, **layout, classes=CLASSES, **changes)
+        return make_batch(
+            seed, slots=prompt.num_slots(), shift=prompt.position_shift(), family=self.family,
+            decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
+            classes=CLASSES, **changes,
+        )  # fmt: skip
 
     def state(self):
         return make_state(jax.tree.map(jnp.copy, self.trainable), TX, jax.random.key(1))
@@ -65,40 +80,45 @@ def family(request):
 @pytest.fixture(scope="module", params=methods())
 def case(request, family, stack):
     backbone, weights = make_tiny(family, stack=stack)
-    prompt = make_prompt(request.param, backbone.dims, **FIELDS.get(request.param, DEFAULT))
+    fields = FIELDS.get(request.param, DEFAULT)
+    if backbone.dims.decoder_layers:
+        fields = fields | DECODER_FIELDS.get(request.param, DECODER_DEFAULT)
+    prompt = make_prompt(request.param, backbone.dims, **fields)
     model = Model(backbone, prompt, {"main": linear.Head(CLASSES, dropout=0.1)})
     params = make_params(model, weights)
     parts = split(params, trainable_mask(params, prompt.TRAINABLE))
     step = make_train_step(model, TX, [Objective("main", cross_entropy)])
-    return Case(model, params, *parts, step)
+    return Case(family, model, params, *parts, step, jit(make_eval_step(model)))
 
 
 def test_injects_the_declared_shapes(case):
     dims, batch = case.model.backbone.dims, case.batch(rows=5)
     shapes = jax.eval_shape(lambda p: case.model.inject(p, batch), case.params)
-    for stream in shapes:
+    declared = {"encoder": case.model.prompt.num_slots(), "cross": 0}
+    declared["decoder"] = case.model.prompt.num_decoder_slots()
+    for name, stream in shapes._asdict().items():
+        assert (declared[name] > 0) == (stream.slots is not None)
         if stream.slots is not None:
             rows, *rest = stream.slots.shape
-            assert rows in (1, 5) and rest == [case.model.prompt.num_slots(), dims.embed]
+            assert rows in (1, 5) and rest == [declared[name], dims.embed]
         if stream.prefix is not None:
             layers, rows, length, *rest = stream.prefix.k.shape
-            assert layers == dims.layers and rows in (1, 5) and rest == [dims.heads, dims.head_dim]
+            assert layers == (dims.layers if name == "encoder" else dims.decoder_layers)
+            assert rows in (1, 5) and rest == [dims.heads, dims.head_dim]
             assert stream.prefix.v.shape == stream.prefix.k.shape
             assert stream.prefix.mask.shape == (layers, rows, length)
             assert stream.prefix.mask.dtype == bool
-    assert (case.model.prompt.num_slots() > 0) == (shapes.encoder.slots is not None)
     hidden = jax.eval_shape(lambda p: case.model.hidden(p, batch), case.params)
-    assert hidden.shape == (5, 12, dims.width)
+    assert hidden.shape == (*batch.read.ids.shape, dims.width)
 
 
 def test_padding_changes_nothing(case):
-    step = jit(make_eval_step(case.model))
     batch = case.batch()
     assert len(set(batch.encoder.mask.sum(1))) > 1
-    scores = step(case.trainable, case.frozen, batch)
+    scores = case.scores(case.trainable, case.frozen, batch)
     assert scores.shape == (8, CLASSES) and float(scores.std()) > 1e-3
     for side in ("right", "left"):
-        padded = step(case.trainable, case.frozen, widen(batch, 4, side))
+        padded = case.scores(case.trainable, case.frozen, widen(batch, 4, side))
         assert_close(padded, scores)
 
 
@@ -107,17 +127,20 @@ def test_what_is_masked_changes_nothing(case):
     batch = case.batch()
     rubbish = lambda x, keep: jnp.where(keep, x, 7.5)
 
-    @jit
-    def hidden(params, batch, spoil):
-        injection = case.model.inject(params, batch)
-        slots, prefix = injection.encoder
+    def litter(stream, spoil):
+        slots, prefix = stream
         if prefix is not None:
             keep = (prefix.mask | ~spoil)[..., None, None]
             prefix = prefix._replace(k=rubbish(prefix.k, keep), v=rubbish(prefix.v, keep))
         if slots is not None:
             slots = jnp.concatenate([slots, jnp.where(spoil, 7.5, 0.0) + slots[:, :1]], 1)
+        return Stream(slots, prefix)
+
+    @jit
+    def hidden(params, batch, spoil):
+        injection = case.model.inject(params, batch)
+        injection = Injection(*(litter(stream, spoil) for stream in injection))
         backbone = {"params": params["backbone"]}
-        injection = injection._replace(encoder=Stream(slots, prefix))
         return case.model.backbone.apply(backbone, batch, injection, deterministic=True)
 
     clean, spoilt = (hidden(case.params, batch, spoil) for spoil in (False, True))
@@ -128,10 +151,10 @@ def test_folded_equals_unfolded(case):
     batch = case.batch()
     prompt, constants = fold(case.model, case.params, batch)
     model = dataclasses.replace(case.model, prompt=prompt)
-    assert prompt.num_slots() == case.model.prompt.num_slots()
-    assert prompt.position_shift() == case.model.prompt.position_shift()
+    for told in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
+        assert getattr(prompt, told)() == getattr(case.model.prompt, told)()
     folded = jit(model.forward)(case.params | {"prompt": constants}, batch)
-    assert_close(folded, jit(case.model.forward)(case.params, batch))
+    assert_close(folded, case.scores(case.trainable, case.frozen, batch))
 
 
 def test_trains_what_it_says_on_one_device_and_on_eight(case):

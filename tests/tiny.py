@@ -9,8 +9,9 @@ import numpy as np
 from jaxprompt.backbones import make_backbone
 from jaxprompt.types import Batch, Role, Tokens
 
-# LLVM's optimisation left out: it takes half of the compilation, and tiny programs do not miss it.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+# What takes most of the compilation is left out: tiny programs do not miss it.
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 BERT = dict(
     vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
@@ -20,9 +21,18 @@ CONFIGS = {
     "bert": BERT,
     "roberta": BERT | dict(pad_token_id=1, layer_norm_eps=1e-5),
     "electra": BERT | dict(embedding_size=12),
-}
-MODEL_HEADS = {"electra": ("mlm", "rtd")}
+    "gpt2": dict(vocab_size=53, n_embd=16, n_layer=2, n_head=2, n_positions=40),
+    "t5": dict(
+        vocab_size=53, d_model=16, d_kv=6, num_heads=2, d_ff=24, num_layers=2,
+        num_decoder_layers=3, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+        relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
+    ),
+}  # fmt: skip
+MODEL_HEADS = {"electra": ("mlm", "rtd"), "gpt2": ("lm",), "t5": ("lm",)}
+# T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
+SCALES = {"t5": 0.2}
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
+PADS = Tokens(ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD)
 
 
 def fill(shapes, seed=0, scale=0.3):
@@ -41,8 +51,9 @@ def make_tiny(family="bert", seed=0, *, dropout=0.0, stack="unroll", remat="none
     hf = CONFIGS.get(family, BERT) | changes
     heads = MODEL_HEADS.get(family, ("pooler", "mlm"))
     module = make_backbone(family, hf, heads, dropout=dropout, stack=stack, remat=remat)
-    init = lambda: module.init(jax.random.key(0), make_batch(rows=1), method="init_all")["params"]
-    return module, fill(jax.eval_shape(init), seed)
+    batch = make_batch(rows=1, family=family)
+    init = lambda: module.init(jax.random.key(0), batch, method="init_all")["params"]
+    return module, fill(jax.eval_shape(init), seed, SCALES.get(family, 0.3))
 
 
 def make_params(model, backbone, seed=0, choices=1):
@@ -52,9 +63,13 @@ def make_params(model, backbone, seed=0, choices=1):
 
 
 def make_batch(
-    seed=0, *, rows=8, length=12, slots=0, classes=3, choices=1, masks=1, shift=0, side="right"
-):
-    """Makes rows of differing lengths: [CLS] slots text [MASK]... text [SEP], padded on `side`."""
+    seed=0, *, rows=8, length=12, slots=0, classes=3, choices=1, masks=1, shift=0, side="right",
+    family="bert", decoder_slots=0, decoder_shift=0,
+):  # fmt: skip
+    """Makes rows of differing lengths: [CLS] slots text [MASK]... text [SEP], padded on `side`.
+
+    A head reads the masks; in GPT-2 the last tokens of the row, in T5 those of the decoder.
+    """
     rng = np.random.default_rng(seed)
     rows *= choices
     shape = (rows, length)
@@ -76,24 +91,45 @@ def make_batch(
         ids[row, here], roles[row, here] = words, kinds
         slot[row, start + 1 : start + 1 + slots] = np.arange(slots)
         positions[row, here] = np.arange(n) + shift
-        types[row, start + at : start + n] = 1
-        label_pos[row] = start + at + np.arange(masks)
+        types[row, start + at : start + n] = family not in ("gpt2", "t5")
+        label_pos[row] = start + (n - masks if family == "gpt2" else at) + np.arange(masks)
     tokens = Tokens(ids, roles != Role.PAD, slot, positions, types, roles)
     examples = rows // choices
     labels = rng.integers(0, classes, examples).astype(np.int32)
     index = np.arange(examples, dtype=np.int32)
-    return Batch(tokens, label_pos, labels, np.ones(examples, np.float32), index)
+    batch = Batch(tokens, label_pos, labels, np.ones(examples, np.float32), index)
+    return add_decoder(batch, rng, decoder_slots, decoder_shift) if family == "t5" else batch
+
+
+def add_decoder(batch: Batch, rng, slots: int, shift: int) -> Batch:
+    """Feeds a decoder: the start id, slots, 1 to 3 words more than are read; padded right."""
+    rows, masks = batch.label_pos.shape
+    real = 1 + slots + masks + rng.integers(0, 3, (rows, 1))  # [B, 1]
+    column = np.arange(4 + slots + masks)[None]
+    mask, soft = column < real, (0 < column) & (column <= slots)
+    text = mask & (column > slots)
+    ids = np.where(text, rng.integers(FIRST, BERT["vocab_size"], mask.shape), PAD)
+    slot = np.where(soft, column - 1, -1) + 0 * real
+    roles = np.select([soft & mask, text, mask], [Role.SOFT, Role.TEXT, Role.SPECIAL], Role.PAD)
+    ints = (np.int32(x) for x in (ids, slot, np.where(mask, column + shift, 0), 0 * ids))
+    ids, slot, positions, types = ints
+    tokens = Tokens(ids, mask, slot, positions, types, np.int8(roles))
+    label_pos = np.int32(real - masks + np.arange(masks))
+    return batch._replace(decoder=tokens, label_pos=label_pos)
 
 
 def widen(batch: Batch, by: int, side: str) -> Batch:
-    """Adds `by` columns of padding on one side."""
-    width = [(0, 0), (by, 0) if side == "left" else (0, by)]
-    fill = Tokens(ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD)
-    tokens = Tokens(
-        *(np.pad(x, width, constant_values=f) for x, f in zip(batch.encoder, fill, strict=True))
-    )
-    moved = by if side == "left" else 0
-    return batch._replace(encoder=tokens, label_pos=batch.label_pos + moved)
+    """Adds `by` columns of padding on one side; a decoder's always stand on the right."""
+
+    def pad(tokens, side):
+        width = [(0, 0), (by, 0) if side == "left" else (0, by)]
+        pairs = zip(tokens, PADS, strict=True)
+        return Tokens(*(np.pad(x, width, constant_values=fill) for x, fill in pairs))
+
+    batch = batch._replace(encoder=pad(batch.encoder, side))
+    if batch.decoder is not None:
+        return batch._replace(decoder=pad(batch.decoder, "right"))
+    return batch._replace(label_pos=batch.label_pos + (by if side == "left" else 0))
 
 
 def assert_close(found, expected, rtol=1e-5):

@@ -25,15 +25,19 @@ def make_backbone(
     remat: str = "none",
     attention: str = "auto",
     dropout: float | None = None,
+    rescale: float = 1.0,
 ):
     """Makes the backbone module of a transformers config, with the heads that its checkpoint holds.
 
     `dropout` replaces the config's hidden dropout; the attention's stays, save that 0 turns both
-    off. Raises InputError for an unknown family.
+    off. `rescale` divides T5's residual stream, see convert/load.py. Raises InputError for an
+    unknown family, and a rescale that it does not know.
     """
     if family not in families():
         raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")
     module = importlib.import_module(f"{__name__}.{family}")
+    if rescale != 1.0 and family != "t5":
+        raise InputError(f"backbone.rescale={rescale} is for T5; set it to 1 for {family}")
     changes = dict(
         model_heads=frozenset(heads),
         dtype=jnp.dtype(dtype),
@@ -41,6 +45,8 @@ def make_backbone(
         remat=remat,
         attention=attention,
     )
+    if rescale != 1.0:
+        changes["rescale"] = rescale
     if dropout is not None:
         changes["dropout"] = dropout
     if dropout == 0.0:

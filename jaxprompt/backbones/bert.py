@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -127,6 +127,7 @@ class Encoder(nn.Module):
     """The encoder with every head that its checkpoint holds."""
 
     cfg: EncoderConfig
+    STYLE: ClassVar[str] = "masked"
 
     def setup(self):
         """Declares what the checkpoint holds."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -10,13 +10,13 @@ from flax import linen as nn
 from jaxprompt.backbones.bert import read_size
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
-from jaxprompt.layers.cache import append, open_cache
+from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.stack import init_stack, run_stack
-from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix
+from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,13 @@ class Layer(nn.Module):
         y = self.mlp(self.mlp_norm(x))
         return x + self.drop(y, deterministic=deterministic), kept if keep else None
 
+    def step(self, x, own: Memory, column):
+        """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token"""
+        y = self.attention_norm(x)
+        own = write(own, *self.attention.keys(y), column)
+        x = x + self.attention.recall(y, own)
+        return x + self.mlp(self.mlp_norm(x)), own
+
 
 class Embed(nn.Module):
     """Word, slot and position embeddings. -> [B, T, H]"""
@@ -96,6 +103,7 @@ class Backbone(nn.Module):
     """The decoder and its output table."""
 
     cfg: GPT2Config
+    STYLE: ClassVar[str] = "causal"
 
     def setup(self):
         """Declares what the checkpoint holds."""
@@ -120,16 +128,25 @@ class Backbone(nn.Module):
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
         """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""
-        tokens = batch.encoder
+        tokens, prefix = batch.encoder, injection.encoder.prefix
         x, (k, v) = self._read(batch, injection, deterministic=True, keep=True)
-        prefix = injection.encoder.prefix
-        return x, open_cache(prefix, k, v, tokens.mask, tokens.positions, room)
+        own = remember(prefix, k, v, tokens.mask, room)
+        return x, Cache(own, place(prefix, tokens.positions, room))
 
-    def extend(self, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more. int [B], int [B], int scalar -> its state [B, H], the cache"""
-        x = self.embed(ids[:, None], positions[:, None], deterministic=True)
-        x, (k, v) = self._run(x, cache.own, jnp.ones((len(ids), 1), bool), True, keep=True)
-        return x[:, 0], append(cache, k, v, positions, column)
+    def reading_layers(self) -> tuple[Any, ...]:
+        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
+        return unstack(self.layers, self.cfg.layers)
+
+    def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
+        """Reads one token more with the `reading_layers`.
+
+        int [B], int [B], int scalar -> its state [B, H], the cache
+        """
+        x, own = self.embed(ids, positions, deterministic=True), []
+        for params, memory in zip(layers, cache.own, strict=True):
+            x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
+            own.append(memory)
+        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
 
     def words(self):
         """Returns the word table. -> [V, H]"""

@@ -6,7 +6,7 @@ softmax and logits are float32 whatever the weights are.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -14,14 +14,14 @@ from flax import linen as nn
 from jaxprompt.backbones.bert import read_size
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
-from jaxprompt.layers.cache import append, join, open_cache
+from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.relpos import RelativeBias
 from jaxprompt.layers.stack import init_stack, run_stack
-from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Prefix
+from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class T5Config:
     attention_dropout: float = 0.1
     scaled_output: bool = True  # features are multiplied by 1 / sqrt(H) before the output table
     start: int = 0  # the id that the decoder is fed first
-    rescale: float = 1.0  # what the residual stream is divided by, see convert/rescale.py
+    rescale: float = 1.0  # what the residual stream is divided by, see convert/load.py
     types: int = 1
     model_heads: frozenset[str] = frozenset({"lm"})
     tied: bool = True  # the output table is the word table
@@ -84,11 +84,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm layer that reads the encoder's output too. [B, T, H] -> [B, T, H]
-
-    Where `source` is None the cross prefix holds the encoder's keys and values, of B rows or of
-    fewer: then that many times the rows in a row read the same source.
-    """
+    """One pre-norm layer that reads the encoder's output too. [B, T, H] -> [B, T, H]"""
 
     cfg: T5Config
 
@@ -108,21 +104,28 @@ class DecoderLayer(nn.Module):
         """Runs the layer; keep=True gives the k, v of both attentions, without prefixes."""
         own, cross = prefixes
         y = self.attention_norm(x)
-        kept = own_keys = self.attention.keys(y)
+        own_keys = self.attention.keys(y)
         k, v, mask = put_in_front(own, *own_keys, mask)
         y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
-        y = self.cross_norm(x)
-        if source is None:
-            k, v, seen = cross.k, cross.v, cross.mask
-        else:
-            kept = (*own_keys, *self.cross.keys(source))
-            k, v, seen = put_in_front(cross, *kept[2:], source_mask)
-        together = y.reshape(k.shape[0], -1, y.shape[-1])
-        y = self.cross(together, k, v, seen, deterministic=deterministic).reshape(y.shape)
+        cross_keys = self.cross.keys(source)
+        k, v, seen = put_in_front(cross, *cross_keys, source_mask)
+        y = self.cross(self.cross_norm(x), k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
-        return x + self.drop(y, deterministic=deterministic), kept if keep else None
+        x = x + self.drop(y, deterministic=deterministic)
+        return x, (*own_keys, *cross_keys) if keep else None
+
+    def step(self, x, own: Memory, cross: Memory, bias, column):
+        """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token
+
+        `cross` has B rows, or fewer: then that many rows in a row read the same source.
+        """
+        y = self.attention_norm(x)
+        own = write(own, *self.attention.keys(y), column)
+        x = x + self.attention.recall(y, own, bias)
+        x = x + self.cross.recall(self.cross_norm(x), cross)
+        return x + self.mlp(self.mlp_norm(x), deterministic=True), own
 
 
 class Embed(nn.Module):
@@ -147,6 +150,7 @@ class Backbone(nn.Module):
     """Encoder, decoder and output table."""
 
     cfg: T5Config
+    STYLE: ClassVar[str] = "seq2seq"
 
     def setup(self):
         """Declares what the checkpoint holds."""
@@ -211,19 +215,28 @@ class Backbone(nn.Module):
             x, (_bare(own), _bare(cross)), causal_mask(tokens), bias, source, batch.encoder.mask,
             deterministic=True, keep=True,
         )  # fmt: skip
-        seen = join(_bare(cross), cross_k, cross_v, batch.encoder.mask)
-        return x, open_cache(own, k, v, tokens.mask, tokens.positions, room, seen)
+        seen = remember(cross, cross_k, cross_v, batch.encoder.mask)
+        mine = remember(own, k, v, tokens.mask, room)
+        return x, Cache(mine, place(own, tokens.positions, room), seen)
 
-    def extend(self, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
-        """Reads one token more. int [B], int [B], int scalar -> its state [B, H], the cache"""
-        x = self.embed.word(ids)[:, None]  # [B, 1, H]
-        where = positions[:, None]
-        bias = self.decoder_bias(where, jnp.concatenate([cache.positions, where], axis=1))
-        mask = jnp.ones(where.shape, bool)
-        x, (k, v) = self._decode(
-            x, (cache.own, cache.cross), mask, bias, None, None, deterministic=True, keep=True
-        )
-        return x[:, 0], append(cache, k, v, positions, column)
+    def reading_layers(self) -> tuple[Any, ...]:
+        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
+        return unstack(self.decoder_layers, self.cfg.decoder_layers)
+
+    def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
+        """Reads one token more with the `reading_layers`.
+
+        int [B], int [B], int scalar -> its state [B, H], the cache
+        """
+        x, own = self.embed.word(ids), []
+        cache = write_positions(cache, positions, column)
+        bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
+        for params, memory, cross in zip(layers, cache.own, cache.cross, strict=True):
+            x, memory = self.decoder_layer.apply(
+                {"params": params}, x, memory, cross, bias, column, method="step"
+            )
+            own.append(memory)
+        return self.decoder_norm(x), cache._replace(own=tuple(own))
 
     def words(self):
         """Returns the word table. -> [V, H]"""
@@ -291,7 +304,8 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
             f"of {', '.join(ACTIVATIONS)}, with gated- in front or not"
         )
     layers = read_size(hf, "num_layers")
-    start = hf.get("decoder_start_token_id", hf.get("pad_token_id"))
+    start = hf.get("decoder_start_token_id")
+    start = hf.get("pad_token_id") if start is None else start
     if type(start) is not int:
         raise InputError(
             "the config lacks decoder_start_token_id, the id that the decoder is fed first; "
@@ -299,8 +313,10 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         )
     rate = hf.get("dropout_rate", 0.1)
     eps, rescale = hf.get("layer_norm_epsilon", 1e-6), changes.get("rescale", 1.0)
-    # Checkpoints of T5 1.1 say tie_word_embeddings=false and thereby mean unscaled features.
-    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True))
+    # Checkpoints of T5 1.1 say tie_word_embeddings=false and thereby mean unscaled features; those
+    # of mT5 are never scaled, and say tied once transformers 5 has saved them.
+    scaled = hf.get("model_type") != "mt5" and hf.get("tie_word_embeddings", True)
+    scaled = hf.get("scale_decoder_outputs", scaled)
     fields = dict(
         vocab=read_size(hf, "vocab_size"),
         width=read_size(hf, "d_model"),

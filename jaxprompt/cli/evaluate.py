@@ -15,11 +15,7 @@ def main(argv: Sequence[str]) -> int:
     need(args, "config")
     c = load_config(args.config, overrides)
 
-    import jax
-
     from jaxprompt import build
-    from jaxprompt.evaluate import evaluate
-    from jaxprompt.steps import make_eval_step
 
     if args.split not in build.SPLITS:
         raise InputError(f"--split={args.split!r} is unknown; known: {', '.join(build.SPLITS)}")
@@ -29,10 +25,7 @@ def main(argv: Sequence[str]) -> int:
     if args.split not in trained.splits:
         raise InputError(f"task {c.task.name} has no {args.split} split here; give data.files")
     scorer, part = trained.scorer, trained.splits[args.split]
-    step = jax.jit(make_eval_step(scorer.model))
-    measured, _ = evaluate(
-        step, trained.weights.trainable, trained.weights.frozen, build.eval_batches(scorer, part),
-        part.labels, part.counts, scorer.task.metric, scorer.classes,
-    )  # fmt: skip
+    measure = build.build_measure(c, scorer)
+    measured = measure(part, trained.weights.trainable, trained.weights.frozen)
     print(json.dumps({"split": args.split, "examples": len(part.labels), **measured}))
     return 0

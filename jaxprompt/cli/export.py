@@ -31,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     tensors, card = pack(
         scorer, weights.trainable, weights.frozen,
         backbone=c.backbone.to_dict() | {"family": trained.family},
-        fingerprint=weights.report.fingerprint, hyper=c.prompt.to_dict(), head=c.head.to_dict(),
-        seed=c.seed, metrics=metrics or {"dev": trained.best.get("dev")},
+        fingerprint=weights.report.fingerprint, config=c.to_dict(),
+        metrics=metrics or {"dev": trained.best.get("dev")},
     )  # fmt: skip
     adapter = as_peft(tensors, card) if args.peft else {}
     paths = write_artifact(args.output or Path(args.workdir) / "export", tensors, card)

@@ -1,4 +1,5 @@
-"""Labels texts with an exported prompt: --text, a JSONL file or stdin in, JSONL out."""
+"""Labels texts, or writes on, with an exported prompt: --text, a JSONL file or stdin in, JSONL out.
+"""
 
 import json
 import sys
@@ -21,6 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
+    parser.add_argument("--generate", action="store_true", help="write a text instead of a label")
     parser.add_argument("--force", action="store_true", help="accept other backbone weights")
     args, overrides = parser.read(argv)
     if overrides:
@@ -32,11 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if args.batch < 1:
         raise InputError(f"--batch={args.batch} must be at least 1")
 
-    import jax
-
-    from jaxprompt.data.batching import EvalBatches
     from jaxprompt.data.tasks import read_example
-    from jaxprompt.evaluate import drop_absent, predict_scores, probabilities
     from jaxprompt.exported import read_export, unpack
     from jaxprompt.files import write_atomic
 
@@ -47,29 +45,67 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"{args.input or 'stdin'} holds no text; give at least one")
     block = dict(
         path=args.backbone, revision="", family="", dtype=args.dtype, stack="scan", remat="none",
-        attention="auto", dropout=None,
+        attention="auto", dropout=None, sentinel="", rescale=1.0,
     )  # fmt: skip
     exported = unpack(where, backbone=block, batch=args.batch, force=args.force)
     scorer = exported.scorer
     examples = [read_example(scorer.task, row, origin, need_label=False) for origin, row in rows]
-    split = scorer.encode(examples)
-    step = jax.jit(lambda _, params, batch: scorer.model.forward(params, batch))
-    batches = EvalBatches(split.rows, split.labels, scorer.layout)
-    scores = predict_scores(step, {}, exported.params, batches, len(rows))
-    scores = drop_absent(scores, split.counts, scorer.classes)
-    lines = []
-    found = zip(rows, examples, probabilities(scores, scorer.classes), split.counts, strict=True)
-    for (_, row), example, values, count in found:
-        names = (scorer.task.labels or example.choices)[:count]
-        best = int(values[:count].argmax())
-        known = dict(zip(names, map(float, values), strict=False))
-        answer = {"label": names[best], "score": float(values[best]), "scores": known}
-        lines.append(json.dumps(row | answer, ensure_ascii=False) + "\n")
+    written = args.generate or scorer.is_text
+    answers = (write if written else label)(exported, examples)
+    lines = [
+        json.dumps(row | answer, ensure_ascii=False) + "\n"
+        for (_, row), answer in zip(rows, answers, strict=True)
+    ]
     if args.output:
         write_atomic(args.output, "".join(lines))
     else:
         sys.stdout.write("".join(lines))
     return 0
+
+
+def label(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yields label, score and all class scores of each example."""
+    import jax
+
+    from jaxprompt.data.batching import EvalBatches
+    from jaxprompt.evaluate import drop_absent, predict_scores, probabilities
+
+    scorer = exported.scorer
+    split = scorer.encode(examples)
+    step = jax.jit(lambda _, params, batch: scorer.model.forward(params, batch))
+    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    scores = predict_scores(step, {}, exported.params, batches, len(examples))
+    scores = drop_absent(scores, split.counts, scorer.classes)
+    found = zip(examples, probabilities(scores, scorer.classes), split.counts, strict=True)
+    for example, values, count in found:
+        names = (scorer.task.labels or example.choices)[:count]
+        best = int(values[:count].argmax())
+        known = dict(zip(names, map(float, values), strict=False))
+        yield {"label": names[best], "score": float(values[best]), "scores": known}
+
+
+def write(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yields the text that the model writes after each example."""
+    import jax
+
+    from jaxprompt.build import EARLY
+    from jaxprompt.data.batching import EvalBatches
+    from jaxprompt.evaluate import write_texts
+    from jaxprompt.generate import generate
+
+    how = dict(exported.card["generate"])
+    how["early_stopping"] = EARLY[how["early_stopping"]]
+    scorer = exported.scorer.writing(how["max_new"])
+    model, ends = scorer.model, scorer.tokenizer.eos_token_id
+    split = scorer.encode(examples)
+    step = jax.jit(
+        lambda _, params, batch: generate(
+            model, params, batch, eos=ends, pad=scorer.layout.pad_id, **how
+        ).ids
+    )
+    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    texts = write_texts(step, {}, exported.params, batches, len(examples), scorer.tokenizer)
+    yield from ({"generated": text} for text in texts)
 
 
 def _rows(args: Any, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

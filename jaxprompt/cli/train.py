@@ -32,7 +32,6 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     from jaxprompt import build, rng, steps, tree
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
-    from jaxprompt.evaluate import evaluate
     from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.runlog import RunLog
     from jaxprompt.scorer import load_weights
@@ -50,7 +49,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     backbone = build.open_fitting(c)
     examples = build.read_examples(c)
     scorer = build.scorer_from_config(c, backbone, examples)
-    splits = {name: scorer.encode(part) for name, part in examples.splits.items()}
+    splits = build.encode_splits(scorer, examples)
     batches = build.train_batches(c, scorer, splits["train"])
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     backbone, loaded = load_weights(backbone)
@@ -63,21 +62,8 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         steps.make_train_step(scorer.model, tx, objectives, accumulate=c.optim.accumulate),
         donate_argnums=0,
     )
-    eval_step = jax.jit(steps.make_eval_step(scorer.model))
-
-    def score(name: str, numbers: tree.Flat) -> dict[str, float]:
-        part = splits[name]
-        passes = build.eval_batches(scorer, part)
-        return evaluate(
-            eval_step,
-            numbers,
-            frozen,
-            passes,
-            part.labels,
-            part.counts,
-            scorer.task.metric,
-            scorer.classes,
-        )[0]
+    measure = build.build_measure(c, scorer)
+    score = lambda name, numbers: measure(splits[name], numbers, frozen)
 
     # -- where the run stands ---------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)

@@ -65,7 +65,14 @@ def load_backbone(
         heads = names.heads()
         filler = _Filler(weights, names, sizes, _DTYPES[dtype], rescale)
         absent = ("embed/project/",) * (sizes["E"] == sizes["H"])
-        absent += ("layers/mlp/gate/", "decoder_layers/mlp/gate/") * (not gate)
+        gates = ("layers/mlp/gate/", "decoder_layers/mlp/gate/")
+        spare = [names.find(t) for t in table.trunk if not gate and t.path.startswith(gates)]
+        if any(spare):
+            raise InputError(
+                f"{folder} holds {spare[0]}, of a gated feed-forward block, which config.json does "
+                "not ask for; give the config.json of these weights."
+            )
+        absent += gates * (not gate)
         wanted = [t for t in table.trunk if not t.path.startswith(absent)]
         wanted += [tensor for head in heads for tensor in table.heads.get(head, ())]
         tied = not {"mlm", "lm"} & set(heads) or _is_tied(weights, names, table, config)
@@ -97,7 +104,7 @@ class _Names:
     """Finds our tensors in a file, whether or not it carries the family's prefix."""
 
     def __init__(self, weights: Weights, family: Family):
-        self.family = family
+        self.family, self.weights = family, weights
         self.folder = weights.folder
         self.names = set(weights.names())
         prefixed = any(name.startswith(family.prefix) for name in self.names)
@@ -132,7 +139,10 @@ class _Names:
             )
 
     def unused(self, sizes: Mapping[str, int], heads: Iterable[str]) -> tuple[str, ...]:
-        """Lists the tensors of the file that are neither read nor another name of one read."""
+        """Lists the tensors of the file that are neither read nor another name of one read.
+
+        A second word table of other numbers is among them.
+        """
         known = list(self.family.trunk)
         known += [tensor for head in heads for tensor in self.family.heads.get(head, ())]
         known += [self.family.decoder] if {"mlm", "lm"} & set(heads) else []
@@ -142,6 +152,8 @@ class _Names:
             for i in range(_copies(tensor, sizes))
             for name in self._candidates(tensor, i)
         }
+        word, *copies = (n for n in self._candidates(self.family.trunk[0], 0) if n in self.names)
+        read -= {name for name in copies if name != word and not _same(self.weights, name, word)}
         return tuple(sorted(n for n in self.names - read if not n.endswith(IGNORED)))
 
     def _candidates(self, tensor: Tensor, layer: int) -> list[str]:
@@ -237,11 +249,14 @@ def _is_tied(weights: Weights, names: _Names, family: Family, config: Mapping[st
     if not config.get("tie_word_embeddings", True):
         return False
     decoder, word = names.find(family.decoder), names.find(family.trunk[0])
-    if decoder is None or word is None:
-        return True
-    if weights.shape(decoder) != weights.shape(word):
+    return None in (decoder, word) or _same(weights, decoder, word)
+
+
+def _same(weights: Weights, one: str, other: str) -> bool:
+    """Compares two tensors of the file."""
+    if weights.shape(one) != weights.shape(other):
         return False
-    return np.array_equal(weights.read(decoder), weights.read(word))
+    return np.array_equal(weights.read(one), weights.read(other))
 
 
 def _copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:

@@ -137,8 +137,8 @@ _T5 = Family(
     prefix="transformer.",
     trunk=(
         *_table(
-            "embed/word", "encoder.embed_tokens", "decoder.embed_tokens", "shared", axes="VE",
-            residual=1.0,
+            "embed/word", "shared", "encoder.embed_tokens", "decoder.embed_tokens", "shared",
+            axes="VE", residual=1.0,
         ),
         *_t5_layers("layers", "encoder", cross=False),
         Tensor("norm/scale", ("encoder.final_layer_norm.weight",), "H", ("H",)),

@@ -1,8 +1,11 @@
 """Prompts in PEFT's adapter folders, read and written without torch.
 
 A folder holds adapter_config.json and adapter_model.safetensors. Soft prompts (PROMPT_TUNING, and
-P_TUNING as saved) are `prompt_embeddings` [P, E], prefixes (PREFIX_TUNING) [P, 2*L*H]; both stand
-in float32. A head's tensors keep torch's names and [out, in] layout.
+P_TUNING as saved) are `prompt_embeddings` [P, E], prefixes (PREFIX_TUNING) [P, 2*L*N*D]; both
+stand in float32. A head's tensors keep torch's names and [out, in] layout.
+
+On an encoder-decoder (num_transformer_submodules 2) PEFT saves soft prompts of [2*P, E] and uses
+the first half; its prefix stands in the decoder's self-attention alone, and there layers share rows.
 """
 
 import json
@@ -33,6 +36,7 @@ class Adapter(NamedTuple):
     v: np.ndarray | None  # [L, P, N, D]
     head: dict[str, np.ndarray]  # torch names, e.g. "classifier.weight" [C, H]
     config: dict[str, Any]  # adapter_config.json
+    stream: str = "encoder"  # "decoder" for the prefix of an encoder-decoder
 
 
 def prefix_from_peft(
@@ -50,6 +54,18 @@ def prefix_from_peft(
     return k, v
 
 
+def tie_layers(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gives the keys and values that PEFT puts into the decoder of an encoder-decoder.
+
+    It doubles the rows k_0, v_0, k_1, ... and deals four to a layer, of which it uses two: an even
+    number of layers shares them in pairs and leaves half of the rows unused. [L, P, N, D] x 2 -> x 2
+    """
+    layers = k.shape[0]
+    rows = np.stack([k, v], axis=1).reshape(2 * layers, *k.shape[1:])  # k_0, v_0, k_1, ...
+    first = 4 * np.arange(layers) % (2 * layers)
+    return rows[first], rows[first + 1]
+
+
 def prefix_to_peft(k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Inverts `prefix_from_peft`. [L, P, N, D] x 2 -> [P, 2*L*N*D]"""
     rows = np.stack([k, v]).transpose(2, 1, 0, 3, 4)  # [2, L, P, N, D] -> [P, L, 2, N, D]
@@ -57,9 +73,9 @@ def prefix_to_peft(k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def read_peft(folder: str | Path) -> Adapter:
-    """Reads an adapter of an encoder: PROMPT_TUNING, P_TUNING or PREFIX_TUNING, with its head.
+    """Reads an adapter: PROMPT_TUNING, P_TUNING or PREFIX_TUNING, with its head.
 
-    Raises InputError for other kinds, encoder-decoder prompts and broken files.
+    Raises InputError for other kinds and broken files.
     """
     folder = Path(folder)
     config = read_json(folder / _CONFIG, "a PEFT adapter folder")
@@ -69,11 +85,11 @@ def read_peft(folder: str | Path) -> Adapter:
             f"{folder / _CONFIG}: peft_type {config.get('peft_type')!r} is not read; "
             f"known: {', '.join(_METHODS)}."
         )
-    if config.get("num_transformer_submodules") not in (None, 1):
+    modules = config.get("num_transformer_submodules") or 1
+    if modules not in (1, 2):
         raise InputError(
-            f"{folder / _CONFIG} is a prompt of an encoder-decoder "
-            f"(num_transformer_submodules={config['num_transformer_submodules']}); "
-            "only prompts of encoders are read."
+            f"{folder / _CONFIG}: num_transformer_submodules={modules!r} must be 1 or 2; "
+            "save the adapter anew."
         )
     tensors = _read_tensors(folder / _TENSORS)
     if "prompt_embeddings" not in tensors:
@@ -81,7 +97,13 @@ def read_peft(folder: str | Path) -> Adapter:
     table = tensors.pop("prompt_embeddings")
     head = {name.removeprefix(_HEAD_PREFIX): tensor for name, tensor in tensors.items()}
     if method == "soft":
-        return Adapter("soft", table, None, None, head, config)
+        length, rest = divmod(len(table), modules)
+        if rest or length != config.get("num_virtual_tokens", length):
+            raise InputError(
+                f"{folder / _TENSORS} holds {len(table)} rows, {_CONFIG} tells of {modules} x "
+                f"{config.get('num_virtual_tokens', length)}; save the adapter anew."
+            )
+        return Adapter("soft", table[:length], None, None, head, config)
     shape = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
     if not all(isinstance(size, int) and size > 0 for size in shape) or shape[2] % shape[1]:
         raise InputError(
@@ -90,7 +112,9 @@ def read_peft(folder: str | Path) -> Adapter:
         )
     layers, heads, width = shape
     k, v = prefix_from_peft(table, layers, heads, width // heads)
-    return Adapter("prefix", None, k, v, head, config)
+    if modules == 1:
+        return Adapter("prefix", None, k, v, head, config)
+    return Adapter("prefix", None, *tie_layers(k, v), head, config, "decoder")
 
 
 def write_peft(
@@ -99,7 +123,6 @@ def write_peft(
     base: str,
     layers: int,
     heads: int,
-    width: int,
     soft: np.ndarray | None = None,
     prefix: tuple[np.ndarray, np.ndarray] | None = None,
     head: Mapping[str, np.ndarray] | None = None,
@@ -109,10 +132,17 @@ def write_peft(
 
     soft [P, E]; prefix (k, v), each [L, P, N, D]; head: torch names to tensors, needed for the
     classification tasks, e.g. {"classifier.weight": [C, H], "classifier.bias": [C]}. task_type is
-    PEFT's, by default SEQ_CLS with a head and FEATURE_EXTRACTION without. `base` names the model.
+    PEFT's, by default SEQ_CLS with a head and FEATURE_EXTRACTION without; CAUSAL_LM for GPT-2,
+    SEQ_2_SEQ_LM for T5, where PEFT holds no prefix of ours. `base` names the model.
     """
     if (soft is None) == (prefix is None):
         raise ValueError("give either soft or prefix")
+    if prefix is not None and task_type == "SEQ_2_SEQ_LM":
+        raise InputError(
+            "PEFT holds no deep prompt of an encoder-decoder: it ties the decoder's layers in "
+            "pairs and has none elsewhere; ship prompt.safetensors, which export writes without "
+            "--peft"
+        )
     table = prefix_to_peft(*prefix) if soft is None else soft
     head = dict(head or {})
     task_type = task_type or ("SEQ_CLS" if head else "FEATURE_EXTRACTION")
@@ -127,7 +157,7 @@ def write_peft(
         "num_virtual_tokens": table.shape[0],
         "peft_type": "PREFIX_TUNING" if soft is None else "PROMPT_TUNING",
         "task_type": task_type,
-        "token_dim": width,
+        "token_dim": table.shape[1] // (1 if prefix is None else 2 * layers),
     }
     tensors = {"prompt_embeddings": table}
     tensors |= {_HEAD_PREFIX + name: tensor for name, tensor in head.items()}

@@ -1,6 +1,6 @@
 """Padded numpy batches of few shapes: a shuffled stream for training, one sorted pass besides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,6 +31,7 @@ class Layout:
     num_rows: int = 1  # K; an example with fewer choices gets rows of padding
     side: str = "right"  # where padding stands
     shift: int = 0  # added to every position, for prompts that take the first ones
+    decoder_shift: int = 0  # the same of the decoder's
     multiple: int = 8
     host: int = 0
     hosts: int = 1
@@ -68,38 +69,56 @@ def collate(
     num_rows: int = 1,
     side: str = "right",
     shift: int = 0,
+    decoder_length: int = 0,
+    decoder_shift: int = 0,
 ) -> Batch:
     """Pads up to `batch` examples to arrays [batch * num_rows, length]; label_pos has a row each.
 
-    Filling, of examples and of rows, has mask False throughout, weight 0 and index -1.
+    The decoder's rows are padded on the right. Filling, of examples and of rows, has mask False
+    throughout, weight 0 and index -1.
     """
     count, total = len(rows), batch * num_rows
-    ids = np.full((total, length), pad_id, np.int32)
-    mask = np.zeros((total, length), bool)
-    slot = np.full((total, length), -1, np.int32)
-    types = np.zeros((total, length), np.int32)
-    roles = np.full((total, length), Role.PAD, np.int8)
+    flat = {
+        e * num_rows + k: row for e, example in enumerate(rows) for k, row in enumerate(example)
+    }
+    sample = rows[0][0]
     label_pos = np.zeros((total, label_width), np.int32)
-    for e, example in enumerate(rows):
-        for k, row in enumerate(example):
-            r = e * num_rows + k
-            start = length - len(row.ids) if side == "left" else 0
-            span = slice(start, start + len(row.ids))
-            ids[r, span] = row.ids
-            mask[r, span] = True
-            slot[r, span] = row.slot
-            types[r, span] = row.types
-            roles[r, span] = row.roles
-            label_pos[r] = row.label_pos + start
-    positions = np.where(mask, np.cumsum(mask, axis=1) - 1 + shift, 0).astype(np.int32)
+    targets = None if sample.targets is None else np.full((total, label_width), -1, np.int32)
+    decoder = None
+    if sample.decoder is not None:
+        inner = {r: row.decoder for r, row in flat.items()}
+        decoder = _pad(inner, total, decoder_length, pad_id, "right", decoder_shift)
+    for r, row in flat.items():
+        moved = length - len(row.ids) if side == "left" and decoder is None else 0
+        label_pos[r, : len(row.label_pos)] = row.label_pos + moved
+        if targets is not None:
+            targets[r, : len(row.targets)] = row.targets
     filling = (0, batch - count)
     return Batch(
-        encoder=Tokens(ids, mask, slot, positions, types, roles),
+        encoder=_pad(flat, total, length, pad_id, side, shift),
         label_pos=label_pos,
         labels=np.pad(np.asarray(labels, np.int32), filling, constant_values=-1),
         weights=np.pad(np.ones(count, np.float32), filling),
         index=np.pad(np.asarray(index, np.int32), filling, constant_values=-1),
+        decoder=decoder,
+        targets=targets,
     )
+
+
+def _pad(rows: Mapping[int, Any], total: int, length: int, pad_id: int, side: str, shift: int):
+    """Lays rows, by number, into the arrays of one stream. -> Tokens [total, length]"""
+    ids = np.full((total, length), pad_id, np.int32)
+    mask = np.zeros((total, length), bool)
+    slot = np.full((total, length), -1, np.int32)
+    positions, types = (np.zeros((total, length), np.int32) for _ in range(2))
+    roles = np.full((total, length), Role.PAD, np.int8)
+    for r, row in rows.items():
+        start = length - len(row.ids) if side == "left" else 0
+        span = slice(start, start + len(row.ids))
+        ids[r, span], mask[r, span], slot[r, span] = row.ids, True, row.slot
+        types[r, span], roles[r, span] = row.types, row.roles
+        positions[r, span] = row.positions + shift
+    return Tokens(ids, mask, slot, positions, types, roles)
 
 
 class _Examples:
@@ -116,7 +135,9 @@ class _Examples:
         self.rows = rows
         self.labels = np.asarray(labels, np.int32)  # [examples]
         self.layout = layout
-        self.label_width = len(rows[0][0].label_pos)  # M, set by the template and the words
+        every = [row for example in rows for row in example]
+        self.label_width = max(len(row.label_pos) for row in every)  # M
+        self.decoder_length = max(len(row.decoder.ids) if row.decoder else 0 for row in every)
         self.lengths = np.array([max(len(row.ids) for row in example) for example in rows])
 
     def batch(self, chosen: np.ndarray) -> Batch:
@@ -135,6 +156,8 @@ class _Examples:
             num_rows=at.num_rows,
             side=at.side,
             shift=at.shift,
+            decoder_length=self.decoder_length,
+            decoder_shift=at.decoder_shift,
         )
 
 

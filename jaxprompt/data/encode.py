@@ -1,14 +1,17 @@
 """From an example and a template to token ids, slots and roles, before any padding."""
 
+import copy
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.specials import Specials
+from jaxprompt.data.target import Plan
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import Part, Template, check, modify
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
 
@@ -16,14 +19,36 @@ _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Encoded(NamedTuple):
-    """One row of input without padding. All arrays are [T] but the last, [M]."""
+class Row(NamedTuple):
+    """One stream of one row, without padding. All arrays are [T]."""
 
     ids: np.ndarray  # int32, the pad id where a soft token stands
     slot: np.ndarray  # int32, -1 = none
     types: np.ndarray  # int32
     roles: np.ndarray  # int8, Role
-    label_pos: np.ndarray  # int32, the masks in order, else [CLS]
+    positions: np.ndarray  # int32
+
+
+class Encoded(NamedTuple):
+    """One row of input without padding. All arrays are [T] but the last two, [M]."""
+
+    ids: np.ndarray
+    slot: np.ndarray
+    types: np.ndarray
+    roles: np.ndarray
+    positions: np.ndarray
+    label_pos: np.ndarray  # int32, what the head reads, in the decoder where there is one
+    decoder: Row | None = None
+    targets: np.ndarray | None = None  # int32, the token that each label_pos predicts: free text
+
+
+class Answer(NamedTuple):
+    """What follows the input: label words, a free text, or nothing."""
+
+    plan: Plan | None = None
+    stem: tuple[int, ...] = ()  # tokens that a decoder is fed before what is read
+    slots: int = 0  # soft tokens in front of them
+    text: int = 0  # tokens that a free text may have, the end of sequence included
 
 
 class _Run(NamedTuple):
@@ -71,19 +96,21 @@ class Encoder:
 
     A text after white space in the template carries the leading space that a byte-level BPE needs;
     the first text after [CLS] or [SEP] has none. Only fields are cut to fit `max_len`, which counts
-    slots and specials.
+    slots and specials, and where one stream holds all, what the model says.
     """
 
     def __init__(
         self,
         tokenizer: Any,
         template: Template,
+        specials: Specials,
         *,
         num_slots: int,
         num_masks: int,
         max_len: int,
         needs_mask: bool,
         num_types: int,
+        answer: Answer = Answer(),  # noqa: B008, immutable
     ):
         """Lays the template out. `num_types` is the number of segments that the backbone knows."""
         check(
@@ -93,43 +120,70 @@ class Encoder:
             needs_mask=needs_mask,
             has_choices=True,
         )
-        for name in ("cls", "sep", "pad") + (("mask",) if template.has_mask else ()):
-            if getattr(tokenizer, f"{name}_token_id") is None:
-                raise InputError(
-                    f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which template "
-                    f"{template.source!r} needs; take a backbone that has one"
-                )
         self._tokenizer = tokenizer
         self._template = template
+        self._specials = specials
         self._max_len = max_len
         self._max_type = max(num_types - 1, 0)
-        # RoBERTa's own pairs have two separators between the texts.
-        self._inner_seps = tokenizer.num_special_tokens_to_add(pair=True) - 2
+        self._answer = answer
+        self._first_space = starts_with_space(tokenizer)
         self._layout = self._lay_out(num_slots, num_masks)
         fixed = [run for run in self._layout if isinstance(run, _Run)]
         front = takewhile(lambda run: run.role == Role.SOFT, fixed)
         self._cls_at = sum(len(run.ids) for run in front)
+        self._room_behind = 0
+        if specials.style == "causal":
+            self._room_behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
         self._check_room(fixed)
+
+    def writing(self, tokens: int) -> "Encoder":
+        """Returns an encoder of the same inputs, behind which up to `tokens` are written."""
+        other = copy.copy(self)
+        start = self._answer.stem[:1]
+        other._answer = Answer(stem=start, slots=self._answer.slots, text=tokens)
+        return other
 
     def encode(self, example: Example) -> list[Encoded]:
         """Encodes one example: K rows, one a choice where the template has {choice}, else 1."""
         return self.encode_all([example])[0]
 
-    def encode_all(self, examples: Sequence[Example]) -> list[list[Encoded]]:
-        """Encodes examples, in order, K rows each."""
+    def encode_all(
+        self, examples: Sequence[Example], *, targets: bool = False
+    ) -> list[list[Encoded]]:
+        """Encodes examples, in order, K rows each; a free text's target too where `targets`."""
         rows = []
         for start in range(0, len(examples), _CHUNK):
-            rows += self._encode_chunk(examples[start : start + _CHUNK])
+            rows += self._encode_chunk(examples[start : start + _CHUNK], targets)
         return rows
 
-    def _encode_chunk(self, examples: Sequence[Example]) -> list[list[Encoded]]:
+    def _encode_chunk(self, examples: Sequence[Example], targets: bool) -> list[list[Encoded]]:
         filled = [
             [self._fill(example, choice) for choice in self._choices(example)]
             for example in examples
         ]
         texts = list({r.text: 0 for rows in filled for runs in rows for r in runs if r.ids is None})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
-        return [[self._assemble(runs, tokens) for runs in rows] for rows in filled]
+        said = self._targets(examples) if targets else [None] * len(examples)
+        return [
+            [self._assemble(runs, tokens, target) for runs in rows]
+            for rows, target in zip(filled, said, strict=True)
+        ]
+
+    def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
+        """Encodes free texts, each with its end of sequence."""
+        # A decoder's text starts like an input; behind an input it goes on after a space.
+        space = self._first_space or self._specials.style == "causal"
+        texts = [" " * space + example.target.strip() for example in examples]
+        found = []
+        for text, ids in zip(texts, encode_texts(self._tokenizer, texts), strict=True):
+            ids = [*ids, self._tokenizer.eos_token_id]
+            if len(ids) > self._answer.text:
+                raise InputError(
+                    f"the target {text.strip()[:40]!r} has {len(ids)} tokens with its end, over "
+                    f"data.max_target={self._answer.text}; raise that, or shorten the target"
+                )
+            found.append(ids)
+        return found
 
     def _choices(self, example: Example) -> Sequence[str]:
         return self._need_choices(example) if self._template.uses_choice else ("",)
@@ -144,39 +198,50 @@ class Encoder:
 
     def _lay_out(self, num_slots: int, num_masks: int) -> list[_Run | _Open]:
         """Encodes what does not come with the example; adds the specials and slots not written."""
-        tok, parts = self._tokenizer, list(self._template.parts)
-        if not any(p.kind == "cls" for p in parts):
+        tok, sp, parts = self._tokenizer, self._specials, list(self._template.parts)
+        where = f"template {self._template.source!r}"
+        if sp.style == "causal" and any(p.kind == "mask" for p in parts[:-1]):
+            raise InputError(
+                f"{where}: a left-to-right model predicts at the end of its input; move [mask] "
+                "there, or give task.template one that ends with it"
+            )
+        if any(p.kind == "cls" for p in parts):
+            if not sp.cls:
+                raise InputError(f"{where} has [cls], which this backbone has not; take it out")
+        elif sp.cls:
             parts.insert(0, Part("cls"))
-        if parts[-1].kind != "sep":
-            parts.append(Part("sep"))
         if num_slots and not any(p.kind == "soft" for p in parts):
             parts.insert(0, Part("soft"))
+        closed = parts[-1].kind == "sep"
         layout: list[_Run | _Open] = []
         next_slot, seps, at_start = 0, 0, True
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
-            space = part.space and not at_start
+            space = self._first_space if at_start else part.space
             if part.kind in ("field", "choice", "choices"):
                 layout.append(_Open(part, space, segment))
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
                 layout.append(_Run(ids, Role.HARD, segment))
             elif part.kind == "mask":
-                layout.append(_Run([tok.mask_token_id] * num_masks, Role.LABEL, segment))
+                count = {"masked": num_masks, "seq2seq": 1, "causal": 0}[sp.style]
+                layout.append(_Run([*sp.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
                 count = part.count or num_slots
                 slots = range(next_slot, next_slot + count)
-                layout.append(_Run([tok.pad_token_id] * count, Role.SOFT, segment, slots))
+                layout.append(_Run([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
             elif part.kind == "cls":
-                layout.append(_Run([tok.cls_token_id], Role.SPECIAL, segment))
+                layout.append(_Run([*sp.cls], Role.SPECIAL, segment))
             else:
-                inner = i + 1 < len(parts)
-                ids = [tok.sep_token_id] * (self._inner_seps if inner else 1)
-                layout.append(_Run(ids, Role.SPECIAL, segment))
+                last = closed and i + 1 == len(parts)
+                ids = (sp.end or sp.sep[:1]) if last else sp.sep
+                layout.append(_Run([*ids], Role.SPECIAL, segment))
                 seps += 1
             if part.kind != "soft":
                 at_start = part.kind in ("cls", "sep")
+        if not closed:
+            layout.append(_Run([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
         return layout
 
     def _fill(self, example: Example, choice: str) -> list[_Run]:
@@ -210,7 +275,7 @@ class Encoder:
         return example.fields[name]
 
     def _check_room(self, fixed: list[_Run]) -> int:
-        taken = sum(len(run.ids) for run in fixed)
+        taken = sum(len(run.ids) for run in fixed) + self._room_behind
         if taken + 1 > self._max_len:
             slots = sum(len(run.ids) for run in fixed if run.role == Role.SOFT)
             raise InputError(
@@ -220,7 +285,9 @@ class Encoder:
             )
         return self._max_len - taken
 
-    def _assemble(self, runs: list[_Run], tokens: dict[str, list[int]]) -> Encoded:
+    def _assemble(
+        self, runs: list[_Run], tokens: dict[str, list[int]], target: list[int] | None
+    ) -> Encoded:
         runs = [r if r.ids is not None else r._replace(ids=tokens[r.text]) for r in runs]
         room = self._check_room([run for run in runs if not run.cut])
         kept = iter(kept_lengths([len(run.ids) for run in runs if run.cut], room))
@@ -234,14 +301,45 @@ class Encoder:
             slots += run.slots or [-1] * count
             types += [run.segment] * count
             roles += [int(run.role)] * count
-        label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
-        return Encoded(
-            np.array(ids, np.int32),
-            np.array(slots, np.int32),
-            np.array(types, np.int32),
-            np.array(roles, np.int8),
-            np.array(label_pos, np.int32),
-        )
+        row = _row(ids, slots, types, roles, range(len(ids)))
+        if self._specials.style == "masked":
+            label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
+            return Encoded(*row, np.array(label_pos, np.int32))
+        if self._specials.style == "causal":
+            joined, label_pos, targets = _say(row, self._answer.plan, target)
+            return Encoded(*joined, label_pos, targets=targets)
+        decoder, label_pos, targets = _say(self._stem(), self._answer.plan, target)
+        return Encoded(*row, label_pos, decoder, targets)
+
+    def _stem(self) -> Row:
+        """What the decoder is fed before anything is read: its soft tokens and the stem."""
+        slots, stem = self._answer.slots, self._answer.stem
+        ids = [self._specials.pad] * slots + list(stem)
+        roles = [Role.SOFT] * slots + [Role.SPECIAL] * len(stem)
+        slot = [*range(slots), *([-1] * len(stem))]
+        return _row(ids, slot, [0] * len(ids), roles, range(len(ids)))
+
+
+def _row(ids, slots, types, roles, positions) -> Row:
+    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
+    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
+
+
+def _say(row: Row, plan: Plan | None, target: list[int] | None):
+    """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
+    last = len(row.ids) - 1
+    branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)
+    if target is not None:
+        fed, targets = target[:-1], np.array(target, np.int32)
+        reads = np.arange(len(target), dtype=np.int32)
+        branch, depth = [0] * len(fed), reads[1:]
+    elif plan is not None:
+        fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
+    if len(depth):
+        count = len(depth)
+        behind = _row(fed, [-1] * count, branch, [Role.LABEL] * count, row.positions[-1] + depth)
+        row = Row(*(np.concatenate(pair) for pair in zip(row, behind, strict=True)))
+    return row, (last + reads).astype(np.int32), targets
 
 
 def _text_run(text: str, item: _Open, space: bool, cut: bool) -> _Run:

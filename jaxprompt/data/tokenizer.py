@@ -1,6 +1,7 @@
 """Loading of a backbone's own tokenizer, from a folder or the hub's cache."""
 
 import os
+import re
 from typing import Any
 
 from jaxprompt.errors import InputError
@@ -32,13 +33,34 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
             f"tokenizer {name!r} has {len(tokenizer)} tokens, all special; "
             "add tokenizer.json or the vocabulary files to the folder"
         )
+    _end_prefix_spaces(tokenizer)
     return tokenizer
+
+
+def starts_with_space(tokenizer: Any) -> bool:
+    """Tells whether the first word of an input carries a space too, as SentencePiece has it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return "Metaspace" in str(getattr(backend, "pre_tokenizer", ""))
+
+
+def _end_prefix_spaces(tokenizer: Any) -> None:
+    """Makes a SentencePiece tokenizer take spaces as written, so that texts can be glued.
+
+    As released, it puts one before every text it is given, also before what follows without one.
+    """
+    from tokenizers import pre_tokenizers
+
+    if starts_with_space(tokenizer):
+        pre = pre_tokenizers.Metaspace(prepend_scheme="never")
+        tokenizer.backend_tokenizer.pre_tokenizer = pre
 
 
 def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     """Encodes texts alone: no specials around, and names of specials inside stay plain text."""
     if not texts:
         return []
+    if starts_with_space(tokenizer):  # SentencePiece takes white space of any length for one space
+        texts = [re.sub(r"\s+", " ", text.rstrip()) for text in texts]
     return tokenizer(
         texts,
         add_special_tokens=False,

@@ -1,4 +1,4 @@
-"""Label words: which vocabulary rows stand for which class."""
+"""Label words: the pieces of the vocabulary that stand for each class."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,17 +19,6 @@ class Verbalizer(NamedTuple):
     def num_masks(self) -> int:
         """Mask positions that the longest word needs, M."""
         return self.ids.shape[2]
-
-    @property
-    def rows(self) -> np.ndarray:
-        """Vocabulary ids in use, ascending. int32 [R]"""
-        return np.unique(self.ids[self.ids >= 0]).astype(np.int32)
-
-    @property
-    def where(self) -> np.ndarray:
-        """Index of each piece in `rows`, -1 = none. int32 [C, W, M]"""
-        index = np.searchsorted(self.rows, self.ids)
-        return np.where(self.ids >= 0, index, -1).astype(np.int32)
 
 
 def make_verbalizer(

@@ -28,7 +28,7 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
         """Pools and scores."""
-        tokens = batch.encoder
+        tokens = batch.read
         if self.pooler == "mean":
             keep = (tokens.mask & (tokens.roles != Role.SOFT))[..., None]  # [B*K, T, 1]
             total = jnp.where(keep, hidden.astype(jnp.float32), 0.0).sum(1)

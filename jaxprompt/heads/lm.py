@@ -1,4 +1,4 @@
-"""A verbalizer on the backbone's own masked-language-model head."""
+"""Heads on the backbone's own language-model head: label words, and free text."""
 
 from typing import Any
 
@@ -7,42 +7,71 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.heads.linear import take
-from jaxprompt.types import Batch
+from jaxprompt.types import ABSENT, Batch
+
+
+def log_probabilities(backbone, hidden, rows=None):
+    """Scores vocabulary rows, or all of them. [B, M, H] -> float32 [B, M, R or V]
+
+    Normalised over the rows scored, whose part of the output table alone is multiplied.
+    """
+    features = backbone.lm_features(hidden)  # [B, M, X]
+    table, bias = backbone.lm_table()
+    if rows is not None:
+        table, bias = table[rows], None if bias is None else bias[rows]
+    logits = jnp.einsum(
+        "bmx,rx->bmr", features, table.astype(features.dtype), preferred_element_type=jnp.float32
+    )
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)
+    return jax.nn.log_softmax(logits, axis=-1)
 
 
 class Head(nn.Module):
-    """Scores each class by its words at the mask positions. [B, T, H] -> [B, C]
+    """Scores each class by its words. [B, T, H] -> [B, C]
 
-    A word's score is the mean of its pieces' log-probabilities, piece j at mask j; a class's score
-    is the mean over its words. "restricted" normalises over the verbalizer's pieces, whose rows of
-    the output embedding alone are multiplied; "full" over the whole vocabulary, at the masks only,
-    and returns [B, C + 1]: the last column is the best log-probability of any piece outside.
+    A word's score is the mean, or the sum, of its pieces' log-probabilities, each read where the
+    model predicts it; a class's score is the mean over its words. "restricted" normalises over the
+    verbalizer's pieces; "full" over the whole vocabulary, at the read positions only, and returns
+    [B, C + 1]: the last column is the best log-probability of any piece outside, where the first
+    piece is read.
     """
 
     rows: Any  # int [R], the pieces' vocabulary ids
-    where: Any  # int [C, W, M], rows of each word's pieces, -1 = none
+    where: Any  # int [C, W, J], rows of each word's pieces, -1 = none
+    at: Any  # int [C, W, J], which of the M read positions predicts each piece
     scores: str = "restricted"
+    pieces: str = "mean"
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
         """Scores the classes."""
-        rows, where = jnp.asarray(self.rows), jnp.asarray(self.where)
-        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
-        table, bias = backbone.lm_table()
-        if self.scores == "restricted":
-            table, bias = table[rows], bias[rows]  # [R, X], [R]
-        logits = jnp.einsum("bmx,rx->bmr", features, table.astype(features.dtype))
-        logits = logits.astype(jnp.float32) + bias.astype(jnp.float32)
-        logp = jax.nn.log_softmax(logits, axis=-1)  # [B, M, R or V]
-        pieces = where if self.scores == "restricted" else jnp.where(where >= 0, rows[where], -1)
-        mask_no = jnp.arange(where.shape[2])
-        picked = logp[:, mask_no, jnp.maximum(pieces, 0)]  # [B, C, W, M]
-        picked = jnp.where(pieces >= 0, picked, 0.0)
-        count = (pieces >= 0).sum(-1)  # [C, W]
-        words = picked.sum(-1) / jnp.maximum(count, 1)  # [B, C, W]
+        rows, where, at = (jnp.asarray(x) for x in (self.rows, self.where, self.at))
+        restricted = self.scores == "restricted"
+        read = take(hidden, batch.label_pos)  # [B, M, H]
+        logp = log_probabilities(backbone, read, rows if restricted else None)
+        columns = where if restricted else rows[where]
+        picked = logp[:, jnp.maximum(at, 0), jnp.maximum(columns, 0)]  # [B, C, W, J]
+        picked = jnp.where(where >= 0, picked, 0.0)
+        count = (where >= 0).sum(-1)  # [C, W]
+        words = picked.sum(-1)  # [B, C, W]
+        if self.pieces == "mean":
+            words = words / jnp.maximum(count, 1)
         classes = words.sum(-1) / jnp.maximum((count > 0).sum(-1), 1)  # [B, C]
-        if self.scores == "restricted":
+        if restricted:
             return classes
-        inside = jnp.zeros(table.shape[0], bool).at[rows].set(True)
-        outside = jnp.where(inside, -jnp.inf, logp[:, 0]).max(-1)  # [B]
+        inside = jnp.zeros(logp.shape[2], bool).at[rows].set(True)
+        outside = jnp.where(inside, -jnp.inf, logp[:, at[0, 0, 0]]).max(-1)  # [B]
         return jnp.concatenate([classes, outside[:, None]], axis=-1)
+
+
+class TextHead(nn.Module):
+    """Scores a free text, token by token. [B, T, H] -> float32 [B, M], ABSENT = no token there"""
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+        """Gives the log-probability of each token of the target."""
+        logp = log_probabilities(backbone, take(hidden, batch.label_pos))  # [B, M, V]
+        targets = batch.targets
+        picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+        return jnp.where(targets >= 0, picked, ABSENT)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import draw_keep, thin
-from jaxprompt.types import Prefix, Tokens
+from jaxprompt.types import Memory, Prefix, Tokens
 
 KERNELS = ("auto", "einsum", "fused")
 
@@ -52,6 +52,23 @@ def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, 
     # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
     mix = jax.checkpoint(lambda p, v: jnp.einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
     return mix(probs, v)
+
+
+def recall(q, memory: Memory, bias=None, *, scale=None):
+    """Attends from one token of each row over what was kept. [R, N, D] -> [R, N, D]
+
+    The memory has R rows, or fewer: then R / B rows in a row share one. bias: [R, N, S].
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    rows, (_, heads, columns, _) = q.shape[0], memory.k.shape
+    folded = (memory.k.shape[0], -1, heads)  # R -> B, J
+    scores = jnp.einsum("bjnd,bnsd->bnjs", (q * scale).reshape(*folded, q.shape[-1]), memory.k)
+    hidden = jnp.where(memory.mask, 0.0, jnp.finfo(jnp.float32).min)
+    scores = scores.astype(jnp.float32) + hidden[:, None, None]
+    if bias is not None:
+        scores = scores + bias.reshape(*folded, columns).swapaxes(1, 2)
+    probs = softmax(scores).astype(q.dtype)  # [B, N, J, S]
+    return jnp.einsum("bnjs,bnsd->bjnd", probs, memory.v).reshape(rows, heads, -1)
 
 
 @jax.custom_vjp
@@ -109,6 +126,10 @@ class Attention(nn.Module):
             dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)
+
+    def recall(self, x, memory: Memory, bias=None):
+        """Attends from one token of each row over what was kept. [R, H] -> [R, H]"""
+        return self.out(recall(self.query(x), memory, bias, scale=self.scale))
 
 
 def put_in_front(prefix: Prefix | None, k, v, mask):

@@ -1,43 +1,73 @@
-"""Keys and values of what was read, kept for the tokens to come. Shapes never change."""
+"""Keys and values of what was read, kept for the tokens to come. Shapes never change.
+
+Each layer has arrays of its own, heads before columns: a loop writes them in place, and no step
+slices a stack or transposes.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from jaxprompt.types import Cache, Prefix
+from jaxprompt.layers.attention import put_in_front
+from jaxprompt.types import Cache, Memory, Prefix
 
 
-def join(prefix: Prefix | None, k, v, mask) -> Prefix:
-    """Joins a prefix and the keys and values of all layers. [L, B, T, N, D] x 2, bool [B, T]"""
-    layers, rows, length = k.shape[:3]
-    mask = jnp.broadcast_to(mask, (layers, rows, length))
-    if prefix is None:
-        return Prefix(k, v, mask)
-    spread = lambda x: jnp.broadcast_to(x, (layers, rows, *x.shape[2:]))
-    pairs = ((prefix.k.astype(k.dtype), k), (prefix.v.astype(v.dtype), v), (prefix.mask, mask))
-    return Prefix(*(jnp.concatenate([spread(front), own], axis=2) for front, own in pairs))
+def unstack(tree, length: int) -> tuple:
+    """Takes stacked layers apart. Leaves [L, ...] -> L trees of leaves [...]"""
+    return tuple(jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(length))
 
 
-def open_cache(prefix, k, v, mask, positions, room: int, cross: Prefix | None = None) -> Cache:
-    """Starts a cache: the prefix, the tokens read, and empty columns for `room` tokens more.
+def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, ...]:
+    """Joins the prefix, what was read, and empty columns for `room` tokens more.
 
-    [L, B, T, N, D] x 2, bool [B, T], int [B, T] -> columns S = P + T + room
+    [L, B, T, N, D] x 2, bool [B, T] -> L memories of columns S = P + T + room
     """
-    own = join(prefix, k, v, mask)
+    prefix = prefix and prefix._replace(positions=None)
+    found = []
+    for front, own_k, own_v in unstack((prefix, k, v), k.shape[0]):
+        joined = put_in_front(front, own_k, own_v, mask)
+        k_all, v_all, seen = (_grow(x, room) for x in joined)
+        heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
+        found.append(Memory(heads_first(k_all), heads_first(v_all), seen))
+    return tuple(found)
+
+
+def place(prefix: Prefix | None, positions, room: int):
+    """Tells where the columns of a memory stand. int [B, T] -> int [B, S], -1 = outside of a bias
+
+    `room` holds zeros until a token is written there.
+    """
     if prefix is not None:
         outside = jnp.full(prefix.k.shape[2], -1, jnp.int32)
         where = outside if prefix.positions is None else prefix.positions
         where = jnp.broadcast_to(where, (positions.shape[0], where.shape[0]))
         positions = jnp.concatenate([where, positions], axis=1)
-    grow = lambda x, axis: jnp.pad(x, [(0, room if i == axis else 0) for i in range(x.ndim)])
-    own = Prefix(grow(own.k, 2), grow(own.v, 2), grow(own.mask, 2))
-    return Cache(own, grow(positions, 1), cross)
+    return _grow(positions, room)
 
 
-def append(cache: Cache, k, v, positions, column) -> Cache:
-    """Writes one token into a column. [L, B, 1, N, D] x 2, int [B], int scalar"""
-    write = jax.lax.dynamic_update_slice_in_dim
-    own, seen = cache.own, jnp.ones((*cache.own.mask.shape[:2], 1), bool)
-    own = Prefix(
-        write(own.k, k, column, 2), write(own.v, v, column, 2), write(own.mask, seen, column, 2)
+def write(memory: Memory, k, v, column) -> Memory:
+    """Writes one token of each row into a column. [B, N, D] x 2, int scalar"""
+    put = jax.lax.dynamic_update_slice_in_dim
+    seen = jnp.ones((len(memory.mask), 1), bool)
+    return Memory(
+        put(memory.k, k[:, :, None].astype(memory.k.dtype), column, 2),
+        put(memory.v, v[:, :, None].astype(memory.v.dtype), column, 2),
+        put(memory.mask, seen, column, 1),
     )
-    return cache._replace(own=own, positions=write(cache.positions, positions[:, None], column, 1))
+
+
+def write_positions(cache: Cache, positions, column) -> Cache:
+    """Tells where the token of a column stands. int [B], int scalar"""
+    put = jax.lax.dynamic_update_slice_in_dim
+    return cache._replace(positions=put(cache.positions, positions[:, None], column, 1))
+
+
+def pick_rows(cache: Cache, rows) -> Cache:
+    """Takes rows of what the tokens left, in any order and number; `cross` stays. int [R]"""
+    own, positions = jax.tree.map(lambda leaf: leaf[rows], (cache.own, cache.positions))
+    return cache._replace(own=own, positions=positions)
+
+
+def _grow(x, room: int):
+    return jnp.pad(x, [(0, room if axis == 1 else 0) for axis in range(x.ndim)])

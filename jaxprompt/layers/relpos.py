@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 
@@ -20,10 +21,12 @@ def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
     else:
         distance = jnp.maximum(-distance, 0)
     exact = buckets // 2
-    # log(0) is left out; the exact buckets stand there.
-    ratio = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(max_distance / exact)
-    far = exact + (ratio * (buckets - exact)).astype(jnp.int32)
-    return first + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))
+    # On the host: at the edge of a bucket a device's logarithm may round to the other side.
+    steps = np.arange(max_distance + 1)  # log(0) is left out; the exact buckets stand there
+    ratio = np.log(np.maximum(steps, 1).astype(np.float32) / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).astype(np.int32)
+    rows = np.where(steps < exact, steps, np.minimum(far, buckets - 1))
+    return first + jnp.asarray(rows)[jnp.minimum(distance, max_distance)]
 
 
 class RelativeBias(nn.Module):

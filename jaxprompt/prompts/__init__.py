@@ -5,10 +5,11 @@ import importlib
 import pkgutil
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, check_kind, nearest
-from jaxprompt.types import Batch, Dims, Injection
+from jaxprompt.types import Batch, Dims, Injection, Prefix
 
 
 class Method(nn.Module):
@@ -22,9 +23,27 @@ class Method(nn.Module):
         """Tells how many soft tokens stand in the input."""
         return 0
 
+    def num_decoder_slots(self) -> int:
+        """Tells how many soft tokens stand in what the decoder is fed."""
+        return 0
+
     def position_shift(self) -> int:
         """Tells by how much the text's positions move, where the prompt takes none in the input."""
         return 0
+
+    def decoder_shift(self) -> int:
+        """Tells by how much the positions of what the decoder is fed move."""
+        return 0
+
+    def needs_decoder(self, *fields: str) -> None:
+        """Raises InputError where one of these fields asks for a decoder that the backbone lacks."""
+        for field in fields:
+            value = getattr(self, field)
+            if value and not self.dims.decoder_layers:
+                raise InputError(
+                    f"prompt.{field}={value!r} needs an encoder-decoder, which this backbone is "
+                    "not; leave it out or take a T5"
+                )
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""
@@ -32,6 +51,21 @@ class Method(nn.Module):
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes what the backbone takes in; `embed` is its word table [V, E]."""
         raise TypeError(f"{type(self).__name__} must define __call__")
+
+
+def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
+    """Puts keys and values of a few layers, from `first` on, among the masked ones of all `layers`.
+
+    [few, B|1, P, N, D] x 2 -> [L, B|1, P, N, D] x 2. `inside` gives them the positions 0 .. P - 1
+    in a relative bias.
+    """
+    few, _, length = k.shape[:3]
+    outside = [(first, layers - first - few)] + [(0, 0)] * 4  # masked: a zero key still takes mass
+    number = jnp.arange(layers)
+    mask = (number >= first) & (number < first + few)
+    mask = jnp.broadcast_to(mask[:, None, None], (layers, 1, length))
+    positions = jnp.arange(length) if inside else None
+    return Prefix(jnp.pad(k, outside), jnp.pad(v, outside), mask, positions)
 
 
 def methods() -> list[str]:

@@ -3,38 +3,86 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.prompts import Method
+from jaxprompt.errors import InputError
+from jaxprompt.prompts import Method, place_prefix
 from jaxprompt.types import Batch, Injection, Prefix, Stream
+
+# What the names of fields and parameters start with, by stream; the input's are as in `prefix`.
+PARTS = {"encoder": "", "decoder": "decoder_", "cross": "cross_"}
 
 
 class Prompt(Method):
-    """Holds `slots` rows and a prefix of `length` in the layers `first` to `last` (half-open)."""
+    """Holds `slots` rows and a prefix of `length` in the layers `first` to `last` (half-open).
+
+    The decoder of an encoder-decoder has its own, and a prefix in front of the encoder's output.
+    """
 
     slots: int = 0
     first: int = 0
     last: int = 0
     shift: int = 0
+    decoder_slots: int = 0
+    decoder_length: int = 0
+    decoder_first: int = 0
+    decoder_last: int = 0
+    shift_decoder: int = 0
+    cross_length: int = 0
+    cross_first: int = 0
+    cross_last: int = 0
+
+    def check(self) -> None:
+        """Raises InputError where the backbone lacks what the prompt stands in."""
+        self.needs_decoder("decoder_slots", "decoder_length", "cross_length")
+        for stream, name in PARTS.items():
+            first, last, layers = *self._span(name), self._layers(stream)
+            if not 0 <= first <= last <= layers:
+                raise InputError(
+                    f"the prompt stands in layers {first + 1}-{last} of the {stream}, this "
+                    f"backbone has {layers}; take the backbone that it was learned on"
+                )
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input."""
         return self.slots
 
+    def num_decoder_slots(self) -> int:
+        """Tells how many soft tokens stand in what the decoder is fed."""
+        return self.decoder_slots
+
     def position_shift(self) -> int:
         """Tells by how much the text's positions move."""
         return self.shift
 
+    def decoder_shift(self) -> int:
+        """Tells by how much the positions of what the decoder is fed move."""
+        return self.shift_decoder
+
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Returns the constants. -> slots [1, S, E], k, v [L, 1, P, N, D]"""
-        d, zeros = self.dims, nn.initializers.zeros
-        rows = prefix = None
-        if self.slots:
-            rows = self.param("slots", zeros, (self.slots, d.embed))[None]
-        if self.length:
-            shape = (self.last - self.first, self.length, d.heads, d.head_dim)
-            pad = [(self.first, d.layers - self.last), (0, 0), (0, 0), (0, 0)]
-            k, v = (jnp.pad(self.param(name, zeros, shape), pad)[:, None] for name in ("k", "v"))
-            inside = (jnp.arange(d.layers) >= self.first) & (jnp.arange(d.layers) < self.last)
-            mask = jnp.broadcast_to(inside[:, None, None], (d.layers, 1, self.length))
-            prefix = Prefix(k, v, mask)
-        return Injection(encoder=Stream(rows, prefix))
+        """Returns the constants. -> slots [1, S, E], k, v [L, 1, P, N, D] a stream"""
+        return Injection(
+            Stream(self._rows("slots"), self._prefix("encoder", self.shift > 0)),
+            Stream(self._rows("decoder_slots"), self._prefix("decoder", self.shift_decoder > 0)),
+            Stream(prefix=self._prefix("cross", False)),
+        )
+
+    def _rows(self, name: str):
+        count = getattr(self, name)
+        shape = (count, self.dims.embed)
+        return self.param(name, nn.initializers.zeros, shape)[None] if count else None
+
+    def _prefix(self, stream: str, inside: bool) -> Prefix | None:
+        d, name = self.dims, PARTS[stream]
+        length, (first, last) = getattr(self, f"{name}length"), self._span(name)
+        if not length:
+            return None
+        shape = (last - first, length, d.heads, d.head_dim)
+        draw = lambda part: self.param(name + part, nn.initializers.zeros, shape)
+        k, v = jnp.expand_dims(draw("k"), 1), jnp.expand_dims(draw("v"), 1)
+        return place_prefix(k, v, first, self._layers(stream), inside)
+
+    def _span(self, name: str) -> tuple[int, int]:
+        return getattr(self, f"{name}first"), getattr(self, f"{name}last")
+
+    def _layers(self, stream: str) -> int:
+        return self.dims.layers if stream == "encoder" else self.dims.decoder_layers

@@ -22,11 +22,15 @@ def symmetric_uniform(key, shape, dtype=jnp.float32):
 class Prompt(Method):
     """Learns `length` rows; the template lays out where they stand.
 
+    An encoder-decoder takes `decoder` rows more in what its decoder is fed. They are the last of
+    the one table, so that every start serves both.
+
     `start` "normal" draws N(0, scale^2), "uniform" U(-0.5, 0.5). The other starts are written over
     these draws: the rows in `file`, or embeddings of token ids (`warm_start`), those of `text` too.
     """
 
     length: int = 20
+    decoder: int = 0
     start: str = "normal"
     scale: float = 0.02
     text: str = ""
@@ -34,7 +38,9 @@ class Prompt(Method):
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""
-        at_least("prompt.length", self.length, 1)
+        self.needs_decoder("decoder")
+        at_least("prompt.decoder", self.decoder, 0)
+        at_least("prompt.length", self.length, 0 if self.decoder else 1)
         at_least("prompt.scale", self.scale, 0)
         if self.start not in STARTS:
             known = nearest(self.start, STARTS)
@@ -46,12 +52,18 @@ class Prompt(Method):
         """Tells how many soft tokens stand in the input."""
         return self.length
 
+    def num_decoder_slots(self) -> int:
+        """Tells how many soft tokens stand in what the decoder is fed."""
+        return self.decoder
+
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """Writes the same rows into every example. -> slots [1, S, E]"""
+        """Writes the same rows into every example. -> slots [1, S, E] a stream"""
         draw = symmetric_uniform if self.start == "uniform" else nn.initializers.normal(self.scale)
-        table = self.param("table", draw, (self.length, self.dims.embed))  # [S, E]
-        return Injection(encoder=Stream(slots=table[None]))
+        table = self.param("table", draw, (self.length + self.decoder, self.dims.embed))  # [S, E]
+        parts = jnp.split(table[None], [self.length], axis=1)
+        encoder, decoder = (Stream(slots=part if part.shape[1] else None) for part in parts)
+        return Injection(encoder, decoder)
 
 
 def warm_start(params: dict[str, Any], embed: np.ndarray, rows: list[list[int]]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def test_modules(pairs, kind, shape):
     for i in range(pair.config["num_hidden_layers"]):
         params = {"params": jax.tree.map(lambda leaf, i=i: leaf[i], pair.params["layers"])}
         x = jnp.asarray(expected[i].numpy())
-        y = layer.apply(params, x, tokens.mask, None, deterministic=True)
+        y, _ = layer.apply(params, x, None, tokens.mask, deterministic=True)
         assert_close(y, expected[i + 1], MODULE, tokens.mask)
     x = np.random.default_rng(0).normal(size=(2, 3, pair.module.dims.width)).astype(np.float32)
     with torch.no_grad():

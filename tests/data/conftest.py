@@ -1,4 +1,4 @@
-"""The two kinds of tokenizer: WordPiece and byte-level BPE."""
+"""The three kinds of tokenizer: WordPiece, byte-level BPE, SentencePiece."""
 
 import functools
 
@@ -17,6 +17,11 @@ def bert(shared):
 @pytest.fixture
 def roberta(shared):
     return load(shared / "tokenizers/roberta")
+
+
+@pytest.fixture
+def t5(shared):
+    return load(shared / "tokenizers/t5")
 
 
 @pytest.fixture(params=["bert-uncased", "roberta"])

@@ -18,7 +18,8 @@ def encoded(length, first=100, slots=2, label_pos=None):
     roles = np.where(slot >= 0, Role.SOFT, Role.TEXT).astype(np.int8)
     ids = np.where(slot >= 0, 0, first + np.arange(length)).astype(np.int32)
     at = [slots] if label_pos is None else label_pos
-    return Encoded(ids, slot, np.ones(length, np.int32), roles, np.array(at, np.int32))
+    ones, positions = np.ones(length, np.int32), np.arange(length, dtype=np.int32)
+    return Encoded(ids, slot, ones, roles, positions, np.array(at, np.int32))
 
 
 def split(count=37, seed=0):

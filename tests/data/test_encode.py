@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.encode import Encoder, kept_lengths
+from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -26,7 +27,10 @@ LETTERS = {role.value: role.name[0] for role in Role} | {Role.SPECIAL.value: "*"
 
 def encoder(tokenizer, template, **changes):
     settings = {"num_slots": 0, "num_masks": 1, "max_len": 64, "needs_mask": False, "num_types": 2}
-    return Encoder(tokenizer, parse(template), **settings | changes)
+    parsed = parse(template)
+    needs = dict(eos=True, sentinel=SENTINEL, masks=int(parsed.has_mask))
+    specials = read_specials(tokenizer, "masked", **needs)
+    return Encoder(tokenizer, parsed, specials, **settings | changes)
 
 
 def shown(tokenizer, row):

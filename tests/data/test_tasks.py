@@ -35,7 +35,8 @@ def test_task_is_consistent(name):
     assert task.template.count("[mask]") == 1
     assert used_fields(task.template) - {"choices"} <= set(task.fields)
     assert used_fields(task.plain) - {"choice"} <= set(task.fields)
-    assert used_fields(task.plain) & set(task.fields) == set(task.fields)
+    used = used_fields(task.plain) | used_fields(task.text)
+    assert used & set(task.fields) == set(task.fields)
     assert bool(task.choices) == ("{choice}" in task.plain)
     assert not task.values or len(task.values) == len(task.labels)
     assert task.metric in ("accuracy", "f1", "macro_f1", "matthews")
@@ -46,7 +47,8 @@ def test_task_is_consistent(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_layouts_follow_the_grammar(name):
     task = tasks.get_task(name)
-    for text, needs_mask in ((task.template, True), (task.plain, False)):
+    layouts = ((task.template, True), (task.causal, True), (task.text, False), (task.plain, False))
+    for text, needs_mask in layouts:
         template.check(
             template.parse(text),
             fields=task.fields,
@@ -54,6 +56,79 @@ def test_layouts_follow_the_grammar(name):
             needs_mask=needs_mask,
             has_choices=bool(task.choices),
         )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layouts_for_models_that_write(name):
+    task = tasks.get_task(name)
+    parts = template.parse(task.causal).parts
+    assert [part.kind for part in parts].index("mask") == len(parts) - 1
+    text = template.parse(task.text)
+    assert not text.has_mask and not text.uses_choice
+    assert not task.is_text and len(task.targets) == len(task.labels) == len(set(task.targets))
+    assert all(target == target.strip() != "" for target in task.targets)
+    for words in (task.words, task.causal_words or task.words):
+        every = [word for group in words for word in group]
+        assert len(words) == len(task.labels) and len(set(every)) == len(every)
+    assert task.causal_words != task.words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_causal_words_are_one_piece_each(roberta, name):
+    """The byte-level BPE is GPT-2's; Chinese words take several of its pieces."""
+    task = tasks.get_task(name)
+    words = [word for group in task.causal_words or task.words for word in group]
+    if all(word.isascii() for word in words):
+        assert all(len(roberta.tokenize(f" {word}")) == 1 for word in words)
+
+
+# Rows, and the texts that T5 was trained on, less the data set's name.
+T5_EXAMPLES = {
+    "sst2": ({"sentence": "A"}, "sentence: A", ("negative", "positive")),
+    "cola": ({"sentence": "A"}, "sentence: A", ("unacceptable", "acceptable")),
+    "mnli": (
+        {"premise": "A", "hypothesis": "B"}, "hypothesis: B premise: A",
+        ("entailment", "neutral", "contradiction"),
+    ),
+    "cb": (
+        {"premise": "A", "hypothesis": "B"}, "hypothesis: B premise: A",
+        ("entailment", "contradiction", "neutral"),
+    ),
+    "rte": (
+        {"premise": "A", "hypothesis": "B"}, "sentence1: A sentence2: B",
+        ("entailment", "not_entailment"),
+    ),
+    "qnli": (
+        {"question": "A", "sentence": "B"}, "question: A sentence: B",
+        ("entailment", "not_entailment"),
+    ),
+    "mrpc": (
+        {"sentence1": "A", "sentence2": "B"}, "sentence1: A sentence2: B",
+        ("not_equivalent", "equivalent"),
+    ),
+    "qqp": (
+        {"question1": "A", "question2": "B"}, "question1: A question2: B",
+        ("not_duplicate", "duplicate"),
+    ),
+    "boolq": ({"question": "A", "passage": "B"}, "passage: B question: A", ("False", "True")),
+    "wic": (
+        {"word": "A", "sentence1": "B", "sentence2": "C"}, "sentence1: B sentence2: C word: A",
+        ("False", "True"),
+    ),
+    "copa": (
+        {"premise": "A", "question": "cause", "choice1": "B", "choice2": "C"},
+        "choice1: B choice2: C premise: A question: cause", ("choice1", "choice2"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", T5_EXAMPLES)
+def test_text_formats_are_those_of_t5(name):
+    row, expected, targets = T5_EXAMPLES[name]
+    task = tasks.get_task(name)
+    example = tasks.read_example(task, row, "x:1", need_label=False)
+    assert task.text.format(**example.fields) == expected
+    assert task.targets == targets
 
 
 @pytest.mark.parametrize("name, folder", FOLDERS.items())
@@ -90,7 +165,8 @@ def test_copa_turns_the_question_into_a_connective():
     row = {"premise": "It rained.", "question": "effect", "choice1": "A.", "choice2": "B."}
     task = tasks.get_task("copa")
     example = tasks.read_example(task, row | {"label": 1}, "x:1")
-    expected = {"premise": "It rained.", "connective": "so"}
+    expected = {"premise": "It rained.", "connective": "so", "question": "effect"}
+    expected |= {"choice1": "A.", "choice2": "B."}
     assert example == tasks.Example(expected, ("A.", "B."), 1)
     with pytest.raises(InputError, match="x:1: question is 'why'; it must be one of cause, effect"):
         tasks.read_example(task, row | {"label": 1, "question": "why"}, "x:1")
@@ -167,7 +243,7 @@ def test_choices_in_one_column():
 def test_classes_from_rows():
     rows = [{"label": "b"}, {"label": "a"}, {"label": "b"}]
     task = tasks.with_labels(tasks.custom_task(fields=["text"]), rows)
-    assert task.labels == ("a", "b") and task.words == (("a",), ("b",))
+    assert task.labels == task.targets == ("a", "b") and task.words == (("a",), ("b",))
     assert tasks.labels_from_rows([{"y": 10}, {"y": 9}, {"y": "11"}], "y") == ("9", "10", "11")
     assert tasks.labels_from_rows([{"y": True}, {"y": False}], "y") == ("false", "true")
     named = tasks.get_task("sst2")
@@ -180,8 +256,51 @@ def test_classes_from_rows():
 
 def test_custom_words():
     task = tasks.custom_task(fields=["a", "b"], labels=["x", "y"], words=["bad", ["good", "fine"]])
-    assert task.words == (("bad",), ("good", "fine"))
-    assert task.plain == "{a} [sep] {b}"
+    assert task.words == (("bad",), ("good", "fine")) and task.targets == ("bad", "good")
+    assert task.plain == "{a} [sep] {b}" and task.text == "a: {a} b: {b}"
+    assert task.metric == "accuracy" and not task.is_text
+
+
+SUMMARY = tasks.custom_task(fields=["document"], target="summary")
+
+
+def test_text_task():
+    assert SUMMARY.is_text and SUMMARY.metric == "exact_match" and SUMMARY.text == "{document}"
+    assert SUMMARY.labels == SUMMARY.words == SUMMARY.targets == ()
+    assert tasks.with_labels(SUMMARY, [{"label": "a"}]) is SUMMARY
+    assert tasks.custom_task(fields=["a"], target="b", metric="bleu").metric == "bleu"
+
+
+@pytest.mark.parametrize(
+    "value, references",
+    [
+        ("short", ("short",)),
+        (["short", "brief"], ("short", "brief")),
+        (("", "brief", " "), ("brief",)),
+        (4, ("4",)),
+        (2.0, ("2",)),
+        (" spaced ", (" spaced ",)),
+    ],
+)
+def test_target_of_a_row(value, references):
+    example = tasks.read_example(SUMMARY, {"document": "long", "summary": value}, "x:1")
+    expected = tasks.Example({"document": "long"}, (), -1, references[0], references)
+    assert example == expected
+
+
+def test_wrong_targets():
+    row = {"document": "long"}
+    with pytest.raises(InputError, match="x:3: no target column 'summary'; columns: document"):
+        tasks.read_example(SUMMARY, row, "x:3")
+    assert tasks.read_example(SUMMARY, row, "x:3", need_label=False) == tasks.Example(row)
+    for empty in ("", "  ", None, [], ["", ""]):
+        with pytest.raises(InputError, match="x:3: target column 'summary' is empty"):
+            tasks.read_example(SUMMARY, row | {"summary": empty}, "x:3")
+        example = tasks.read_example(SUMMARY, row | {"summary": empty}, "x:3", need_label=False)
+        assert example == tasks.Example(row)
+    for wrong in ({"text": "a"}, ["a", None], [["a"]]):
+        with pytest.raises(InputError, match="x:3: target column 'summary' must hold a text or"):
+            tasks.read_example(SUMMARY, row | {"summary": wrong}, "x:3", need_label=False)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +313,10 @@ def test_custom_words():
         ({"labels": ["a", "b"], "words": ["x", []]}, "words of class 'b'"),
         ({"fields": ["choice"]}, "'choice' cannot be written in a template"),
         ({"fields": ["a|b"]}, "cannot be written in a template"),
+        ({"target": "y", "labels": ["a", "b"]}, "task.target='y' and task.labels are both given"),
+        ({"target": "y", "words": ["a", "b"]}, "task.target='y' and task.words are both given"),
+        ({"target": "y", "choices": ["a", "b"]}, "task.target='y' and task.choices are both given"),
+        ({"target": "text"}, "task.target='text' is also in task.fields"),
     ],
 )
 def test_wrong_custom_task(parts, message):

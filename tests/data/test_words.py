@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.encode import Encoder
+from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.words import (
@@ -59,6 +60,7 @@ def test_text_ids_leave_the_template_out(bert):
     encoder = Encoder(
         bert,
         parse("{a} It was [mask]."),
+        read_specials(bert, "masked", eos=True, sentinel=SENTINEL, masks=1),
         num_slots=2,
         num_masks=1,
         max_len=32,

@@ -26,6 +26,11 @@ def backbone(family="bert"):
     return make_tiny(family, vocab_size=VOCAB)
 
 
+def make_head(where, scores):
+    """Makes a head whose piece j stands at mask j."""
+    return Head(ROWS, where, np.broadcast_to(np.arange(where.shape[2]), where.shape), scores)
+
+
 def log_softmax(x):
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
@@ -37,7 +42,7 @@ def run(where, scores, masks, family="bert"):
     batch = make_batch(masks=masks)
     hidden = module.apply({"params": weights}, batch, Injection(), deterministic=True)
     bound = module.bind({"params": weights})
-    found = Head(ROWS, where, scores).apply({}, hidden, batch, bound, deterministic=True)
+    found = make_head(where, scores).apply({}, hidden, batch, bound, deterministic=True)
     at_masks = np.take_along_axis(np.asarray(hidden), batch.label_pos[..., None], 1)
     features = np.asarray(bound.lm_features(at_masks), np.float64)
     table = np.asarray(weights["embed"]["word"]["table"], np.float64)
@@ -99,7 +104,7 @@ def shapes_of(text):
 def test_logits_of_every_position_are_never_built(scores, allowed):
     module, weights = backbone()
     prompt = make_prompt("soft", module.dims, length=3)
-    model = Model(module, prompt, {"main": Head(ROWS, SEVERAL, scores)})
+    model = Model(module, prompt, {"main": make_head(SEVERAL, scores)})
     params = make_params(model, weights)
     batch = make_batch(rows=5, length=13, slots=3, masks=2)
 

@@ -1,4 +1,4 @@
-"""Attention against plain numpy, with prefixes, masks and both kernels."""
+"""Attention against plain numpy, with prefixes, masks, biases and both kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, fill
 
-from jaxprompt.layers.attention import SelfAttention, attend, choose_kernel
-from jaxprompt.types import Prefix
+from jaxprompt.layers.attention import Attention, attend, causal_mask, choose_kernel, put_in_front
+from jaxprompt.types import Prefix, Tokens
 
 B, T, S, N, D = 3, 4, 6, 2, 8
 RNG = np.random.default_rng(0)
@@ -21,21 +21,50 @@ Q, K, V = draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, D)
 MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1]], bool)
 
 
-def reference(q, k, v, mask):
-    """Attends row by row over the kept keys alone, in float64."""
+FULL = RNG.random((B, T, S)) < 0.6  # [B, T, S], each query with keys of its own
+FULL[..., 0] |= ~FULL.any(-1)
+
+
+def reference(q, k, v, mask, bias=None, scale=None):
+    """Attends query by query over its kept keys alone, in float64."""
     out = np.zeros(q.shape)
-    for b in range(q.shape[0]):
-        for n in range(q.shape[2]):
-            keys, values = (x[b, mask[b], n].astype(np.float64) for x in (k, v))
-            scores = q[b, :, n] @ keys.T / np.sqrt(q.shape[-1])
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            out[b, :, n] = weights / weights.sum(-1, keepdims=True) @ values
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    mask = np.broadcast_to(mask if mask.ndim == 3 else mask[:, None], (*q.shape[:2], k.shape[1]))
+    for b, t, n in np.ndindex(q.shape[:3]):
+        kept = mask[b, t]
+        keys, values = (x[b, kept, n].astype(np.float64) for x in (k, v))
+        scores = keys @ q[b, t, n].astype(np.float64) * scale
+        if bias is not None:
+            scores = scores + bias[b % len(bias), n, t, kept]
+        weights = np.exp(scores - scores.max())
+        out[b, t, n] = weights / weights.sum() @ values
     return out.astype(np.float32)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "einsum", "fused"])
 def test_attend_is_softmax_over_the_kept_keys(kernel):
     assert_close(attend(Q, K, V, MASK, kernel=kernel), reference(Q, K, V, MASK))
+
+
+@pytest.mark.parametrize("kernel", ["einsum", "fused"])
+@pytest.mark.parametrize("rows", [1, B])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_bias_is_added_to_the_scores(kernel, rows, scale):
+    bias = 3 * draw(rows, N, T, S)
+    for mask in (MASK, FULL):
+        found = attend(Q, K, V, mask, bias, scale=scale, kernel=kernel)
+        assert_close(found, reference(Q, K, V, mask, bias, scale))
+        assert np.abs(found - reference(Q, K, V, mask, None, scale)).max() > 0.1
+
+
+@pytest.mark.parametrize("kernel", ["einsum", "fused"])
+def test_each_query_may_have_keys_of_its_own(kernel):
+    assert_close(attend(Q, K, V, FULL, kernel=kernel), reference(Q, K, V, FULL))
+
+
+def test_a_large_bias_does_not_lift_a_masked_key():
+    bias = np.where(FULL[:, None], 0.0, 1e4).astype(np.float32) * np.ones((1, N, 1, 1), np.float32)
+    assert_close(attend(Q, K, V, FULL, bias), reference(Q, K, V, FULL))
 
 
 def test_kernels_have_the_same_gradients():
@@ -98,28 +127,77 @@ def test_dropout_falls_on_the_probabilities():
     assert_close(found, expected)
 
 
+def draw_layer(**options):
+    """Makes an attention of width 10 whose heads are N * D wide. -> (module, params)"""
+    layer = Attention(10, N, D, **options)
+    x, mask = draw(B, S, 10), np.ones((B, S), bool)
+    run = lambda m, x: m(x, *m.keys(x), mask, deterministic=True)
+    init = lambda: layer.init(jax.random.key(0), x, method=run)["params"]
+    return layer, fill(jax.eval_shape(init))
+
+
+def linear(x, params):
+    y = np.einsum("btw,wnd->btnd", x, params["kernel"])
+    return y + np.array(params["bias"]) if "bias" in params else y
+
+
+@pytest.mark.parametrize("options", [{}, dict(scale=1.0, use_bias=False)])
+def test_attention_projects_attends_and_projects(options):
+    layer, params = draw_layer(dropout=0.1, **options)
+    x, source, bias = draw(B, T, 10), draw(B, S, 10), draw(1, N, T, S)
+    assert set(params) == {"query", "key", "value", "out"}
+    has_bias = options.get("use_bias", True)
+    assert all(("bias" in part) == has_bias for part in params.values())
+    k, v = layer.apply({"params": params}, source, method="keys")
+    assert_close(k, linear(source, params["key"]))
+    assert_close(v, linear(source, params["value"]))
+    found = layer.apply({"params": params}, x, k, v, FULL, bias, deterministic=True)
+    scale = options.get("scale")
+    mixed = reference(linear(x, params["query"]), np.array(k), np.array(v), FULL, bias, scale)
+    expected = np.einsum("btnd,ndw->btw", mixed, params["out"]["kernel"])
+    assert_close(found, expected + params["out"]["bias"] if has_bias else expected)
+
+
 @pytest.mark.parametrize("rows", [1, B])
-def test_prefix_stands_in_front_of_the_keys(rows):
-    width, length = N * D, 2
-    layer = SelfAttention(N, D, dropout=0.1)
-    x, mask = draw(B, S, width), MASK
+@pytest.mark.parametrize("mask", [MASK, FULL], ids=["keys", "queries"])
+def test_prefix_stands_in_front_of_the_keys(rows, mask):
+    length = 2
     prefix = Prefix(
         draw(rows, length, N, D), draw(rows, length, N, D), np.array([[True, False]] * rows)
     )
-    init = lambda: layer.init(jax.random.key(0), x, mask, deterministic=True)["params"]
-    params = fill(jax.eval_shape(init))
-    assert set(params) == {"query", "key", "value", "out"}
-    found = layer.apply({"params": params}, x, mask, prefix, deterministic=True)
-    project = lambda p: np.einsum("btw,wnd->btnd", x, p["kernel"]) + p["bias"]
+    k, v, seen = put_in_front(prefix, K, V, mask)
     spread = lambda y: np.broadcast_to(y, (B, *y.shape[1:]))
-    q, k, v = (project(params[name]) for name in ("query", "key", "value"))
-    k, v = (np.concatenate([spread(p), y], 1) for p, y in ((prefix.k, k), (prefix.v, v)))
-    full = np.concatenate([spread(prefix.mask), mask], 1)
-    mixed = reference(q, k, v, full)
-    expected = np.einsum("btnd,ndw->btw", mixed, params["out"]["kernel"]) + params["out"]["bias"]
-    assert_close(found, expected)
-    plain = layer.apply({"params": params}, x, mask, deterministic=True)
-    assert found.shape == plain.shape and np.abs(found - plain).max() > 0.01
+    assert_equal(k, np.concatenate([spread(prefix.k), K], 1))
+    assert_equal(v, np.concatenate([spread(prefix.v), V], 1))
+    front = np.zeros((*mask.shape[:-1], length), bool)
+    front[..., 0] = True
+    assert_equal(seen, np.concatenate([front, mask], -1))
+    assert_close(attend(Q, k, v, seen), reference(Q, *map(np.array, (k, v, seen))))
+    assert np.abs(attend(Q, k, v, seen) - attend(Q, K, V, mask)).max() > 0.01
     none = prefix._replace(mask=np.zeros((rows, length), bool))
-    masked = layer.apply({"params": params}, x, mask, none, deterministic=True)
-    assert_close(masked, plain, rtol=1e-6)
+    masked = attend(Q, *put_in_front(none, K, V, mask))
+    assert_close(masked, attend(Q, K, V, mask), rtol=1e-6)
+
+
+def test_prefix_takes_the_dtype_of_the_stream():
+    prefix = Prefix(draw(1, 2, N, D), draw(1, 2, N, D), np.ones((1, 2), bool))
+    half = jnp.asarray(K, jnp.bfloat16)
+    k, v, _ = put_in_front(prefix, half, half, MASK)
+    assert k.dtype == v.dtype == jnp.bfloat16
+    assert put_in_front(None, K, V, MASK) == (K, V, MASK)
+
+
+def test_causal_mask_keeps_branches_apart():
+    """A stem of branch 0, then two branches side by side; pads stand in front and behind."""
+    types = np.array([[0, 0, 0, 1, 1, 2, 2, 0], [0, 0, 1, 2, 1, 0, 2, 2]], np.int32)
+    mask = np.array([[0, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1, 1]], bool)
+    none = np.zeros_like(types)
+    found = np.array(causal_mask(Tokens(none, mask, none - 1, none, types, none)))
+    expected = np.zeros((2, 8, 8), bool)
+    for b, t, s in np.ndindex(expected.shape):
+        sees = types[b, s] in (0, types[b, t])
+        expected[b, t, s] = s <= t and mask[b, s] and sees
+    assert_equal(found, expected)
+    assert_equal(found[0, 6], np.array([0, 1, 1, 0, 0, 1, 1, 0], bool))  # branch 2: 0 and itself
+    assert_equal(found[0, 4], np.array([0, 1, 1, 1, 1, 0, 0, 0], bool))
+    assert_equal(found[1, 5], np.array([1, 1, 0, 0, 0, 1, 0, 0], bool))  # branch 0: 0 alone

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_close, fill
 
-from jaxprompt.layers.mlp import ACTIVATIONS, Mlp, gelu
+from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, gelu, tanh_gelu
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -33,7 +33,8 @@ def test_values_and_slopes_are_torchs(name):
     np.testing.assert_allclose(slopes[inner], x.grad.numpy()[inner], atol=5e-6)
 
 
-def test_gelu_in_bfloat16_is_the_rounded_float32():
+@pytest.mark.parametrize("gelu", [gelu, tanh_gelu])
+def test_gelu_in_bfloat16_is_the_rounded_float32(gelu):
     x = jnp.asarray(X, jnp.bfloat16)
     y, slope = gelu(x), jax.grad(lambda x: gelu(x).astype(jnp.float32).sum())(x)
     wide = x.astype(jnp.float32)
@@ -43,7 +44,8 @@ def test_gelu_in_bfloat16_is_the_rounded_float32():
     np.testing.assert_allclose(slope.astype(jnp.float32), exact, rtol=1e-2, atol=1e-6)
 
 
-def test_gelu_keeps_one_array_for_the_backward_pass():
+@pytest.mark.parametrize("gelu", [gelu, tanh_gelu])
+def test_gelu_keeps_one_array_for_the_backward_pass(gelu):
     _, backward = jax.vjp(gelu, jnp.asarray(X))
     arrays = [leaf for leaf in jax.tree.leaves(backward) if getattr(leaf, "size", 0) == X.size]
     assert len(arrays) == 1
@@ -56,3 +58,59 @@ def test_mlp_is_two_maps():
     up, down = params["up"], params["down"]
     expected = np.maximum(x @ up["kernel"] + up["bias"], 0) @ down["kernel"] + down["bias"]
     assert_close(module.apply({"params": params}, x), expected)
+
+
+def draw_gated(activation, gated, dtype=jnp.float32, **options):
+    """Makes T5's block of width 8. -> (module, params, x)"""
+    x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype(dtype)
+    module = GatedMlp(12, activation, gated, dtype=dtype, **options)
+    init = lambda: module.init(jax.random.key(0), x, deterministic=True)["params"]
+    return module, fill(jax.eval_shape(init)), x
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_t5s_block_is_torchs(activation, gated):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    module, params, x = draw_gated(activation, gated)
+    names = {"up": "wi_1", "gate": "wi_0", "down": "wo"} if gated else {"up": "wi", "down": "wo"}
+    assert set(params) == set(names) and all(set(p) == {"kernel"} for p in params.values())
+    kind = t5.T5DenseGatedActDense if gated else t5.T5DenseActDense
+    config = t5.T5Config(d_model=8, d_ff=12, dropout_rate=0.0)
+    config.dense_act_fn = activation
+    theirs = kind(config)
+    for ours, name in names.items():
+        getattr(theirs, name).weight.data = torch.tensor(np.array(params[ours]["kernel"].T))
+    wide = torch.tensor(x, requires_grad=True)
+    y = theirs(wide)
+    (y**2).sum().backward()
+    run = lambda params, x: module.apply({"params": params}, x, deterministic=True)
+    assert_close(run(params, x), y.detach().numpy())
+    grads, dx = jax.grad(lambda *a: (run(*a) ** 2).sum(), argnums=(0, 1))(params, x)
+    assert_close(dx, wide.grad.numpy())
+    for ours, name in names.items():
+        assert_close(grads[ours]["kernel"], getattr(theirs, name).weight.grad.numpy().T)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_t5s_block_in_bfloat16(gated):
+    """Three roundings to 8 bits: a hundredth of the greatest number."""
+    module, params, x = draw_gated("gelu_new", gated)
+    half, _, _ = draw_gated("gelu_new", gated, jnp.bfloat16)
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
+    found = half.apply({"params": rounded[0]}, rounded[1], deterministic=True)
+    assert found.dtype == jnp.bfloat16
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rounded)
+    expected = module.apply({"params": wide[0]}, wide[1], deterministic=True)
+    assert_close(found.astype(jnp.float32), expected, rtol=0.02)
+
+
+def test_t5s_block_drops_hidden_elements():
+    module, params, x = draw_gated("relu", False, dropout=0.5)
+    rngs = {"dropout": jax.random.key(0)}
+    still = module.apply({"params": params}, x, deterministic=True)
+    found = module.apply({"params": params}, x, deterministic=False, rngs=rngs)
+    assert np.abs(found - still).max() > 0.1
+    params["up"]["kernel"] = jnp.zeros_like(params["up"]["kernel"])
+    found = module.apply({"params": params}, x, deterministic=False, rngs=rngs)
+    assert np.abs(found).max() == 0

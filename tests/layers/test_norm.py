@@ -1,4 +1,4 @@
-"""LayerNorm against torch's, with its gradients."""
+"""LayerNorm and RMSNorm against torch's, with their gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_close
 
-from jaxprompt.layers.norm import LayerNorm, normalize
+from jaxprompt.layers.norm import LayerNorm, RMSNorm, normalize, scale_to_unit
 
 RNG = np.random.default_rng(0)
 X = (3 + 5 * RNG.normal(size=(2, 3, 16))).astype(np.float32)
@@ -41,3 +41,44 @@ def test_module_starts_at_the_plain_normal_form():
     y = module.apply(module.init(jax.random.key(0), X), X)
     assert np.abs(y.mean(-1)).max() < 1e-5
     assert np.abs(y.std(-1) - 1).max() < 1e-4
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-6, 0.1])
+def test_root_mean_square_norm_is_torchs(eps):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    torch = pytest.importorskip("torch")
+    theirs = t5.T5LayerNorm(16, eps)
+    theirs.weight.data = torch.tensor(SCALE)
+    x = torch.tensor(X, requires_grad=True)
+    y = theirs(x)
+    y.backward(torch.tensor(G))
+    ours, pull = jax.vjp(lambda *a: scale_to_unit(*a, eps), X, SCALE)
+    assert_close(ours, y.detach().numpy(), rtol=1e-6)
+    dx, dscale = pull(jnp.asarray(G))
+    assert_close(dx, x.grad.numpy())
+    assert_close(dscale, theirs.weight.grad.numpy())
+    found = RMSNorm(eps).apply({"params": {"scale": SCALE}}, X)
+    assert_close(found, ours, rtol=0)
+
+
+def test_root_mean_square_norm_in_bfloat16_is_the_rounded_float32():
+    x, scale, g = (jnp.asarray(a, jnp.bfloat16) for a in (X * 1e3, SCALE, G))
+    y, pull = jax.vjp(lambda *a: scale_to_unit(*a, 1e-6), x, scale)
+    plain = lambda x, scale: x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
+    wide, pull_wide = jax.vjp(plain, x.astype(jnp.float32), scale.astype(jnp.float32))
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(y, wide.astype(jnp.bfloat16))
+    for found, expected in zip(pull(g), pull_wide(g.astype(jnp.float32)), strict=True):
+        assert found.dtype == jnp.bfloat16
+        assert_close(found.astype(jnp.float32), expected, rtol=0.01)
+
+
+def test_root_mean_square_norm_keeps_one_wide_array():
+    _, backward = jax.vjp(lambda x: scale_to_unit(x, SCALE, 1e-6), jnp.asarray(X))
+    leaves = jax.tree.leaves(backward)
+    assert sum(getattr(leaf, "size", 0) == X.size for leaf in leaves) == 1
+
+
+def test_a_divided_stream_has_the_same_norm():
+    """With eps divided by the square of the factor: what T5's rescale rests on."""
+    assert_close(scale_to_unit(X / 100, SCALE, 1e-6 / 100**2), scale_to_unit(X, SCALE, 1e-6), 1e-6)

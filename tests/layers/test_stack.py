@@ -74,23 +74,55 @@ def test_every_way_drops_the_same_elements(stack, remat):
     assert np.abs(expected[1] - run("unroll", "none", 0.0, False)[1]).max() > 0.1
 
 
+class Recorder:
+    """A layer that adds its number and dropout, and gives what it saw."""
+
+    def apply(self, variables, x, part, shared, *, deterministic, rngs, keep=True):
+        noise = jax.random.uniform(rngs["dropout"]) if rngs else 0.0
+        y = x * shared + variables["params"]["scale"] * (noise + part["k"].sum())
+        return y, {"x": x, "k": part["k"] + 1} if keep else None
+
+
 def test_layers_draw_dropout_of_their_own():
-    """Layers of equal weights on an input of ones: what each drops must differ."""
-
-    class Layer:
-        def apply(self, variables, x, mask, prefix, *, deterministic, rngs):
-            return x + variables["params"]["scale"] * jax.random.uniform(rngs["dropout"])
-
-    params = {"scale": jnp.array([1.0, 100.0, 10000.0])}
+    """Layers of equal weights on an input of zeros: what each drops must differ."""
+    params, none = {"scale": jnp.array([1.0, 100.0, 10000.0])}, {"k": jnp.zeros((3, 2))}
     options = dict(remat="none", deterministic=False, key=jax.random.key(0))
-    one, other = (
-        run_stack(Layer(), params, jnp.zeros(()), None, None, stack=stack, **options)
+    (one, _), (other, _) = (
+        run_stack(Recorder(), params, jnp.zeros(()), none, 1.0, stack=stack, **options)
         for stack in STACKS
     )
     assert one == other
     draws = [jax.random.uniform(jax.random.fold_in(jax.random.key(0), i)) for i in range(3)]
     np.testing.assert_allclose(one, draws[0] + 100 * draws[1] + 10000 * draws[2], rtol=1e-6)
     assert len({float(draw) for draw in draws}) == 3
+
+
+@pytest.mark.parametrize("stack, remat", WAYS)
+def test_what_layers_give_is_collected(stack, remat):
+    """Each layer sees its share of the tree, all of the shared arguments, and the flags."""
+    params, parts = {"scale": jnp.array([1.0, 10.0, 100.0])}, {"k": jnp.arange(6.0).reshape(3, 2)}
+    options = dict(stack=stack, remat=remat, deterministic=True)
+    x, kept = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, **options)
+    inputs = [1.0, 2 * 1 + 1, 2 * 3 + 10 * 5]
+    assert x == 2 * inputs[-1] + 100 * 9
+    assert_equal(kept, {"x": np.float32(inputs), "k": np.float32([[1, 2], [3, 4], [5, 6]])})
+    y, none = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, keep=False, **options)
+    assert y == x and none is None
+
+
+@pytest.mark.parametrize("remat", REMATS)
+def test_gradients_flow_through_what_is_collected(remat):
+    params, parts = {"scale": jnp.array([1.0, 10.0, 100.0])}, {"k": jnp.arange(6.0).reshape(3, 2)}
+
+    def loss(params, parts, stack):
+        options = dict(stack=stack, remat=remat, deterministic=True)
+        x, kept = run_stack(Recorder(), params, jnp.ones(()), parts, 2.0, **options)
+        return x + (kept["x"] * jnp.array([0.0, 3.0, 7.0])).sum() + kept["k"].sum()
+
+    one, other = (jax.grad(loss, argnums=(0, 1))(params, parts, stack) for stack in STACKS)
+    assert_close(one, other, rtol=1e-6)
+    # k of layer 0 reaches the sum by itself, by x of layers 1 and 2 and by the result.
+    assert_close(one[1]["k"][0], np.full(2, 1 + 3 + 7 * 2 + 4, np.float32))
 
 
 def test_remat_keeps_less():
@@ -107,12 +139,12 @@ def test_remat_keeps_less():
 def test_stacked_parameters_are_drawn_layer_by_layer():
     backbone, _ = make_tiny(num_hidden_layers=LAYERS)
     one = EncoderLayer(backbone.cfg)
-    params = jit(init_stack(one, LAYERS, 16))(jax.random.key(0))
+    example = jnp.zeros((1, 2, 16)), None, jnp.ones((1, 2), bool)
+    params = jit(init_stack(one, LAYERS, *example))(jax.random.key(0))
     kernel = params["mlp"]["up"]["kernel"]
     assert kernel.shape == (LAYERS, 16, 24)
     assert np.abs(kernel[0] - kernel[1]).max() > 0.01
     keys = jax.random.split(jax.random.key(0), LAYERS)
-    x, mask = jnp.zeros((1, 2, 16)), jnp.ones((1, 2), bool)
-    init = lambda k: one.init(k, x, mask, None, deterministic=True)["params"]
+    init = lambda k: one.init(k, *example, deterministic=True)["params"]
     second = jit(init)(keys[1])
     assert_close(jax.tree.map(lambda leaf: leaf[1], params), second, rtol=1e-6)

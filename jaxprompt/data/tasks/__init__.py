@@ -27,6 +27,8 @@ class Example(NamedTuple):
     fields: dict[str, str]
     choices: tuple[str, ...] = ()
     label: int = -1  # -1 = unknown
+    target: str = ""  # the text to learn, "" = unknown
+    references: tuple[str, ...] = ()  # all texts that are right, `target` first
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,18 @@ class Task:
     renames: Mapping[str, str] = field(default_factory=dict)  # column of the hub -> our column
     template: str = ""  # layout for a verbalizer
     words: tuple[tuple[str, ...], ...] = ()  # label words of each class
+    causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
+    causal_words: tuple[tuple[str, ...], ...] = ()  # label words there; () = `words`
+    text: str = ""  # layout for a text-to-text model that writes the target, without a mask
+    targets: tuple[str, ...] = ()  # target text of each class there
     plain: str = ""  # layout for a linear head
+    target: str = ""  # column of a text to be written; "" = the task has classes
     metric: str = "accuracy"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the answer is free text and not a class."""
+        return bool(self.target)
 
     @functools.cached_property
     def label_table(self) -> dict[str, int]:
@@ -79,7 +91,7 @@ def get_task(name: str) -> Task:
         raise InputError(
             f"unknown task {name!r}; {nearest(name, _ALL)}; or task.name=custom for your own file"
         )
-    return Task(name=name, **_ALL[name])
+    return _checked(Task(name=name, **_ALL[name]))
 
 
 def custom_task(
@@ -90,17 +102,23 @@ def custom_task(
     template: str = "",
     words: Sequence[str | Sequence[str]] = (),
     plain: str = "",
-    metric: str = "accuracy",
+    target: str = "",
+    metric: str = "",
     choices: Sequence[str] = (),
     name: str = "custom",
 ) -> Task:
     """A task from the user's own columns.
 
     Without `labels` the classes are found in the training rows (`with_labels`). Without `words`
-    a verbalizer uses the class names; without `plain` the fields are joined by separators.
-    With `choices` the answer is an index, a letter or the text of a choice; a verbalizer over them
-    needs `labels`, e.g. the letters.
+    a verbalizer uses the class names; the target text of a class is its first word. Without `plain`
+    the fields are joined by separators. With `choices` the answer is an index, a letter or the text
+    of a choice; a verbalizer over them needs `labels`, e.g. the letters. With `target`, the column
+    of a text or of a list of equally good texts, the task is to write it, and there are no classes.
+    Without `metric` a task is measured by accuracy, or by exact_match where it writes text.
     """
+    groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
+    texts = [f"{{{column}}}" for column in fields]
+    named = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
     task = Task(
         name=name,
         fields=tuple(fields),
@@ -108,16 +126,19 @@ def custom_task(
         labels=tuple(str(x) for x in labels),
         choices=tuple(choices),
         template=template,
-        words=tuple((w,) if isinstance(w, str) else tuple(w) for w in words),
-        plain=plain or " [sep] ".join([f"{{{f}}}" for f in fields] + ["{choice}"] * bool(choices)),
-        metric=metric,
+        words=groups,
+        text=" ".join(named + ["choices: {choices}"] * bool(choices)),
+        targets=tuple(group[0] for group in groups if group),
+        plain=plain or " [sep] ".join(texts + ["{choice}"] * bool(choices)),
+        target=target,
+        metric=metric or ("exact_match" if target else "accuracy"),
     )
     return _checked(task)
 
 
 def with_labels(task: Task, rows: Iterable[Mapping[str, Any]]) -> Task:
-    """The task with its class names taken from the training rows, unless it has them already."""
-    if task.labels or task.choices:
+    """The task with its class names taken from the training rows, unless it has or needs none."""
+    if task.labels or task.choices or task.is_text:
         return task
     return _checked(dataclasses.replace(task, labels=labels_from_rows(rows, task.label)))
 
@@ -138,13 +159,17 @@ def read_example(
 ) -> Example:
     """Reads one row. `where` ("file:line") opens the messages of the InputErrors it raises.
 
-    With need_label=False a label that is absent, empty or hidden (-1) becomes -1.
+    With need_label=False a label that is absent, empty or hidden (-1) becomes -1, and a target
+    that is absent or empty becomes "". Empty texts in a list of references are left out.
     """
     fields = {}
     for name in task.fields:
         column, texts = task.derive.get(name, (name, None))
         value = _column(task, row, column, where)
         fields[name] = value if texts is None else _derived(texts, column, value, where)
+    if task.is_text:
+        references = _references(task.target, row, where, need_label)
+        return Example(fields, target="".join(references[:1]), references=references)
     choices = _choices(task, row, where)
     value = row.get(task.label)
     if value is None or value == "" or (value in (-1, "-1") and "-1" not in task.label_table):
@@ -181,6 +206,19 @@ def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(map(str, value))
 
 
+def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
+    value = row.get(column)
+    texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if not all(isinstance(text, (str, int, float)) for text in texts):
+        raise InputError(f"{where}: target column {column!r} must hold a text or a list of texts")
+    references = tuple(text for text in map(_spelling, texts) if text.strip())
+    if needed and column not in row:
+        raise InputError(f"{where}: no target column {column!r}; columns: {', '.join(row)}")
+    if needed and not references:
+        raise InputError(f"{where}: target column {column!r} is empty; give a text or drop the row")
+    return references
+
+
 def _label(task: Task, value: Any, choices: tuple[str, ...], where: str) -> int:
     if isinstance(value, str) and value in choices:
         return choices.index(value)
@@ -211,6 +249,8 @@ def _checked(task: Task) -> Task:
                 f"task.fields: {name!r} cannot be written in a template (choice, choices and "
                 "| { } [ ] have a meaning there); rename the column"
             )
+    if task.is_text:
+        return _checked_text(task)
     if task.labels and len(set(task.labels)) < len(task.labels):
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:
@@ -226,4 +266,19 @@ def _checked(task: Task) -> Task:
     for name, group in zip(task.labels, words, strict=True):
         if not group or not all(isinstance(w, str) and w.strip() for w in group):
             raise InputError(f"task.words of class {name!r} are {group!r}; give 1 or more words")
-    return dataclasses.replace(task, words=words)
+    return dataclasses.replace(task, words=words, targets=task.targets or task.labels)
+
+
+def _checked_text(task: Task) -> Task:
+    for part in ("labels", "words", "choices"):
+        if getattr(task, part):
+            raise InputError(
+                f"task.target={task.target!r} and task.{part} are both given; a task writes a text "
+                "or chooses a class: leave one of the two out"
+            )
+    if task.target in task.fields:
+        raise InputError(
+            f"task.target={task.target!r} is also in task.fields, so the input would hold the "
+            "answer; take it out of task.fields"
+        )
+    return task

@@ -1,7 +1,10 @@
 """The English tasks.
 
 Templates and label words of the few-shot set are the manual ones of LM-BFF (Gao et al. 2021,
-table 1); label numbers and columns are those of the hub version named.
+table 1); label numbers and columns are those of the hub version named. Text formats of GLUE and
+SuperGLUE are those of T5 (Raffel et al. 2020, appendix D) without the data set's name, which prompt
+tuning drops (Lester et al. 2021); the others are made alike. Questions of inference for
+left-to-right models are worded as those of GPT-3 (Brown et al. 2020, appendix G).
 """
 
 _NO_TEST = {"train": "train", "test": "validation"}  # the hub hides the labels of its test rows
@@ -13,12 +16,15 @@ _POLARITY = {
 _NLI = {
     "fields": ("premise", "hypothesis"),
     "template": "{premise|chop}? [mask], {hypothesis|lower}",
+    "causal": "{premise} Question: {hypothesis} True, False or Neither? Answer: [mask]",
+    "text": "hypothesis: {hypothesis} premise: {premise}",
     "plain": "{premise} [sep] {hypothesis}",
 }
 _THREE_WAY = {
     **_NLI,
     "labels": ("entailment", "neutral", "contradiction"),
     "words": (("Yes",), ("Maybe",), ("No",)),
+    "causal_words": (("True",), ("Neither",), ("False",)),
 }
 _PARAPHRASE = {
     "labels": ("not_equivalent", "equivalent"),
@@ -31,6 +37,8 @@ def _review(field: str) -> dict:
     return {
         "fields": (field,),
         "template": f"{{{field}}} It was [mask].",
+        "causal": f"{{{field}}} It was [mask]",
+        "text": f"sentence: {{{field}}}",
         "plain": f"{{{field}}}",
         **_POLARITY,
     }
@@ -59,6 +67,8 @@ ENGLISH = {
         "hub": "SetFit/subj",
         "splits": _TRAIN_TEST,
         "template": "{text} This is [mask].",
+        "causal": "{text} This is [mask]",
+        "text": "sentence: {text}",
         "words": (("objective",), ("subjective",)),
         "plain": "{text}",
     },
@@ -69,6 +79,8 @@ ENGLISH = {
         "subset": "cola",
         "splits": _NO_TEST,
         "template": "{sentence} This is [mask].",
+        "causal": "{sentence} This is [mask]",
+        "text": "sentence: {sentence}",
         "words": (("incorrect",), ("correct",)),
         "plain": "{sentence}",
         "metric": "matthews",
@@ -89,6 +101,9 @@ ENGLISH = {
             ("Location",),
             ("Number",),
         ),
+        "causal": "Question: {text} Answer type: [mask]",
+        "text": "question: {text}",
+        "targets": ("abbreviation", "entity", "description", "human", "location", "number"),
         "plain": "{text}",
     },
     "ag_news": {
@@ -98,6 +113,8 @@ ENGLISH = {
         "splits": _TRAIN_TEST,
         "template": "[mask] news: {text}",
         "words": (("World",), ("Sports",), ("Business",), ("Technology",)),
+        "causal": "Article: {text} Category: [mask]",
+        "text": "text: {text}",
         "plain": "{text}",
     },
     "yahoo_answers_topics": {
@@ -130,6 +147,8 @@ ENGLISH = {
             ("family",),
             ("politics",),
         ),
+        "causal": "{question_title} {question_content} {best_answer} This is about [mask]",
+        "text": "title: {question_title} question: {question_content} answer: {best_answer}",
         "plain": "{question_title} {question_content} {best_answer}",
     },
     "dbpedia_14": {
@@ -169,12 +188,17 @@ ENGLISH = {
             ("film",),
             ("book",),
         ),
+        "causal": "{title} {content} This is about [mask]",
+        "text": "title: {title} content: {content}",
         "plain": "{title} {content}",
     },
     "rte": _NLI
     | {
         "labels": ("entailment", "not_entailment"),
         "words": (("Yes",), ("No",)),
+        "causal": "{premise} Question: {hypothesis} True or False? Answer: [mask]",
+        "causal_words": (("True",), ("False",)),
+        "text": "sentence1: {premise} sentence2: {hypothesis}",
         "hub": "aps/super_glue",
         "subset": "rte",
         "splits": _NO_TEST,
@@ -183,6 +207,7 @@ ENGLISH = {
     | {
         "labels": ("entailment", "contradiction", "neutral"),
         "words": (("Yes",), ("No",), ("Maybe",)),
+        "causal_words": (("True",), ("False",), ("Neither",)),
         "hub": "aps/super_glue",
         "subset": "cb",
         "splits": _NO_TEST,
@@ -203,6 +228,8 @@ ENGLISH = {
         "splits": _NO_TEST,
         "template": "{question|chop}? [mask], {sentence|lower}",
         "words": (("Yes",), ("No",)),
+        "causal": "{sentence} Does this answer the question: {question} Answer: [mask]",
+        "text": "question: {question} sentence: {sentence}",
         "plain": "{question} [sep] {sentence}",
     },
     "mrpc": _PARAPHRASE
@@ -211,6 +238,8 @@ ENGLISH = {
         "hub": "nyu-mll/glue",
         "subset": "mrpc",
         "template": "{sentence1} [mask], {sentence2|lower}",
+        "causal": "{sentence1} {sentence2} Do both sentences mean the same? Answer: [mask]",
+        "text": "sentence1: {sentence1} sentence2: {sentence2}",
         "plain": "{sentence1} [sep] {sentence2}",
     },
     "qqp": _PARAPHRASE
@@ -221,6 +250,8 @@ ENGLISH = {
         "subset": "qqp",
         "splits": _NO_TEST,
         "template": "{question1} [mask], {question2|lower}",
+        "causal": "{question1} {question2} Do both questions mean the same? Answer: [mask]",
+        "text": "question1: {question1} question2: {question2}",
         "plain": "{question1} [sep] {question2}",
     },
     "boolq": {
@@ -231,6 +262,9 @@ ENGLISH = {
         "splits": _NO_TEST,
         "template": "{passage} Question: {question}? Answer: [mask].",
         "words": (("No",), ("Yes",)),
+        "causal": "{passage} Question: {question}? Answer: [mask]",
+        "text": "passage: {passage} question: {question}",
+        "targets": ("False", "True"),
         "plain": "{question} [sep] {passage}",
     },
     "wic": {
@@ -242,10 +276,15 @@ ENGLISH = {
         "template": "{sentence1} {sentence2} Does {word} have the same meaning in both sentences?"
         " [mask].",
         "words": (("No",), ("Yes",)),
+        "causal": "{sentence1} {sentence2} Does {word} have the same meaning in both sentences?"
+        " Answer: [mask]",
+        "text": "sentence1: {sentence1} sentence2: {sentence2} word: {word}",
+        "targets": ("False", "True"),
         "plain": "{word}: {sentence1} [sep] {word}: {sentence2}",
     },
     "copa": {
-        "fields": ("premise", "connective"),
+        # T5 names both choices and the question in its text, so their columns are fields too.
+        "fields": ("premise", "connective", "question", "choice1", "choice2"),
         "labels": ("choice1", "choice2"),
         "choices": ("choice1", "choice2"),
         "derive": {"connective": ("question", {"cause": "because", "effect": "so"})},
@@ -254,12 +293,16 @@ ENGLISH = {
         "splits": _NO_TEST,
         "template": "{premise} {connective} {choices} The correct one is [mask].",
         "words": (("A",), ("B",)),
+        "causal": "{premise} {connective} {choices} The correct one is [mask]",
+        "text": "choice1: {choice1} choice2: {choice2} premise: {premise} question: {question}",
         "plain": "{premise} {connective} [sep] {choice}",
     },
     "topics": {
         "fields": ("text",),
         "labels": ("business", "food", "music", "science", "sports", "travel"),
         "template": "{text} This is about [mask].",
+        "causal": "{text} This is about [mask]",
+        "text": "text: {text}",
         "words": (("business",), ("food",), ("music",), ("science",), ("sports",), ("travel",)),
         "plain": "{text}",
     },

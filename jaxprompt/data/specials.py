@@ -1,0 +1,62 @@
+"""The special tokens that a kind of model puts around and into its input."""
+
+from typing import Any, NamedTuple
+
+from jaxprompt.errors import InputError
+
+STYLES = ("masked", "seq2seq", "causal")  # BERT and its kin; T5; GPT-2
+SENTINEL = "<extra_id_{}>"
+
+
+class Specials(NamedTuple):
+    """Token ids. An empty tuple writes nothing."""
+
+    style: str  # of STYLES
+    cls: tuple[int, ...]  # in front of the input
+    end: tuple[int, ...]  # behind it
+    sep: tuple[int, ...]  # where a template says [sep]
+    masks: tuple[int, ...]  # where it says [mask]: BERT's mask, T5's sentinels in order
+    pad: int
+
+
+def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks: int) -> Specials:
+    """Reads the specials of a tokenizer; `masks` of them are needed where a template has [mask].
+
+    T5's input ends with </s> where `eos`; its [mask] is the sentinel written by the pattern
+    `sentinel`. GPT-2 has no mask: the place of [mask] is the end of its input. Raises InputError
+    where the vocabulary lacks one.
+    """
+    if style == "masked":
+        cls, sep, pad = (_need(tokenizer, name) for name in ("cls", "sep", "pad"))
+        mask = (_need(tokenizer, "mask"),) if masks else ()
+        # RoBERTa's own pairs have two separators between the texts.
+        inner = tokenizer.num_special_tokens_to_add(pair=True) - 2
+        return Specials(style, (cls,), (sep,), (sep,) * inner, mask, pad)
+    last = _need(tokenizer, "eos")
+    pad = last if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if style == "causal":
+        return Specials(style, (), (), (last,), (), pad)
+    found = tuple(_sentinel(tokenizer, sentinel, number) for number in range(masks))
+    return Specials(style, (), (last,) if eos else (), (last,), found, pad)
+
+
+def _need(tokenizer: Any, name: str) -> int:
+    number = getattr(tokenizer, f"{name}_token_id")
+    if number is None:
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which the template needs; "
+            "take a backbone that has one"
+        )
+    return number
+
+
+def _sentinel(tokenizer: Any, pattern: str, number: int) -> int:
+    name = pattern.format(number)
+    vocab = tokenizer.get_vocab()
+    for spelling in (name, f"▁{name}"):  # mT5's have the space in them
+        if spelling in vocab:
+            return vocab[spelling]
+    raise InputError(
+        f"tokenizer {tokenizer.name_or_path!r} has no sentinel {name!r} for [mask]; give "
+        "backbone.sentinel as the vocabulary writes it, with {} for the number, or task.form=text"
+    )

@@ -1,0 +1,126 @@
+"""What an autoregressive model is made to say, and where each token of it is read.
+
+All label words are scored in one pass: behind the stem that they share, each word of several tokens
+is a branch of its own, whose tokens see the stem and each other but no other branch, and whose
+positions go on from the stem's end.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxprompt.data.specials import Specials
+from jaxprompt.data.template import Template, parse
+from jaxprompt.errors import InputError
+
+
+class Frame(NamedTuple):
+    """The tokens around a label word in what a decoder writes."""
+
+    stem: tuple[int, ...]  # before the word
+    end: tuple[int, ...]  # behind it
+
+
+class Plan(NamedTuple):
+    """How label words are fed and read, the same for every example."""
+
+    fed: np.ndarray  # int32 [T] tokens of the branches, in a row
+    branch: np.ndarray  # int32 [T], from 1 on
+    depth: np.ndarray  # int32 [T] positions behind the stem's end, from 1 on
+    reads: np.ndarray  # int32 [M] read at: 0 the stem's end, < 0 before it, i > 0 at fed[i - 1]
+    words: "Pieces"  # the label words alone
+    whole: "Pieces"  # with stem and end
+
+
+class Pieces(NamedTuple):
+    """The tokens that make up each class word. int32 [C, W, J], -1 = none."""
+
+    ids: np.ndarray  # vocabulary ids
+    at: np.ndarray  # which of the M read positions predicts each
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Vocabulary ids in use, ascending. int32 [R]"""
+        return np.unique(self.ids[self.ids >= 0]).astype(np.int32)
+
+    @property
+    def where(self) -> np.ndarray:
+        """Index of each piece in `rows`, -1 = none. int32 [C, W, J]"""
+        return np.where(self.ids >= 0, np.searchsorted(self.rows, self.ids), -1).astype(np.int32)
+
+
+def read_answer(text: str) -> tuple[Template, int]:
+    """Reads the layout of an answer, "[mask] {label} [mask]". -> it, the number of its sentinels"""
+    answer = parse(text)
+    kinds = [part.kind for part in answer.parts]
+    fields = [part.text for part in answer.parts if part.kind == "field"]
+    if fields != ["label"] or set(kinds) - {"mask", "field", "sep"}:
+        raise InputError(
+            f"task.answer={text!r} must hold {{label}} once, and [mask] and [sep] around it; "
+            "as in '[mask] {label}' or '{label} [sep]'"
+        )
+    return answer, kinds.count("mask")
+
+
+def frame(answer: Template, specials: Specials) -> Frame:
+    """Turns the layout of an answer into tokens; each [mask] is the next sentinel."""
+    sentinels = iter(specials.masks)
+    before: list[int] = []
+    behind: list[int] = []
+    into = before
+    for part in answer.parts:
+        if part.kind == "field":
+            into = behind
+        else:
+            into += [next(sentinels)] if part.kind == "mask" else specials.sep
+    return Frame(tuple(before), tuple(behind))
+
+
+def masked_plan(words: np.ndarray) -> Plan:
+    """Plans for masks: piece j of a word stands at mask j. words: int32 [C, W, M]"""
+    none = np.zeros(0, np.int32)
+    order = np.arange(words.shape[2], dtype=np.int32)
+    pieces = Pieces(words, np.where(words >= 0, order, -1).astype(np.int32))
+    return Plan(none, none, none, order, pieces, pieces)
+
+
+def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Plan:
+    """Plans for a decoder. words: int32 [C, W, J]
+
+    With `whole` the stem and the end are read too, so that the loss can be over the whole target.
+    """
+    fed: list[int] = []
+    branch: list[int] = []
+    depth: list[int] = []
+    stem = [(token, i - len(around.stem)) for i, token in enumerate(around.stem)]
+    inner, outer = {}, {}
+    number = 0
+    for c, w in np.ndindex(words.shape[:2]):
+        word = [int(token) for token in words[c, w] if token >= 0]
+        if not word:
+            continue
+        said = word + list(around.end if whole else ())
+        places = [0] + [len(fed) + i for i in range(1, len(said))]
+        if len(said) > 1:
+            number += 1
+            fed += said[:-1]
+            branch += [number] * (len(said) - 1)
+            depth += range(1, len(said))
+        pairs = list(zip(said, places, strict=True))
+        inner[c, w], outer[c, w] = pairs[: len(word)], stem + pairs
+    reads = sorted({place for pairs in (outer if whole else inner).values() for _, place in pairs})
+    return Plan(
+        *(np.array(x, np.int32) for x in (fed, branch, depth, reads)),
+        words=_tabulate(inner, words.shape[:2], reads),
+        whole=_tabulate(outer if whole else inner, words.shape[:2], reads),
+    )
+
+
+def _tabulate(pairs: dict, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
+    longest = max(map(len, pairs.values()))
+    ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
+    for (c, w), own in pairs.items():
+        ids[c, w, : len(own)] = [token for token, _ in own]
+        at[c, w, : len(own)] = [reads.index(place) for _, place in own]
+    return Pieces(ids, at)

@@ -1,0 +1,154 @@
+"""One set of weights in torch and here, random batches, and what torch's modules saw."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tiny import jit
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.types import Batch, Injection, Tokens
+
+
+class Pair(NamedTuple):
+    """A torch model and the module and parameters read from the same file."""
+
+    torch: Any
+    module: Any
+    params: dict
+    config: dict
+    folder: Any
+    family: str
+
+
+def randomise(model, scale=0.1):
+    """Moves every number: scales of 1 and biases of 0 would hide a tensor in the wrong place."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            size = scale if parameter.ndim == 1 else 0.1 * float(parameter.std())
+            parameter.add_(size * torch.randn_like(parameter))
+    return model.eval()
+
+
+def write_checkpoint(folder, config, tensors):
+    """Writes a folder as the hub has it, which today's save_pretrained does not always."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def read_ours(folder, family, **options):
+    """Loads a folder. -> (module, params, report)"""
+    config = read_config(folder)
+    loads = {name: options[name] for name in ("dtype", "rescale") if name in options}
+    params, report = load_backbone(folder, family, config, **loads)
+    module = make_backbone(family, config, report.heads, dropout=0.0, **options)
+    module = module.clone(cfg=dataclasses.replace(module.cfg, tied=report.tied))
+    return module, params, report
+
+
+def read_pair(folder, family, model_class) -> Pair:
+    """Reads a folder with both."""
+    module, params, _ = read_ours(folder, family)
+    model = model_class.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    return Pair(model, module, params, read_config(folder), folder, family)
+
+
+def make_tokens(ids, mask=None, types=None, positions=None) -> Tokens:
+    """Lays ids out as one stream."""
+    ids = np.asarray(ids, np.int32)
+    mask = np.ones(ids.shape, bool) if mask is None else mask
+    types = np.zeros_like(ids) if types is None else np.int32(types)
+    if positions is None:
+        positions = np.where(mask, mask.cumsum(1) - 1, 0)
+    none = np.full_like(ids, -1)
+    return Tokens(ids, mask, none, np.int32(positions), types, np.zeros(ids.shape, np.int8))
+
+
+def draw_tokens(vocab, side="right", lengths=(9, 5, 1), width=9, seed=0, first=None) -> Tokens:
+    """Draws padded rows; `first` stands in front of each."""
+    column, lengths = np.arange(width)[None], np.array(lengths)[:, None]
+    mask = column < lengths if side == "right" else column >= width - lengths
+    ids = np.random.default_rng(seed).integers(2, vocab, mask.shape)
+    ids = np.where(mask, ids, 0)
+    if first is not None:
+        ids[:, 0] = first
+    return make_tokens(ids, mask)
+
+
+def make_batch(encoder: Tokens, decoder: Tokens | None = None) -> Batch:
+    rows = np.arange(len(encoder.ids), dtype=np.int32)
+    weights = np.ones(len(rows), np.float32)
+    return Batch(encoder, np.zeros((len(rows), 1), np.int32), rows, weights, rows, decoder)
+
+
+@functools.cache
+def compiled(module, method):
+    """Compiles a method of a module once for all that call it. `method(module, ...)`"""
+    return jit(lambda params, *args: module.apply({"params": params}, *args, method=method))
+
+
+def states_and_logits(module, batch, injection):
+    hidden = module(batch, injection, deterministic=True)
+    table, _ = module.lm_table()
+    return hidden, jnp.einsum("bth,vh->btv", module.lm_features(hidden), table)
+
+
+def run(pair: Pair, batch: Batch, injection=None, module=None, params=None):
+    """Runs ours. -> hidden states, logits over the whole vocabulary"""
+    forward = compiled(module or pair.module, states_and_logits)
+    return forward(params or pair.params, batch, injection or Injection())
+
+
+@contextlib.contextmanager
+def recorded(model, kinds):
+    """Records what modules of some class names are called with and give. -> {name: (args, out)}"""
+    seen, hooks = {}, []
+    for name, module in model.named_modules():
+        if type(module).__name__ in kinds:
+
+            def keep(_, args, kwargs, out, name=name):
+                seen[name] = (args, kwargs, out[0] if isinstance(out, tuple) else out)
+
+            hooks.append(module.register_forward_hook(keep, with_kwargs=True))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def layer_of(stack, i):
+    return jax.tree.map(lambda leaf: leaf[i], stack)
+
+
+def assert_near(found, expected, tolerance, mask=None):
+    """Compares by the greatest absolute difference."""
+    found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
+    assert found.shape == expected.shape
+    error = np.abs(found - expected)
+    worst = (error if mask is None else error[np.asarray(mask)]).max()
+    assert worst <= tolerance, worst
+
+
+def primitives(jaxpr):
+    """Lists every equation of a jaxpr and of those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from primitives(inner)

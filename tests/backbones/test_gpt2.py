@@ -1,0 +1,280 @@
+"""GPT-2 against torch: modules to 1e-5, models to 1e-4, float32."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from pairs import (
+    assert_near,
+    draw_tokens,
+    layer_of,
+    make_batch,
+    make_tokens,
+    primitives,
+    randomise,
+    read_ours,
+    read_pair,
+    recorded,
+    run,
+    write_checkpoint,
+)
+from tiny import jit
+
+from jaxprompt.backbones.gpt2 import make_config
+from jaxprompt.errors import InputError
+from jaxprompt.layers.attention import Attention, causal_mask
+from jaxprompt.layers.mlp import Mlp
+from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.types import Injection, Prefix, Stream
+
+MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
+# bfloat16 keeps 8 bits; states after the last norm are of size 1 to 4.
+BF16_MAX, BF16_MEAN = 0.1, 0.02
+SIZES = dict(vocab_size=60, n_embd=32, n_layer=3, n_head=4, n_positions=20)
+KINDS = {
+    "plain": {},
+    "inner": dict(n_inner=44, activation_function="gelu", layer_norm_epsilon=1e-3),
+    "unscaled": dict(scale_attn_weights=False, n_layer=2, n_head=2),
+    "untied": dict(tie_word_embeddings=False, activation_function="relu"),
+    # XLA's CPU compiler writes products of narrower matrices into the code around them, where a
+    # loop and its unrolled form may round apart by one unit.
+    "exact": dict(n_embd=64, n_head=2, vocab_size=32),
+}
+MODELS = [kind for kind in KINDS if kind != "exact"]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Returns a function of a kind that makes each pair once."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("gpt2")
+
+    @functools.cache
+    def make(kind):
+        torch.manual_seed(len(kind))
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES | KINDS[kind]))
+        randomise(model).save_pretrained(root / kind)
+        pair = read_pair(root / kind, "gpt2", transformers.GPT2LMHeadModel)
+        assert pair.module.cfg.tied == (kind != "untied")
+        return pair
+
+    return make
+
+
+def batch_of(pair, side="right"):
+    return make_batch(draw_tokens(pair.config["vocab_size"], side))
+
+
+def run_torch(model, batch):
+    tokens = batch.encoder
+    ids, mask, positions = (
+        torch.tensor(x).long() for x in (tokens.ids, tokens.mask, tokens.positions)
+    )
+    with torch.no_grad():
+        return model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, output_hidden_states=True,
+            use_cache=False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_model(pairs, kind, side):
+    pair = pairs(kind)
+    batch = batch_of(pair, side)
+    expected, mask = run_torch(pair.torch, batch), batch.encoder.mask
+    hidden, logits = run(pair, batch)
+    assert_near(hidden, expected.hidden_states[-1], MODEL, mask)
+    assert_near(logits, expected.logits, MODEL, mask)
+    assert hidden[mask].std() > 0.3
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_modules(pairs, kind):
+    """Each module on the very input that torch gives it."""
+    pair = pairs(kind)
+    batch, params, c = batch_of(pair, "left"), pair.params, pair.module.cfg
+    with recorded(pair.torch, {"LayerNorm", "GPT2Attention", "GPT2MLP", "Dropout"}) as seen:
+        run_torch(pair.torch, batch)
+    embed = lambda m: m.embed(batch.encoder.ids, batch.encoder.positions, deterministic=True)
+    found = pair.module.apply({"params": params}, method=embed)
+    assert_near(found, seen["transformer.drop"][2], MODULE)
+    scale = None if kind != "unscaled" else 1.0
+    attention = Attention(c.width, c.heads, c.width // c.heads, scale=scale)
+    mask, real = causal_mask(batch.encoder), batch.encoder.mask
+
+    def check(name, module, params):
+        args, _, out = seen[f"transformer.{name}"]
+        x = args[0].numpy()
+        if module is attention:
+            attend = lambda m: m(x, *m.keys(x), mask, deterministic=True)
+            found = module.apply({"params": params}, method=attend)
+        else:
+            found = module.apply({"params": params}, x)
+        assert_near(found, out, MODULE, real)
+
+    for i in range(c.layers):
+        own = layer_of(params["layers"], i)
+        check(f"h.{i}.ln_1", LayerNorm(c.eps), own["attention_norm"])
+        check(f"h.{i}.attn", attention, own["attention"])
+        check(f"h.{i}.ln_2", LayerNorm(c.eps), own["mlp_norm"])
+        check(f"h.{i}.mlp", Mlp(c.mlp, c.activation), own["mlp"])
+    check("ln_f", LayerNorm(c.eps), params["norm"])
+
+
+def test_layouts_of_the_file(pairs, tmp_path):
+    """Old files have no prefix, and each layer's causal mask as a buffer."""
+    pair = pairs("plain")
+    tensors = pair.torch.transformer.state_dict()
+    for i in range(3):
+        tensors[f"h.{i}.attn.bias"] = torch.ones(1, 1, 20, 20).tril()
+        tensors[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+    write_checkpoint(tmp_path / "old", pair.config, tensors)
+    _, _, expected = read_ours(pair.folder, "gpt2")
+    module, params, report = read_ours(tmp_path / "old", "gpt2")
+    assert report == expected and report.unused == () and report.tied
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(pair.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    prefixed = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    prefixed["lm_head.weight"] = tensors["wte.weight"]
+    write_checkpoint(tmp_path / "copies", pair.config, prefixed)
+    assert read_ours(tmp_path / "copies", "gpt2")[2] == expected
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_changes_nothing(pairs, side):
+    pair = pairs("plain")
+    tokens = draw_tokens(60, side)
+    expected, _ = run(pair, make_batch(tokens))
+    spoilt = tokens._replace(ids=np.where(tokens.mask, tokens.ids, 7))
+    found, _ = run(pair, make_batch(spoilt))
+    np.testing.assert_array_equal(found[tokens.mask], expected[tokens.mask])
+
+
+def test_left_and_right_padding_are_one(pairs):
+    pair, ids = pairs("plain"), np.arange(2, 8)
+    mask = np.arange(9) < 6
+    right = make_tokens([np.where(mask, np.pad(ids, (0, 3)), 0)], mask[None])
+    left = make_tokens([np.pad(ids, (3, 0))], mask[None, ::-1])
+    one, other = (run(pair, make_batch(tokens))[0] for tokens in (right, left))
+    assert_near(one[:, :6], other[:, 3:], MODULE)
+
+
+def test_fused_attention(pairs):
+    pair = pairs("plain")
+    batch = batch_of(pair, "left")
+    module, *_ = read_ours(pair.folder, "gpt2", attention="fused")
+    hidden, _ = run(pair, batch, module=module)
+    expected = run_torch(pair.torch, batch).hidden_states[-1]
+    assert_near(hidden, expected, MODEL, batch.encoder.mask)
+
+
+def test_bfloat16(pairs):
+    pair = pairs("plain")
+    module, params, _ = read_ours(pair.folder, "gpt2", dtype="bfloat16")
+    batch = batch_of(pair)
+    hidden, _ = run(pair, batch, module=module, params=params)
+    assert hidden.dtype == jnp.bfloat16
+    expected, mask = run_torch(pair.torch, batch).hidden_states[-1], batch.encoder.mask
+    assert_near(hidden, expected, BF16_MAX, mask)
+    assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
+    forward = lambda p: module.apply({"params": p}, batch, Injection(), deterministic=True)
+    wide = [
+        equation.invars[0].aval.dtype.name
+        for equation in primitives(jax.make_jaxpr(forward)(params).jaxpr)
+        if equation.primitive.name in ("rsqrt", "exp")
+    ]
+    assert wide == ["float32"] * 10  # 7 norms, 3 softmaxes
+
+
+def draw_prompt(dims, length=3):
+    """Draws one soft row and a prefix."""
+    rng = np.random.default_rng(4)
+    shape = (2, dims.layers, 1, length, dims.heads, dims.head_dim)
+    k, v = rng.normal(size=shape).astype(np.float32)
+    slots = rng.normal(size=(1, 1, dims.embed)).astype(np.float32)
+    return slots, k, v
+
+
+def inject(slots, k, v):
+    return Injection(Stream(slots, Prefix(k, v, np.ones(k.shape[:3], bool))))
+
+
+def test_scan_unroll_and_remat_agree(pairs):
+    """Outputs are bit-equal; gradients of prompts agree to rounding (compilers may fuse them)."""
+    pair = pairs("exact")
+    batch, prompt = batch_of(pair), draw_prompt(pair.module.dims)
+    batch.encoder.slot[:, 0] = 0
+
+    def run_as(stack, remat):
+        module, *_ = read_ours(pair.folder, "gpt2", stack=stack, remat=remat)
+
+        def loss(prompt, params):  # weights are arguments: as constants they would be folded
+            hidden = module.apply({"params": params}, batch, inject(*prompt), deterministic=True)
+            return (hidden[:, -1] ** 3).sum() + (hidden[:, 0] ** 3).sum(), hidden
+
+        step = jit(jax.value_and_grad(loss, has_aux=True))
+        (_, hidden), grads = step(prompt, pair.params)
+        return hidden, grads
+
+    hidden, grads = run_as("unroll", "none")
+    assert all(np.abs(grad).max() > 0 for grad in grads)
+    for stack, remat in (("scan", "none"), ("scan", "full"), ("unroll", "dots")):
+        other, other_grads = run_as(stack, remat)
+        np.testing.assert_array_equal(other, hidden, err_msg=f"{stack=} {remat=}")
+        for found, grad in zip(other_grads, grads, strict=True):
+            assert np.abs(found - grad).max() <= 5e-6 * np.abs(grad).max(), (stack, remat)
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+def test_branches_are_rows_of_their_own(pairs, prompted):
+    """Two label words behind one left-padded text, in one row with branches and in a row each."""
+    pair = pairs("plain")
+    stem, words = [0, 0, 11, 12, 13], ([21, 22], [31, 32, 33])
+    mask = np.arange(10)[None] >= 2
+    types = [[0] * 5 + [1] * 2 + [2] * 3]
+    positions = [[0, 0, 0, 1, 2, 3, 4, 3, 4, 5]]
+    joint = make_tokens([stem + words[0] + words[1]], mask, types, positions)
+    injection = inject(*draw_prompt(pair.module.dims)) if prompted else Injection()
+    together, _ = run(pair, make_batch(joint), injection)
+    for word, columns in zip(words, ([2, 3, 4, 5, 6], [2, 3, 4, 7, 8, 9]), strict=True):
+        end = 5 + len(word)
+        row = stem + word + [0] * (10 - end)  # padded, for one program
+        batch = make_batch(make_tokens([row], mask & (np.arange(10) < end)))
+        alone, _ = run(pair, batch, injection)
+        assert_near(together[:, columns], alone[:, 2:end], MODULE)
+        if not prompted:
+            expected = run_torch(pair.torch, batch).hidden_states[-1]
+            assert_near(together[:, columns], expected[:, 2:end], MODEL)
+    mixed = joint._replace(types=np.zeros_like(joint.types))
+    other, _ = run(pair, make_batch(mixed), injection)
+    assert np.abs(other - together)[:, 7:].max() > 0.01
+
+
+def test_dims(pairs):
+    dims = pairs("plain").module.dims
+    assert (dims.width, dims.heads, dims.head_dim, dims.layers) == (32, 4, 8, 3)
+    assert (dims.max_len, dims.decoder_layers, dims.vocab) == (20, 0, 60)
+
+
+BAD = {
+    "heads": (dict(n_head=5), "n_embd=32 must divide by n_head=5"),
+    "activation": (dict(activation_function="swish"), "activation_function='swish' is not supp"),
+    "cross": (dict(add_cross_attention=True), "add_cross_attention=true is not supported; take"),
+    "layers": (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=true"),
+    "width": (dict(n_embd="32"), "n_embd='32', which must be a whole number above 0"),
+    "inner": (dict(n_inner=0), "n_inner=0, which must be a whole number above 0"),
+    "positions": (dict(n_positions=None), "n_positions=None, which must be a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_config_that_is_not_understood_is_an_error(name):
+    change, message = BAD[name]
+    with pytest.raises(InputError, match=message) as caught:
+        make_config(SIZES | change)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,132 @@
+"""Every published size is built from its config by shapes alone, and has the known parameters."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.tree import count, flatten
+from jaxprompt.types import Batch, Tokens
+
+# d_model, d_kv, d_ff, layers of each stack, heads
+T5 = {
+    "t5-small": (512, 64, 2048, 6, 8),
+    "t5-base": (768, 64, 3072, 12, 12),
+    "t5-large": (1024, 64, 4096, 24, 16),
+    "t5-3b": (1024, 128, 16384, 24, 32),
+    "t5-11b": (1024, 128, 65536, 24, 128),
+}
+# Also those of the LM-adapted and of flan.
+T5_V1_1 = {
+    "small": (512, 64, 1024, 8, 6),
+    "base": (768, 64, 2048, 12, 12),
+    "large": (1024, 64, 2816, 24, 16),
+    "xl": (2048, 64, 5120, 24, 32),
+    "xxl": (4096, 64, 10240, 24, 64),
+}
+# width, layers, heads
+GPT2 = {
+    "gpt2": (768, 12, 12),
+    "gpt2-medium": (1024, 24, 16),
+    "gpt2-large": (1280, 36, 20),
+    "gpt2-xl": (1600, 48, 25),
+}
+PARAMETERS = {
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344,
+    "t5-v1_1-small": 76_961_152,
+    "t5-v1_1-base": 247_577_856,
+    "t5-v1_1-large": 783_150_080,
+    "t5-v1_1-xl": 2_849_757_184,
+    "t5-v1_1-xxl": 11_135_332_352,
+    "mt5-small": 300_176_768,
+    "mt5-base": 582_401_280,
+    "mt5-large": 1_229_581_312,
+    "mt5-xl": 3_742_619_648,
+    "mt5-xxl": 12_921_057_280,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+}
+
+
+def t5_config(sizes, vocab, **more):
+    names = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+    return dict(zip(names, sizes, strict=True), vocab_size=vocab, pad_token_id=0) | more
+
+
+UNTIED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+CONFIGS = {name: t5_config(sizes, 32128) for name, sizes in T5.items()}
+for size, sizes in T5_V1_1.items():
+    CONFIGS[f"t5-v1_1-{size}"] = t5_config(sizes, 32128, **UNTIED)
+    CONFIGS[f"mt5-{size}"] = t5_config(sizes, 250112, **UNTIED, model_type="mt5")
+for name, (width, layers, heads) in GPT2.items():
+    CONFIGS[name] = dict(
+        n_embd=width, n_layer=layers, n_head=heads, vocab_size=50257, n_positions=1024
+    )
+
+
+def counted_by_hand(hf):
+    """Counts from the papers' description of a block."""
+    if "n_embd" in hf:
+        h = hf["n_embd"]
+        block = 4 * h * h + 4 * h + 8 * h * h + 5 * h + 4 * h
+        return (50257 + 1024) * h + hf["n_layer"] * block + 2 * h
+    h, inner = hf["d_model"], hf["num_heads"] * hf["d_kv"]
+    untied = "tie_word_embeddings" in hf
+    mlp = (3 if untied else 2) * h * hf["d_ff"]
+    block = 4 * h * inner + mlp + 2 * h, 8 * h * inner + mlp + 3 * h
+    tables = (2 if untied else 1) * hf["vocab_size"] * h
+    return tables + hf["num_layers"] * sum(block) + 2 * 32 * hf["num_heads"] + 2 * h
+
+
+def counted_by_torch(hf):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    if "n_embd" in hf:
+        config, kind = transformers.GPT2Config(**hf), transformers.GPT2LMHeadModel
+    else:
+        config, kind = transformers.T5Config(**hf), transformers.T5ForConditionalGeneration
+    with torch.device("meta"):
+        model = kind(config)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    # Today's transformers ties on making a model what the checkpoints hold untied.
+    return total + hf["vocab_size"] * hf["d_model"] if "tie_word_embeddings" in hf else total
+
+
+def abstract(hf, **options):
+    """Returns the shapes of a backbone's parameters; nothing is computed."""
+    family = "gpt2" if "n_embd" in hf else "t5"
+    module = make_backbone(family, hf, ("lm",), **options)
+    ids, rows = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
+    tokens = Tokens(ids, ids == 0, ids - 1, ids, ids, ids)
+    batch = Batch(tokens, ids, rows, rows, rows, decoder=None if family == "gpt2" else tokens)
+    init = lambda key: module.init(key, batch, method="init_all")["params"]
+    return jax.eval_shape(init, jax.random.key(0))
+
+
+def test_all_are_here():
+    assert CONFIGS.keys() == PARAMETERS.keys()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_size(name):
+    hf = CONFIGS[name]
+    shapes = abstract(hf, stack="scan")
+    assert count(shapes) == PARAMETERS[name] == counted_by_hand(hf) == counted_by_torch(hf)
+
+
+@pytest.mark.parametrize("name", ["t5-11b", "mt5-small"])
+def test_unrolled_has_the_same_shapes(name):
+    leaves = flatten(abstract(CONFIGS[name], stack="unroll"))
+    assert {n: x.shape for n, x in leaves.items()} == {
+        n: x.shape for n, x in flatten(abstract(CONFIGS[name], stack="scan")).items()
+    }
+    hf = CONFIGS[name]
+    inner = (hf["num_heads"], hf["d_kv"])
+    kernel = leaves["decoder_layers/cross/query/kernel"]
+    assert kernel.shape == (hf["num_layers"], hf["d_model"], *inner)
+    assert np.prod(inner) != hf["d_model"]

@@ -1,0 +1,418 @@
+"""T5 in all its versions against torch: modules to 1e-5, models to 1e-4, float32."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import linen as nn
+from pairs import (
+    assert_near,
+    compiled,
+    draw_tokens,
+    layer_of,
+    make_batch,
+    make_tokens,
+    primitives,
+    randomise,
+    read_ours,
+    read_pair,
+    recorded,
+    run,
+    write_checkpoint,
+)
+from tiny import jit
+
+from jaxprompt.backbones.t5 import _attention, make_config
+from jaxprompt.errors import InputError
+from jaxprompt.heads.lm import log_probabilities
+from jaxprompt.layers.attention import causal_mask
+from jaxprompt.layers.mlp import GatedMlp
+from jaxprompt.layers.norm import RMSNorm
+from jaxprompt.types import Injection, Prefix, Stream
+
+MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
+# bfloat16 keeps 8 bits; states after the last norm are of size 1 to 4.
+BF16_MAX, BF16_MEAN = 0.15, 0.02
+
+WIDE = dict(
+    vocab_size=60, d_model=32, d_kv=12, d_ff=48, num_layers=3, num_decoder_layers=2, num_heads=4,
+    decoder_start_token_id=0, pad_token_id=0,
+)  # fmt: skip
+DEEP = dict(
+    WIDE, vocab_size=97, d_model=24, d_kv=8, num_layers=2, num_decoder_layers=4, num_heads=3,
+    relative_attention_num_buckets=8, relative_attention_max_distance=10,
+)  # fmt: skip
+UNTIED = dict(tie_word_embeddings=False)
+# name: (model class, config.json, whether the file holds an output table of its own)
+KINDS = {
+    "v1.0": ("T5", WIDE | dict(feed_forward_proj="relu"), False),
+    "v1.0-deep": ("T5", DEEP | dict(layer_norm_epsilon=1e-3), False),
+    "v1.1": ("T5", WIDE | UNTIED | dict(feed_forward_proj="gated-gelu"), True),
+    "v1.1-deep": ("T5", DEEP | UNTIED | dict(feed_forward_proj="gated-gelu"), True),
+    "gated-silu": ("T5", DEEP | UNTIED | dict(feed_forward_proj="gated-silu"), True),
+    "gated-tied": ("T5", WIDE | dict(feed_forward_proj="gated-gelu"), False),
+    "gelu": ("T5", WIDE | dict(feed_forward_proj="gelu"), False),
+    "relu-untied": ("T5", WIDE | dict(feed_forward_proj="relu"), True),
+    "mt5": ("MT5", DEEP | UNTIED | dict(feed_forward_proj="gated-gelu"), True),
+    "mt5-tied": ("MT5", WIDE | dict(feed_forward_proj="gated-gelu"), False),
+    # XLA's CPU compiler writes products of narrower matrices into the code around them, where a
+    # loop and its unrolled form may round apart by one unit.
+    "exact": (
+        "T5", WIDE | dict(d_model=64, d_kv=32, d_ff=256, num_layers=2, vocab_size=32), False,
+    ),
+}  # fmt: skip
+MODELS = [kind for kind in KINDS if kind != "exact"]
+SIDES = ("right", "left")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Returns a function of a kind that makes each pair once."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("t5")
+
+    @functools.cache
+    def make(kind):
+        name, config, untied = KINDS[kind]
+        torch.manual_seed(len(kind))
+        model_class = getattr(transformers, f"{name}ForConditionalGeneration")
+        model = randomise(model_class(getattr(transformers, f"{name}Config")(**config)))
+        tensors = {n: t for n, t in model.state_dict().items() if "embed_tokens" not in n}
+        tensors["lm_head.weight"] = torch.randn_like(tensors["shared.weight"])
+        if not untied:
+            del tensors["lm_head.weight"]
+        config = config | dict(model_type=name.lower(), is_encoder_decoder=True)
+        write_checkpoint(root / kind, config, tensors)
+        pair = read_pair(root / kind, "t5", model_class)
+        one, other = pair.torch.shared.weight, pair.torch.lm_head.weight
+        assert (one is other) == (pair.module.cfg.tied) == (not untied)
+        return pair
+
+    return make
+
+
+def batch_of(pair, side="right"):
+    vocab = pair.config["vocab_size"]
+    decoder = draw_tokens(vocab, lengths=(6, 2, 4), width=6, seed=1, first=0)
+    return make_batch(draw_tokens(vocab, side), decoder)
+
+
+def run_torch(pair, batch):
+    (ids, mask), (fed, fed_mask) = (
+        (torch.tensor(tokens.ids).long(), torch.tensor(tokens.mask).long())
+        for tokens in (batch.encoder, batch.decoder)
+    )
+    with torch.no_grad():
+        return pair.torch(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=fed,
+            decoder_attention_mask=fed_mask, output_hidden_states=True, use_cache=False,
+        )  # fmt: skip
+
+
+def encode(module, batch):
+    return module.encode(batch, Injection(), deterministic=True)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("side", SIDES)
+def test_model(pairs, kind, side):
+    pair = pairs(kind)
+    batch = batch_of(pair, side)
+    expected = run_torch(pair, batch)
+    source = compiled(pair.module, encode)(pair.params, batch)
+    assert_near(source, expected.encoder_last_hidden_state, MODEL, batch.encoder.mask)
+    hidden, logits = run(pair, batch)
+    assert_near(hidden, expected.decoder_hidden_states[-1], MODEL, batch.decoder.mask)
+    assert_near(logits, expected.logits, MODEL, batch.decoder.mask)
+    spread = expected.logits[torch.tensor(batch.decoder.mask)].std()
+    assert 0.3 < spread < 20  # 1e-4 of numbers like these means something
+
+
+@pytest.mark.parametrize("kind", ["v1.0", "v1.1", "mt5"])
+def test_modules(pairs, kind):
+    """Each module on the very input that torch gives it."""
+    pair = pairs(kind)
+    batch, params, c = batch_of(pair, "left"), pair.params, pair.module.cfg
+    kinds = {"MT5": "mt5"}.get(type(pair.torch).__name__[:3], "t5")
+    parts = ("LayerNorm", "Attention", "DenseGatedActDense", "DenseActDense")
+    with recorded(pair.torch, {kinds.upper() + part for part in parts}) as seen:
+        output = run_torch(pair, batch)
+    bound = pair.module.bind({"params": params})
+    masks = {"encoder": batch.encoder.mask, "decoder": causal_mask(batch.decoder)}
+    count = 0
+
+    def check(name, module, params, *args, **flags):
+        (given, *_), kwargs, out = seen[name]
+        x = given.numpy()
+        if isinstance(module, RMSNorm):
+            found = module.apply({"params": params}, x)
+        elif isinstance(module, GatedMlp):
+            found = module.apply({"params": params}, x, deterministic=True)
+        else:
+            source, mask, bias = args
+            source = x if source is None else source
+            attend = lambda m: m(x, *m.keys(source), mask, bias, deterministic=True)
+            found = module.apply({"params": params}, method=attend)
+        mask = batch.decoder.mask if name.startswith("decoder") else None
+        assert_near(found, out, MODULE, mask)
+        return 1
+
+    norm, mlp = RMSNorm(c.eps), GatedMlp(c.mlp, c.activation, c.gated)
+    for side, stack, bias in (
+        ("encoder", params["layers"], bound.bias),
+        ("decoder", params["decoder_layers"], bound.decoder_bias),
+    ):
+        columns = np.arange(masks[side].shape[1])[None]
+        table = bias(columns, columns)
+        first = getattr(pair.torch, side).block[0].layer[0].SelfAttention
+        size = columns.shape[1]
+        assert_near(table, first.compute_bias(size, size).detach(), MODULE)
+        for i in range(len(getattr(pair.torch, side).block)):
+            own, at = layer_of(stack, i), f"{side}.block.{i}.layer"
+            count += check(f"{at}.0.layer_norm", norm, own["attention_norm"])
+            args = None, masks[side], table
+            count += check(f"{at}.0.SelfAttention", _attention(c), own["attention"], *args)
+            last = 1
+            if side == "decoder":
+                last, source = 2, output.encoder_last_hidden_state.numpy()
+                args = source, batch.encoder.mask, None
+                count += check(f"{at}.1.layer_norm", norm, own["cross_norm"])
+                count += check(f"{at}.1.EncDecAttention", _attention(c), own["cross"], *args)
+            count += check(f"{at}.{last}.layer_norm", norm, own["mlp_norm"])
+            count += check(f"{at}.{last}.DenseReluDense", mlp, own["mlp"])
+        name = "norm" if side == "encoder" else "decoder_norm"
+        count += check(f"{side}.final_layer_norm", norm, params[name])
+    assert count == len(seen)
+
+
+def test_fused_attention(pairs):
+    pair = pairs("v1.0")
+    batch = batch_of(pair, "left")
+    module, *_ = read_ours(pair.folder, "t5", attention="fused")
+    hidden, _ = run(pair, batch, module=module)
+    expected = run_torch(pair, batch).decoder_hidden_states[-1]
+    assert_near(hidden, expected, MODEL, batch.decoder.mask)
+
+
+@pytest.mark.parametrize("kind", ["v1.0", "v1.1"])
+def test_bfloat16(pairs, kind):
+    pair = pairs(kind)
+    module, params, _ = read_ours(pair.folder, "t5", dtype="bfloat16")
+    batch = batch_of(pair)
+    hidden, _ = run(pair, batch, module=module, params=params)
+    assert hidden.dtype == jnp.bfloat16
+    expected, mask = run_torch(pair, batch).decoder_hidden_states[-1], batch.decoder.mask
+    assert_near(hidden, expected, BF16_MAX, mask)
+    assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
+
+
+def test_norms_softmax_and_logits_are_float32_under_bfloat16(pairs):
+    """Of the roots and exponentials in the program; logits are the exact sum of the products."""
+    pair = pairs("v1.0")
+    module, params, _ = read_ours(pair.folder, "t5", dtype="bfloat16")
+    batch = batch_of(pair)
+
+    def scores(module, batch):
+        hidden = module(batch, Injection(), deterministic=True)
+        return log_probabilities(module, hidden), module.lm_features(hidden)
+
+    program = compiled(module, scores).trace(params, batch).jaxpr
+    wide = [
+        (equation.primitive.name, equation.invars[0].aval.dtype)
+        for equation in primitives(program.jaxpr)
+        if equation.primitive.name in ("rsqrt", "exp", "reduce_max", "log")
+    ]
+    # 3 x 2 and 2 x 3 norms and the 2 last ones; 3 and 2 x 2 softmaxes and that of the scores.
+    assert [name for name, _ in wide].count("rsqrt") == 14
+    assert [name for name, _ in wide].count("exp") == 8
+    assert {dtype.name for _, dtype in wide} == {"float32"}
+    logp, features = compiled(module, scores)(params, batch)
+    assert logp.dtype == jnp.float32 and features.dtype == jnp.bfloat16
+    table = np.float32(params["embed"]["word"]["table"])
+    logits = np.float32(features) @ table.T
+    assert_near(logp, jax.nn.log_softmax(logits), MODULE)
+
+
+def draw_prefixes(dims, shift, length=2):
+    """Draws a prompt for the input and a prefix for every attention."""
+    rng = np.random.default_rng(4)
+
+    def prefix(layers, shift=None):
+        shape = (2, layers, 1, length, dims.heads, dims.head_dim)
+        k, v = rng.normal(size=shape).astype(np.float32)
+        positions = np.arange(length, dtype=np.int32) if shift else None
+        return Prefix(k, v, np.ones((layers, 1, length), bool), positions)
+
+    slots = rng.normal(size=(1, 1, dims.embed)).astype(np.float32)
+    return Injection(
+        Stream(slots, prefix(dims.layers, shift)),
+        Stream(None, prefix(dims.decoder_layers, shift)),
+        Stream(None, prefix(dims.decoder_layers)),
+    )
+
+
+def test_scan_unroll_and_remat_agree(pairs):
+    """Outputs are bit-equal; gradients of prompts agree to rounding (compilers may fuse them)."""
+    pair = pairs("exact")
+    batch = batch_of(pair)
+    batch.encoder.slot[:, 2] = 0
+    drawn = draw_prefixes(pair.module.dims, True)
+    numbers, tree = jax.tree.flatten(drawn)
+    learned = [x for x in numbers if x.dtype == np.float32]
+    assert len(learned) == 7
+
+    def run_as(stack, remat):
+        module, *_ = read_ours(pair.folder, "t5", stack=stack, remat=remat)
+
+        def loss(learned, params):  # weights are arguments: as constants they would be folded
+            rest = iter(learned)
+            injection = tree.unflatten(
+                [next(rest) if x.dtype == np.float32 else x for x in numbers]
+            )
+            hidden = module.apply({"params": params}, batch, injection, deterministic=True)
+            return (hidden[:, 0] ** 3).sum(), hidden
+
+        step = jit(jax.value_and_grad(loss, has_aux=True))
+        (_, hidden), grads = step(learned, pair.params)
+        return hidden, grads
+
+    hidden, grads = run_as("unroll", "none")
+    assert all(np.abs(grad).max() > 0 for grad in grads)
+    for stack, remat in (("scan", "none"), ("scan", "full"), ("unroll", "dots")):
+        other, other_grads = run_as(stack, remat)
+        np.testing.assert_array_equal(other, hidden, err_msg=f"{stack=} {remat=}")
+        for found, grad in zip(other_grads, grads, strict=True):
+            assert np.abs(found - grad).max() <= 5e-6 * np.abs(grad).max(), (stack, remat)
+
+
+@pytest.mark.parametrize("prompt", ["none", "outside", "shift"])
+def test_branches_are_rows_of_their_own(pairs, prompt):
+    """Two label words behind one stem, in one row with branches and in a row each."""
+    pair = pairs("v1.0-deep")
+    injection = Injection()
+    if prompt != "none":
+        injection = draw_prefixes(pair.module.dims, prompt == "shift")
+    start = 2 if prompt == "shift" else 0
+    encoder = draw_tokens(97, "right", lengths=(7,), width=7)
+    encoder = encoder._replace(positions=encoder.positions + start)
+    stem, words = [0, 11], ([21, 22], [31, 32, 33])
+    ids = [stem + words[0] + words[1]]
+    types, positions = [[0, 0, 1, 1, 2, 2, 2]], [[0, 1, 2, 3, 2, 3, 4]]
+    joint = make_tokens(ids, None, types, np.array(positions) + start)
+    together, _ = run(pair, make_batch(encoder, joint), injection)
+    for word, columns in zip(words, ([0, 1, 2, 3], [0, 1, 4, 5, 6]), strict=True):
+        size = len(columns)
+        row = stem + word + [0] * (7 - size)  # padded, for one program
+        tokens = make_tokens([row], np.arange(7)[None] < size)
+        tokens = tokens._replace(positions=tokens.positions + start)
+        batch = make_batch(encoder, tokens)
+        alone, _ = run(pair, batch, injection)
+        assert_near(together[:, columns], alone[:, :size], MODULE)
+        if prompt == "none":
+            expected = run_torch(pair, batch).decoder_hidden_states[-1]
+            assert_near(together[:, columns], expected[:, :size], MODEL)
+    mixed = joint._replace(types=np.zeros_like(joint.types))
+    other, _ = run(pair, make_batch(encoder, mixed), injection)
+    assert np.abs(other - together)[:, 4:].max() > 0.01
+    assert_near(other[:, :4], together[:, :4], MODULE)
+
+
+def before_norm(module, batch):
+    """Returns what the last norms of both stacks are given."""
+    kept = {}
+
+    def intercept(call, args, kwargs, context):
+        if context.module.name in ("norm", "decoder_norm"):
+            kept[context.module.name] = args[0]
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(intercept):
+        module(batch, Injection(), deterministic=True)
+    return kept
+
+
+@pytest.mark.parametrize("kind", ["v1.0", "v1.1", "gated-tied", "relu-untied", "gated-silu"])
+def test_rescale_leaves_the_function_as_it_is(pairs, kind):
+    pair = pairs(kind)
+    batch = batch_of(pair)
+    hidden, logits = run(pair, batch)
+    module, params, report = read_ours(pair.folder, "t5", rescale=100.0)
+    assert module.cfg.eps == pytest.approx(pair.module.cfg.eps / 100**2)
+    found = run(pair, batch, module=module, params=params)
+    for one, other in zip(found, (hidden, logits), strict=True):
+        assert_near(one, other, 1e-5 * np.abs(other).max())
+    before = compiled(pair.module, before_norm)(pair.params, batch)
+    divided = compiled(module, before_norm)(params, batch)
+    assert before.keys() == divided.keys() == {"norm", "decoder_norm"}
+    for name, stream in before.items():
+        assert_near(divided[name] * 100, stream, 1e-5 * np.abs(stream).max())
+        assert np.abs(stream).max() > 1
+    _, _, plain = read_ours(pair.folder, "t5")
+    assert report == plain  # the fingerprint too: it is of the file
+
+
+def test_rescale_in_bfloat16(pairs):
+    """Rounding is relative, so dividing by 128, a power of two, changes the last bits at most."""
+    pair = pairs("v1.1")
+    batch = batch_of(pair)
+    results = []
+    for rescale in (1.0, 128.0):
+        module, params, _ = read_ours(pair.folder, "t5", dtype="bfloat16", rescale=rescale)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
+        results.append(run(pair, batch, module=module, params=params)[0].astype(jnp.float32))
+    assert_near(results[1], results[0], BF16_MAX, batch.decoder.mask)
+
+
+def test_rescale_needs_a_block_that_it_passes_through(pairs):
+    with pytest.raises(InputError, match="needs a gated or relu .* 'gelu'; take rescale 1"):
+        read_ours(pairs("gelu").folder, "t5", rescale=100.0)
+
+
+def test_dims(pairs):
+    dims = pairs("v1.0").module.dims
+    assert (dims.width, dims.heads, dims.head_dim) == (32, 4, 12)
+    assert (dims.layers, dims.decoder_layers, dims.vocab) == (3, 2, 60)
+    assert dims.max_len == 2**31 - 1
+
+
+BAD = {
+    "start": (
+        dict(decoder_start_token_id=None, pad_token_id=None),
+        "lacks decoder_start_token_id, .* add it to config.json",
+    ),
+    "block": (
+        dict(feed_forward_proj="gated-swish"),
+        "feed_forward_proj='gated-swish' is not supported; known: an activation of gelu, ",
+    ),
+    "gate": (dict(feed_forward_proj="double-relu"), "feed_forward_proj='double-relu' is not"),
+    "width": (dict(d_model=None), "d_model=None, which must be a whole number above 0"),
+    "heads": (dict(num_heads=0), "num_heads=0, which must be a whole number above 0"),
+    "depth": (dict(num_decoder_layers=-1), "num_decoder_layers=-1, which must be"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_config_that_is_not_understood_is_an_error(name):
+    change, message = BAD[name]
+    with pytest.raises(InputError, match=message) as caught:
+        make_config(WIDE | change)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_config_may_leave_out():
+    hf = {k: v for k, v in WIDE.items() if k not in ("num_decoder_layers", "pad_token_id")}
+    assert make_config(hf).decoder_layers == 3
+    del hf["decoder_start_token_id"]
+    assert make_config(hf | dict(pad_token_id=7)).start == 7
+    assert make_config(hf | dict(pad_token_id=7, decoder_start_token_id=None)).start == 7
+    assert make_config(hf | dict(pad_token_id=7, decoder_start_token_id=0)).start == 0
+    cfg = make_config(WIDE)
+    theirs = transformers.T5Config(**WIDE)
+    assert (cfg.buckets, cfg.max_distance, cfg.eps) == (32, 128, theirs.layer_norm_epsilon)
+    assert cfg.activation == "relu" and not cfg.gated and cfg.tied and cfg.scaled_output
+    assert dataclasses.replace(cfg, dropout=0.1) == cfg  # T5's own rate

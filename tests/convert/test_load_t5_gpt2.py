@@ -1,0 +1,300 @@
+"""T5 and GPT-2 files: every layout gives one tree and one fingerprint, wrong ones fail loudly."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone, present_heads
+from jaxprompt.errors import InputError
+from jaxprompt.tree import flatten
+
+T5 = dict(
+    vocab_size=30, d_model=12, d_kv=5, d_ff=14, num_layers=2, num_decoder_layers=3, num_heads=2,
+    relative_attention_num_buckets=8,
+)  # fmt: skip
+GPT2 = dict(vocab_size=30, n_embd=12, n_layer=2, n_head=3, n_positions=9)
+FAMILY = {"T5": "t5", "GPT2": "gpt2"}
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+CROSS = "decoder.block.2.layer.1.EncDecAttention.q.weight"
+RELATIVE = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+
+
+def save_model(folder, name, **extra):
+    """Saves a random transformers model whose every number counts."""
+    short = name.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{short}Config")(**{"T5": T5, "GPT2": GPT2}[short] | extra)
+    model = getattr(transformers, name)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def load(folder, **kwargs):
+    config = read_config(folder)
+    return load_backbone(folder, config["model_type"], config, **kwargs)
+
+
+def rewrite(folder, change=lambda tensors: None, **config):
+    """Applies `change` to the dict of tensors in the folder's file, and fields to its config."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file(change(tensors) or tensors, path)
+    (folder / "config.json").write_text(json.dumps(read_config(folder) | config))
+
+
+def assert_equal_trees(got, expected):
+    got, expected = flatten(got), flatten(expected)
+    assert got.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert got[name].dtype == leaf.dtype and got[name].shape == leaf.shape
+        assert got[name].tobytes() == leaf.tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folders of a T5 1.0, a gated T5 with tables of its own, and a GPT-2."""
+    root = tmp_path_factory.mktemp("saved")
+    save_model(root / "t5", "T5ForConditionalGeneration")
+    save_model(root / "gated", "T5ForConditionalGeneration", feed_forward_proj="gated-gelu")
+    table = np.random.default_rng(0).normal(size=(30, 12)).astype(np.float32)
+    rewrite(root / "gated", lambda t: t | {"lm_head.weight": table}, tie_word_embeddings=False)
+    save_model(root / "gpt2", "GPT2LMHeadModel")
+    return root
+
+
+@pytest.fixture
+def folders(saved, tmp_path):
+    """Returns a function that copies a saved model, to be spoilt."""
+    return lambda name: shutil.copytree(saved / name, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["t5", "gated", "gpt2"])
+def test_report(saved, name):
+    params, report = load(saved / name)
+    assert report.heads == ("lm",) and report.fresh == report.missing == report.unused == ()
+    assert present_heads(saved / name, FAMILY.get(name, name.replace("gated", "t5"))) == {"lm"}
+    assert report.tied == (name != "gated") == ("lm" not in params)
+    assert report.bytes == sum(leaf.nbytes for leaf in flatten(params).values())
+    size = sum(tensor.size for tensor in load_file(saved / name / "model.safetensors").values())
+    assert report.bytes == 4 * size
+
+
+def test_gpt2s_fused_projection_is_split(saved):
+    tensors = load_file(saved / "gpt2" / "model.safetensors")
+    attention = load(saved / "gpt2").params["layers"]["attention"]
+    for i in range(2):
+        kernel, bias = (tensors[f"transformer.h.{i}.attn.c_attn.{x}"] for x in ("weight", "bias"))
+        for part, name in enumerate(("query", "key", "value")):
+            columns = slice(12 * part, 12 * part + 12)
+            found = attention[name]
+            np.testing.assert_array_equal(found["kernel"][i].reshape(12, 12), kernel[:, columns])
+            np.testing.assert_array_equal(found["bias"][i].reshape(12), bias[columns])
+
+
+def test_t5s_layers_of_both_stacks(saved):
+    tensors, params = load_file(saved / "gated" / "model.safetensors"), load(saved / "gated").params
+    assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 12, 14)
+    cross = params["decoder_layers"]["cross"]
+    assert cross["query"]["kernel"].shape == (3, 12, 2, 5)
+    np.testing.assert_array_equal(cross["query"]["kernel"][2].reshape(12, 10), tensors[CROSS].T)
+    last = tensors["decoder.block.1.layer.2.DenseReluDense.wi_0.weight"]
+    np.testing.assert_array_equal(params["decoder_layers"]["mlp"]["gate"]["kernel"][1], last.T)
+    np.testing.assert_array_equal(params["bias"]["table"], tensors[RELATIVE])
+    np.testing.assert_array_equal(params["lm"]["table"], tensors["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    "name, model", [("t5", "T5ForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")]
+)
+def test_one_fingerprint_for_every_layout(saved, folders, tmp_path, name, model):
+    """Single, sharded, torch (with its tied copies), and with or without a prefix."""
+    expected, folder = load(saved / name), saved / name
+    model = getattr(transformers, model).from_pretrained(folder)
+    layouts = {layout: tmp_path / layout for layout in ("sharded", "torch")}
+    model.save_pretrained(layouts["sharded"], max_shard_size="2KB")
+    assert len(list(layouts["sharded"].glob("*.safetensors"))) > 2
+    shutil.copytree(folder, layouts["torch"])
+    (layouts["torch"] / "model.safetensors").unlink()
+    state = model.state_dict()
+    assert "lm_head.weight" in state
+    torch.save(state, layouts["torch"] / "pytorch_model.bin")
+    layouts["other"] = folders(name)
+    rename = lambda n: n.removeprefix("transformer.") if name == "gpt2" else f"transformer.{n}"
+    rewrite(layouts["other"], lambda tensors: {rename(n): t for n, t in tensors.items()})
+    for layout, path in layouts.items():
+        got = load(path)
+        assert got.report == expected.report, layout
+        assert_equal_trees(got.params, expected.params)
+
+
+@pytest.mark.parametrize("kept", [("shared.weight",), *zip(COPIES[:2]), COPIES, COPIES[:2]])
+@pytest.mark.parametrize("with_shared", [True, False])
+def test_copies_of_the_word_table_are_one(saved, folders, kept, with_shared):
+    expected, folder = load(saved / "t5"), folders("t5")
+    copies = (*kept, "shared.weight") if with_shared else kept
+
+    def change(tensors):
+        table = tensors.pop("shared.weight")
+        return tensors | {name: table.copy() for name in copies}
+
+    rewrite(folder, change)
+    got = load(folder)
+    assert got.report == expected.report
+    assert_equal_trees(got.params, expected.params)
+
+
+@pytest.mark.parametrize("name", COPIES[:2])
+def test_shared_is_read_where_another_word_table_differs(saved, folders, name):
+    """Torch's decoder and logits read `shared`; the report tells of the other table."""
+    expected, folder = load(saved / "t5"), folders("t5")
+    rewrite(folder, lambda tensors: tensors | {name: tensors["shared.weight"] + 1})
+    got = load(folder)
+    assert got.report == expected.report._replace(unused=(name,))
+    assert_equal_trees(got.params, expected.params)
+
+
+def test_an_output_table_of_other_numbers_is_used_though_config_says_tied(folders):
+    """As transformers does; files of mT5 are so."""
+    folder = folders("t5")
+    rewrite(folder, lambda tensors: tensors | {"lm_head.weight": tensors["shared.weight"] + 1})
+    params, report = load(folder)
+    assert not report.tied and report.unused == ()
+    np.testing.assert_array_equal(params["lm"]["table"], params["embed"]["word"]["table"] + 1)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+    np.testing.assert_array_equal(params["lm"]["table"], model.lm_head.weight.detach().numpy())
+
+
+def test_what_is_not_ours_is_reported_unused(tmp_path, folders):
+    save_model(tmp_path / "classes", "T5ForSequenceClassification")
+    report = load(tmp_path / "classes").report
+    heads = [f"classification_head.{x}.{y}" for x in ("dense", "out_proj") for y in ("bias", "weight")]
+    assert report.unused == tuple(heads)
+    folder = folders("t5")  # as in the files of T5 1.0
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    rewrite(folder, lambda tensors: tensors | {name: np.ones((8, 2), np.float32)})
+    assert load(folder).report.unused == (name,)
+    folder = folders("gpt2")
+    rewrite(folder, lambda tensors: tensors | {"transformer.h.2.ln_1.weight": np.ones(12)})
+    assert load(folder).report.unused == ("transformer.h.2.ln_1.weight",)
+
+
+@pytest.mark.parametrize(
+    "name, tensor",
+    [
+        ("t5", "shared.weight"), ("t5", CROSS), ("t5", RELATIVE), ("gated", "lm_head.weight"),
+        ("t5", "decoder.final_layer_norm.weight"), ("gpt2", "transformer.h.1.attn.c_attn.bias"),
+        ("gpt2", "transformer.wpe.weight"),
+    ],
+)  # fmt: skip
+def test_any_changed_number_changes_the_fingerprint(saved, folders, name, tensor):
+    before, folder = load(saved / name).report.fingerprint, folders(name)
+
+    def nudge(tensors):
+        flat = tensors[tensor].reshape(-1)
+        flat[-1] = np.nextafter(flat[-1], np.float32(9))
+
+    rewrite(folder, nudge)
+    assert load(folder).report.fingerprint != before
+
+
+@pytest.mark.parametrize(
+    "name, lost",
+    [
+        ("t5", "shared.weight"), ("t5", CROSS), ("t5", RELATIVE),
+        ("t5", "encoder.block.1.layer.1.DenseReluDense.wi.weight"),
+        ("gated", "decoder.block.0.layer.2.DenseReluDense.wi_0.weight"),
+        ("gated", "lm_head.weight"), ("gpt2", "transformer.h.0.mlp.c_fc.bias"),
+        ("gpt2", "transformer.ln_f.weight"),
+    ],
+)  # fmt: skip
+def test_a_missing_tensor_is_an_error(folders, name, lost):
+    folder = folders(name)
+    rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if n != lost})
+    with pytest.raises(InputError, match=f"the needed tensors: {lost}.*give a complete") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+BAD = [
+    ("t5", dict(d_kv=6), r"SelfAttention.q.weight .* has shape \[10, 12\], .* says \[12, 12\]"),
+    ("t5", dict(num_heads=5), r"has shape \[10, 12\], config.json says \[25, 12\]"),
+    ("t5", dict(d_ff=15), r"wi.weight in .* has shape \[14, 12\], config.json says \[15, 12\]"),
+    ("t5", dict(vocab_size=31), r"shared.weight in .* has shape \[30, 12\], .* says \[31, 12\]"),
+    ("t5", dict(relative_attention_num_buckets=32), r"has shape \[8, 2\], .* says \[32, 2\]"),
+    ("t5", dict(num_decoder_layers=4), r"lacks 11 of the needed tensors: decoder.block.3"),
+    ("t5", dict(d_kv=None), "d_kv=None; it must be a positive integer"),
+    ("t5", dict(num_heads=True), "num_heads=True; it must be a positive integer"),
+    ("t5", dict(feed_forward_proj="gated-gelu"), r"lacks 5 of .* 0.layer.1.DenseReluDense.wi_0"),
+    ("gated", dict(feed_forward_proj="relu"), "wi_0.weight, of a gated feed-forward block, which"),
+    ("gated", dict(vocab_size=29), r"shape \[30, 12\], config.json says \[29, 12\]"),
+    ("gpt2", dict(n_head=5), "n_embd=12 must divide by n_head=5"),
+    ("gpt2", dict(n_inner=40), r"h.0.mlp.c_fc.weight .* has shape \[12, 48\], .* says \[12, 40\]"),
+    ("gpt2", dict(n_embd=24), r"shape \[30, 12\], config.json says \[30, 24\]"),
+    ("gpt2", dict(n_positions=10), r"wpe.weight .* has shape \[9, 12\], .* says \[10, 12\]"),
+    ("gpt2", dict(n_layer=3), "lacks 16 of the needed tensors: transformer.h.2.attn.c_attn.weight"),
+    ("gpt2", dict(tie_word_embeddings=False), "lacks 1 of the needed tensors: lm_head.weight"),
+    ("gpt2", dict(model_type="t5"), "d_model=None; it must be a positive integer"),
+    ("t5", dict(model_type="gpt2"), "n_positions=None; it must be a positive integer"),
+]
+
+
+@pytest.mark.parametrize("name, change, message", BAD, ids=lambda x: None if x else "")
+def test_config_of_another_model_is_an_error(saved, name, change, message):
+    config = read_config(saved / name) | change
+    with pytest.raises(InputError, match=message) as caught:
+        load_backbone(saved / name, config["model_type"], config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fused_projection_of_another_width_is_an_error(folders):
+    folder, name = folders("gpt2"), "transformer.h.1.attn.c_attn.weight"
+    rewrite(folder, lambda tensors: tensors | {name: tensors[name][:, :24].copy()})
+    with pytest.raises(InputError, match=r"has shape \[12, 24\], config.json says \[12, 36\]"):
+        load(folder)
+
+
+@pytest.mark.parametrize("file_dtype", [np.float32, np.float16])
+def test_rescale_divides_what_writes_into_the_stream(folders, file_dtype):
+    """Of a gated product half the factor is in its linear part: 10 x 10 = 100."""
+    folder = folders("gated")
+    rewrite(folder, lambda tensors: {n: t.astype(file_dtype) for n, t in tensors.items()})
+    plain, divided = (load(folder, rescale=factor) for factor in (1.0, 100.0))
+    assert plain.report == divided.report
+    by = {"attention/out": 100, "cross/out": 100, "embed/word": 100, "mlp/up": 10, "mlp/down": 10}
+    found = flatten(divided.params)
+    for name, leaf in flatten(plain.params).items():
+        factor = next((f for part, f in by.items() if part in name), 1)
+        assert found[name].dtype == np.float32
+        np.testing.assert_allclose(found[name] * factor, leaf, rtol=2e-7, err_msg=name)
+    half = load(folder, rescale=100.0, dtype="bfloat16").params["embed"]["word"]["table"]
+    np.testing.assert_array_equal(half, found["embed/word/table"].astype(half.dtype))
+
+
+def test_rescale_of_an_ungated_gelu_is_an_error(saved):
+    config = read_config(saved / "t5") | dict(feed_forward_proj="gelu")
+    load_backbone(saved / "t5", "t5", config)
+    with pytest.raises(InputError, match="rescale=100.0 needs a gated or relu feed-forward block"):
+        load_backbone(saved / "t5", "t5", config, rescale=100.0)
+
+
+@pytest.mark.parametrize(
+    "name, fingerprint",
+    [("t5", "?"), ("gated", "?"), ("gpt2", "?")],
+)  # fmt: skip
+def test_fingerprint_is_stable_over_versions(saved, folders, name, fingerprint):
+    """Exported prompts carry fingerprints: the hash of fixed numbers may never change."""
+    folder = folders(name)
+    count = lambda i, t: np.arange(t.size, dtype=np.float32).reshape(t.shape) + i
+    rewrite(
+        folder, lambda tensors: {n: count(i, tensors[n]) for i, n in enumerate(sorted(tensors))}
+    )
+    assert load(folder).report.fingerprint == fingerprint
