@@ -27,9 +27,9 @@ def get_config() -> ConfigDict:
     c.prompt.length = 20
     c.prompt.layers = ""  # interval of layers, as in "17-24"; "" = all
     c.prompt.decoder = 0  # T5: length in the decoder's own attention; 0 = none
-    c.prompt.decoder_layers = ""
+    c.prompt.decoder_layers = ""  # interval of the decoder's layers, as in "1-6"; "" = all
     c.prompt.cross = 0  # T5: length in the decoder's attention over the encoder; 0 = none
-    c.prompt.cross_layers = ""
+    c.prompt.cross_layers = ""  # the same of that attention
     c.prompt.hidden = 0  # width of the MLP that computes the prefix; 0 = none
     c.prompt.dropout = 0.1  # of keys and values
     c.prompt.shift = True  # the text's positions start at `length`
@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     c.head.dropout = 0.1  # before the linear layer
     c.head.scores = "restricted"  # of a verbalizer: restricted to its words | full vocabulary
     c.head.pieces = "mean"  # mean | sum over the pieces of a label word
-    c.head.span = "label"  # T5, GPT-2: loss on the label's tokens | on the whole target, full scores
+    c.head.span = "label"  # T5, GPT-2: loss on the label's tokens | the whole target's, full scores
 
     c.task = ConfigDict()
     c.task.name = "topics"  # a known task, or custom: your own file, described below

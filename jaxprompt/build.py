@@ -18,8 +18,8 @@ from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.target import read_answer
 from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
 from jaxprompt.errors import InputError
-from jaxprompt.fields import check_fields
 from jaxprompt.evaluate import evaluate, write_texts
+from jaxprompt.fields import check_fields
 from jaxprompt.losses import free_text, make_loss
 from jaxprompt.metrics import score_texts
 from jaxprompt.optim import make_optimizer, make_schedule
@@ -44,8 +44,8 @@ EARLY = {"true": True, "false": False, "never": "never"}
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
-FREE_TRAINED = ("optim", "train", "data", "generate", "backbone.dtype", "backbone.stack", "backbone.remat",
-                "backbone.attention")  # fmt: skip
+FREE_TRAINED = ("optim", "train", "data", "generate")
+FREE_TRAINED += tuple(f"backbone.{name}" for name in ("dtype", "stack", "remat", "attention"))
 
 
 class Weights(NamedTuple):
@@ -261,17 +261,23 @@ def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
     if kind in ("normal", "uniform"):
         return params["prompt"]
     if kind == "file":
-        return {"table": read_rows(c.prompt.file, scorer.model.prompt)}
+        return {"table": read_rows(c.prompt.file, scorer.model.prompt, c.backbone.rescale)}
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
+    length = c.prompt.length + c.prompt.decoder
     rows = words.choose_rows(
-        kind, scorer.tokenizer, length=c.prompt.length + c.prompt.decoder, seed=c.seed, vocab_size=len(embed),
+        kind, scorer.tokenizer, length=length, seed=c.seed, vocab_size=len(embed),
         tokens=words.text_ids(train.rows), words=label_words, text=c.prompt.text,
     )  # fmt: skip
     return warm_start(params["prompt"], embed, rows)
 
 
-def read_rows(path: str, prompt: Any) -> np.ndarray:
-    """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]"""
+def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
+    """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]
+
+    They are divided like the embeddings among which they stand, by `rescale`; those of an export
+    may be divided already.
+    """
+    divided = 1.0
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
     if path.endswith(".npy"):
         rows = artifact.import_npy(path, shape[1])
@@ -283,10 +289,10 @@ def read_rows(path: str, prompt: Any) -> np.ndarray:
         tensors, card = artifact.read_artifact(path)
         if "prompt/slots" not in tensors:
             raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
-        rows = tensors["prompt/slots"]
+        rows, divided = tensors["prompt/slots"], card["backbone"].get("rescale", 1.0)
     if rows.shape != shape:
         raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
-    return rows
+    return rows * np.float32(divided / rescale) if divided != rescale else rows
 
 
 class Trained(NamedTuple):

@@ -20,17 +20,37 @@ from jaxprompt.scorer import Scorer, build_scorer, load_weights, open_backbone
 _NEEDED = {
     "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale"),
     "fixed": (
-        "slots", "length", "first", "last", "shift", "decoder_slots", "decoder_length",
-        "decoder_first", "decoder_last", "shift_decoder", "cross_length", "cross_first",
+        "slots",
+        "length",
+        "first",
+        "last",
+        "shift",
+        "decoder_slots",
+        "decoder_length",
+        "decoder_first",
+        "decoder_last",
+        "shift_decoder",
+        "cross_length",
+        "cross_first",
         "cross_last",
     ),
     "head": ("name", "pooler", "dropout", "scores", "pieces", "span"),
     "layout": (
-        "max_len", "max_target", "multiple", "side", "choices", "form", "answer", "eos",
+        "max_len",
+        "max_target",
+        "multiple",
+        "side",
+        "choices",
+        "form",
+        "answer",
+        "eos",
     ),
     "generate": ("max_new", "beams", "length_penalty", "early_stopping"),
     "task": tuple(field.name for field in dataclasses.fields(Task)),
 }
+
+
+_PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM"}
 
 
 class Exported(NamedTuple):
@@ -160,9 +180,14 @@ def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[
     pools a soft token or has another head, and the adapter holds the prompt alone. Raises
     InputError for a prompt that PEFT cannot hold.
     """
-    dims, fixed = card["backbone"]["dims"], card["fixed"]
-    shape = {name: dims[name] for name in ("layers", "heads", "width")}
-    found: dict[str, Any] = {"base": card["backbone"]["id"], **shape}
+    dims, fixed, family = card["backbone"]["dims"], card["fixed"], card["backbone"]["family"]
+    own = {name for name in tensors if name.startswith("prompt/")}
+    if family == "t5" and own - {"prompt/slots"}:
+        raise InputError(
+            "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
+        )
+    found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
+    found |= {name: dims[name] for name in ("layers", "heads")}
     if "prompt/slots" in tensors:
         return found | {"soft": tensors["prompt/slots"]}
     if "prompt/k" not in tensors:
@@ -174,7 +199,7 @@ def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[
             f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
         )
     found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
-    if card["backbone"]["family"] == "bert" and card["head"]["pooler"] == "checkpoint":
+    if family == "bert" and card["head"]["pooler"] == "checkpoint":
         kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
         found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
     return found

@@ -25,8 +25,8 @@ from jaxprompt.model import Model
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Batch
 
-
 _CLOZE = "[mask] {label}"
+_KIN = {"xlm-roberta": "roberta", "mt5": "t5"}  # model_type -> family
 
 
 class Backbone(NamedTuple):
@@ -129,8 +129,8 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
     check_fields(block, "backbone")
     where = folder.resolve(block["path"], block["revision"] or None)
     hf = folder.read_config(where)
-    family = {"xlm-roberta": "roberta", "mt5": "t5"}.get(hf.get("model_type"), hf.get("model_type", ""))
-    family = block["family"] or family
+    kind = hf.get("model_type", "")
+    family = block["family"] or _KIN.get(kind, kind)
     if family not in families():
         known = ", ".join(families())
         raise InputError(f"{where} holds a model of type {family!r}; backbone.family knows {known}")
@@ -218,6 +218,8 @@ def build_scorer(
             f"head.name={head['name']} with a {'free-text' if task.is_text else 'classification'} "
             "task; head.name=text goes with task.target, a column of texts"
         )
+    if form == "text" and style == "masked":
+        raise InputError("task.form=text needs a backbone that writes; take cloze, or a T5")
     parsed = check_template(task, template, head["name"], form, slots)
     check_metric(task.metric, len(task.labels) or choices, is_text=task.is_text)
     tokenizer = load_tokenizer(backbone.folder)

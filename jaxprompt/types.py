@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     weights: Array  # float32 [B], 0 = a row that only fills the batch
     index: Array  # int32 [B], row of the split, -1 = filling
     decoder: Tokens | None = None  # what an encoder-decoder's decoder is fed
-    targets: Array | None = None  # int32 [B*K, M] token that follows label_pos, -1 = none: free text
+    targets: Array | None = None  # int32 [B*K, M] what follows label_pos, -1 = none: free text
 
     @property
     def read(self) -> Tokens:

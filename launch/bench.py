@@ -6,6 +6,9 @@ usage: python launch/bench.py step    --output F [--peft-script FILE] [--stack s
        python launch/bench.py start   --output F
        python launch/bench.py bytes   --output F
        python launch/bench.py gpu     --output F
+       python launch/bench.py lm      --output F [--model t5-small|t5-base|gpt2]
+       python launch/bench.py write   --output F [--model t5-small|gpt2]
+       python launch/bench.py scores  --output F [--model t5-small|t5-base|gpt2]
 Each prints a Markdown table and writes all figures as JSON to F. Where two sides are compared, each
 has processes of its own on the cores of --cores, and they take turns: run that on an idle machine.
 """
@@ -25,7 +28,7 @@ import numpy as np
 from bench_sides import LENGTH, ROOT, SHAPES, hf_config, make_batch, make_model, make_work
 
 SHARED = ROOT.parent / "shared"
-SIDES = str(ROOT / "launch" / "bench_sides.py")
+SIDES, LM_SIDES = (str(ROOT / "launch" / f"bench_{name}.py") for name in ("sides", "lm"))
 
 
 def report(args: argparse.Namespace, rows: list[dict]) -> None:
@@ -61,7 +64,7 @@ def call(command: list[str], cores: str) -> dict:
 def worker(command: list[str], cores: str):
     """Starts a process that measures on demand. Yields ask(count) -> its next JSON object."""
     process = subprocess.Popen(
-        ["taskset", "-c", cores, sys.executable, SIDES, *command],
+        ["taskset", "-c", cores, sys.executable, *command],
         env=environment(cores), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -117,8 +120,10 @@ def epoch(args: argparse.Namespace) -> None:
     for group in dict.fromkeys((1, args.group)):
         flags = ["--data", args.data, "--group", str(group)]
         with (
-            worker(["epoch-ours", *flags], args.cores) as ours,
-            worker(["epoch-peft", "--data", args.data, "--group", "1"], args.cores) as theirs,
+            worker([SIDES, "epoch-ours", *flags], args.cores) as ours,
+            worker(
+                [SIDES, "epoch-peft", "--data", args.data, "--group", "1"], args.cores
+            ) as theirs,
         ):
             sides = (ours, theirs)
             for ask in sides:
@@ -129,6 +134,63 @@ def epoch(args: argparse.Namespace) -> None:
         own = {"steps": args.parts * args.steps, "ours s": total[0], "PEFT s": total[1]}
         median = statistics.median(a / b for a, b in times)
         rows.append({"data.group": group, **own, "ratio": median, "times": times})
+    report(args, rows)
+
+
+# -- T5 and GPT-2 ---------------------------------------------------------------------------------
+
+
+def take_turns(args, left: list[str], right: list[str], count: int) -> dict:
+    """Lets two sides of bench_lm.py answer `count` in turns. Returns medians and ratios."""
+    with (
+        worker([LM_SIDES, *left], args.cores) as one,
+        worker([LM_SIDES, *right], args.cores) as two,
+    ):
+        for ask in (one, two):
+            ask(count), ask(count)
+        pairs = [(one(count), two(count)) for _ in range(args.rounds)]
+    row = {}
+    for field, name in (("seconds", "s"), ("rss_peak_gib", "peak GiB")):
+        values = [[side[field] for side in pair] for pair in pairs]
+        for side, own in zip(("first", "second"), zip(*values, strict=True), strict=True):
+            row[f"{side} {name}"] = statistics.median(own)
+        row[f"ratio {name}"] = statistics.median(a / b for a, b in values)
+    return row | {"seconds": [[side["seconds"] for side in pair] for pair in pairs]}
+
+
+def lm(args: argparse.Namespace) -> None:
+    """Times a step on T5 and GPT-2 (first) against PEFT's (second)."""
+    pairs = {"t5": (("soft", "soft"), ("deep", "soft"), ("decoder", "prefix"))}
+    pairs["gpt2"] = (("soft", "soft"), ("prefix", "prefix"))
+    rows = []
+    for model in [args.model] if args.model else ["t5-small", "t5-base", "gpt2"]:
+        for own, theirs in pairs[model.partition("-")[0]]:
+            shape = ["--model", model, "--rows", str(args.rows)]
+            ours = ["step", *shape, "--kind", own, "--stack", args.stack]
+            pair = take_turns(args, ours, ["peft-step", *shape, "--kind", theirs], args.reps)
+            rows.append({"model": model, "ours": own, "PEFT": theirs, **pair})
+    report(args, rows)
+
+
+def write(args: argparse.Namespace) -> None:
+    """Times greedy writing of 32 tokens (first) against transformers' generate (second)."""
+    rows = []
+    for model in [args.model] if args.model else ["t5-small", "gpt2"]:
+        for size in ("1", "16"):
+            shape = ["--model", model, "--rows", size]
+            ours = ["write", *shape, "--kind", "none", "--stack", args.stack]
+            pair = take_turns(args, ours, ["torch-write", *shape], 32)
+            rate = {f"{x} tokens/s": 32 * int(size) / pair[f"{x} s"] for x in ("first", "second")}
+            rows.append({"model": model, "batch": int(size), **rate, **pair})
+    report(args, rows)
+
+
+def scores(args: argparse.Namespace) -> None:
+    """Times a step that scores four label words: their rows (first), all of them (second)."""
+    rows = []
+    for model in [args.model] if args.model else ["t5-small", "t5-base", "gpt2"]:
+        sides = [["step", "--model", model, "--scores", s] for s in ("restricted", "full")]
+        rows.append({"model": model, **take_turns(args, *sides, args.reps)})
     report(args, rows)
 
 
@@ -235,7 +297,7 @@ def gpu(args: argparse.Namespace) -> None:
 
 VERBS = {
     "step": step, "epoch": epoch, "compile": compile_time, "start": start, "bytes": count_bytes,
-    "gpu": gpu,
+    "gpu": gpu, "lm": lm, "write": write, "scores": scores,
 }  # fmt: skip
 
 
@@ -249,6 +311,7 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--stack", default="scan")
     parser.add_argument("--rows", type=int, default=16, help="of a batch (gpu)")
+    parser.add_argument("--model", default="", help="one of the models alone (lm, write, scores)")
     parser.add_argument("--peft-script", default=str(SHARED / "bench" / "peft_bench.py"))
     parser.add_argument("--data", default=str(SHARED / "data"))
     parser.add_argument("--parts", type=int, default=4, help="turns of an epoch")

@@ -17,8 +17,8 @@ from jaxprompt.types import Injection
 HEAD = linear.Head(3, dropout=0.0)
 
 
-def make_model(method="soft", **fields):
-    backbone, weights = make_tiny()
+def make_model(method="soft", family="bert", **fields):
+    backbone, weights = make_tiny(family)
     model = Model(backbone, make_prompt(method, backbone.dims, **fields), {"main": HEAD})
     return model, weights
 
@@ -37,6 +37,18 @@ def test_init_keeps_the_backbone_and_draws_the_rest():
     assert_equal(params["prompt"], model.init(jax.random.key(0), weights)["prompt"])
     other = model.init(jax.random.key(1), weights)
     assert np.abs(other["prompt"]["table"] - params["prompt"]["table"]).max() > 0
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_init_of_decoders(family):
+    fields = dict(decoder=2, cross=1) if family == "t5" else {}
+    model, weights = make_model("prefix", family, length=4, **fields)
+    params = make_params(model, weights)
+    assert params["head"]["main"]["out"]["kernel"].shape == (16, 3)
+    names = {"table", "decoder_table", "cross_table"} if family == "t5" else {"table"}
+    assert set(params["prompt"]) == names
+    batch = make_batch(family=family, shift=4, decoder_shift=2)
+    assert jit(model.forward)(params, batch).shape == (8, 3)
 
 
 def test_init_with_choices():
@@ -60,7 +72,7 @@ def test_parts_without_numbers_survive_split_and_merge():
     """Neither the method nor the head has a parameter, so the merged tree names neither."""
     backbone, weights = make_tiny()
     where = np.array([[[0]], [[1]]])
-    head = lm.Head(np.array([7, 9]), where)
+    head = lm.Head(np.array([7, 9]), where, np.zeros_like(where))
     model = Model(backbone, make_prompt("none", backbone.dims), {"main": head})
     params = model.init(jax.random.key(0), weights)
     merged = merge(*split(params, trainable_mask(params, [r"backbone/.*"])))

@@ -73,7 +73,9 @@ def pairs(shared, tmp_path_factory):
         model.eval().save_pretrained(folder)
         hf = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(hf | {"model_type": config.model_type}))
-        backbone, loaded = load_weights(open_backbone(BASE.backbone.to_dict() | {"path": str(folder)}))
+        backbone, loaded = load_weights(
+            open_backbone(BASE.backbone.to_dict() | {"path": str(folder)})
+        )
         found[style] = Pair(backbone, loaded.params, model)
     return found
 

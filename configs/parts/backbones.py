@@ -24,3 +24,23 @@ def roberta_large(c):
 def electra_base(c):
     """ELECTRA base, discriminator. It has no pooler."""
     c.backbone.path = "google/electra-base-discriminator"
+
+
+def t5_lm(c, size="base"):
+    """T5 1.1 after 100K steps of LM adaptation, as prompt tuning has it: small ... xxl."""
+    c.backbone.path = f"google/t5-{size}-lm-adapt"
+
+
+def t5(c, size="base"):
+    """T5 1.1: small, base, large, xl, xxl."""
+    c.backbone.path = f"google/t5-v1_1-{size}"
+
+
+def mt5(c, size="base"):
+    """mT5: small, base, large, xl, xxl."""
+    c.backbone.path = f"google/mt5-{size}"
+
+
+def gpt2(c):
+    """GPT-2, 124M."""
+    c.backbone.path = "openai-community/gpt2"

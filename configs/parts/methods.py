@@ -4,12 +4,16 @@ from ml_collections import ConfigDict
 
 
 def prefix(c, length=20, lr=1e-2, dropout=0.1):
-    """P-tuning v2: keys and values in every layer."""
+    """P-tuning v2: keys and values in every layer; T5 takes `decoder` and `cross` besides."""
     c.prompt = ConfigDict(
         dict(
             name="prefix",
             length=length,
             layers="",
+            decoder=0,
+            decoder_layers="",
+            cross=0,
+            cross_layers="",
             hidden=0,
             dropout=dropout,
             shift=True,
@@ -23,10 +27,25 @@ def prefix(c, length=20, lr=1e-2, dropout=0.1):
 def soft(c, length=20, lr=3e-2, start="vocab"):
     """Soft prompts. start: normal | uniform | vocab | frequent | labels | text | task | file."""
     c.prompt = ConfigDict(
-        dict(name="soft", length=length, start=start, scale=0.02, text="", file="")
+        dict(name="soft", length=length, decoder=0, start=start, scale=0.02, text="", file="")
     )
     c.trainable = ()
     c.optim.lr = lr
+
+
+def lester(c, length=100, start="vocab"):
+    """Prompt tuning of T5 as published (Lester et al. 2021, section 3)."""
+    soft(c, length, lr=0.3, start=start)
+    c.backbone.dropout = 0.0
+    c.optim.name = "adafactor"
+    c.optim.schedule = "constant"
+    c.optim.weight_decay = 1e-5  # a step, whatever the rate is
+    c.optim.decay_rate = 0.8
+    c.optim.clip = 0.0
+    c.data.batch = 32
+    c.train.total_steps = 30_000
+    c.train.total_epochs = 0.0
+    c.train.total_examples = 0
 
 
 def _no_prompt(c, trainable, lr):

@@ -295,7 +295,7 @@ def _bare(prefix: Prefix | None) -> Prefix | None:
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
-    """Reads a T5 or mT5 config. Raises InputError where it asks for what this module does not do."""
+    """Reads a T5 or mT5 config. Raises InputError where it asks for what is not done here."""
     gate, _, act = str(hf.get("feed_forward_proj", "relu")).rpartition("-")
     act = "gelu_new" if gate and act == "gelu" else act  # as T5 1.1 was trained
     if gate not in ("", "gated") or act not in ACTIVATIONS:

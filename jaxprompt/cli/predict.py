@@ -1,5 +1,4 @@
-"""Labels texts, or writes on, with an exported prompt: --text, a JSONL file or stdin in, JSONL out.
-"""
+"""Labels texts, or writes on, with an exported prompt: --text, a JSONL file or stdin in, JSONL out."""
 
 import json
 import sys
@@ -99,9 +98,9 @@ def write(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
     model, ends = scorer.model, scorer.tokenizer.eos_token_id
     split = scorer.encode(examples)
     step = jax.jit(
-        lambda _, params, batch: generate(
-            model, params, batch, eos=ends, pad=scorer.layout.pad_id, **how
-        ).ids
+        lambda _, params, batch: (
+            generate(model, params, batch, eos=ends, pad=scorer.layout.pad_id, **how).ids
+        )
     )
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     texts = write_texts(step, {}, exported.params, batches, len(examples), scorer.tokenizer)

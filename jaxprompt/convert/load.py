@@ -38,7 +38,11 @@ class Loaded(NamedTuple):
 
 
 def load_backbone(
-    folder: str | Path, family: str, config: Mapping[str, Any], *, dtype: str = "float32",
+    folder: str | Path,
+    family: str,
+    config: Mapping[str, Any],
+    *,
+    dtype: str = "float32",
     rescale: float = 1.0,
 ) -> Loaded:
     """Reads the trunk and every head that the checkpoint holds, one tensor at a time.
@@ -49,7 +53,7 @@ def load_backbone(
     SHA-256 over the name (ours), shape, dtype and bytes of each tensor in the file. Raises
     InputError where a tensor of the trunk or part of a head is missing or has another shape than
     config.json says.
-    """  # fmt: skip
+    """
     table = _family(family)
     if dtype not in _DTYPES:
         raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(_DTYPES)}.")
@@ -228,7 +232,7 @@ def _axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
                 "num_decoder_layers": sizes.get("L"),
                 "n_inner": 4 * sizes.get("H", 0),
             }.get(field)
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise InputError(f"config.json has {field}={value!r}; it must be a positive integer.")
         sizes[letter] = value
     if "D" not in sizes:

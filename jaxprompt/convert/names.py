@@ -166,7 +166,9 @@ def _gpt2_layers() -> tuple[Tensor, ...]:
     def linear(path: str, source: str, into: str, out: str, part=(0, 1)) -> tuple[Tensor, ...]:
         name = "h.{i}." + source
         return (
-            Tensor(f"layers/{path}/kernel", (f"{name}.weight",), into + out, (into, out), part=part),
+            Tensor(
+                f"layers/{path}/kernel", (f"{name}.weight",), into + out, (into, out), part=part
+            ),
             Tensor(f"layers/{path}/bias", (f"{name}.bias",), out, (out,), part=part),
         )
 

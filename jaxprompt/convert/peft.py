@@ -5,7 +5,7 @@ P_TUNING as saved) are `prompt_embeddings` [P, E], prefixes (PREFIX_TUNING) [P, 
 stand in float32. A head's tensors keep torch's names and [out, in] layout.
 
 On an encoder-decoder (num_transformer_submodules 2) PEFT saves soft prompts of [2*P, E] and uses
-the first half; its prefix stands in the decoder's self-attention alone, and there layers share rows.
+the first half; its prefix stands in the decoder's self-attention alone, where layers share rows.
 """
 
 import json
@@ -58,7 +58,8 @@ def tie_layers(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gives the keys and values that PEFT puts into the decoder of an encoder-decoder.
 
     It doubles the rows k_0, v_0, k_1, ... and deals four to a layer, of which it uses two: an even
-    number of layers shares them in pairs and leaves half of the rows unused. [L, P, N, D] x 2 -> x 2
+    number of layers shares them in pairs and leaves half of the rows unused.
+    [L, P, N, D] x 2 -> [L, P, N, D] x 2
     """
     layers = k.shape[0]
     rows = np.stack([k, v], axis=1).reshape(2 * layers, *k.shape[1:])  # k_0, v_0, k_1, ...

@@ -41,8 +41,10 @@ def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, 
             q, k, v, bias=None if bias is None else bias.astype(q.dtype), mask=full, scale=scale,
             implementation="cudnn" if on_gpu else "xla",
         )  # fmt: skip
-    scores = jnp.einsum("btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k)
-    scores = scores.astype(jnp.float32) + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
+    scores = jnp.einsum(
+        "btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, preferred_element_type=jnp.float32
+    )
+    scores = scores + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
     probs = softmax(scores).astype(q.dtype)  # [B, N, T, S]

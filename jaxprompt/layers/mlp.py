@@ -28,7 +28,7 @@ gelu.defvjp(_gelu_and_slope, lambda slope, g: (g * slope,))
 
 @jax.custom_vjp
 def tanh_gelu(x):
-    """Computes gelu with Phi(x) = (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. [...] -> [...]"""
+    """Computes gelu, Phi(x) = (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. [...] -> [...]"""
     return _tanh_gelu_and_slope(x)[0]
 
 

@@ -77,7 +77,7 @@ scale_to_unit.defvjp(_scale_to_unit, _unit_gradients)
 
 
 class RMSNorm(nn.Module):
-    """Divides the last axis by its root mean square (Zhang & Sennrich 2019). [..., H] -> [..., H]"""
+    """Divides by the root mean square (Zhang & Sennrich 2019). [..., H] -> [..., H]"""
 
     eps: float
 

@@ -36,7 +36,7 @@ class Method(nn.Module):
         return 0
 
     def needs_decoder(self, *fields: str) -> None:
-        """Raises InputError where one of these fields asks for a decoder that the backbone lacks."""
+        """Raises InputError where one of these fields asks for a decoder that is not there."""
         for field in fields:
             value = getattr(self, field)
             if value and not self.dims.decoder_layers:

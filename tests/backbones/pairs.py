@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 def randomise(model, scale=0.1):
     """Moves every number: scales of 1 and biases of 0 would hide a tensor in the wrong place."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             size = scale if parameter.ndim == 1 else 0.1 * float(parameter.std())
             parameter.add_(size * torch.randn_like(parameter))
     return model.eval()

@@ -1,6 +1,5 @@
 """T5 in all its versions against torch: modules to 1e-5, models to 1e-4, float32."""
 
-import dataclasses
 import functools
 
 import jax
@@ -25,9 +24,8 @@ from pairs import (
     run,
     write_checkpoint,
 )
-from tiny import jit
 
-from jaxprompt.backbones.t5 import _attention, make_config
+from jaxprompt.backbones.t5 import _attention
 from jaxprompt.errors import InputError
 from jaxprompt.heads.lm import log_probabilities
 from jaxprompt.layers.attention import causal_mask
@@ -37,7 +35,7 @@ from jaxprompt.types import Injection, Prefix, Stream
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
 # bfloat16 keeps 8 bits; states after the last norm are of size 1 to 4.
-BF16_MAX, BF16_MEAN = 0.15, 0.02
+BF16_MAX, BF16_MEAN = 0.08, 0.01
 
 WIDE = dict(
     vocab_size=60, d_model=32, d_kv=12, d_ff=48, num_layers=3, num_decoder_layers=2, num_heads=4,
@@ -277,7 +275,7 @@ def test_scan_unroll_and_remat_agree(pairs):
             hidden = module.apply({"params": params}, batch, injection, deterministic=True)
             return (hidden[:, 0] ** 3).sum(), hidden
 
-        step = jit(jax.value_and_grad(loss, has_aux=True))
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
         (_, hidden), grads = step(learned, pair.params)
         return hidden, grads
 
@@ -378,41 +376,3 @@ def test_dims(pairs):
     assert (dims.width, dims.heads, dims.head_dim) == (32, 4, 12)
     assert (dims.layers, dims.decoder_layers, dims.vocab) == (3, 2, 60)
     assert dims.max_len == 2**31 - 1
-
-
-BAD = {
-    "start": (
-        dict(decoder_start_token_id=None, pad_token_id=None),
-        "lacks decoder_start_token_id, .* add it to config.json",
-    ),
-    "block": (
-        dict(feed_forward_proj="gated-swish"),
-        "feed_forward_proj='gated-swish' is not supported; known: an activation of gelu, ",
-    ),
-    "gate": (dict(feed_forward_proj="double-relu"), "feed_forward_proj='double-relu' is not"),
-    "width": (dict(d_model=None), "d_model=None, which must be a whole number above 0"),
-    "heads": (dict(num_heads=0), "num_heads=0, which must be a whole number above 0"),
-    "depth": (dict(num_decoder_layers=-1), "num_decoder_layers=-1, which must be"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_config_that_is_not_understood_is_an_error(name):
-    change, message = BAD[name]
-    with pytest.raises(InputError, match=message) as caught:
-        make_config(WIDE | change)
-    assert "\n" not in str(caught.value)
-
-
-def test_what_a_config_may_leave_out():
-    hf = {k: v for k, v in WIDE.items() if k not in ("num_decoder_layers", "pad_token_id")}
-    assert make_config(hf).decoder_layers == 3
-    del hf["decoder_start_token_id"]
-    assert make_config(hf | dict(pad_token_id=7)).start == 7
-    assert make_config(hf | dict(pad_token_id=7, decoder_start_token_id=None)).start == 7
-    assert make_config(hf | dict(pad_token_id=7, decoder_start_token_id=0)).start == 0
-    cfg = make_config(WIDE)
-    theirs = transformers.T5Config(**WIDE)
-    assert (cfg.buckets, cfg.max_distance, cfg.eps) == (32, 128, theirs.layer_norm_epsilon)
-    assert cfg.activation == "relu" and not cfg.gated and cfg.tied and cfg.scaled_output
-    assert dataclasses.replace(cfg, dropout=0.1) == cfg  # T5's own rate

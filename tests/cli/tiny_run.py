@@ -15,6 +15,8 @@ FAMILIES = {
     "bert": "BertForPreTraining",
     "roberta": "RobertaForMaskedLM",
     "electra": "ElectraForMaskedLM",
+    "t5": "T5ForConditionalGeneration",
+    "gpt2": "GPT2LMHeadModel",
 }
 TOPICS = {
     "beast": "cat dog horse cow sheep goat lion tiger bear wolf fox hare".split(),
@@ -37,6 +39,8 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     vocab = _write_tokenizer(folder, family)
+    if family in ("t5", "gpt2"):
+        return _make_decoder(folder, family, vocab)
     sizes = dict(
         vocab_size=vocab, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2,
         intermediate_size=48, max_position_embeddings=66, type_vocab_size=2, initializer_range=0.1,
@@ -53,6 +57,29 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     return folder
 
 
+def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
+    """Writes a T5 whose decoder has a layer more than its encoder, or a GPT-2. Random weights."""
+    import transformers
+
+    if family == "t5":
+        sizes = dict(
+            d_model=WIDTH, d_kv=12, d_ff=48, num_layers=LAYERS, num_decoder_layers=LAYERS + 1,
+            num_heads=2, feed_forward_proj="gated-gelu", decoder_start_token_id=0, pad_token_id=0,
+            eos_token_id=1, dropout_rate=0.0,
+        )  # fmt: skip
+    else:
+        sizes = dict(
+            n_embd=WIDTH, n_layer=LAYERS, n_head=2, n_positions=66, bos_token_id=0, eos_token_id=0,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.2,
+        )  # fmt: skip
+    model = getattr(transformers, FAMILIES[family])
+    model = model(model.config_class(vocab_size=vocab, **sizes))
+    model.save_pretrained(folder)  # config.json, without which no tokenizer is read
+    _share_directions(model, folder, 2.0 * model.get_input_embeddings().weight.std().item())
+    model.save_pretrained(folder)
+    return folder
+
+
 def _teach(model: Any, folder: Path) -> None:
     """Makes the weights know the topics, as pre-training would: words of one share a direction.
 
@@ -60,7 +87,6 @@ def _teach(model: Any, folder: Path) -> None:
     """
     import torch
 
-    tokenizer, table = load_tokenizer(folder), model.get_input_embeddings().weight
     with torch.no_grad():
         for name, weight in model.named_parameters():
             outside = name.endswith(("dense.weight", "project.weight")) and ".layer." not in name
@@ -68,25 +94,67 @@ def _teach(model: Any, folder: Path) -> None:
                 weight += torch.eye(*weight.shape)
             elif name.endswith("attention.output.dense.weight"):
                 weight += 2 * torch.eye(*weight.shape)
+    _share_directions(model, folder, 1.0)
+
+
+def _share_directions(model: Any, folder: Path, scale: float) -> None:
+    """Moves the embeddings of a topic's words, and by half of that its name's, the same way."""
+    import torch
+
+    tokenizer, table = load_tokenizer(folder), model.get_input_embeddings().weight
+    with torch.no_grad():
         for label, words in TOPICS.items():
-            direction = torch.randn(table.shape[1])
-            table[sorted(set(sum(encode_texts(tokenizer, words), [])))] += direction
+            direction = scale * torch.randn(table.shape[1])
+            spaced = [f" {word}" for word in words]
+            pieces = encode_texts(tokenizer, words) + encode_texts(tokenizer, spaced)
+            table[sorted(set(sum(pieces, [])))] += direction
             table[encode_texts(tokenizer, [f" {label}"])[0]] += 0.5 * direction
 
 
 def _write_tokenizer(folder: Path, family: str) -> int:
+    if family == "t5":
+        return _write_sentence_piece(folder)
+    if family == "gpt2":
+        return _write_byte_level(folder, ["<|endoftext|>"])
     if family != "roberta":
         (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
         return len(VOCAB)
+    return _write_byte_level(folder, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+
+
+def _write_byte_level(folder: Path, specials: list[str]) -> int:
     from tokenizers import ByteLevelBPETokenizer
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(
         [" ".join(f"{word} {word}" for word in WORDS)] * 3, vocab_size=500, show_progress=False,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        special_tokens=specials,
     )  # fmt: skip
     bpe.save_model(str(folder))
     return bpe.get_vocab_size()
+
+
+def _write_sentence_piece(folder: Path) -> int:
+    """Writes a Unigram tokenizer: every word whole, letters besides, three sentinels."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = [f"▁{word}" for word in WORDS]
+    letters = [*LETTERS, *(letter.upper() for letter in LETTERS), "▁", *".,:?!_"]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [(word, -3.0) for word in dict.fromkeys(words)]
+    pieces += [(letter, -9.0) for letter in letters if letter not in words]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    sentinels = [f"<extra_id_{i}>" for i in range(3)]
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>", *sentinels])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = dict(
+        tokenizer_class="PreTrainedTokenizerFast", pad_token="<pad>", eos_token="</s>",
+        unk_token="<unk>", additional_special_tokens=sentinels,
+    )  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return tokenizer.get_vocab_size()
 
 
 def sentences(seed: int, size: int) -> list[dict[str, str]]:

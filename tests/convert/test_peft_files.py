@@ -9,7 +9,13 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from jaxprompt.convert.peft import prefix_from_peft, prefix_to_peft, read_peft, write_peft
+from jaxprompt.convert.peft import (
+    prefix_from_peft,
+    prefix_to_peft,
+    read_peft,
+    tie_layers,
+    write_peft,
+)
 from jaxprompt.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -19,7 +25,7 @@ SIZES = dict(
     vocab_size=50, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
     intermediate_size=20, max_position_embeddings=32,
 )  # fmt: skip
-SHAPE = dict(base="tiny-bert", layers=LAYERS, heads=HEADS, width=WIDTH)
+SHAPE = dict(base="tiny-bert", layers=LAYERS, heads=HEADS)
 
 
 def classifier(seed=0):
@@ -128,6 +134,34 @@ def test_prefix_of_another_backbone_is_an_error():
         prefix_from_peft(np.zeros((5, 10), np.float32), 3, 4, 4)
 
 
+@pytest.mark.parametrize("layers", [2, 3, 4])
+def test_rows_that_peft_deals_to_a_decoder(layers):
+    """Layer i takes row 4i mod 2L of k_0, v_0, k_1, ... as its key, the next as its value."""
+    flat = np.arange(P * 2 * layers * WIDTH, dtype=np.float32).reshape(P, -1)
+    pair = tie_layers(*prefix_from_peft(flat, layers, HEADS, WIDTH // HEADS))
+    rows = flat.reshape(P, 2 * layers, WIDTH)
+    for part in (0, 1):
+        for layer in range(layers):
+            expected = rows[:, (4 * layer + part) % (2 * layers)]
+            np.testing.assert_array_equal(pair[part][layer].reshape(P, WIDTH), expected)
+
+
+def test_deep_prompts_of_an_encoder_decoder_stay_ours(tmp_path):
+    prefix = np.zeros((2, LAYERS, P, HEADS, WIDTH // HEADS))
+    with pytest.raises(InputError, match="no deep prompt of an encoder-decoder.*ship prompt.safe"):
+        write_peft(tmp_path, **SHAPE, prefix=prefix, task_type="SEQ_2_SEQ_LM")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prefix_is_as_wide_as_its_heads(tmp_path):
+    prefix = np.random.default_rng(0).normal(size=(2, LAYERS, P, HEADS, 7)).astype(np.float32)
+    write_peft(tmp_path, **SHAPE, prefix=prefix)
+    read = read_peft(tmp_path)
+    assert read.config["token_dim"] == HEADS * 7
+    np.testing.assert_array_equal(read.k, prefix[0])
+    np.testing.assert_array_equal(read.v, prefix[1])
+
+
 def test_half_precision_is_read_as_float32(tmp_path):
     write_peft(tmp_path, **SHAPE, soft=np.ones((P, WIDTH), np.float32))
     path = tmp_path / "adapter_model.safetensors"
@@ -146,7 +180,9 @@ def test_classification_needs_a_head(tmp_path):
     ("change", "message"),
     [
         ({"peft_type": "LORA"}, "peft_type 'LORA' is not read; known: PROMPT_TUNING"),
-        ({"num_transformer_submodules": 2}, "prompt of an encoder-decoder"),
+        ({"num_transformer_submodules": 3}, "num_transformer_submodules=3 must be 1 or 2"),
+        ({"num_transformer_submodules": 2}, "holds 5 rows, adapter_config.json tells of 2 x 5"),
+        ({"num_virtual_tokens": 4}, "holds 5 rows, adapter_config.json tells of 1 x 4"),
         ({"peft_type": "PREFIX_TUNING", "num_layers": None}, "needs num_layers"),
         ({"peft_type": "PREFIX_TUNING"}, r"shape \[5, 16\]"),
     ],

@@ -141,7 +141,12 @@ def test_batches_of_free_text(t5):
     ("tokenizer", "style", "template", "message"),
     [
         ("roberta", "seq2seq", "{text} [mask]", "no sentinel '<extra_id_0>'"),
-        ("roberta", "causal", "{text} [mask] .", r"predicts at the end of its input; move \[mask\]"),
+        (
+            "roberta",
+            "causal",
+            "{text} [mask] .",
+            r"at the end of its input; move \[mask\]",
+        ),
         ("t5", "seq2seq", "[cls] {text}", r"has \[cls\], which this backbone has not"),
         ("t5", "masked", "{text}", "has no cls token"),
     ],

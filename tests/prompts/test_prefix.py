@@ -44,6 +44,28 @@ def test_intervals_that_leave_the_model_are_errors(text):
     assert f"{text!r} must be FIRST-LAST" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "decoder_layers, fields, message",
+    [
+        (0, dict(decoder=3), "prompt.decoder=3 needs an encoder-decoder, which this"),
+        (0, dict(cross=3), "prompt.cross=3 needs an encoder-decoder.*leave it out or take a T5"),
+        (0, dict(cross_layers="1"), "prompt.cross_layers='1' needs an encoder-decoder"),
+        (0, dict(length=0), "prompt.length=0 must be at least 1"),
+        (3, dict(length=0), "prompt.length=0 must be at least 1"),
+        (3, dict(length=-1, cross=2), "prompt.length=-1 must be at least 0"),
+        (3, dict(decoder=-1), "prompt.decoder=-1 must be at least 0"),
+        (3, dict(decoder_layers="1"), "prompt.decoder_layers='1' needs prompt.decoder above 0"),
+        (3, dict(length=0, decoder=1, layers="1"), "prompt.layers='1' needs prompt.length above 0"),
+        (3, dict(decoder=1, decoder_layers="2-4"), "prompt.decoder_layers='2-4'.*within 1-3"),
+        (3, dict(cross=1, cross_layers="x"), "prompt.cross_layers='x' must be FIRST-LAST"),
+    ],
+)
+def test_streams_that_the_backbone_has_not_are_errors(decoder_layers, fields, message):
+    with pytest.raises(InputError, match=message) as error:
+        make_prompt("prefix", DIMS._replace(decoder_layers=decoder_layers), **fields)
+    assert "\n" not in str(error.value)
+
+
 def test_prefix_is_the_table():
     prompt = make_prompt("prefix", DIMS, length=3)
     params = draw(prompt)

@@ -1,0 +1,35 @@
+"""Prompt tuning of LM-adapted T5 as published (Lester et al. 2021, sections 2 and 3).
+
+The argument is a task: `--config=configs/prompt_tuning.py:boolq`. The target is the label's text
+and </s>, the loss is over all of it, and any word of the vocabulary may win.
+"""
+
+from configs.base import get_config as base
+from configs.parts import backbones, methods
+
+TASKS = ("sst2", "mrpc", "rte", "cb", "boolq", "wic", "copa")
+SEEDS = (0, 1, 2)  # "we report the average of three runs"
+
+
+def get_config(task="sst2"):
+    """Returns one run."""
+    c = base()
+    backbones.t5_lm(c, "base")
+    methods.lester(c)
+    c.task.name = task
+    c.task.form = "text"
+    c.head.name = "verbalizer"
+    c.head.scores = "full"
+    c.head.span = "target"
+    c.data.max_len = 512
+    c.data.multiple = 64
+    c.train.eval_steps = 1000
+    c.train.patience = 5
+    return c
+
+
+def sweep():
+    """Yields every run."""
+    for task in TASKS:
+        for seed in SEEDS:
+            yield {"config": task, "seed": seed}

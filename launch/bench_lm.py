@@ -1,0 +1,227 @@
+"""The processes that launch/bench.py measures T5 and GPT-2 in: one side of one comparison each.
+
+usage: python launch/bench_lm.py SIDE [flags]; each count on stdin is answered by JSON on stdout.
+Input is 128 random tokens a row, the target 8; both sides take the loss over the whole target.
+"""
+
+import argparse
+import os
+
+import numpy as np
+from bench_sides import LENGTH, serve
+
+INPUT, TARGET = 128, 8
+T5 = dict(vocab_size=32128, d_kv=64, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
+CONFIGS = {
+    "t5-small": T5 | dict(d_model=512, d_ff=2048, num_layers=6, num_heads=8),
+    "t5-base": T5 | dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+    "gpt2": dict(vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024),
+}
+KINDS = {  # of prompt; "deep" stands in all three attentions of a T5
+    "none": ("none", {}),
+    "soft": ("soft", dict(length=LENGTH)),
+    "prefix": ("prefix", dict(length=LENGTH)),
+    "deep": ("prefix", dict(length=LENGTH, decoder=LENGTH, cross=LENGTH)),
+    "decoder": ("prefix", dict(length=0, decoder=LENGTH)),
+}
+
+
+# -- ours -----------------------------------------------------------------------------------------
+
+
+def make_model(args: argparse.Namespace):
+    """Makes a model with a prompt and a head: free text, or scores of four label words."""
+    from jaxprompt.backbones import make_backbone
+    from jaxprompt.heads import lm
+    from jaxprompt.model import Model
+    from jaxprompt.prompts import make_prompt
+
+    family = args.model.partition("-")[0]
+    dropout = {"dropout": 0.0} if args.still else {}
+    backbone = make_backbone(
+        family, CONFIGS[args.model], {"lm"}, stack=args.stack, dtype=args.dtype, **dropout
+    )
+    name, fields = KINDS[args.kind]
+    if args.scores:
+        rows, column = np.arange(100, 104), np.arange(4)[:, None, None]
+        head = lm.Head(rows, column, np.zeros_like(column), args.scores)
+    else:
+        head = lm.TextHead()
+    return Model(backbone, make_prompt(name, backbone.dims, **fields), {"main": head})
+
+
+def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
+    """Draws a batch without padding; of a GPT-2 the target stands behind the input."""
+    from jaxprompt.types import Batch, Tokens
+
+    draws, slots = np.random.RandomState(0), prompt.num_slots()
+    vocab = CONFIGS[args.model]["vocab_size"]
+    draw = lambda count: draws.randint(5, vocab, (args.rows, count)).astype(np.int32)
+
+    def tokens(ids, slots, shift):
+        zeros = np.zeros_like(ids)
+        columns = zeros + np.arange(ids.shape[1], dtype=np.int32)
+        slot = np.where(columns < slots, columns, -1)
+        return Tokens(ids, zeros == 0, slot, columns + shift, zeros, zeros.astype(np.int8))
+
+    ids, said = draw(slots + INPUT), draw(TARGET)
+    decoder, last = None, ids.shape[1] - 1
+    if args.model.startswith("t5"):
+        start = np.zeros((args.rows, 1), np.int32)
+        fed = start if generates else np.concatenate([start, said[:, :-1]], 1)
+        decoder, last = tokens(fed, 0, prompt.decoder_shift()), 0
+    elif not generates:
+        ids = np.concatenate([ids, said[:, :-1]], 1)
+    encoder = tokens(ids, slots, prompt.position_shift())
+    index = np.arange(args.rows, dtype=np.int32)
+    label_pos = np.full((args.rows, TARGET), last, np.int32) + np.arange(TARGET, dtype=np.int32)
+    weights = np.ones(args.rows, np.float32)
+    labels = draws.randint(0, 4, args.rows).astype(np.int32)
+    if args.scores:
+        return Batch(encoder, label_pos[:, :1], labels, weights, index, decoder)
+    return Batch(encoder, label_pos, labels, weights, index, decoder, said)
+
+
+def draw_params(model, batch, key):
+    """Draws a model's parameters."""
+    from jaxprompt import tree
+
+    loaded = model.backbone.init(key, batch, method="init_all")["params"]
+    return model.init(key, tree.cast(loaded, model.backbone.cfg.dtype))
+
+
+def time_step(args: argparse.Namespace) -> None:
+    """Answers with the seconds of so many train steps."""
+    import jax
+    import optax
+
+    from jaxprompt import losses, optim, rng, state, steps, tree
+
+    model = make_model(args)
+    batch = make_batch(args, model.prompt)
+    tx = optim.make_optimizer("adamw", optax.constant_schedule(1.0), {"prompt": 1e-3})
+    loss = losses.make_loss(args.scores, 0.0) if args.scores else losses.free_text
+
+    def draw(key):
+        params = draw_params(model, batch, key)
+        trainable, frozen = tree.split(params, tree.trainable_mask(params, [r"prompt/.*"]))
+        return state.make_state(trainable, tx, rng.key_for(0, "dropout")), frozen
+
+    now, frozen = jax.jit(draw)(jax.random.key(0))
+    step = steps.make_train_step(model, tx, [steps.Objective("main", loss)])
+    step, batch = jax.jit(step, donate_argnums=0), jax.device_put(batch)
+
+    def run(count: int) -> None:
+        nonlocal now
+        for _ in range(count):
+            now, measured = step(now, frozen, batch)
+        jax.block_until_ready(measured)
+
+    serve(run)
+
+
+def time_writing(args: argparse.Namespace) -> None:
+    """Answers with the seconds of writing so many tokens a row, greedily."""
+    import jax
+
+    from jaxprompt.generate import generate
+
+    args.still = True
+    model = make_model(args)
+    batch = make_batch(args, model.prompt, generates=True)
+    params = jax.jit(lambda key: draw_params(model, batch, key))(jax.random.key(0))
+    batch = jax.device_put(batch)
+    never = CONFIGS[args.model]["vocab_size"]  # no token ends a text: all rows write all tokens
+    write = jax.jit(
+        lambda p, b, count: generate(model, p, b, max_new=count, eos=never, pad=0).ids,
+        static_argnums=2,
+    )
+    serve(lambda count: write(params, batch, count).block_until_ready())
+
+
+# -- torch ----------------------------------------------------------------------------------------
+
+
+def torch_model(args: argparse.Namespace):
+    """Makes the same shape in torch, of random weights."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    if args.model.startswith("t5"):
+        config = transformers.T5Config(**CONFIGS[args.model])
+        return transformers.T5ForConditionalGeneration(config)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIGS[args.model]))
+
+
+def time_peft(args: argparse.Namespace) -> None:
+    """Answers with the seconds of so many train steps of PEFT's."""
+    import peft
+    import torch
+
+    is_t5 = args.model.startswith("t5")
+    setting = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}[args.kind]
+    task = "SEQ_2_SEQ_LM" if is_t5 else "CAUSAL_LM"
+    model = peft.get_peft_model(
+        torch_model(args), setting(task_type=task, num_virtual_tokens=LENGTH)
+    ).train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0)
+    vocab = CONFIGS[args.model]["vocab_size"]
+    ids = torch.randint(5, vocab, (args.rows, INPUT if is_t5 else INPUT + TARGET))
+    labels = torch.randint(5, vocab, (args.rows, TARGET))
+    if not is_t5:
+        labels = torch.cat([torch.full((args.rows, INPUT), -100), ids[:, INPUT:]], 1)
+    fed = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            model(**fed).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    serve(run)
+
+
+def time_torch_writing(args: argparse.Namespace) -> None:
+    """Answers with the seconds of writing so many tokens a row by transformers' generate."""
+    import torch
+
+    model = torch_model(args).eval()
+    ids = torch.randint(5, CONFIGS[args.model]["vocab_size"], (args.rows, INPUT))
+    mask = torch.ones_like(ids)
+
+    def run(count: int) -> None:
+        with torch.no_grad():
+            model.generate(
+                ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count,
+                do_sample=False, pad_token_id=0,
+            )  # fmt: skip
+
+    serve(run)
+
+
+SIDES = {
+    "step": time_step, "write": time_writing, "peft-step": time_peft,
+    "torch-write": time_torch_writing,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Reads the flags and answers."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("--model", choices=CONFIGS, default="t5-small")
+    parser.add_argument("--kind", choices=KINDS, default="soft")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--stack", default="scan")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--scores", choices=("restricted", "full"))
+    parser.add_argument("--still", action="store_true", help="no dropout")
+    args = parser.parse_args()
+    SIDES[args.side](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""T5 and GPT-2 through the command line: label words, free texts, deep prompts, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_run import (
+    TOPICS,
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    sentences,
+    split_scores,
+    tiny_fields,
+    write_rows,
+)
+
+from jaxprompt.cli.train import run
+from jaxprompt.evaluate import probabilities
+
+STILL = dict(head__dropout=0)
+LONG = STILL | dict(train__total_steps=60, train__eval_steps=20, train__log_steps=1)
+SHORT = STILL | dict(train__total_steps=4, train__eval_steps=2)
+WORDS = {"head.name": "verbalizer", "task.words": "beast,food,tool"}
+T5 = WORDS | {"task.template": "{text} about [mask] ."}
+GPT2 = WORDS | {"task.template": "{text} about [mask]"}
+MEAN = dict(head__pooler="mean")
+DEEP = dict(prompt__decoder=3, prompt__cross=2, prompt__dropout=0, prompt__scale=0.5)
+CASES = {
+    "t5_full_cloze": ("t5", "full", T5, 1e-2),
+    "t5_full_target": ("t5", "full", T5 | {"head.span": "target"}, 1e-2),
+    "t5_full_text": ("t5", "full", WORDS | {"task.form": "text"}, 1e-2),
+    "t5_prefix_linear": ("t5", "prefix", DEEP, 3e-2),
+    "t5_soft_linear": ("t5", "soft", dict(prompt__decoder=2), 3e-2),
+    "gpt2_full_words": ("gpt2", "full", GPT2, 1e-2),
+    "gpt2_prefix_linear": ("gpt2", "prefix", MEAN | dict(prompt__dropout=0), 3e-2),
+    "gpt2_soft_linear": ("gpt2", "soft", MEAN | dict(data__side="left"), 3e-2),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_learns_exports_and_predicts(case, folders, data, tmp_path, capsys):
+    family, method, fields, rate = CASES[case]
+    c = make_config(folders[family], data, method, **LONG, **fields, optim__lr=rate)
+    result = run(c, str(tmp_path))
+    losses = [r["loss"] for r in read_lines(tmp_path / "metrics.jsonl") if "loss" in r]
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:3]), (losses[:3], losses[-5:])
+    assert result["dev"]["accuracy"] >= 0.7  # 30 rows of three classes
+    place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    given = read_lines(data / "test.jsonl")
+    code, out, err = jaxprompt(
+        capsys, "predict", f"--workdir={tmp_path}", f"--input={data / 'test.jsonl'}"
+    )
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    found = np.array([[row["scores"][name] for name in TOPICS] for row in rows])
+    expected = probabilities(split_scores(c, tmp_path, "test"), 3)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
+    right = [row["label"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
+    assert np.mean(right) == pytest.approx(result["test"]["accuracy"])
+
+
+def text_data(folder):
+    folder.mkdir()
+    for seed, (name, size) in enumerate({"train": 48, "dev": 12, "test": 12}.items()):
+        rows = [{"text": r["text"], "answer": r["label"]} for r in sentences(seed, size)]
+        write_rows(folder / f"{name}.jsonl", rows)
+    return folder
+
+
+TEXT = {"head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5}
+
+
+@pytest.mark.parametrize("family, beams", [("t5", 1), ("t5", 2), ("gpt2", 1)])
+def test_learns_to_write(family, beams, folders, tmp_path, capsys):
+    data = text_data(tmp_path / "data")
+    fields = TEXT | {"generate.beams": beams}
+    c = make_config(
+        folders[family], data, "full", **LONG, **fields, optim__lr=1e-2, data__max_len=30
+    )
+    result = run(c, str(tmp_path / "run"))
+    assert result["dev"]["exact_match"] >= 0.75, result
+    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
+    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
+    assert code == 0, err
+    assert json.loads(out) == {"split": "test", "examples": 12, **result["test"]}
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    given = f"--input={data / 'test.jsonl'}"
+    code, out, err = jaxprompt(capsys, "predict", f"--workdir={tmp_path / 'run'}", given)
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert np.mean([row["generated"] == row["answer"] for row in rows]) == pytest.approx(
+        result["test"]["exact_match"]
+    )
+
+
+def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
+    fields = T5 | {"generate.max_new": 3}
+    c = make_config(folders["t5"], data, "soft", **SHORT, **fields, optim__lr=1e-2)
+    run(c, str(tmp_path))
+    place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    code, out, err = jaxprompt(
+        capsys, "predict", f"--workdir={tmp_path}", "--generate", "--text", "the cat", "--text", "a"
+    )
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["text"] for row in rows] == ["the cat", "a"]
+    assert all(isinstance(row["generated"], str) and "label" not in row for row in rows)
+
+
+def test_a_bert_writes_nothing(run, refused):
+    line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
+    assert line == "--generate needs a backbone that writes; take a T5 or a GPT-2"
+
+
+REFUSED = {
+    "no_sentinel": ("t5", T5 | {"backbone.sentinel": "<s_{}>"}, "has no sentinel '<s_0>'"),
+    "no_start": ("no_start", T5, "lacks decoder_start_token_id"),
+    "beams": ("t5", TEXT | {"generate.beams": 400}, "beams=400"),
+    "target_too_long": ("t5", TEXT | {"data.max_target": 1}, "over data.max_target=1; raise that"),
+    "no_decoder": ("bert", {"prompt.decoder": 2}, "prompt.decoder=2 needs an encoder-decoder"),
+    "no_cross": ("gpt2", {"prompt.cross": 2}, "prompt.cross=2 needs an encoder-decoder"),
+    "positions": ("gpt2", {"data.max_len": 64}, "exceed the model's 66"),
+    "writing_bert": ("bert", TEXT, "head.name=text needs a backbone that writes"),
+    "text_head": ("t5", {"head.name": "text"}, "head.name=text with a classification task"),
+    "text_task": ("t5", {"task.target": "answer"}, "head.name=linear with a free-text task"),
+    "mask_inside": ("gpt2", T5, "at the end of its input; move [mask]"),
+    "answer": ("t5", T5 | {"task.answer": "It is {label}"}, "task.answer='It is {label}'"),
+    "metric": ("t5", TEXT | {"task.metric": "accuracy"}, "metric accuracy compares classes"),
+    "rescale": ("gpt2", {"backbone.rescale": 100}, "backbone.rescale=100.0 is for T5"),
+    "mean": ("t5", {"head.pooler": "mean"}, "head.pooler=mean"),
+    "by_class": ("t5", TEXT | {"data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
+    "npy_shape": ("t5", "npy", "holds [3, 32] numbers, the prompt is [4, 32]"),
+    "npy_dtype": ("t5", "int", "holds int64; a prompt is float16, float32 or float64"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case, folders, backbone, data, tmp_path, refused):
+    name, fields, message = REFUSED[case]
+    folder = {"bert": backbone, **folders}.get(name)
+    if folder is None:
+        folder = make_backbone(tmp_path / "model", "t5")
+        config = json.loads((folder / "config.json").read_text())
+        del config["decoder_start_token_id"], config["pad_token_id"]
+        (folder / "config.json").write_text(json.dumps(config))
+    if fields in ("npy", "int"):
+        rows = np.zeros((3, 32), np.float32) if fields == "npy" else np.zeros((4, 32), int)
+        np.save(tmp_path / "rows.npy", rows)
+        fields = {"prompt.start": "file", "prompt.file": tmp_path / "rows.npy"}
+    if "task.target" in fields:
+        data = text_data(tmp_path / "data")
+    words = tiny_fields(folder, data) | fields
+    if fields.get("prompt.start") == "file":
+        words |= {"prompt.name": "soft"}
+        config = tmp_path / "soft.py"
+        config.write_text(
+            "from configs.base import get_config as base\nfrom configs.parts import methods\n"
+            "def get_config():\n    c = base()\n    methods.soft(c)\n    return c\n"
+        )
+    else:
+        config = "configs/base.py"
+    given = [f"--config={config}", f"--workdir={tmp_path / 'run'}", *flags(words)]
+    assert message in refused("train", *given, started=True)
