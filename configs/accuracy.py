@@ -2,7 +2,8 @@
 
 The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:trec-prefix-16`. Tasks:
 trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head. Length and
-rate of each method were found on dev.
+rate of each method were found on dev. trec-prefix_as_peft starts from N(0, 1) and takes batches in
+random order, as PEFT's side of launch/accuracy.py does.
 """
 
 from configs.base import get_config as base
@@ -13,16 +14,18 @@ DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
 LENGTH = {"prefix": 16, "soft": 10, "hybrid": 10}
 RATE = {"prefix": 4e-2, "soft": 3e-2, "hybrid": 3e-2, "head_only": 1e-1, "full": 5e-5}
 EPOCHS = {
-    "trec": {"prefix": 6.0, "soft": 3.0, "head_only": 5.0, "full": 3.0},
-    "sst2": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
+    "trec": {"prefix": 6.0, "prefix_as_peft": 6.0, "soft": 3.0, "head_only": 5.0, "full": 3.0},
+    "sst2": {"prefix": 2.0, "soft": 3.0, "head_only": 6.0, "full": 1.0},
     "mpqa": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
-    "sst2_mlm": {"prefix": 0.5, "soft": 0.5, "hybrid": 0.5, "full": 0.5},
+    "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
 }
 
 
 def get_config(name="trec-prefix"):
     """Returns one run of the table."""
     task, method, *few = name.split("-")
+    epochs, as_peft = EPOCHS[task][method], method.endswith("_as_peft")
+    method = method.removesuffix("_as_peft")
     c = base()
     getattr(tasks, task.removesuffix("_mlm"))(c)
     if task == "sst2_mlm":
@@ -37,7 +40,10 @@ def get_config(name="trec-prefix"):
     if method == "prefix":
         c.prompt.dropout = 0.0
     c.data.group = 8
-    c.train.total_epochs = EPOCHS[task][method]
+    if as_peft:
+        c.prompt.scale = 1.0
+        c.data.group = 1
+    c.train.total_epochs = epochs
     if few:
         c.data.protocol = "listed"
         c.data.batch = 16
@@ -54,5 +60,5 @@ def sweep():
         for method in epochs:
             for seed, data_seed in zip(SEEDS, DATA_SEEDS, strict=True):
                 yield {"config": f"{task}-{method}", "seed": seed}
-                if task != "mpqa":
+                if task != "mpqa" and not method.endswith("_as_peft"):
                     yield {"config": f"{task}-{method}-16", "seed": seed, "data.seed": data_seed}

@@ -1,5 +1,4 @@
-"""Labels texts, or writes on, with an exported prompt: --text, a JSONL file or stdin in, JSONL out."""
-
+"""Labels texts, or writes on, with an exported prompt: texts, JSONL or stdin in, JSONL out."""
 import json
 import sys
 from collections.abc import Iterator, Sequence
