@@ -26,13 +26,18 @@ class Model:
         """Draws the prompt and the heads beside a loaded backbone. -> params"""
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))
         batch = _dummy_batch(choices, decodes=self.backbone.dims.decoder_layers > 0)
-        bound = self.backbone.bind({"params": backbone})
         hidden = jnp.zeros((choices, 2, self.backbone.dims.width))
-        prompt = self.prompt.init(prompt_key, batch, bound.words(), deterministic=True)
-        heads = {
-            name: head.init(k, hidden, batch, bound, deterministic=True).get("params", {})
-            for k, (name, head) in zip(head_keys, self.heads.items(), strict=True)
-        }
+        words = self.backbone.bind({"params": backbone}).words()
+        prompt = self.prompt.init(prompt_key, batch, words, deterministic=True)
+        heads = {}
+        for k, (name, head) in zip(head_keys, self.heads.items(), strict=True):
+
+            def init(key, weights, head=head):
+                bound = self.backbone.bind({"params": weights})
+                return head.init(key, hidden, batch, bound, deterministic=True).get("params", {})
+
+            # A head on the model's own output table has no numbers: nothing is multiplied for it.
+            heads[name] = init(k, backbone) if jax.eval_shape(init, k, backbone) else {}
         return {"backbone": backbone, "prompt": prompt.get("params", {}), "head": heads}
 
     def inject(self, params: Params, batch: Batch, *, deterministic=True, key=None) -> Injection:

@@ -82,12 +82,23 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
     return Batch(encoder, label_pos, labels, weights, index, decoder, said)
 
 
-def draw_params(model, batch, key):
-    """Draws a model's parameters."""
-    from jaxprompt import tree
+def draw_params(model, batch):
+    """Draws a model's parameters on the host, as if they came from a file."""
+    import jax
 
-    loaded = model.backbone.init(key, batch, method="init_all")["params"]
-    return model.init(key, tree.cast(loaded, model.backbone.cfg.dtype))
+    from jaxprompt.convert.load import aligned
+
+    init = lambda key: model.backbone.init(key, batch, method="init_all")["params"]
+    draws = np.random.default_rng(0)
+
+    def draw(leaf):
+        values = aligned(leaf.shape, np.float32)
+        draws.standard_normal(dtype=np.float32, out=values)
+        values *= 0.02
+        return values.astype(model.backbone.cfg.dtype, copy=False)
+
+    loaded = jax.tree.map(draw, jax.eval_shape(init, jax.random.key(0)))
+    return model.init(jax.random.key(0), loaded)
 
 
 def time_step(args: argparse.Namespace) -> None:
@@ -102,12 +113,10 @@ def time_step(args: argparse.Namespace) -> None:
     tx = optim.make_optimizer("adamw", optax.constant_schedule(1.0), {"prompt": 1e-3})
     loss = losses.make_loss(args.scores, 0.0) if args.scores else losses.free_text
 
-    def draw(key):
-        params = draw_params(model, batch, key)
-        trainable, frozen = tree.split(params, tree.trainable_mask(params, [r"prompt/.*"]))
-        return state.make_state(trainable, tx, rng.key_for(0, "dropout")), frozen
-
-    now, frozen = jax.jit(draw)(jax.random.key(0))
+    params = draw_params(model, batch)
+    trainable, frozen = tree.split(params, tree.trainable_mask(params, [r"prompt/.*"]))
+    now, frozen = state.make_state(trainable, tx, rng.key_for(0, "dropout")), jax.device_put(frozen)
+    del params
     step = steps.make_train_step(model, tx, [steps.Objective("main", loss)])
     step, batch = jax.jit(step, donate_argnums=0), jax.device_put(batch)
 
@@ -129,8 +138,7 @@ def time_writing(args: argparse.Namespace) -> None:
     args.still = True
     model = make_model(args)
     batch = make_batch(args, model.prompt, generates=True)
-    params = jax.jit(lambda key: draw_params(model, batch, key))(jax.random.key(0))
-    batch = jax.device_put(batch)
+    params, batch = jax.device_put((draw_params(model, batch), batch))
     never = CONFIGS[args.model]["vocab_size"]  # no token ends a text: all rows write all tokens
     write = jax.jit(
         lambda p, b, count: generate(model, p, b, max_new=count, eos=never, pad=0).ids,

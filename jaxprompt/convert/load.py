@@ -104,6 +104,14 @@ def present_heads(folder: str | Path, family: str) -> set[str]:
         return set(_Names(weights, _family(family)).heads())
 
 
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Makes an array, not filled, at an address that JAX takes over on the CPU without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    space = np.empty(size + 64, np.uint8)
+    start = -space.ctypes.data % 64
+    return space[start : start + size].view(dtype).reshape(shape)
+
+
 class _Names:
     """Finds our tensors in a file, whether or not it carries the family's prefix."""
 
@@ -181,7 +189,7 @@ class _Filler:
     def fill(self, tensor: Tensor) -> None:
         """Reads a tensor of every layer, transposed, cast and stacked as the tree has it."""
         ours = tuple(self.sizes[axis] for axis in tensor.axes)
-        stacked = np.empty((_copies(tensor, self.sizes), *ours), self.dtype)
+        stacked = aligned((_copies(tensor, self.sizes), *ours), self.dtype)
         for i, layer in enumerate(stacked):
             self._copy(tensor, i, layer)
         self.flat[tensor.path] = stacked if tensor.stack else stacked[0]

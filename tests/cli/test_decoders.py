@@ -117,6 +117,32 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
     assert all(isinstance(row["generated"], str) and "label" not in row for row in rows)
 
 
+@pytest.mark.parametrize("family, kind", [("t5", "SEQ_2_SEQ_LM"), ("gpt2", "CAUSAL_LM")])
+def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
+    fields = T5 if family == "t5" else GPT2
+    run(make_config(folders[family], data, "soft", **SHORT, **fields), str(tmp_path))
+    place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
+    rows = tmp_path / "rows.npy"
+    assert jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'a'}", f"--npy={rows}")[0] == 0
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    auto = AutoModelForSeq2SeqLM if family == "t5" else AutoModelForCausalLM
+    model = PeftModel.from_pretrained(auto.from_pretrained(folders[family]), tmp_path / "a")
+    assert model.peft_config["default"].task_type == kind
+    found = model.prompt_encoder["default"].embedding.weight.detach().numpy()
+    np.testing.assert_array_equal(found, np.load(rows))
+
+
+def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
+    fields = dict(prompt__decoder=3, prompt__dropout=0)
+    run(make_config(folders["t5"], data, "prefix", **SHORT, **fields), str(tmp_path))
+    place = (f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path}")
+    line = refused("export", *place, f"--peft={tmp_path / 'a'}", started=True)
+    assert line.startswith("--peft: of a T5 PEFT holds soft tokens of the encoder alone")
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_bert_writes_nothing(run, refused):
     line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
     assert line == "--generate needs a backbone that writes; take a T5 or a GPT-2"

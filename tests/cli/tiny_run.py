@@ -139,7 +139,7 @@ def _write_sentence_piece(folder: Path) -> int:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     words = [f"▁{word}" for word in WORDS]
-    letters = [*LETTERS, *(letter.upper() for letter in LETTERS), "▁", *".,:?!_"]
+    letters = [*LETTERS, *(letter.upper() for letter in LETTERS), "▁", *".,:?!_0123456789"]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces += [(word, -3.0) for word in dict.fromkeys(words)]
     pieces += [(letter, -9.0) for letter in letters if letter not in words]
