@@ -117,6 +117,7 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
     assert all(isinstance(row["generated"], str) and "label" not in row for row in rows)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("family, kind", [("t5", "SEQ_2_SEQ_LM"), ("gpt2", "CAUSAL_LM")])
 def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
     fields = T5 if family == "t5" else GPT2
