@@ -1,4 +1,5 @@
 """Labels texts, or writes on, with an exported prompt: texts, JSONL or stdin in, JSONL out."""
+
 import json
 import sys
 from collections.abc import Iterator, Sequence
