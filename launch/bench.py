@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from bench_lm import make_head_work
 from bench_sides import LENGTH, ROOT, SHAPES, hf_config, make_batch, make_model, make_work
 
 SHARED = ROOT.parent / "shared"
@@ -186,11 +187,24 @@ def write(args: argparse.Namespace) -> None:
 
 
 def scores(args: argparse.Namespace) -> None:
-    """Times a step that scores four label words: their rows (first), all of them (second)."""
+    """Times scoring four label words by their rows (first) or all rows (second): head and step."""
     rows = []
     for model in [args.model] if args.model else ["t5-small", "t5-base", "gpt2"]:
-        sides = [["step", "--model", model, "--scores", s] for s in ("restricted", "full")]
-        rows.append({"model": model, **take_turns(args, *sides, args.reps)})
+        row = {"model": model}
+        for part, count in (("head", 100), ("step", args.reps)):
+            sides = [[part, "--model", model, "--scores", s] for s in ("restricted", "full")]
+            pair = take_turns(args, *sides, count)
+            row |= {f"{part} {name}": pair[name] for name in ("first s", "second s", "ratio s")}
+        for kind in ("restricted", "full"):
+            score, arguments = make_head_work(
+                argparse.Namespace(
+                    model=model, kind="soft", rows=16, stack=args.stack, dtype="float32",
+                    scores=kind,
+                )
+            )  # fmt: skip
+            memory = score.lower(*arguments).compile().memory_analysis()
+            row[f"head {kind} temporary bytes"] = memory.temp_size_in_bytes
+        rows.append(row)
     report(args, rows)
 
 

@@ -129,6 +129,41 @@ def time_step(args: argparse.Namespace) -> None:
     serve(run)
 
 
+def make_head_work(args: argparse.Namespace):
+    """Makes the head's part of a step: (function, arguments), the gradient with the loss."""
+    import jax
+
+    from jaxprompt import losses
+
+    args.still = True
+    model = make_model(args)
+    batch = make_batch(args, model.prompt)
+    params, batch = jax.device_put((draw_params(model, batch), batch))
+    hidden = jax.numpy.ones((*batch.read.ids.shape, model.backbone.dims.width))
+    loss = losses.make_loss(args.scores, 0.0)
+
+    def score(hidden, weights, batch):
+        bound = model.backbone.bind({"params": weights})
+        found = model.heads["main"].apply({}, hidden, batch, bound, deterministic=True)
+        return loss(found, batch.labels, batch.weights)[0]
+
+    return jax.jit(jax.value_and_grad(score)), (hidden, params["backbone"], batch)
+
+
+def time_head(args: argparse.Namespace) -> None:
+    """Answers with the seconds of so many head steps."""
+    import jax
+
+    score, arguments = make_head_work(args)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            found = score(*arguments)
+        jax.block_until_ready(found)
+
+    serve(run)
+
+
 def time_writing(args: argparse.Namespace) -> None:
     """Answers with the seconds of writing so many tokens a row, greedily."""
     import jax
@@ -211,7 +246,7 @@ def time_torch_writing(args: argparse.Namespace) -> None:
 
 
 SIDES = {
-    "step": time_step, "write": time_writing, "peft-step": time_peft,
+    "step": time_step, "head": time_head, "write": time_writing, "peft-step": time_peft,
     "torch-write": time_torch_writing,
 }  # fmt: skip
 
