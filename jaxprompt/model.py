@@ -1,6 +1,7 @@
 """A backbone, a method and heads, as pure functions of params = {"backbone", "prompt", "head"}."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,10 @@ class Model:
         batch = _dummy_batch(choices, decodes=self.backbone.dims.decoder_layers > 0)
         hidden = jnp.zeros((choices, 2, self.backbone.dims.width))
         words = self.backbone.bind({"params": backbone}).words()
-        prompt = self.prompt.init(prompt_key, batch, words, deterministic=True)
+        # One program, where every operation by itself would be one.
+        prompt = jax.jit(functools.partial(self.prompt.init, deterministic=True))(
+            prompt_key, batch, words
+        )
         heads = {}
         for k, (name, head) in zip(head_keys, self.heads.items(), strict=True):
 

@@ -107,6 +107,7 @@ def time_step(args: argparse.Namespace) -> None:
     import optax
 
     from jaxprompt import losses, optim, rng, state, steps, tree
+    from jaxprompt.compiled import jit
 
     model = make_model(args)
     batch = make_batch(args, model.prompt)
@@ -118,7 +119,7 @@ def time_step(args: argparse.Namespace) -> None:
     now, frozen = state.make_state(trainable, tx, rng.key_for(0, "dropout")), jax.device_put(frozen)
     del params
     step = steps.make_train_step(model, tx, [steps.Objective("main", loss)])
-    step, batch = jax.jit(step, donate_argnums=0), jax.device_put(batch)
+    step, batch = jit(step, donate_argnums=0), jax.device_put(batch)
 
     def run(count: int) -> None:
         nonlocal now

@@ -82,6 +82,7 @@ def make_work(model, rows: int, *, abstract: bool = False):
     import optax
 
     from jaxprompt import losses, optim, rng, state, steps, tree
+    from jaxprompt.compiled import jit
 
     batch = make_batch(model.prompt, rows)
     batch = batch._replace(weights=batch.weights.astype(np.float32))
@@ -97,7 +98,7 @@ def make_work(model, rows: int, *, abstract: bool = False):
     key = jax.random.key(0)
     start, frozen = jax.eval_shape(draw, key) if abstract else jax.jit(draw)(key)
     step = steps.make_train_step(model, tx, [steps.Objective("main", losses.cross_entropy)])
-    return jax.jit(step, donate_argnums=0), (start, frozen, jax.device_put(batch))
+    return jit(step, donate_argnums=0), (start, frozen, jax.device_put(batch))
 
 
 def time_ours(args: argparse.Namespace) -> None:
@@ -142,6 +143,7 @@ def epoch_ours(args: argparse.Namespace) -> None:
     import jax
 
     from jaxprompt import build, rng, steps
+    from jaxprompt.compiled import jit
     from jaxprompt.scorer import load_weights
     from jaxprompt.state import make_state
 
@@ -154,7 +156,7 @@ def epoch_ours(args: argparse.Namespace) -> None:
     plan = build.make_plan(c.train, per_epoch, c.data.batch)
     tx = build.build_optimizer(c, trainable, plan, per_epoch)
     make = steps.make_train_step(scorer.model, tx, build.build_objectives(c))
-    train_step = jax.jit(make, donate_argnums=0)
+    train_step = jit(make, donate_argnums=0)
     state = make_state(trainable, tx, rng.key_for(c.seed, "dropout"))
     seen = {batch.encoder.ids.shape: batch for _, batch in zip(range(per_epoch), batches)}  # noqa: B905
     for batch in seen.values():

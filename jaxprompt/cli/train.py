@@ -32,6 +32,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     from jaxprompt import build, rng, steps, tree
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
+    from jaxprompt.compiled import jit
     from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.runlog import RunLog
     from jaxprompt.scorer import load_weights
@@ -58,7 +59,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     trainable, frozen, report = weights
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     objectives = build.build_objectives(c)
-    train_step = jax.jit(
+    train_step = jit(
         steps.make_train_step(scorer.model, tx, objectives, accumulate=c.optim.accumulate),
         donate_argnums=0,
     )
