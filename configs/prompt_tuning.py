@@ -1,4 +1,4 @@
-"""Prompt tuning of LM-adapted T5 as published (Lester et al. 2021, sections 2 and 3).
+"""Prompt tuning of LM-adapted T5 as published, but for its z-loss (Lester et al. 2021, section 3).
 
 The argument is a task: `--config=configs/prompt_tuning.py:boolq`. The target is the label's text
 and </s>, the loss is over all of it, and any word of the vocabulary may win.
@@ -8,7 +8,7 @@ from configs.base import get_config as base
 from configs.parts import backbones, methods
 
 TASKS = ("sst2", "mrpc", "rte", "cb", "boolq", "wic", "copa")
-SEEDS = (0, 1, 2)  # "we report the average of three runs"
+SEEDS = (0, 1, 2)
 
 
 def get_config(task="sst2"):

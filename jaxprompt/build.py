@@ -18,7 +18,7 @@ from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.target import read_answer
 from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
 from jaxprompt.errors import InputError
-from jaxprompt.evaluate import evaluate, write_texts
+from jaxprompt.evaluate import evaluate, make_writer, write_texts
 from jaxprompt.fields import check_fields
 from jaxprompt.losses import free_text, make_loss
 from jaxprompt.metrics import score_texts
@@ -36,11 +36,10 @@ from jaxprompt.scorer import (
     load_weights,
     open_backbone,
 )
-from jaxprompt.steps import Objective, make_eval_step, make_generate_step
+from jaxprompt.steps import Objective, make_eval_step
 from jaxprompt.types import Dims
 
 SPLITS = ("train", "dev", "test")
-EARLY = {"true": True, "false": False, "never": "never"}
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
@@ -223,9 +222,7 @@ def build_measure(c: Any, scorer: Scorer) -> Callable[..., dict[str, float]]:
             )[0]  # fmt: skip
 
         return measure
-    settings = dict(c.generate, eos=scorer.tokenizer.eos_token_id, pad=scorer.layout.pad_id)
-    settings["early_stopping"] = EARLY[settings["early_stopping"]]
-    write = jax.jit(make_generate_step(scorer.model, **settings))
+    write = make_writer(c.generate, scorer.model, scorer.tokenizer, scorer.layout.pad_id)
 
     def measure_texts(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
         passes = eval_batches(scorer, split)

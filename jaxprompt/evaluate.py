@@ -1,13 +1,18 @@
 """Scores of a whole split, in the split's own order, and its metrics."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxprompt import metrics
+from jaxprompt.model import Model
+from jaxprompt.steps import make_generate_step
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
+
+_EARLY = {"true": True, "false": False, "never": "never"}
 
 
 def predict_scores(
@@ -62,6 +67,15 @@ def evaluate(step, trainable, frozen, batches, labels, counts, metric: str, clas
     scores = predict_scores(step, trainable, frozen, batches, len(labels))
     scores = drop_absent(scores, counts, classes)
     return metrics.score(metric, labels, decide(scores, classes), classes), scores
+
+
+def make_writer(
+    how: Mapping[str, Any], model: Model, tokenizer: Any, pad: int
+) -> Callable[[Flat, Flat, Batch], jax.Array]:
+    """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
+    settings = dict(how, eos=tokenizer.eos_token_id, pad=pad)
+    settings["early_stopping"] = _EARLY[settings["early_stopping"]]
+    return jax.jit(make_generate_step(model, **settings))
 
 
 def write_texts(step, trainable, frozen, batches, size: int, tokenizer) -> list[str]:

@@ -85,23 +85,13 @@ def label(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 def write(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Yields the text that the model writes after each example."""
-    import jax
-
-    from jaxprompt.build import EARLY
     from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.evaluate import write_texts
-    from jaxprompt.generate import generate
+    from jaxprompt.evaluate import make_writer, write_texts
 
-    how = dict(exported.card["generate"])
-    how["early_stopping"] = EARLY[how["early_stopping"]]
+    how = exported.card["generate"]
     scorer = exported.scorer.writing(how["max_new"])
-    model, ends = scorer.model, scorer.tokenizer.eos_token_id
     split = scorer.encode(examples)
-    step = jax.jit(
-        lambda _, params, batch: (
-            generate(model, params, batch, eos=ends, pad=scorer.layout.pad_id, **how).ids
-        )
-    )
+    step = make_writer(how, scorer.model, scorer.tokenizer, scorer.layout.pad_id)
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     texts = write_texts(step, {}, exported.params, batches, len(examples), scorer.tokenizer)
     yield from ({"generated": text} for text in texts)

@@ -119,16 +119,17 @@ def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
     def norm(name: str, at: str) -> Tensor:
         return Tensor(f"{path}/{name}/scale", (f"{at}.layer_norm.weight",), "H", ("H",))
 
-    last, dense = (sub + "2", ".DenseReluDense.") if cross else (sub + "1", ".DenseReluDense.")
+    last = sub + ("2" if cross else "1")
+    dense = last + ".DenseReluDense."
     return (
         *attention("attention", f"{sub}0.SelfAttention"),
         norm("attention_norm", f"{sub}0"),
         *(attention("cross", f"{sub}1.EncDecAttention") if cross else ()),
         *((norm("cross_norm", f"{sub}1"),) if cross else ()),
-        linear("mlp/gate", f"{last}{dense}wi_0", "H", "F"),
+        linear("mlp/gate", f"{dense}wi_0", "H", "F"),
         # A gated product is divided half by its linear factor and half by what follows.
-        linear("mlp/up", f"{last}{dense}wi", "H", "F", 0.5, also=(f"{last}{dense}wi_1",)),
-        linear("mlp/down", f"{last}{dense}wo", "F", "H", 0.5),
+        linear("mlp/up", f"{dense}wi", "H", "F", 0.5, also=(f"{dense}wi_1",)),
+        linear("mlp/down", f"{dense}wo", "F", "H", 0.5),
         norm("mlp_norm", last),
     )
 
