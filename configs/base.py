@@ -36,6 +36,12 @@ def get_config() -> ConfigDict:
     c.prompt.scale = 0.02  # standard deviation of the initial values
     c.trainable = ()  # patterns of parameter names; () = the method's own
 
+    c.mesh = ConfigDict()  # how devices are laid out; -1 = the rest of them
+    c.mesh.data = -1  # parts of a batch
+    c.mesh.model = 1  # parts of heads, feed-forward widths and vocabulary
+    c.mesh.fsdp = False  # frozen weights are divided over `data` too
+    c.mesh.slices = 1  # slices of TPUs, or hosts of GPUs, between which only `data` may cross
+
     c.head = ConfigDict()
     c.head.name = "linear"  # linear | verbalizer (the backbone's own LM head) | text (free text)
     c.head.pooler = "auto"  # checkpoint | trained | cls | mean; auto = checkpoint, else cls

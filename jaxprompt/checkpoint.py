@@ -7,13 +7,18 @@
 A folder named by a bare number is complete: orbax writes beside it, the checksums of all files are
 added, and it is renamed. Saving is synchronous: at prompt size it takes some 40 ms, and a full disk
 is known at the call that met it.
+
+Several processes share the folder and call every function together: each writes and reads its part
+of divided arrays, process 0 does the rest and decides.
 """
 
 import json
 import os
 import re
 import shutil
+import uuid
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxprompt import hosts
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_atomic, write_error
 
@@ -46,11 +52,11 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """Returns the newest saved step, None when there is none."""
-        return max(_steps(self._root), default=None)
+        return max(_agreed_steps(self._root), default=None)
 
     def best(self) -> int | None:
         """Returns the step of the newest best, None when there is none."""
-        return max(_steps(self._best), default=None)
+        return max(_agreed_steps(self._best), default=None)
 
     def save(self, step: int, state: Tree, position: dict) -> None:
         """Saves a tree of arrays and a JSON-able dict as `step`; a step that is there stays.
@@ -85,13 +91,19 @@ class Checkpoints:
         _find(self._best, None)
 
     def rewind(self, step: int) -> None:
-        """Removes what was saved after `step` (-1: all) and what killed saves left behind."""
-        if jax.process_index() == 0:
+        """Removes what was saved after `step` (-1: all) and what killed saves left behind.
+
+        Raises InputError where several processes do not share the folder.
+        """
+
+        def remove() -> None:
             for folder in (self._root, self._best):
                 _clean(folder)
                 for later in [s for s in _steps(folder) if s > step]:
                     _remove(folder / str(later))
-        ocp.multihost.sync_global_processes("jaxprompt:rewind")
+
+        _on_first(remove)
+        _check_shared(self._root)
 
     def bytes(self, step: int | None = None) -> int:
         """Returns the bytes on disk of `step`, the newest by default."""
@@ -99,7 +111,7 @@ class Checkpoints:
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
     def _prune(self) -> None:
-        if jax.process_index() != 0:
+        if not hosts.is_first():
             return
         steps, bests = _steps(self._root), _steps(self._best)
         kept = steps[-self._keep :]
@@ -119,7 +131,7 @@ def guard_workdir(workdir: str | os.PathLike, resolved: dict, free: tuple[str, .
     make_folder(workdir)
     old_text = check_workdir(workdir, resolved, free)
     text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
-    if text != old_text and jax.process_index() == 0:
+    if text != old_text and hosts.is_first():
         write_atomic(Path(workdir) / "config.json", text)
 
 
@@ -172,6 +184,43 @@ def _steps(folder: Path) -> list[int]:
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
 
 
+def _agreed_steps(folder: Path) -> list[int]:
+    # A folder that was just written may look older to another host.
+    return json.loads(hosts.gather(json.dumps(_steps(folder)))[0])
+
+
+def _on_first(action: Callable[[], None]) -> None:
+    """Lets process 0 act while the others wait; its InputError is raised on all."""
+    error = None
+    try:
+        if hosts.is_first():
+            action()
+    except InputError as caught:
+        error = caught
+    message = hosts.gather(str(error or ""))[0]
+    if error or message:
+        raise error or InputError(message)
+
+
+def _check_shared(folder: Path) -> None:
+    if jax.process_count() == 1:
+        return
+    make_folder(folder)
+    probe = folder / f"0.shared-{hosts.gather(uuid.uuid4().hex)[0]}"
+    _on_first(lambda: write_atomic(probe, ""))
+    seen = hosts.gather("yes" if probe.exists() else "")
+
+    def conclude() -> None:
+        probe.unlink()
+        if "" in seen:
+            raise InputError(
+                f"process {seen.index('')} does not see the {folder} of process 0; several "
+                "processes need a --workdir on a disk that all of them share"
+            )
+
+    _on_first(conclude)
+
+
 def _clean(folder: Path) -> None:
     for path in folder.glob("[0-9]*.*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -198,42 +247,52 @@ def _flat(tree: Tree) -> dict[str, Any]:
 
 def _write(folder: Path, step: int, tree: Tree, position: dict) -> None:
     path = folder / str(step)
-    if path.is_dir():
+    if step in _agreed_steps(folder):
         return
-    make_folder(folder)
     partial = path.with_name(path.name + ".partial")
     args = ocp.args.Composite(
         state=ocp.args.PyTreeSave(_flat(tree)), position=ocp.args.JsonSave(position)
     )
-    try:
+
+    def prepare() -> None:
+        make_folder(folder)
         _check_room(folder, tree)
-        with _checkpointer() as checkpointer:
-            checkpointer.save(partial, args=args, force=True)
-        if jax.process_index() == 0:
-            write_atomic(partial / SEAL, json.dumps(_checksums(partial)))
-            partial.rename(path)
+
+    def seal() -> None:
+        write_atomic(partial / SEAL, json.dumps(_checksums(partial)))
+        partial.rename(path)
+
+    _on_first(lambda: _try(prepare, path))
+    with _checkpointer() as checkpointer:
+        _try(lambda: checkpointer.save(partial, args=args, force=True), path)
+    _on_first(lambda: _try(seal, path))
+
+
+def _try(action: Callable[[], None], path: Path) -> None:
+    """Runs a part of writing `path`. Raises InputError where the disk refuses, and cleans up."""
+    try:
+        action()
     except InputError:
-        _clean(folder)
+        _clean(path.parent)
         raise
     except (OSError, ValueError) as error:
         # tensorstore reports a failed write as a ValueError that quotes the system's code.
         code = re.search(r"os_error_code='(\d+)'", str(error))
         if not code and not isinstance(error, OSError):
             raise
-        _clean(folder)
+        _clean(path.parent)
         cause = OSError(int(code[1]), os.strerror(int(code[1]))) if code else error
         raise write_error(path, cause) from error
-    ocp.multihost.sync_global_processes("jaxprompt:save")
 
 
 def _find(folder: Path, step: int | None) -> Path:
-    steps = _steps(folder)
+    steps = _agreed_steps(folder)
     if not steps or (step is not None and step not in steps):
         there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise InputError(f"{what} in {folder} ({there}); train first, or give another --workdir")
     path = folder / str(steps[-1] if step is None else step)
-    _check_whole(path, older=[s for s in steps if s < int(path.name)])
+    _on_first(lambda: _check_whole(path, older=[s for s in steps if s < int(path.name)]))
     return path
 
 
@@ -255,7 +314,7 @@ def _read(folder: Path, step: int | None, template: Tree) -> tuple[Tree, dict]:
 def _check_room(folder: Path, tree: Tree) -> None:
     # A full disk met inside orbax is reported by each of its threads; here it is one OSError.
     size = OVERHEAD + sum(leaf.nbytes + OVERHEAD_ARRAY for leaf in jax.tree.leaves(tree))
-    probe = folder / f"0.room-{jax.process_index()}"
+    probe = folder / "0.room"
     try:
         with open(probe, "wb") as file:
             if hasattr(os, "posix_fallocate"):  # not on macOS

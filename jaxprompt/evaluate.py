@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxprompt import metrics
 from jaxprompt.model import Model
+from jaxprompt.sharding import Placement, put_batch, within
 from jaxprompt.steps import make_generate_step
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
@@ -15,8 +16,25 @@ from jaxprompt.types import Batch
 _EARLY = {"true": True, "false": False, "never": "never"}
 
 
+# (trainable, frozen, batch) -> which example each row is, -1 = none, and what was computed of it.
+Step = Callable[[Flat, Flat, Batch], tuple[jax.Array, jax.Array]]
+
+
+def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Array]) -> Step:
+    """Compiles a step for batches of which every process has its part.
+
+    Every process gets the results of all rows.
+    """
+
+    def whole(trainable: Flat, frozen: Flat, batch: Batch):
+        return batch.index, step(trainable, frozen, batch)
+
+    compiled = jax.jit(within(placement, whole), out_shardings=placement.replicated)
+    return lambda trainable, frozen, batch: compiled(trainable, frozen, put_batch(placement, batch))
+
+
 def predict_scores(
-    step: Callable[[Flat, Flat, Batch], jax.Array],
+    step: Step,
     trainable: Flat,
     frozen: Flat,
     batches: Iterable[Batch],
@@ -27,14 +45,13 @@ def predict_scores(
 
     def collect(pending):
         nonlocal scores
-        index, value = pending
-        value = np.asarray(value, np.float32)
+        index, value = np.asarray(pending[0]), np.asarray(pending[1], np.float32)
         if scores is None:
             scores = np.full((size, value.shape[1]), np.nan, np.float32)
         scores[index[index >= 0]] = value[index >= 0]
 
     for batch in batches:
-        waiting.append((batch.index, step(trainable, frozen, batch)))
+        waiting.append(step(trainable, frozen, batch))
         if len(waiting) > 2:  # the device works on the next batches while this one is copied
             collect(waiting.pop(0))
     for pending in waiting:
@@ -70,12 +87,12 @@ def evaluate(step, trainable, frozen, batches, labels, counts, metric: str, clas
 
 
 def make_writer(
-    how: Mapping[str, Any], model: Model, tokenizer: Any, pad: int
-) -> Callable[[Flat, Flat, Batch], jax.Array]:
+    placement: Placement, how: Mapping[str, Any], model: Model, tokenizer: Any, pad: int
+) -> Step:
     """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
     settings = dict(how, eos=tokenizer.eos_token_id, pad=pad)
     settings["early_stopping"] = _EARLY[settings["early_stopping"]]
-    return jax.jit(make_generate_step(model, **settings))
+    return place_step(placement, make_generate_step(model, **settings))
 
 
 def write_texts(step, trainable, frozen, batches, size: int, tokenizer) -> list[str]:
@@ -83,14 +100,14 @@ def write_texts(step, trainable, frozen, batches, size: int, tokenizer) -> list[
     texts, waiting = [""] * size, []
 
     def collect(pending):
-        index, ids = pending
+        index, ids = (np.asarray(part) for part in pending)
         rows = [i for i, row in enumerate(index) if row >= 0]
-        written = tokenizer.batch_decode(np.asarray(ids)[rows], skip_special_tokens=True)
+        written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
         for i, text in zip(index[rows], written, strict=True):
             texts[i] = text.strip()
 
     for batch in batches:
-        waiting.append((batch.index, step(trainable, frozen, batch)))
+        waiting.append(step(trainable, frozen, batch))
         if len(waiting) > 1:
             collect(waiting.pop(0))
     for pending in waiting:

@@ -15,6 +15,7 @@ from jaxprompt.data.tasks import Example, Task
 from jaxprompt.errors import InputError
 from jaxprompt.folding import fold
 from jaxprompt.scorer import Scorer, build_scorer, load_weights, open_backbone
+from jaxprompt.sharding import Placement, put
 
 # What the blocks of a card hold that are read here.
 _NEEDED = {
@@ -136,7 +137,10 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return tensors, card
 
 
-def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = False) -> Exported:
+def unpack(
+    path: str, *, backbone: Mapping[str, Any], batch: int, placement: Placement,
+    force: bool = False,
+) -> Exported:  # fmt: skip
     """Reads an exported prompt and puts it on its backbone.
 
     `backbone` is a config block; an empty path takes the one that the card names. Raises InputError
@@ -154,7 +158,7 @@ def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = 
         opened, task, prompt={"name": "fixed", **card["fixed"]}, head=card["head"],
         template=card["template"], batch=batch, **layout,
     )  # fmt: skip
-    opened, loaded = load_weights(opened)
+    opened, loaded = load_weights(opened, placement)
     check_fingerprint(card, loaded.report.fingerprint, force=force)
     scorer = scorer.with_backbone(opened)
     flat = tree.flatten({"backbone": loaded.params})
@@ -170,7 +174,8 @@ def unpack(path: str, *, backbone: Mapping[str, Any], batch: int, force: bool = 
         if leaf.shape != tensors[name].shape:
             shape = list(tensors[name].shape)
             raise InputError(f"{path}: {name} is {shape}, the backbone needs {list(leaf.shape)}")
-    return Exported(scorer, jax.device_put(tree.unflatten(flat | tensors)), card)
+    own = put(tensors, placement.parameters(tensors))
+    return Exported(scorer, tree.unflatten(flat | own), card)
 
 
 def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[str, Any]:

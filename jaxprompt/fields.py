@@ -45,6 +45,7 @@ FIELDS = {
         stack=Field(str, STACKS), remat=Field(str, REMATS), attention=Field(str, KERNELS),
         dropout=_SHARE._replace(optional=True), sentinel=_TEXT, rescale=_POSITIVE,
     ),
+    "mesh": dict(data=Field(int), model=Field(int), fsdp=_FLAG, slices=_SIZE),
     "head": dict(
         name=Field(str, HEADS), pooler=Field(str, ("auto", *POOLERS)), dropout=_SHARE,
         scores=Field(str, SCORES), pieces=Field(str, PIECES), span=Field(str, SPANS),

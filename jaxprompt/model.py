@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.prompts import Method
+from jaxprompt.tree import flatten
 from jaxprompt.types import Batch, Injection, Tokens
 
 Params = Mapping[str, Any]
@@ -23,26 +24,29 @@ class Model:
     prompt: Method
     heads: Mapping[str, nn.Module]
 
-    def init(self, key: jax.Array, backbone: Params, *, choices: int = 1) -> dict[str, Any]:
-        """Draws the prompt and the heads beside a loaded backbone. -> params"""
+    def init(
+        self, key: jax.Array, backbone: Params, *, choices: int = 1, placement: Any = None
+    ) -> dict[str, Any]:
+        """Draws the prompt and the heads beside a loaded backbone. -> params
+
+        `placement` says where the backbone lives; what is drawn is then on every device.
+        """
+        # One program, where every operation by itself would be one.
+        where = None if placement is None else placement.replicated
+        draw = jax.jit(functools.partial(self._draw, choices=choices), out_shardings=where)
+        return {"backbone": backbone, **draw(key, backbone)}
+
+    def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))
         batch = _dummy_batch(choices, decodes=self.backbone.dims.decoder_layers > 0)
         hidden = jnp.zeros((choices, 2, self.backbone.dims.width))
-        words = self.backbone.bind({"params": backbone}).words()
-        # One program, where every operation by itself would be one.
-        prompt = jax.jit(functools.partial(self.prompt.init, deterministic=True))(
-            prompt_key, batch, words
-        )
-        heads = {}
-        for k, (name, head) in zip(head_keys, self.heads.items(), strict=True):
-
-            def init(key, weights, head=head):
-                bound = self.backbone.bind({"params": weights})
-                return head.init(key, hidden, batch, bound, deterministic=True).get("params", {})
-
-            # A head on the model's own output table has no numbers: nothing is multiplied for it.
-            heads[name] = init(k, backbone) if jax.eval_shape(init, k, backbone) else {}
-        return {"backbone": backbone, "prompt": prompt.get("params", {}), "head": heads}
+        bound = self.backbone.bind({"params": backbone})
+        prompt = self.prompt.init(prompt_key, batch, bound.words(), deterministic=True)
+        heads = {
+            name: head.init(k, hidden, batch, bound, deterministic=True).get("params", {})
+            for k, (name, head) in zip(head_keys, self.heads.items(), strict=True)
+        }
+        return {"prompt": prompt.get("params", {}), "head": heads}
 
     def inject(self, params: Params, batch: Batch, *, deterministic=True, key=None) -> Injection:
         """Computes what the method adds for a batch."""
@@ -68,6 +72,13 @@ class Model:
             self.backbone.bind({"params": params["backbone"]}),
             deterministic=deterministic, rngs=_rngs(key, 2),
         )  # fmt: skip
+
+
+def backbone_shapes(backbone: nn.Module) -> dict[str, Any]:
+    """Tells the shapes of a backbone's parameters by flat name; nothing is computed."""
+    batch = _dummy_batch(1, decodes=backbone.dims.decoder_layers > 0)
+    init = lambda key: backbone.init(key, batch, method="init_all")["params"]
+    return flatten({"backbone": jax.eval_shape(init, jax.random.key(0))})
 
 
 def _rngs(key, part: int):

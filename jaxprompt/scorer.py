@@ -1,6 +1,7 @@
 """Puts backbone, method, head and template together, from plain values: a config's or a card's."""
 
 import dataclasses
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from jaxprompt.heads import linear, lm
 from jaxprompt.metrics import check_metric
 from jaxprompt.model import Model
 from jaxprompt.prompts import Method, make_prompt
+from jaxprompt.sharding import Placement
 from jaxprompt.types import Batch
 
 _CLOZE = "[mask] {label}"
@@ -37,6 +39,7 @@ class Backbone(NamedTuple):
     family: str
     hf: dict[str, Any]
     module: Any
+    tokenizer: Any = None  # None = the one in `folder`
 
 
 class Split(NamedTuple):
@@ -46,6 +49,15 @@ class Split(NamedTuple):
     labels: np.ndarray  # int32 [examples], -1 = unknown
     counts: np.ndarray  # int32 [examples], classes that the example has: its choices, or all
     references: list[tuple[str, ...]]  # what a free text may say
+
+    def digest(self) -> str:
+        """Sums up the encoded rows and labels: the same for the same data."""
+        total = zlib.crc32(self.labels.tobytes())
+        for row in (row for example in self.rows for row in example):
+            parts = (row.ids, row.slot, row.label_pos) + ((row.decoder.ids,) if row.decoder else ())
+            for part in parts:
+                total = zlib.crc32(np.ascontiguousarray(part), total)
+        return f"{len(self.rows)} examples, CRC {total:08x}"
 
 
 def references(examples: Sequence[Example]) -> list[tuple[str, ...]]:
@@ -76,7 +88,7 @@ class Scorer(NamedTuple):
 
     def one_batch(self, rows: Sequence[Sequence[Encoded]]) -> Batch:
         """Lays a few encoded examples into one batch, without labels."""
-        size = dataclasses.replace(self.layout, batch=len(rows))
+        size = dataclasses.replace(self.layout, batch=len(rows), host=0, hosts=1)
         return next(iter(EvalBatches(rows, [-1] * len(rows), size)))
 
     def writing(self, tokens: int) -> "Scorer":
@@ -128,13 +140,20 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
         raise InputError("backbone.path is empty; give a folder, a hub id or pkg:PACKAGE/FOLDER")
     check_fields(block, "backbone")
     where = folder.resolve(block["path"], block["revision"] or None)
-    hf = folder.read_config(where)
+    return shape_backbone(block, where, folder.read_config(where))
+
+
+def shape_backbone(
+    block: Mapping[str, Any], where: Path, hf: dict[str, Any], heads: Sequence[str] | None = None
+) -> Backbone:
+    """Makes the module of a transformers config; without `heads`, with those that `where` holds."""
     kind = hf.get("model_type", "")
     family = block["family"] or _KIN.get(kind, kind)
     if family not in families():
         known = ", ".join(families())
         raise InputError(f"{where} holds a model of type {family!r}; backbone.family knows {known}")
-    heads = load.present_heads(where, family)
+    if heads is None:
+        heads = load.present_heads(where, family)
     try:
         module = make_backbone(
             family, hf, heads, dtype=block["dtype"], stack=block["stack"], remat=block["remat"],
@@ -145,16 +164,21 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
     return Backbone(block, where, family, hf, module)
 
 
-def load_weights(backbone: Backbone) -> tuple[Backbone, load.Loaded]:
-    """Reads the weights. The module is returned too: an untied output table is found only here."""
+def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
+    """Reads the weights to where they live.
+
+    The module is returned too: an untied output table is found only here, and the vocabulary's
+    tables are padded to the mesh.
+    """
     loaded = load.load_backbone(
         backbone.folder, backbone.family, backbone.hf, dtype=backbone.block["dtype"],
-        rescale=backbone.block["rescale"],
+        rescale=backbone.block["rescale"], placement=placement,
     )  # fmt: skip
-    if not loaded.report.tied:
-        cfg = dataclasses.replace(backbone.module.cfg, tied=False)
-        backbone = backbone._replace(module=backbone.module.clone(cfg=cfg))
-    return backbone, loaded
+    cfg = backbone.module.cfg
+    cfg = dataclasses.replace(
+        cfg, rows=placement.padded(cfg.vocab), tied=cfg.tied and loaded.report.tied
+    )
+    return backbone._replace(module=backbone.module.clone(cfg=cfg)), loaded
 
 
 def check_template(task: Task, text: str, head: str, form: str, slots: int) -> Template:
@@ -205,9 +229,12 @@ def check_fit(
 def build_scorer(
     backbone: Backbone, task: Task, *, prompt: Mapping[str, Any], head: Mapping[str, Any],
     template: str, form: str, answer: str, eos: bool, max_len: int, max_target: int, multiple: int,
-    side: str, batch: int, choices: int = 1,
+    side: str, batch: int, choices: int = 1, share: tuple[int, int] = (0, 1),
 ) -> Scorer:  # fmt: skip
-    """Puts backbone, method, head and template together and checks that they fit."""
+    """Puts backbone, method, head and template together and checks that they fit.
+
+    `share` says which part of a batch this process holds, of how many.
+    """
     choose("head.name", head["name"], HEADS)
     choose("head.scores", head["scores"], SCORES)
     method = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
@@ -222,7 +249,7 @@ def build_scorer(
         raise InputError("task.form=text needs a backbone that writes; take cloze, or a T5")
     parsed = check_template(task, template, head["name"], form, slots)
     check_metric(task.metric, len(task.labels) or choices, is_text=task.is_text)
-    tokenizer = load_tokenizer(backbone.folder)
+    tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
     said, sentinels = read_answer(answer or ("{label} [sep]" if form == "text" else _CLOZE))
     specials = read_specials(
         tokenizer, style, eos=eos, sentinel=backbone.block["sentinel"],
@@ -261,7 +288,7 @@ def build_scorer(
     layout = Layout(
         batch=batch, max_len=max_len, pad_id=specials.pad, side=side, multiple=multiple,
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
-        num_rows=choices if parsed.uses_choice else 1,
+        num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
     )  # fmt: skip
     model = Model(backbone.module, method, heads)
     return Scorer(task, template, verbalizer, encoder, layout, model, tokenizer)

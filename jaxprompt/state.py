@@ -1,11 +1,13 @@
 """What a run trains and carries from step to step; frozen weights stay outside."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxprompt.sharding import Placement, like
 from jaxprompt.tree import Flat
 
 
@@ -25,3 +27,13 @@ def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array
     zero = lambda: jnp.zeros((), jnp.int32)  # one buffer each: the state is donated
     numbers = jax.random.key_data(key)
     return TrainState(zero(), trainable, tx.init(trainable), zero(), zero(), numbers)
+
+
+def place_state(
+    placement: Placement, trainable: Flat, tx: optax.GradientTransformation, key: jax.Array
+) -> TrainState:
+    """Starts a run on a mesh: what belongs to a parameter lives where it does."""
+    make = functools.partial(make_state, tx=tx, key=key)
+    shapes = jax.eval_shape(make, trainable)
+    shardings = like(placement, shapes, placement.parameters(trainable))
+    return jax.jit(make, out_shardings=shardings)(trainable)

@@ -10,6 +10,7 @@ import optax
 from jaxprompt import rng
 from jaxprompt.generate import generate
 from jaxprompt.model import Model
+from jaxprompt.sharding import constrain
 from jaxprompt.state import TrainState
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
@@ -59,7 +60,11 @@ def make_train_step(
         if accumulate == 1:
             found = terms(state.trainable, frozen, batch, step_key)
         else:
-            cut = lambda x: x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:])
+
+            def cut(x):
+                x = x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:])
+                return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
+
             parts = (jax.tree.map(cut, batch), jax.random.split(step_key, accumulate))
             nothing = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.trainable))
 
@@ -91,6 +96,15 @@ def make_train_step(
         return new, {"loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak}
 
     return step
+
+
+def with_flags(step):
+    """Makes (state, frozen, batch, flags) -> (state, metrics, whether any of the flags is up)."""
+
+    def flagged(state: TrainState, frozen: Flat, batch: Batch, flags: jax.Array):
+        return *step(state, frozen, batch), flags.max() > 0
+
+    return flagged
 
 
 def make_generate_step(model: Model, **settings: Any):

@@ -59,7 +59,8 @@ class Prefix(NamedTuple):
 
     k: Array  # [L, B|1, P, N, D]
     v: Array  # [L, B|1, P, N, D]
-    mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row
+    mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row; numpy where
+    # it is known when compiling, so that layers without the prompt are spared its work
     positions: Array | None = None  # int32 [P] for a relative bias, None = outside of it
 
 

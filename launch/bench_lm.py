@@ -86,7 +86,7 @@ def draw_params(model, batch):
     """Draws a model's parameters on the host, as if they came from a file."""
     import jax
 
-    from jaxprompt.convert.load import aligned
+    from jaxprompt.convert.filling import aligned
 
     init = lambda key: model.backbone.init(key, batch, method="init_all")["params"]
     draws = np.random.default_rng(0)

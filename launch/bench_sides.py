@@ -121,7 +121,7 @@ def time_ours(args: argparse.Namespace) -> None:
 
 
 def read_sst2(args: argparse.Namespace):
-    """Encodes the SST-2 training rows for prefix tuning of MiniLM. -> config, scorer, split"""
+    """Encodes the SST-2 training rows for prefix tuning of MiniLM. -> config, ..., split"""
     from configs import base
     from configs.parts import backbones, methods, tasks
     from jaxprompt import build
@@ -134,8 +134,9 @@ def read_sst2(args: argparse.Namespace):
     c.data.source, c.data.group, c.optim.clip = str(Path(args.data) / "sst2"), args.group, 0.0
     examples = build.read_examples(c)
     backbone = open_backbone(c.backbone.to_dict())
-    scorer = build.scorer_from_config(c, backbone, examples)
-    return c, backbone, scorer, scorer.encode(examples.splits["train"])
+    placement = build.build_placement(c)
+    scorer = build.scorer_from_config(c, backbone, examples, placement)
+    return c, backbone, placement, scorer, scorer.encode(examples.splits["train"])
 
 
 def epoch_ours(args: argparse.Namespace) -> None:
@@ -147,10 +148,10 @@ def epoch_ours(args: argparse.Namespace) -> None:
     from jaxprompt.scorer import load_weights
     from jaxprompt.state import make_state
 
-    c, backbone, scorer, rows = read_sst2(args)
-    backbone, loaded = load_weights(backbone)
+    c, backbone, placement, scorer, rows = read_sst2(args)
+    backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    trainable, frozen, _ = build.start(c, scorer, loaded, rows)
+    trainable, frozen, _ = build.start(c, scorer, loaded, rows, placement)
     batches = build.train_batches(c, scorer, rows)
     per_epoch = batches.steps_per_epoch
     plan = build.make_plan(c.train, per_epoch, c.data.batch)

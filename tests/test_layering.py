@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 RANKS = {
     "errors": -1,
-    "types": 0, "tree": 0, "rng": 0, "files": 0,
+    "types": 0, "tree": 0, "rng": 0, "files": 0, "sharding": 0, "hosts": 0,
     "layers": 1, "runlog": 1, "compiled": 1,
     "backbones": 2, "prompts": 2, "heads": 2, "losses": 2, "metrics": 2, "data": 2, "convert": 2,
     "model": 3, "optim": 3,

@@ -16,8 +16,9 @@ from jaxprompt.build import build_objectives
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.tasks import Example, custom_task
 from jaxprompt.data.tokenizer import encode_texts
-from jaxprompt.evaluate import write_texts
+from jaxprompt.evaluate import place_step, write_texts
 from jaxprompt.scorer import build_scorer, choose_template, load_weights, open_backbone
+from jaxprompt.sharding import make_placement
 from jaxprompt.steps import make_generate_step
 from jaxprompt.tree import flatten
 
@@ -74,7 +75,7 @@ def pairs(shared, tmp_path_factory):
         hf = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(hf | {"model_type": config.model_type}))
         backbone, loaded = load_weights(
-            open_backbone(BASE.backbone.to_dict() | {"path": str(folder)})
+            open_backbone(BASE.backbone.to_dict() | {"path": str(folder)}), make_placement(1, 1)
         )
         found[style] = Pair(backbone, loaded.params, model)
     return found
@@ -271,7 +272,7 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
     split = scorer.encode([Example({"text": text}) for text in TEXTS])
     batch = scorer.one_batch(split.rows)
     how = dict(max_new=6, beams=beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id)
-    step = jax.jit(make_generate_step(scorer.model, **how))
+    step = place_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
     params = scorer.model.init(jax.random.key(0), pair.params)
     found = write_texts(step, {}, flatten(params), [batch], len(TEXTS), tokenizer)
     for text, ours in zip(TEXTS, found, strict=True):

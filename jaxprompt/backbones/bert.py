@@ -10,10 +10,11 @@ from flax import linen as nn
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, put_in_front
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.sharding import constrain
 from jaxprompt.types import Batch, Dims, Injection
 
 
@@ -42,6 +43,7 @@ class EncoderConfig:
     stack: str = "unroll"
     remat: str = "none"
     attention: str = "auto"
+    rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
 
 
 class EncoderLayer(nn.Module):
@@ -73,7 +75,7 @@ class Embed(nn.Module):
     def setup(self):
         """Declares the tables."""
         c = self.cfg
-        self.word = Table(c.vocab, c.embed, c.dtype)
+        self.word = Table(c.rows or c.vocab, c.embed, c.dtype)
         self.position = Table(c.positions, c.embed, c.dtype)
         self.type = Table(c.types, c.embed, c.dtype)
         self.norm = LayerNorm(c.eps)
@@ -87,6 +89,7 @@ class Embed(nn.Module):
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
         x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
+        x = constrain(x, "act_batch", None, None)
         x = self.drop(self.norm(x), deterministic=deterministic)
         return self.project(x) if self.cfg.embed != self.cfg.width else x  # [B, T, H]
 
@@ -101,9 +104,10 @@ class LmHead(nn.Module):
         c = self.cfg
         self.dense = nn.Dense(c.lm_width, dtype=c.dtype)
         self.norm = LayerNorm(c.eps)
-        self.bias = self.param("bias", nn.initializers.zeros, (c.vocab,))
+        rows = c.rows or c.vocab
+        self.bias = self.param("bias", nn.initializers.zeros, (rows,))
         if not c.tied:
-            self.table = self.param("table", nn.initializers.normal(0.02), (c.vocab, c.lm_width))
+            self.table = self.param("table", nn.initializers.normal(0.02), (rows, c.lm_width))
 
     def __call__(self, x):
         """Transforms hidden states."""
@@ -175,7 +179,8 @@ class Encoder(nn.Module):
 
     def lm_table(self):
         """Returns the output embedding and its bias. -> [V, X], [V]"""
-        return (self.words() if self.cfg.tied else self.mlm.table), self.mlm.bias
+        table = self.words() if self.cfg.tied else self.mlm.table
+        return table, output_bias(table, self.mlm.bias, self.cfg.vocab)
 
     def rtd(self, x):
         """Scores how likely each token is replaced. [..., H] -> [...]"""

@@ -12,10 +12,11 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.sharding import constrain
 from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix
 
 
@@ -42,6 +43,7 @@ class GPT2Config:
     stack: str = "unroll"
     remat: str = "none"
     attention: str = "auto"
+    rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
 
 
 class Layer(nn.Module):
@@ -87,7 +89,7 @@ class Embed(nn.Module):
     def setup(self):
         """Declares the tables."""
         c = self.cfg
-        self.word = Table(c.vocab, c.width, c.dtype)
+        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
         self.position = Table(c.positions, c.width, c.dtype)
         self.drop = Dropout(c.embed_dropout)
 
@@ -96,7 +98,10 @@ class Embed(nn.Module):
         x = self.word(ids)
         if slots is not None:
             x = write_slots(x, slot, slots)
-        return self.drop(x + self.position(positions), deterministic=deterministic)
+        x = x + self.position(positions)
+        if x.ndim == 3:
+            x = constrain(x, "act_batch", None, None)
+        return self.drop(x, deterministic=deterministic)
 
 
 class Backbone(nn.Module):
@@ -114,7 +119,7 @@ class Backbone(nn.Module):
         self.layers = self.param("layers", init_stack(self.layer, c.layers, x, None, mask))
         self.norm = LayerNorm(c.eps)
         if not c.tied:
-            self.lm = Table(c.vocab, c.width, c.dtype)
+            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
 
     @property
     def dims(self) -> Dims:
@@ -157,8 +162,9 @@ class Backbone(nn.Module):
         return x
 
     def lm_table(self):
-        """Returns the output table and no bias. -> [V, H], None"""
-        return (self.words() if self.cfg.tied else self.lm.table), None
+        """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
+        table = self.words() if self.cfg.tied else self.lm.table
+        return table, output_bias(table, None, self.cfg.vocab)
 
     def init_all(self, batch: Batch):
         """Touches every part, so that `init` makes every parameter."""

@@ -16,11 +16,12 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.relpos import RelativeBias
 from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.sharding import constrain
 from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix
 
 
@@ -52,6 +53,12 @@ class T5Config:
     stack: str = "unroll"
     remat: str = "none"
     attention: str = "auto"
+    rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
+
+
+def _of(bias, k):
+    """Drops a prefix's columns from the bias of a layer that has none. [.., P+S] -> [.., S]"""
+    return bias if bias is None else bias[..., bias.shape[-1] - k.shape[1] :]
 
 
 def _attention(c: T5Config) -> Attention:
@@ -77,7 +84,7 @@ class EncoderLayer(nn.Module):
         """Runs the layer."""
         y = self.attention_norm(x)
         k, v, mask = put_in_front(prefix, *self.attention.keys(y), mask)
-        y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
+        y = self.attention(y, k, v, mask, _of(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         return x + self.drop(y, deterministic=deterministic), None
@@ -106,7 +113,7 @@ class DecoderLayer(nn.Module):
         y = self.attention_norm(x)
         own_keys = self.attention.keys(y)
         k, v, mask = put_in_front(own, *own_keys, mask)
-        y = self.attention(y, k, v, mask, bias, deterministic=deterministic)
+        y = self.attention(y, k, v, mask, _of(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         cross_keys = self.cross.keys(source)
         k, v, seen = put_in_front(cross, *cross_keys, source_mask)
@@ -135,14 +142,16 @@ class Embed(nn.Module):
 
     def setup(self):
         """Declares the table."""
-        self.word = Table(self.cfg.vocab, self.cfg.width, self.cfg.dtype)
-        self.drop = Dropout(self.cfg.dropout)
+        c = self.cfg
+        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
+        self.drop = Dropout(c.dropout)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, slot rows in their places."""
         x = self.word(tokens.ids)
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
+        x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
 
 
@@ -168,7 +177,7 @@ class Backbone(nn.Module):
         self.norm, self.decoder_norm = RMSNorm(c.eps), RMSNorm(c.eps)
         self.drop = Dropout(c.dropout)
         if not c.tied:
-            self.lm = Table(c.vocab, c.width, c.dtype)
+            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
 
     @property
     def dims(self) -> Dims:
@@ -249,8 +258,9 @@ class Backbone(nn.Module):
         return x * (factor * c.rescale if c.tied else factor)
 
     def lm_table(self):
-        """Returns the output table and no bias. -> [V, H], None"""
-        return (self.words() if self.cfg.tied else self.lm.table), None
+        """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
+        table = self.words() if self.cfg.tied else self.lm.table
+        return table, output_bias(table, None, self.cfg.vocab)
 
     def init_all(self, batch: Batch):
         """Touches every part, so that `init` makes every parameter."""

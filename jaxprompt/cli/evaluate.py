@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     if args.split not in trained.splits:
         raise InputError(f"task {c.task.name} has no {args.split} split here; give data.files")
     scorer, part = trained.scorer, trained.splits[args.split]
-    measure = build.build_measure(c, scorer)
+    measure = build.build_measure(c, scorer, trained.placement)
     measured = measure(part, trained.weights.trainable, trained.weights.frozen)
     print(json.dumps({"split": args.split, "examples": len(part.labels), **measured}))
     return 0

@@ -2,10 +2,11 @@
 
 import argparse
 import ast
+import contextlib
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,6 +52,30 @@ class Parser(argparse.ArgumentParser):
                 value = rest.pop(0)
             overrides.append((field, value))
         return self.parse_args(plain), overrides
+
+
+def add_hosts(parser: Parser) -> None:
+    """Adds the flags of a run on several processes."""
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0, for several processes")
+    parser.add_argument("--processes", type=int, help="how many there are")
+    parser.add_argument("--process", type=int, help="which of them this is, from 0")
+    parser.add_argument("--cluster", action="store_true", help="find these on Slurm or a TPU pod")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds to wait for the others (default: 300)"
+    )
+
+
+@contextlib.contextmanager
+def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
+    """Joins the other processes for a block. Yields whether this one writes and prints."""
+    from jaxprompt import hosts
+
+    with hosts.guard():
+        hosts.start(
+            args.coordinator, args.processes, args.process, cluster=args.cluster,
+            timeout=args.timeout,
+        )  # fmt: skip
+        yield hosts.is_first()
 
 
 def need(args: argparse.Namespace, *names: str) -> None:

@@ -21,6 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
+    parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
     parser.add_argument("--generate", action="store_true", help="write a text instead of a label")
     parser.add_argument("--force", action="store_true", help="accept other backbone weights")
     args, overrides = parser.read(argv)
@@ -46,11 +47,14 @@ def main(argv: Sequence[str]) -> int:
         path=args.backbone, revision="", family="", dtype=args.dtype, stack="scan", remat="none",
         attention="auto", dropout=None, sentinel="", rescale=1.0,
     )  # fmt: skip
-    exported = unpack(where, backbone=block, batch=args.batch, force=args.force)
+    placement = _placement(args.mesh, args.batch)
+    exported = unpack(
+        where, backbone=block, batch=args.batch, placement=placement, force=args.force
+    )
     scorer = exported.scorer
     examples = [read_example(scorer.task, row, origin, need_label=False) for origin, row in rows]
     written = args.generate or scorer.is_text
-    answers = (write if written else label)(exported, examples)
+    answers = (write if written else label)(exported, examples, placement)
     lines = [
         json.dumps(row | answer, ensure_ascii=False) + "\n"
         for (_, row), answer in zip(rows, answers, strict=True)
@@ -62,16 +66,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def label(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def label(exported: Any, examples: Sequence[Any], placement: Any) -> Iterator[dict[str, Any]]:
     """Yields label, score and all class scores of each example."""
-    import jax
-
     from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.evaluate import drop_absent, predict_scores, probabilities
+    from jaxprompt.evaluate import drop_absent, place_step, predict_scores, probabilities
 
     scorer = exported.scorer
     split = scorer.encode(examples)
-    step = jax.jit(lambda _, params, batch: scorer.model.forward(params, batch))
+    forward = lambda _, params, batch: scorer.model.forward(params, batch)
+    step = place_step(placement, forward)
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     scores = predict_scores(step, {}, exported.params, batches, len(examples))
     scores = drop_absent(scores, split.counts, scorer.classes)
@@ -83,7 +86,7 @@ def label(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
         yield {"label": names[best], "score": float(values[best]), "scores": known}
 
 
-def write(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def write(exported: Any, examples: Sequence[Any], placement: Any) -> Iterator[dict[str, Any]]:
     """Yields the text that the model writes after each example."""
     from jaxprompt.data.batching import EvalBatches
     from jaxprompt.evaluate import make_writer, write_texts
@@ -91,10 +94,23 @@ def write(exported: Any, examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
     how = exported.card["generate"]
     scorer = exported.scorer.writing(how["max_new"])
     split = scorer.encode(examples)
-    step = make_writer(how, scorer.model, scorer.tokenizer, scorer.layout.pad_id)
+    pad = scorer.layout.pad_id
+    step = make_writer(placement, how, scorer.model, scorer.tokenizer, pad)
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     texts = write_texts(step, {}, exported.params, batches, len(examples), scorer.tokenizer)
     yield from ({"generated": text} for text in texts)
+
+
+def _placement(mesh: str, batch: int) -> Any:
+    from jaxprompt.sharding import make_placement
+
+    sizes = mesh.split("x")
+    if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
+        raise InputError(f"--mesh={mesh!r} must be DATAxMODEL, as in 2x4")
+    placement = make_placement(*map(int, sizes))
+    if batch % int(sizes[0]):
+        raise InputError(f"--batch={batch} does not divide over the {sizes[0]} of --mesh={mesh}")
+    return placement
 
 
 def _rows(args: Any, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

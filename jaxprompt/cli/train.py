@@ -8,20 +8,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.cli.options import Parser, load_config, need, resolved
+from jaxprompt.cli.options import (
+    Parser,
+    add_hosts,
+    fields,
+    load_config,
+    need,
+    resolved,
+    several_hosts,
+)
 from jaxprompt.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains, then scores the test split once. Exit code 0, also after SIGTERM."""
     parser = Parser(__doc__)
+    add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
     keep_compiled(Path(args.workdir) / "compiled")
-    result = run(c, args.workdir)
-    if result is not None:
-        print(json.dumps(result))
+    with several_hosts(args) as is_first:
+        result = run(c, args.workdir)
+        if result is not None and is_first:
+            print(json.dumps(result))
     return 0
 
 
@@ -30,58 +40,59 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     # Imported here, so that --help and a bad flag answer at once.
     import jax
 
-    from jaxprompt import build, rng, steps, tree
+    from jaxprompt import build, hosts, rng, sharding, steps, tree
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
     from jaxprompt.compiled import jit
     from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.runlog import RunLog
     from jaxprompt.scorer import load_weights
-    from jaxprompt.state import make_state
+    from jaxprompt.state import place_state
 
     # -- data and model: everything that a config can get wrong ----------------------------------
     build.check_config(c)
     check_workdir(workdir, resolved(c), build.FREE)
-    finished = read_result(Path(workdir) / "result.json")
+    finished, checkpoints = read_result(Path(workdir) / "result.json"), Checkpoints(workdir)
+    started = checkpoints.latest()
+    hosts.agree(facts(c) | {"result.json": str(bool(finished)), "checkpoint": str(started)})
     if finished is not None:
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
         print(say, file=sys.stderr)
         return finished
     make_folder(workdir)
-    backbone = build.open_fitting(c)
+    placement = build.build_placement(c)
+    backbone = build.open_fitting(c, placement)
     examples = build.read_examples(c)
-    scorer = build.scorer_from_config(c, backbone, examples)
+    scorer = build.scorer_from_config(c, backbone, examples, placement)
     splits = build.encode_splits(scorer, examples)
+    hosts.agree({f"the rows of {name}": part.digest() for name, part in splits.items()})
     batches = build.train_batches(c, scorer, splits["train"])
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
-    backbone, loaded = load_weights(backbone)
+    backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    weights = build.start(c, scorer, loaded, splits["train"])
+    weights = build.start(c, scorer, loaded, splits["train"], placement)
     trainable, frozen, report = weights
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     objectives = build.build_objectives(c)
-    train_step = jit(
-        steps.make_train_step(scorer.model, tx, objectives, accumulate=c.optim.accumulate),
-        donate_argnums=0,
-    )
-    measure = build.build_measure(c, scorer)
+    step_of = steps.make_train_step(scorer.model, tx, objectives, accumulate=c.optim.accumulate)
+    train_step = jit(sharding.within(placement, steps.with_flags(step_of)), donate_argnums=0)
+    measure = build.build_measure(c, scorer, placement)
     score = lambda name, numbers: measure(splits[name], numbers, frozen)
 
     # -- where the run stands ---------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)
-    checkpoints = Checkpoints(workdir)
-    state = make_state(trainable, tx, rng.key_for(c.seed, "dropout"))
-    started = checkpoints.latest()
+    state = place_state(placement, trainable, tx, rng.key_for(c.seed, "dropout"))
     position: dict[str, Any] = {"best": None, "since": 0, "done": False}
     if started is not None:
         state, position = checkpoints.restore(state)
-        state = jax.device_put(state)
         build.check_backbone(position, report.fingerprint, workdir)
         batches.set_state(position["data"])
     step = -1 if started is None else started
     checkpoints.rewind(step)
     step = max(step, 0)
 
-    with RunLog(workdir, tensorboard=c.train.tensorboard, total=plan.total) as log:
+    with RunLog(
+        workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
+    ) as log:
         log.resume(-1 if started is None else started)
         tell_start(log, c, backbone, scorer, splits, weights, plan, started)
 
@@ -91,6 +102,8 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
         # -- the loop -----------------------------------------------------------------------------
         clock, seen, pending = time.monotonic(), set(), None
+        alone, stop = jax.process_count() == 1, False
+        flags = sharding.put_flag(placement, False)
         with Terminated() as terminated:
             while step < plan.total and not position["done"]:
                 batch = next(batches)
@@ -98,12 +111,16 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
                 if shape not in seen:
                     seen.add(shape)
                     log.say(f"compiling the step for {shape[0]} rows x {shape[1]} tokens")
-                state, measured = train_step(state, frozen, batch)
+                if not alone:
+                    flags = sharding.put_flag(placement, terminated())
+                batch = sharding.put_batch(placement, batch)
+                state, measured, raised = train_step(state, frozen, batch, flags)
                 step += 1
                 # The step before is looked at, so that the device never waits for the host.
                 if pending is not None:
-                    stop_if_broken(pending, c.train.max_streak, save, step)
-                pending = measured
+                    stop_if_broken(pending[0], c.train.max_streak, save, step)
+                    stop = bool(pending[1])  # the same on every process
+                pending = measured, raised
                 if step % c.train.log_steps == 0 or step == plan.total:
                     seconds = {"seconds": time.monotonic() - clock}
                     log.write(step, **jax.device_get(measured), time=seconds)
@@ -124,11 +141,12 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
                         save()
                 if plan.save and step % plan.save == 0:
                     save()
-                if terminated() and not position["done"]:
+                if (terminated() if alone else stop) and not position["done"]:
                     save()
                     log.say(f"stopped by SIGTERM at step {step}; the same command resumes")
                     return None
-            stop_if_broken(pending, c.train.max_streak, save, step)
+            if pending is not None:
+                stop_if_broken(pending[0], c.train.max_streak, save, step)
         batches.close()
 
         # -- the result: test once, with the best prompt -----------------------------------------
@@ -144,10 +162,20 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
             "dev": best["dev"],
         }
         if c.train.test and "test" in splits:
-            result["test"] = score("test", jax.device_put(numbers))
+            result["test"] = score("test", numbers)
         result["time"] = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
-        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
+        if hosts.is_first():
+            write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
         return result
+
+
+def facts(c: Any) -> dict[str, str]:
+    """Lists what the processes of a run must have in common before they read anything."""
+    from jaxprompt.convert.artifact import package_versions
+
+    own = ("backbone.path", "data.cache_dir", "data.source", "data.files")  # a host's own places
+    shown = {name: str(value) for name, value in fields(c).items() if not name.startswith(own)}
+    return shown | {f"version of {name}": text for name, text in package_versions().items()}
 
 
 def keep_compiled(folder: Path) -> None:
@@ -178,7 +206,7 @@ class Terminated:
 
 def stop_if_broken(measured: Any, limit: int, save: Any, step: int) -> None:
     """Raises InputError after `limit` steps in a row that were not finite; the state is saved."""
-    if measured is None or int(measured["streak"]) < limit:
+    if int(measured["streak"]) < limit:
         return
     save()
     raise InputError(

@@ -1,6 +1,5 @@
-"""Fills the parameter tree of a backbone from a checkpoint folder, tensor by tensor."""
+"""Fills the parameter tree of a backbone from a checkpoint folder, straight into its shards."""
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jaxprompt.convert.filling import Filler, digest
 from jaxprompt.convert.names import FAMILIES, IGNORED, Family, Tensor
-from jaxprompt.convert.weights import Weights, open_weights
+from jaxprompt.convert.weights import FLOATS, Weights, open_weights
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.sharding import Placement
 from jaxprompt.tree import unflatten
 
 _DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-_FILE_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 class Report(NamedTuple):
@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The parameters of a backbone, a nested dict of numpy arrays, and how they came about."""
+    """The parameters of a backbone, a nested dict of arrays, and how they came about."""
 
     params: dict[str, Any]
     report: Report
@@ -44,15 +44,25 @@ def load_backbone(
     *,
     dtype: str = "float32",
     rescale: float = 1.0,
+    placement: Placement | None = None,
 ) -> Loaded:
-    """Reads the trunk and every head that the checkpoint holds, one tensor at a time.
+    """Reads the trunk and every head that the checkpoint holds, a block of a tensor at a time.
 
     `config` is the folder's config.json; `dtype` is "float32" or "bfloat16". `rescale` divides
     T5's residual stream by that factor: what writes into it is divided, so that a norm gives the
-    same and float16 does not overflow (PPT's released code, with 100). The fingerprint is the
-    SHA-256 over the name (ours), shape, dtype and bytes of each tensor in the file. Raises
-    InputError where a tensor of the trunk or part of a head is missing or has another shape than
-    config.json says.
+    same and float16 does not overflow (PPT's released code, with 100).
+
+    With a `placement` each parameter is a jax.Array that lives where `placement.parameter` says,
+    vocabulary tables with zero rows up to `placement.padded`; without one, a numpy array. The
+    memory taken is that of the shards which this process holds, each once, and a few blocks.
+
+    The fingerprint is the SHA-256 over the name (ours), shape, dtype and bytes of each tensor in
+    the file, the same for every placement. The processes of a mesh share the hashing out by bytes
+    and gather what they found, so all of them must call this; each reads what its shards hold (to
+    whole rows, where part of one is less than a page of the file) and what it hashes.
+
+    Raises InputError where a tensor of the trunk or part of a head is missing or has another shape
+    than config.json says.
     """
     table = _family(family)
     if dtype not in _DTYPES:
@@ -67,7 +77,6 @@ def load_backbone(
     with open_weights(folder) as weights:
         names = _Names(weights, table)
         heads = names.heads()
-        filler = _Filler(weights, names, sizes, _DTYPES[dtype], rescale)
         absent = ("embed/project/",) * (sizes["E"] == sizes["H"])
         gates = ("layers/mlp/gate/", "decoder_layers/mlp/gate/")
         spare = [names.find(t) for t in table.trunk if not gate and t.path.startswith(gates)]
@@ -83,8 +92,8 @@ def load_backbone(
         if not tied:
             wanted.append(table.decoder)
         names.require(wanted, sizes)
-        for tensor in wanted:
-            filler.fill(tensor)
+        found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
+        flat, digests = Filler(weights, sizes, _DTYPES[dtype], rescale, placement).fill(found)
         fresh = tuple(head for head in table.heads if head not in heads)
         report = Report(
             heads=heads,
@@ -92,24 +101,16 @@ def load_backbone(
             missing=tuple(names.today(t) for head in fresh for t in table.heads[head]),
             unused=names.unused(sizes, heads),
             tied=tied,
-            bytes=sum(array.nbytes for array in filler.flat.values()),
-            fingerprint=_digest(*sorted(filler.digests)),
+            bytes=sum(array.nbytes for array in flat.values()),
+            fingerprint=digest(*sorted(digests)),
         )
-    return Loaded(unflatten(filler.flat), report)
+    return Loaded(unflatten(flat), report)
 
 
 def present_heads(folder: str | Path, family: str) -> set[str]:
     """Lists the heads that a checkpoint holds, from its tensor names alone."""
     with open_weights(folder) as weights:
         return set(_Names(weights, _family(family)).heads())
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Makes an array, not filled, at an address that JAX takes over on the CPU without a copy."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    space = np.empty(size + 64, np.uint8)
-    start = -space.ctypes.data % 64
-    return space[start : start + size].view(dtype).reshape(shape)
 
 
 class _Names:
@@ -150,6 +151,24 @@ class _Names:
                 "belongs to it."
             )
 
+    def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
+        """Lists the file's names of a tensor, one a layer; checks shapes and dtypes."""
+        *most, last = (math.prod(sizes[axis] for axis in merged) for merged in tensor.file_axes)
+        shape = (*most, last * tensor.part[1])
+        found = [self.find(tensor, i) for i in range(_copies(tensor, sizes))]
+        for name in found:
+            if self.weights.shape(name) != shape:
+                raise InputError(
+                    f"{name} in {self.folder} has shape {list(self.weights.shape(name))}, "
+                    f"config.json says {list(shape)}; give the config.json of these weights."
+                )
+            if self.weights.dtype(name) not in FLOATS:
+                raise InputError(
+                    f"{name} in {self.folder} is {self.weights.dtype(name)}; only "
+                    f"{', '.join(FLOATS)} are read, give a checkpoint that is not quantized."
+                )
+        return found
+
     def unused(self, sizes: Mapping[str, int], heads: Iterable[str]) -> tuple[str, ...]:
         """Lists the tensors of the file that are neither read nor another name of one read.
 
@@ -172,52 +191,6 @@ class _Names:
         of_a_head = tensor.path.startswith(("mlm/", "rtd/", "lm/"))
         prefix = "" if of_a_head else self.prefix
         return [prefix + source.format(i=layer) for source in tensor.sources]
-
-
-class _Filler:
-    """Copies tensors of the file into arrays of ours; holds one tensor beside them."""
-
-    def __init__(
-        self, weights: Weights, names: _Names, sizes: dict[str, int], dtype: np.dtype,
-        rescale: float,
-    ):  # fmt: skip
-        self.weights, self.names, self.sizes, self.dtype = weights, names, sizes, dtype
-        self.rescale = rescale
-        self.flat: dict[str, np.ndarray] = {}
-        self.digests: list[str] = []
-
-    def fill(self, tensor: Tensor) -> None:
-        """Reads a tensor of every layer, transposed, cast and stacked as the tree has it."""
-        ours = tuple(self.sizes[axis] for axis in tensor.axes)
-        stacked = aligned((_copies(tensor, self.sizes), *ours), self.dtype)
-        for i, layer in enumerate(stacked):
-            self._copy(tensor, i, layer)
-        self.flat[tensor.path] = stacked if tensor.stack else stacked[0]
-
-    def _copy(self, tensor: Tensor, layer: int, target: np.ndarray) -> None:
-        name = self.names.find(tensor, layer)
-        number, parts = tensor.part
-        *most, last = (math.prod(self.sizes[a] for a in merged) for merged in tensor.file_axes)
-        shape = (*most, last * parts)
-        if self.weights.shape(name) != shape:
-            raise InputError(
-                f"{name} in {self.weights.folder} has shape {list(self.weights.shape(name))}, "
-                f"config.json says {list(shape)}; give the config.json of these weights."
-            )
-        file_dtype = self.weights.dtype(name)
-        if file_dtype not in _FILE_DTYPES:
-            raise InputError(
-                f"{name} in {self.weights.folder} is {file_dtype}; only {', '.join(_FILE_DTYPES)} "
-                "are read, give a checkpoint that is not quantized."
-            )
-        array = self.weights.read(name)[..., number * last : (number + 1) * last]
-        array = np.ascontiguousarray(array)
-        path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
-        self.digests.append(_digest(path, str(list(shape)), file_dtype, array.view(np.uint8)))
-        source = array.T if tensor.transposed else array  # [out, in] -> [in, out]
-        if tensor.residual and self.rescale != 1.0:
-            source = source / np.float32(self.rescale**tensor.residual)
-        target.reshape(source.shape)[...] = source  # the slices are contiguous: a view
 
 
 def _family(family: str) -> Family:
@@ -266,18 +239,15 @@ def _is_tied(weights: Weights, names: _Names, family: Family, config: Mapping[st
 
 def _same(weights: Weights, one: str, other: str) -> bool:
     """Compares two tensors of the file."""
-    if weights.shape(one) != weights.shape(other):
+    alike = weights.shape(one) == weights.shape(other)
+    if not alike or {weights.dtype(one), weights.dtype(other)} - set(FLOATS):
         return False
-    return np.array_equal(weights.read(one), weights.read(other))
+    columns = slice(0, weights.matrix(one)[1])
+    return all(
+        np.array_equal(*(weights.read_block(name, rows, columns) for name in (one, other)))
+        for rows in weights.blocks(one)
+    )
 
 
 def _copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return sizes[tensor.stack] if tensor.stack else 1
-
-
-def _digest(*parts: str | np.ndarray) -> str:
-    """Hashes parts so that no two lists of parts run together."""
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
-    return total.hexdigest()

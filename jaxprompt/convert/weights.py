@@ -1,12 +1,20 @@
-"""Reads the tensors of a checkpoint folder one by one: safetensors, or torch files as data only."""
+"""Reads the tensors of a checkpoint folder block by block: safetensors, or torch files as data.
 
+Only the bytes of a block are read, into memory that goes with it. A mapped file would do without
+the copy, but every page once touched would count as this process's memory, and a disk that fails
+would end it with a signal. Torch files are mapped all the same: their layout is torch's own.
+"""
+
+import json
+import math
+import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -17,17 +25,26 @@ from jaxprompt.errors import InputError
 _SAFETENSORS = "model.safetensors"
 _TORCH = "pytorch_model.bin"
 _NUMPY_NAME = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_NUMPY = {name: np.dtype(name) for name in ("float64", "float32", "float16")}
+_NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+FLOATS = tuple(_NUMPY)
+# Part of a row is read alone where it is a page of the file or more; the system reads whole pages.
+_PAGE = 4096
+_BLOCK = 2**20  # bytes of `blocks`: they stay in a core's cache while they are hashed and copied
 
 
 class _Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], np.ndarray]
+    read: Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of one checkpoint, by name; nothing is read before `read`."""
+    """The tensors of one checkpoint, by name; nothing is read before `read` or `read_block`.
+
+    As a matrix, a tensor has its last axis as columns, and all others as rows (one of none).
+    """
 
     folder: Path
     _entries: dict[str, _Entry]
@@ -44,9 +61,28 @@ class Weights:
         """Returns the numpy name of a tensor's dtype in the file, e.g. "bfloat16"."""
         return self._entries[name].dtype
 
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Returns the rows and columns of a tensor as a matrix."""
+        return _matrix(self.shape(name))
+
+    def blocks(self, name: str) -> Iterator[slice]:
+        """Divides the rows of a tensor as a matrix into what is read at once."""
+        rows, columns = self.matrix(name)
+        step = max(1, _BLOCK // max(1, columns * _NUMPY[self.dtype(name)].itemsize))
+        return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
+
     def read(self, name: str) -> np.ndarray:
-        """Reads one tensor in the dtype of the file."""
-        return self._entries[name].read()
+        """Reads one tensor in the dtype of the file, which is one of FLOATS."""
+        rows, columns = self.matrix(name)
+        return self.read_block(name, slice(0, rows), slice(0, columns)).reshape(self.shape(name))
+
+    def read_block(self, name: str, rows: slice, columns: slice) -> np.ndarray:
+        """Reads part of a tensor as a matrix. -> [rows, columns], contiguous"""
+        return self._entries[name].read(rows, columns)
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), math.prod(shape[-1:])
 
 
 @contextmanager
@@ -97,22 +133,56 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, _Entry]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        path.open("rb").close()  # safe_open reports a lack of permission as a lack of the file
-        file = stack.enter_context(safe_open(path, framework="numpy"))
+        file = stack.enter_context(path.open("rb"))
+        with safe_open(path, framework="numpy"):  # checks the header against the file's size
+            pass
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
     except SafetensorError as error:
         raise InputError(
             f"{path} is corrupt or cut short ({error}); delete it and fetch it anew."
         ) from error
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); check its permissions."
-        ) from error
-    entries = {}
-    for name in file.keys():
-        meta = file.get_slice(name)
-        dtype = _NUMPY_NAME.get(meta.get_dtype(), meta.get_dtype().lower())
-        entries[name] = _Entry(tuple(meta.get_shape()), dtype, lambda n=name: file.get_tensor(n))
-    return entries
+        raise _unreadable(path, error) from error
+    header.pop("__metadata__", None)
+    return {name: _entry(path, file, 8 + size, meta) for name, meta in header.items()}
+
+
+def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> _Entry:
+    shape, (begin, _) = tuple(meta["shape"]), meta["data_offsets"]
+    name = _NUMPY_NAME.get(meta["dtype"], meta["dtype"].lower())
+
+    def read(rows: slice, columns: slice) -> np.ndarray:
+        dtype, width = _NUMPY[name], _matrix(shape)[1]
+        own = columns.stop - columns.start
+        whole = own * dtype.itemsize < _PAGE
+        part = slice(0, width) if whole else columns
+        block = np.empty((rows.stop - rows.start, part.stop - part.start), dtype)
+        # Rows that follow each other in the file are read at once.
+        pieces = [block] if block.shape[1] == width else block
+        for i, piece in enumerate(pieces):
+            at = (rows.start + i) * width + part.start
+            _fill(path, file, piece, data + begin + at * dtype.itemsize)
+        return np.ascontiguousarray(block[:, columns]) if whole else block
+
+    return _Entry(shape, name, read)
+
+
+def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
+    """Reads from a place in the file until the array is full."""
+    left = memoryview(array.reshape(-1).view(np.uint8))
+    while left:
+        try:
+            count = os.preadv(file.fileno(), [left], offset)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if not count:
+            raise InputError(f"{path} was cut short while it was read; fetch it anew.")
+        left, offset = left[count:], offset + count
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be read ({error.strerror}); check its permissions.")
 
 
 def _open_torch(path: Path, _: ExitStack) -> dict[str, _Entry]:
@@ -137,15 +207,19 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, _Entry]:
     if not isinstance(state, dict) or not all(torch.is_tensor(t) for t in state.values()):
         raise InputError(f"{path} is no table of tensors; save model.state_dict() alone.")
 
-    def read(tensor: "torch.Tensor") -> np.ndarray:
-        tensor = tensor.detach().contiguous()
-        if tensor.dtype == torch.bfloat16:  # numpy() knows no bfloat16
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
+    return {name: _torch_entry(tensor.detach()) for name, tensor in state.items()}
 
-    return {
-        name: _Entry(
-            tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), lambda t=tensor: read(t)
-        )
-        for name, tensor in state.items()
-    }
+
+def _torch_entry(tensor: Any) -> _Entry:
+    import torch
+
+    shape = tuple(tensor.shape)
+    matrix = tensor.reshape(_matrix(shape))
+
+    def read(rows: slice, columns: slice) -> np.ndarray:
+        block = matrix[rows, columns].contiguous()
+        if block.dtype == torch.bfloat16:  # numpy() knows no bfloat16
+            return block.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return block.numpy()
+
+    return _Entry(shape, str(tensor.dtype).removeprefix("torch."), read)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
+from jaxprompt.sharding import constrain
 from jaxprompt.types import ABSENT, Batch, Role
 
 POOLERS = ("checkpoint", "trained", "cls", "mean")
@@ -11,7 +12,8 @@ POOLERS = ("checkpoint", "trained", "cls", "mean")
 
 def take(hidden, positions):
     """Picks hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
-    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+    taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+    return constrain(taken, "act_batch", None, None)
 
 
 class Head(nn.Module):

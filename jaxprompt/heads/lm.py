@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.heads.linear import take
+from jaxprompt.sharding import constrain
 from jaxprompt.types import ABSENT, Batch
 
 
@@ -15,7 +16,7 @@ def log_probabilities(backbone, hidden, rows=None):
 
     Normalised over the rows scored, whose part of the output table alone is multiplied.
     """
-    features = backbone.lm_features(hidden)  # [B, M, X]
+    features = constrain(backbone.lm_features(hidden), "act_batch", None, None)  # [B, M, X]
     table, bias = backbone.lm_table()
     if rows is not None:
         table, bias = table[rows], None if bias is None else bias[rows]
@@ -24,6 +25,7 @@ def log_probabilities(backbone, hidden, rows=None):
     )
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
+    logits = constrain(logits, "act_batch", None, "act_vocab" if rows is None else None)
     return jax.nn.log_softmax(logits, axis=-1)
 
 

@@ -21,6 +21,15 @@ def write_slots(x, slot, slots):
     return jnp.where((slot >= 0)[..., None], rows, x)
 
 
+def output_bias(table, bias, vocab: int):
+    """Gives a table that is padded a bias of -inf in its rows from `vocab` on. -> [V] or None"""
+    rows = len(table)
+    if rows == vocab:
+        return bias
+    own = jnp.zeros(rows) if bias is None else bias.astype(jnp.float32)
+    return jnp.where(jnp.arange(rows) < vocab, own, -jnp.inf)
+
+
 class Table(nn.Module):
     """A lookup table. int [...] -> [..., E]"""
 

@@ -5,7 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
+
+from jaxprompt import sharding
+from jaxprompt.types import Prefix
 
 STACKS = ("unroll", "scan")
 REMATS = ("none", "dots", "full")
@@ -31,23 +35,74 @@ def run_stack(layer, params, x, per_layer, *shared, stack, remat, key=None, **fl
     `part` is its share of `per_layer`, a tree of arrays [L, ...]. "scan" compiles one layer,
     "unroll" all of them; remat "dots" keeps the matrix products for the backward pass, "full" only
     the layers' inputs. `key` feeds dropout, folded with the layer's number, so all agree.
+
+    Where a prefix stands in an interval of layers, which its mask tells as a numpy array, the
+    others get None in its place, and below the lowest of them nothing is kept or differentiated
+    that the prefix alone would ask for.
     """
+    length = jax.tree.leaves(params)[0].shape[0]
+    parts = segments(per_layer, length)
+    in_place = len(parts) > 1  # slices of the stack would be copies of the weights
 
     def apply(x, item):
         index, layer_params, part = item
         rngs = None if key is None else {"dropout": jax.random.fold_in(key, index)}
-        return layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **flags)
+        if in_place and stack == "scan":
+            pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False)
+            layer_params = jax.tree.map(pick, params)
+        layer_params = sharding.gather(layer_params)
+        x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **flags)
+        return sharding.constrain(x, "act_batch", None, None), more
 
-    if remat != "none":
-        policy = jax.checkpoint_policies.dots_saveable if remat == "dots" else None
+    if remat != "none" or in_place or sharding.gathers():
         # Merging of common subexpressions would undo the recomputation, except in a loop's body.
-        apply = jax.checkpoint(apply, policy=policy, prevent_cse=stack == "unroll")
-    length = jax.tree.leaves(params)[0].shape[0]
-    items = (jnp.arange(length), params, per_layer)
-    if stack == "scan":
-        return jax.lax.scan(apply, x, items)
+        apply = jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=stack == "unroll")
     found = []
-    for i in range(length):
-        x, more = apply(x, jax.tree.map(lambda leaf, i=i: leaf[i], items))
-        found.append(more)
-    return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+    for first, last, part in parts:
+        numbers = jnp.arange(first, last)
+        if stack == "scan":
+            x, more = jax.lax.scan(apply, x, (numbers, None if in_place else params, part))
+            found.append(more)
+            continue
+        for i in range(first, last):
+            own = jax.tree.map(lambda leaf, i=i: leaf[i], params)
+            share = jax.tree.map(lambda leaf, i=i - first: leaf[i], part)
+            x, more = apply(x, (i, own, share))
+            found.append(jax.tree.map(lambda leaf: leaf[None], more))
+    return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+
+
+def _keep_but_weights(primitive, *_, **__) -> bool:
+    """Keeps everything for the backward pass but weights read from the stack or gathered."""
+    return primitive.name not in ("dynamic_slice", "squeeze", "sharding_constraint")
+
+
+_POLICIES = {
+    "none": _keep_but_weights,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "full": None,
+}
+
+
+def segments(per_layer: Any, length: int) -> list[tuple[int, int, Any]]:
+    """Cuts layers where a prefix begins or ends. -> (first, last, its share of `per_layer`)
+
+    A prefix whose mask is a numpy array and empty throughout a segment is None there.
+    """
+    is_prefix = lambda leaf: isinstance(leaf, Prefix)
+    prefixes = [p for p in jax.tree.leaves(per_layer, is_leaf=is_prefix) if is_prefix(p)]
+    known = [p for p in prefixes if isinstance(p.mask, np.ndarray)]
+    stands = [p.mask.any(axis=(1, 2)) for p in known]
+    inner = {i for there in stands for i in range(1, length) if there[i] != there[i - 1]}
+    bounds = [0, *sorted(inner), length]
+
+    def cut(part, first: int, last: int):
+        known = is_prefix(part) and isinstance(part.mask, np.ndarray)
+        if known and not part.mask[first:last].any():
+            return None
+        return jax.tree.map(lambda leaf: leaf[first:last], part)
+
+    return [
+        (a, b, jax.tree.map(lambda p, a=a, b=b: cut(p, a, b), per_layer, is_leaf=is_prefix))
+        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+    ]

@@ -6,9 +6,11 @@ import pkgutil
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, check_kind, nearest
+from jaxprompt.sharding import constrain
 from jaxprompt.types import Batch, Dims, Injection, Prefix
 
 
@@ -61,11 +63,14 @@ def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
     """
     few, _, length = k.shape[:3]
     outside = [(first, layers - first - few)] + [(0, 0)] * 4  # masked: a zero key still takes mass
-    number = jnp.arange(layers)
+    number = np.arange(layers)
     mask = (number >= first) & (number < first + few)
-    mask = jnp.broadcast_to(mask[:, None, None], (layers, 1, length))
+    mask = np.broadcast_to(mask[:, None, None], (layers, 1, length))  # numpy: known when compiling
     positions = jnp.arange(length) if inside else None
-    return Prefix(jnp.pad(k, outside), jnp.pad(v, outside), mask, positions)
+    k, v = (
+        constrain(jnp.pad(x, outside), None, "act_batch", None, "act_heads", None) for x in (k, v)
+    )
+    return Prefix(k, v, mask, positions)
 
 
 def methods() -> list[str]:

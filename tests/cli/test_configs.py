@@ -89,16 +89,18 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
     if c.task.name != "topics":
         c.data.source = str(rows_of(c.task.name))
     build.check_config(c)
-    opened = build.open_fitting(c)
+    c.mesh.data = c.mesh.model = 1
+    placement = build.build_placement(c)
+    opened = build.open_fitting(c, placement)
     examples = build.read_examples(c)
-    scorer = build.scorer_from_config(c, opened, examples)
+    scorer = build.scorer_from_config(c, opened, examples, placement)
     train = scorer.encode(examples.splits["train"][:40])
     batches = build.train_batches(c, scorer, train)
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     assert plan.total > 0
-    opened, loaded = load_weights(opened)
+    opened, loaded = load_weights(opened, placement)
     scorer = scorer.with_backbone(opened)
-    weights = build.start(c, scorer, loaded, train)
+    weights = build.start(c, scorer, loaded, train, placement)
     tx = build.build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(scorer.model, tx, build.build_objectives(c))
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))

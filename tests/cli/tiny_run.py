@@ -188,7 +188,7 @@ def tiny_fields(backbone: Path, data: Path) -> dict[str, object]:
         "backbone.path": backbone, "task.name": "custom", "task.fields": "text",
         "data.source": data, "data.max_len": 24, "data.multiple": 24, "data.batch": 16,
         "train.total_epochs": 0, "train.total_steps": 3, "train.tensorboard": False,
-        "prompt.length": 4,
+        "prompt.length": 4, "mesh.data": 1,
     }  # fmt: skip
 
 
@@ -239,14 +239,12 @@ def timeless(record: dict) -> dict:
 
 def split_scores(c: Any, workdir: Path, split: str = "dev") -> np.ndarray:
     """Scores a split with the best prompt of a workdir. -> [examples, C]"""
-    import jax
-
     from jaxprompt import build
-    from jaxprompt.evaluate import predict_scores
+    from jaxprompt.evaluate import place_step, predict_scores
     from jaxprompt.steps import make_eval_step
 
     trained = build.restore(c, str(workdir), [split])
     (trainable, frozen, _), part = trained.weights, trained.splits[split]
-    step = jax.jit(make_eval_step(trained.scorer.model))
+    step = place_step(trained.placement, make_eval_step(trained.scorer.model))
     batches = build.eval_batches(trained.scorer, part)
     return predict_scores(step, trainable, frozen, batches, len(part.labels))

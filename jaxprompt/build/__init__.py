@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
+from jaxprompt.build.examples import SPLITS, Examples, read_examples, read_task
 from jaxprompt.checkpoint import Checkpoints, check_workdir
 from jaxprompt.convert import artifact, load, peft
-from jaxprompt.data import fewshot, sources, words
+from jaxprompt.data import words
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.target import read_answer
-from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
-from jaxprompt.errors import InputError
-from jaxprompt.evaluate import evaluate, make_writer, write_texts
+from jaxprompt.errors import InputError, at_least
+from jaxprompt.evaluate import evaluate, make_writer, place_step, write_texts
 from jaxprompt.fields import check_fields
 from jaxprompt.losses import free_text, make_loss
 from jaxprompt.metrics import score_texts
+from jaxprompt.model import backbone_shapes
 from jaxprompt.optim import make_optimizer, make_schedule
 from jaxprompt.prompts import make_prompt
 from jaxprompt.prompts.soft import warm_start
@@ -36,12 +38,13 @@ from jaxprompt.scorer import (
     load_weights,
     open_backbone,
 )
+from jaxprompt.sharding import Placement, check_divides, make_placement
 from jaxprompt.steps import Objective, make_eval_step
 from jaxprompt.types import Dims
 
-SPLITS = ("train", "dev", "test")
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
+FREE += ("mesh",)  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
 FREE_TRAINED = ("optim", "train", "data", "generate")
 FREE_TRAINED += tuple(f"backbone.{name}" for name in ("dtype", "stack", "remat", "attention"))
@@ -69,6 +72,9 @@ def check_config(c: Any) -> None:
         raise InputError(
             f"data.batch={c.data.batch} must divide by optim.accumulate={c.optim.accumulate}"
         )
+    for field in ("data", "model"):
+        if c.mesh[field] != -1:
+            at_least(f"mesh.{field}", c.mesh[field], 1)
     prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
     task = read_task(c.task)
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
@@ -89,93 +95,42 @@ def check_totals(train: Any) -> None:
         raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")
 
 
-def open_fitting(c: Any) -> Backbone:
-    """Opens the backbone of a checked config; method, head and length must fit it."""
+def build_placement(c: Any, devices: Sequence[Any] | None = None) -> Placement:
+    """Makes the mesh of a config; its batches must divide over it."""
+    placement = make_placement(**c.mesh.to_dict(), devices=devices)
+    size = placement.mesh.shape["data"]
+    share = c.data.batch // c.optim.accumulate
+    if share % size:
+        cut = f" / optim.accumulate={c.optim.accumulate}" * (c.optim.accumulate > 1)
+        raise InputError(
+            f"data.batch={c.data.batch}{cut} does not divide over mesh.data={size}; take a "
+            f"multiple of {size * c.optim.accumulate}, or mesh.data={math.gcd(share, size)}"
+        )
+    if c.data.eval_batch % size:
+        raise InputError(
+            f"data.eval_batch={c.data.eval_batch} does not divide over mesh.data={size}; take a "
+            f"multiple of {size}"
+        )
+    return placement
+
+
+def open_fitting(c: Any, placement: Placement) -> Backbone:
+    """Opens the backbone of a checked config; method, head, length and mesh must fit it."""
     backbone = open_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    if placement.mesh.size > 1:
+        cfg = backbone.module.cfg
+        rows = dataclasses.replace(cfg, rows=placement.padded(cfg.vocab))
+        check_divides(placement, backbone_shapes(backbone.module.clone(cfg=rows)))
     return backbone
 
 
-# -- task and data ------------------------------------------------------------------------------
+# -- data --------------------------------------------------------------------------------------
 
 
-def read_task(block: Mapping[str, Any]) -> Task:
-    """Makes the task of a config block; words and metric of the block replace the task's own."""
-    given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
-    if block["name"] == "custom":
-        return custom_task(
-            fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
-            choices=block["choices"], target=block["target"],
-            metric=block["metric"],
-        )  # fmt: skip
-    task = get_task(block["name"])
-    if given and len(given) != len(task.labels):
-        raise InputError(
-            f"task.words has {len(given)} entries for {len(task.labels)} classes of "
-            f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
-        )
-    task = dataclasses.replace(task, metric=block["metric"] or task.metric)
-    if not given:
-        return task
-    first = tuple(entry[0] for entry in given)
-    return dataclasses.replace(task, words=given, causal_words=(), targets=first)
-
-
-class Examples(NamedTuple):
-    """The splits of a run, read and divided, not yet encoded."""
-
-    task: Task  # with its labels found
-    splits: dict[str, list[Example]]
-
-
-def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
-    """Reads the splits that are there, and draws train and dev by the protocol.
-
-    Raises InputError where dev is wanted and there is none.
-    """
-    task, data = read_task(c.task), c.data
-    files = {name: path for name, path in data.files.items() if path}
-    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
-    splits: dict[str, list[Example]] = {}
-
-    def read(split: str) -> sources.Rows:
-        return sources.read_split(task, split, **place)
-
-    drawn = data.protocol and {"train", "dev"} & set(wanted)
-    if drawn or "train" in wanted or not (task.labels or task.choices or task.is_text):
-        rows = read("train")
-        task = with_labels(task, rows)
-        examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
-        split = _draw(data, task, [e.label for e in examples])
-        splits["train"] = examples if split is None else [examples[i] for i in split.train]
-        if split is not None and split.dev is not None:
-            splits["dev"] = [examples[i] for i in split.dev]
-    for name in wanted:
-        if name not in splits and sources.has_split(task, name, **place):
-            rows = read(name)
-            splits[name] = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
-    if "dev" in wanted and not splits.get("dev"):
-        raise InputError(
-            f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
-            "data.protocol=holdout"
-        )
-    return Examples(task, {name: splits[name] for name in SPLITS if splits.get(name)})
-
-
-def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
-    if not data.protocol:
-        return None
-    if task.is_text and data.protocol != "holdout":
-        raise InputError(
-            f"data.protocol={data.protocol} draws by class, and task {task.name} has texts to "
-            "write; take holdout, or none"
-        )
-    values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
-    options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
-    return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)
-
-
-def scorer_from_config(c: Any, backbone: Backbone, examples: Examples) -> Scorer:
+def scorer_from_config(
+    c: Any, backbone: Backbone, examples: Examples, placement: Placement
+) -> Scorer:
     """Builds the scorer of a config."""
     task, head, form = examples.task, c.head.to_dict(), c.task.form
     choices = max((len(e.choices) for es in examples.splits.values() for e in es), default=1) or 1
@@ -188,7 +143,7 @@ def scorer_from_config(c: Any, backbone: Backbone, examples: Examples) -> Scorer
         ),
         form=form, answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
         max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
-        batch=c.data.eval_batch,
+        batch=c.data.eval_batch, share=placement.share(),
     )  # fmt: skip
 
 
@@ -198,7 +153,7 @@ def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
     return TrainBatches(split.rows, split.labels, layout, seed=c.seed, group=c.data.group)
 
 
-def encode_splits(scorer: Scorer, examples: "Examples") -> dict[str, Split]:
+def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
     """Encodes every split; train with the free texts that are to be learned."""
     parts = examples.splits.items()
     return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
@@ -209,10 +164,10 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
     return EvalBatches(split.rows, split.labels, scorer.layout)
 
 
-def build_measure(c: Any, scorer: Scorer) -> Callable[..., dict[str, float]]:
+def build_measure(c: Any, scorer: Scorer, placement: Placement) -> Callable[..., dict[str, float]]:
     """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
     if not scorer.is_text:
-        step = jax.jit(make_eval_step(scorer.model))
+        step = place_step(placement, make_eval_step(scorer.model))
 
         def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
             batches = eval_batches(scorer, split)
@@ -222,7 +177,8 @@ def build_measure(c: Any, scorer: Scorer) -> Callable[..., dict[str, float]]:
             )[0]  # fmt: skip
 
         return measure
-    write = make_writer(c.generate, scorer.model, scorer.tokenizer, scorer.layout.pad_id)
+    pad = scorer.layout.pad_id
+    write = make_writer(placement, c.generate, scorer.model, scorer.tokenizer, pad)
 
     def measure_texts(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
         passes = eval_batches(scorer, split)
@@ -236,24 +192,35 @@ def build_measure(c: Any, scorer: Scorer) -> Callable[..., dict[str, float]]:
 # -- weights ------------------------------------------------------------------------------------
 
 
-def start(c: Any, scorer: Scorer, loaded: load.Loaded, train: Split) -> Weights:
-    """Draws prompt and head, splits what trains from what is frozen, puts both on the device."""
-    choices = scorer.layout.num_rows
-    params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, choices=choices)
+def start(
+    c: Any, scorer: Scorer, loaded: load.Loaded, train: Split, placement: Placement
+) -> Weights:
+    """Draws prompt and head, and splits what trains, in float32, from what is frozen."""
+    params = scorer.model.init(
+        rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
+        placement=placement,
+    )  # fmt: skip
     if c.prompt.name == "soft":
-        params["prompt"] = _start_rows(c, scorer, params, train)
+        params["prompt"] = _start_rows(c, scorer, params, train, placement)
     head = params["head"]["main"]
     if "pooler" in head and "pooler" in loaded.params:
         head["pooler"] = loaded.params["pooler"]
+    trainable, frozen = divide(c, scorer, params)
+    # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
+    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+    trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
+    return Weights(trainable, frozen, loaded.report)
+
+
+def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
+    """Splits parameters into what trains and what is frozen."""
     patterns = tuple(c.trainable) or scorer.model.prompt.TRAINABLE
-    if not head:  # a verbalizer has no numbers of its own
+    if not params["head"]["main"]:  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
-    trainable = {name: np.asarray(leaf, np.float32) for name, leaf in trainable.items()}
-    return Weights(jax.device_put(trainable), jax.device_put(frozen), loaded.report)
+    return tree.split(params, tree.trainable_mask(params, patterns))
 
 
-def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
+def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split, placement: Placement) -> Any:
     kind, embed = c.prompt.start, params["backbone"]["embed"]["word"]["table"]
     if kind in ("normal", "uniform"):
         return params["prompt"]
@@ -262,10 +229,15 @@ def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split) -> Any:
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
     length = c.prompt.length + c.prompt.decoder
     rows = words.choose_rows(
-        kind, scorer.tokenizer, length=length, seed=c.seed, vocab_size=len(embed),
+        kind, scorer.tokenizer, length=length, seed=c.seed,
+        vocab_size=scorer.model.prompt.dims.vocab,
         tokens=words.text_ids(train.rows), words=label_words, text=c.prompt.text,
     )  # fmt: skip
-    return warm_start(params["prompt"], embed, rows)
+    # The table may lie on several hosts: only what is needed of it is brought here.
+    ids = sorted({i for row in rows for i in row})
+    pick = jax.jit(lambda table, ids: table[ids], out_shardings=placement.replicated)
+    picked = np.asarray(pick(embed, np.array(ids)))
+    return warm_start(params["prompt"], picked, [[ids.index(i) for i in row] for row in rows])
 
 
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
@@ -295,6 +267,7 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
 class Trained(NamedTuple):
     """A run's best numbers, with all that scores with them."""
 
+    placement: Placement
     scorer: Scorer
     splits: dict[str, Split]
     weights: Weights
@@ -328,25 +301,26 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
     if checkpoints:
         check_workdir(workdir, c.to_dict(), (*FREE, *FREE_TRAINED))
         checkpoints.check_best()
-    backbone = open_fitting(c)
+    placement = build_placement(c)
+    backbone = open_fitting(c, placement)
     if checkpoints and read_task(c.task).choices:
         wanted = SPLITS  # an example's choices are counted over all of them, as in training
     elif c.prompt.name == "soft":
         wanted = (*wanted, "train")  # the first values may come from the training text
     examples = read_examples(c, wanted)
-    scorer = scorer_from_config(c, backbone, examples)
+    scorer = scorer_from_config(c, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
-    backbone, loaded = load_weights(backbone)
+    backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     if checkpoints is None:
-        params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params)
-        weights = Weights({}, jax.device_put(tree.flatten(params)), loaded.report)
-        return Trained(scorer, splits, weights, {}, backbone.family)
-    weights = start(c, scorer, loaded, splits.get("train"))
+        params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, placement=placement)
+        weights = Weights({}, tree.flatten(params), loaded.report)
+        return Trained(placement, scorer, splits, weights, {}, backbone.family)
+    weights = start(c, scorer, loaded, splits.get("train"), placement)
     trainable, best = checkpoints.restore_best(weights.trainable)
     check_backbone(best, loaded.report.fingerprint, workdir)
-    weights = weights._replace(trainable=jax.device_put(trainable))
-    return Trained(scorer, splits, weights, best, backbone.family)
+    weights = weights._replace(trainable=trainable)
+    return Trained(placement, scorer, splits, weights, best, backbone.family)
 
 
 # -- optimization -------------------------------------------------------------------------------

@@ -1,0 +1,297 @@
+"""Several processes that train together: how they find each other and check that they agree.
+
+Each process drives its own devices, and jax.devices() lists those of all. Process 0 is the
+coordinator: the others sign in at its address.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import jax
+import numpy as np
+
+from jaxprompt.errors import InputError
+
+HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
+SHOWN = 3  # differing facts that a message names
+GRACE = 2  # seconds that a failing process 0 leaves to the others
+COME, REFUSED = "jaxprompt: come", "jaxprompt: refused: "  # what process 0 answers
+RETRY = 0.5  # seconds between two tries to reach the coordinator
+
+
+def start(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    *,
+    cluster: bool = False,
+    timeout: float = 300,
+) -> None:
+    """Joins the processes of a run; call it before anything touches a device.
+
+    `coordinator` is the HOST:PORT of process 0. With `cluster` JAX finds all three by itself, on
+    Slurm and TPU pods. Without any of them this process is alone.
+    Raises InputError for values that do not fit, and where the others do not answer in `timeout`
+    seconds.
+    """
+    given = {"coordinator": coordinator, "processes": processes, "process": process}
+    named = [name for name, value in given.items() if value is not None]
+    if timeout <= 0:
+        raise InputError(f"--timeout={timeout} must be more than 0 seconds")
+    if cluster and named:
+        raise InputError(f"--cluster finds --{named[0]} by itself; give one of the two")
+    if not cluster and not named:
+        return
+    if not cluster:
+        _check(coordinator, processes, process)
+        _meet(coordinator, processes, process, timeout)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would take SIGTERM over.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process,
+            initialization_timeout=max(HEARTBEAT, round(timeout)) if cluster else HEARTBEAT,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=HEARTBEAT,
+        )
+    except ValueError as error:
+        raise InputError(
+            f"--cluster: JAX finds no cluster here ({error}); give --coordinator, --processes "
+            "and --process"
+        ) from error
+    except RuntimeError as error:
+        where = f"--coordinator={coordinator}" if coordinator else "--cluster"
+        raise InputError(
+            f"{where}: the processes did not all come in {timeout:g} s; start them all, or raise "
+            "--timeout"
+        ) from error
+    _check_even()
+    if jax.default_backend() == "cpu":
+        _silence_gloo()
+
+
+@contextlib.contextmanager
+def guard() -> Iterator[None]:
+    """Ends this process without waiting for the others where the block fails on it.
+
+    JAX would wait at exit for all, and they may wait for this one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if jax.distributed.is_initialized():
+            atexit.register(_leave, 2 if isinstance(error, InputError) else 1)
+        raise
+
+
+def is_first() -> bool:
+    """Tells whether this is process 0, the one that writes and prints."""
+    return jax.process_index() == 0
+
+
+def gather(text: str) -> list[str]:
+    """Returns the text of every process, in their order. All processes must call it."""
+    if jax.process_count() == 1:
+        return [text]
+    from jax.experimental.multihost_utils import process_allgather
+
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = process_allgather(np.asarray(own.size, np.int32)).reshape(-1)
+    rows = process_allgather(np.pad(own, (0, int(sizes.max()) - own.size)))  # [process, byte]
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def agree(facts: Mapping[str, str]) -> None:
+    """Raises InputError, the same on every process, where the facts of the processes differ."""
+    every = [json.loads(text) for text in gather(json.dumps(dict(facts)))]
+    names = list(dict.fromkeys(name for facts in every for name in facts))
+    differing = [name for name in names if len({facts.get(name) for facts in every}) > 1]
+    if not differing:
+        return
+    shown = ", ".join(f"{name} ({_held(name, every)})" for name in differing[:SHOWN])
+    more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+    raise InputError(
+        f"the processes differ in {shown}{more}; start all with the same config, code and data"
+    )
+
+
+def _held(name: str, every: list[dict[str, str]]) -> str:
+    # "a on process 0, b on processes 1 and 2"
+    holders: dict[str | None, list[int]] = {}
+    for process, facts in enumerate(every):
+        holders.setdefault(facts.get(name), []).append(process)
+    return ", ".join(
+        f"{'nothing' if value is None else value} on {_processes(numbers)}"
+        for value, numbers in holders.items()
+    )
+
+
+def _processes(numbers: list[int]) -> str:
+    *rest, last = map(str, numbers)
+    return f"processes {', '.join(rest)} and {last}" if rest else f"process {last}"
+
+
+def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    given = {"coordinator": coordinator, "processes": processes, "process": process}
+    absent = [f"--{name}" for name, value in given.items() if value is None]
+    if absent:
+        raise InputError(
+            f"{' and '.join(absent)} missing: --coordinator=HOST:PORT, --processes and --process "
+            "go together"
+        )
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"--coordinator={coordinator!r} is no HOST:PORT, such as 10.0.0.1:1234")
+    if processes < 1:
+        raise InputError(f"--processes={processes} must be at least 1")
+    if not 0 <= process < processes:
+        raise InputError(
+            f"--process={process} must be 0 to {processes - 1}, below --processes={processes}"
+        )
+
+
+def _address(coordinator: str) -> tuple[str, int]:
+    host, _, port = coordinator.rpartition(":")
+    return host.strip("[]"), int(port)  # [::1]:1234
+
+
+def _meet(coordinator: str, processes: int, process: int, timeout: float) -> None:
+    # JAX aborts a process whose coordinator is silent, and a coordinator whose others stay away,
+    # before Python can say a word. So all meet here first, at the address that JAX takes next.
+    deadline = time.monotonic() + timeout
+    if process == 0:
+        with _listen(coordinator) as server, contextlib.ExitStack() as stack:
+            _receive(server, stack, coordinator, processes, deadline, timeout)
+    else:
+        _sign_in(coordinator, processes, process, deadline, timeout)
+
+
+def _listen(coordinator: str) -> socket.socket:
+    host, port = _address(coordinator)
+    try:
+        # JAX's own server would share a port that is taken.
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+        # A host's own name may be 127.0.1.1 to itself alone, so all of its addresses listen.
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise InputError(
+            f"--coordinator={coordinator}: process 0 cannot listen there "
+            f"({_reason(error)}); give an address of its own host and a free port"
+        ) from error
+
+
+def _receive(
+    server: socket.socket, stack: contextlib.ExitStack, coordinator: str, processes: int,
+    deadline: float, timeout: float,
+) -> None:  # fmt: skip
+    came: dict[int, socket.socket] = {}
+    refusal = ""
+    while not refusal and len(came) < processes - 1:
+        left = deadline - time.monotonic()
+        absent = [number for number in range(1, processes) if number not in came]
+        if left <= 0:
+            refusal = (
+                f"--coordinator={coordinator}: {_processes(absent)} of {processes} did not come "
+                f"in {timeout:g} s; start all of them, or raise --timeout"
+            )
+            break
+        server.settimeout(min(left, 1))
+        try:
+            connection = stack.enter_context(server.accept()[0])
+            connection.settimeout(1)
+            number, count = map(int, connection.recv(64).split())
+        except (OSError, ValueError):  # nobody in this second, or somebody else
+            number = 0
+        came = {known: other for known, other in came.items() if not _is_gone(other)}
+        if number == 0:
+            continue
+        if count != processes:
+            refusal = (
+                f"--processes={count} on process {number}, {processes} on process 0; give all "
+                "the same"
+            )
+        elif number in came:
+            refusal = f"--process={number} was given twice; number them 0 to {processes - 1}"
+        came[-1 if number in came else number] = connection
+    for connection in came.values():
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{REFUSED + refusal if refusal else COME}\n".encode())
+    if refusal:
+        raise InputError(refusal)
+
+
+def _reason(error: OSError) -> str:
+    known = error.errno is not None and error.errno > 0  # not that of a name
+    return os.strerror(error.errno) if known else error.strerror or str(error)
+
+
+def _is_gone(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _sign_in(
+    coordinator: str, processes: int, process: int, deadline: float, timeout: float
+) -> None:
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(_address(coordinator), timeout=left) as connection:
+                connection.sendall(f"{process} {processes}".encode())
+                answer = connection.makefile(encoding="utf-8", errors="replace").readline()
+        except OSError as error:
+            answer, reason = "", _reason(error)
+        else:
+            reason = "something else is there" if answer else "connection closed"
+        if answer.strip() == COME:
+            return
+        if answer.startswith(REFUSED):
+            raise InputError(answer.removeprefix(REFUSED).strip())
+        time.sleep(RETRY)
+    raise InputError(
+        f"--coordinator={coordinator} does not answer ({reason}; tried for {timeout:g} s); start "
+        "process 0 there, or mend the address or the firewall"
+    )
+
+
+def _check_even() -> None:
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{n} on process {process}" for process, n in sorted(counts.items()))
+        raise InputError(f"the processes drive unlike numbers of devices: {shown}; give all alike")
+
+
+def _silence_gloo() -> None:
+    # Gloo tells of its connections on standard output, where results stand: from here on what is
+    # not Python's goes nowhere.
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_first():
+        # JAX aborts processes that lose the coordinator; those that failed alike go first.
+        time.sleep(GRACE)
+    os._exit(code)

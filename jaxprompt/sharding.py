@@ -1,0 +1,267 @@
+"""Where arrays live: the mesh, and one table of rules for the parameters of every backbone.
+
+Modules name the axes of what they compute (`constrain`), the table names those of parameters; RULES
+says on which axis of the mesh each name lies.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxprompt.errors import InputError
+
+DATA, MODEL = "data", "model"
+# Logical axis -> axis of the mesh; names that are not here are not divided.
+RULES = {
+    "vocab": MODEL, "heads": MODEL, "mlp": MODEL,
+    "act_batch": DATA, "act_heads": MODEL, "act_mlp": MODEL, "act_vocab": MODEL,
+}  # fmt: skip
+FSDP = {"embed": DATA}  # besides, where frozen weights are divided over the data axis too
+_INNER = ("heads", "kv")
+# Logical axes of the backbone's parameters by name. Stacked layers have one axis more, in front.
+PARAMETERS = (
+    (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
+    (r"embed/(position|type)/table", (None, None)),
+    (r"(decoder_)?bias/table", ("relpos_buckets", "heads")),
+    (r"mlm/bias", ("vocab",)),
+    (r".*norm/(scale|bias)", (None,)),
+    (r"(.*/)?(attention|cross)/(query|key|value)/kernel", ("embed", *_INNER)),
+    (r"(.*/)?(attention|cross)/(query|key|value)/bias", _INNER),
+    (r"(.*/)?(attention|cross)/out/kernel", (*_INNER, "embed")),
+    (r"(.*/)?mlp/(up|gate)/kernel", ("embed", "mlp")),
+    (r"(.*/)?mlp/(up|gate)/bias", ("mlp",)),
+    (r"(.*/)?mlp/down/kernel", ("mlp", "embed")),
+    (r"(embed/project|pooler|mlm/dense|rtd/dense|rtd/out)/kernel", (None, None)),
+    (r".*/bias", (None,)),
+)
+STACKED = ("layers", "decoder_layers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A mesh of axes ("data", "model"), and whether frozen weights are divided over both."""
+
+    mesh: Mesh
+    fsdp: bool = False
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """Which axis of the mesh each logical axis lies on."""
+        return RULES | FSDP if self.fsdp else RULES
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """The same on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def batch(self) -> NamedSharding:
+        """Examples divided over the data axis."""
+        return NamedSharding(self.mesh, PartitionSpec(DATA))
+
+    def parameter(self, name: str, ndim: int) -> NamedSharding:
+        """Looks up where a parameter lives; all but the backbone's are on every device."""
+        part, _, path = name.partition("/")
+        if part != "backbone":
+            return self.replicated
+        axes = next((axes for rule, axes in PARAMETERS if re.fullmatch(rule, path)), None)
+        stacked = (None,) * (path.split("/")[0] in STACKED)
+        if axes is None or len(stacked + axes) != ndim:
+            raise ValueError(f"no rule of sharding.PARAMETERS fits {name} with {ndim} axes")
+        spec = (self.rules.get(axis) for axis in stacked + axes)
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def parameters(self, leaves: Mapping[str, Any]) -> dict[str, NamedSharding]:
+        """Looks up where each leaf of a flat tree lives."""
+        return {name: self.parameter(name, len(leaf.shape)) for name, leaf in leaves.items()}
+
+    def share(self) -> tuple[int, int]:
+        """Tells which part of a global batch this process holds, and of how many."""
+        rows = self.mesh.devices  # [data, model]
+        own = [i for i, row in enumerate(rows) if any(_is_local(device) for device in row)]
+        return own[0] // len(own), len(rows) // len(own)
+
+    def padded(self, vocab: int) -> int:
+        """Rounds the rows of a vocabulary table up to what the model axis divides."""
+        return -(-vocab // self.mesh.shape[MODEL]) * self.mesh.shape[MODEL]
+
+
+def _is_local(device: Any) -> bool:
+    return device.process_index == jax.process_index()
+
+
+def make_placement(
+    data: int = -1, model: int = 1, *, fsdp: bool = False, slices: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Placement:  # fmt: skip
+    """Lays devices out as data x model; -1 takes the rest. Slices divide the data axis.
+
+    Raises InputError where the sizes do not fit the devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = {"mesh.data": data, "mesh.model": model}
+    shown = f"mesh.data={data} x mesh.model={model}"
+    for name, size in sizes.items():
+        if size != -1 and size < 1:
+            raise InputError(f"{name}={size} must be at least 1, or -1 for the rest")
+    if data == model == -1:
+        raise InputError("mesh.data=-1 and mesh.model=-1; only one can be the rest")
+    given = max(data, 1) * max(model, 1)
+    rest = len(devices) // given if -1 in (data, model) else 1
+    data, model = rest if data == -1 else data, rest if model == -1 else model
+    fits = data * model == len(devices) or (
+        len(devices) % given == 0 and jax.process_count() == 1 and data * model
+    )
+    if not fits:
+        raise InputError(
+            f"{shown} does not divide the {len(devices)} devices; take sizes whose product is "
+            f"{len(devices)}, or -1 for one of them"
+        )
+    if data % slices:
+        raise InputError(f"mesh.data={data} must divide by mesh.slices={slices}")
+    return Placement(_make_mesh(data, model, slices, devices[: data * model]), fsdp)
+
+
+def _make_mesh(data: int, model: int, slices: int, devices: list[Any]) -> Mesh:
+    types = (AxisType.Auto, AxisType.Auto)
+    if slices == 1:
+        return jax.make_mesh((data, model), (DATA, MODEL), types, devices=devices)
+    from jax.experimental.mesh_utils import create_hybrid_device_mesh
+
+    # Between slices the network is slow: only the data axis, which sums gradients, crosses it.
+    by_process = not hasattr(devices[0], "slice_index")
+    grid = create_hybrid_device_mesh(
+        (data // slices, model), (slices, 1), devices, process_is_granule=by_process
+    )
+    return Mesh(grid, (DATA, MODEL), axis_types=types)
+
+
+def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
+    """Raises InputError where an axis of a parameter does not divide over the mesh.
+
+    `shapes` are arrays or jax.ShapeDtypeStruct by flat name. The message says what would divide.
+    """
+    sizes = placement.mesh.shape
+    for name, leaf in shapes.items():
+        spec = placement.parameter(name, len(leaf.shape)).spec
+        for size, axis in zip(leaf.shape, spec, strict=False):
+            if axis and size % sizes[axis]:
+                fits = [n for n in range(1, size + 1) if size % n == 0 and n <= 2 * sizes[axis]]
+                cure = f"take {' or '.join(map(str, fits))}"
+                cure += ", or mesh.fsdp=False" * (axis == DATA)
+                raise InputError(
+                    f"mesh.{axis}={sizes[axis]} does not divide the {size} of "
+                    f"{name} {list(leaf.shape)}; {cure}"
+                )
+
+
+def like(placement: Placement, tree: Any, own: Mapping[str, NamedSharding]) -> Any:
+    """Gives every leaf of a state the sharding of the parameter that it belongs to.
+
+    A leaf belongs to the parameter whose flat name is the last key of its path; others, and those
+    of another number of axes, are on every device.
+    """
+
+    def place(path, leaf):
+        keys = [getattr(key, "key", None) for key in path]
+        name = next((key for key in reversed(keys) if key in own), None)
+        fits = name is not None and len(own[name].spec) <= len(leaf.shape)
+        return own[name] if fits else placement.replicated
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Puts arrays that every process holds whole where they belong."""
+
+    def move(x, sharding):
+        if sharding.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(move, tree, shardings)
+
+
+def put_batch(placement: Placement, batch: Any) -> Any:
+    """Joins the parts of a batch that the processes hold, over the data axis."""
+    if placement.batch.is_fully_addressable:
+        return jax.device_put(batch, placement.batch)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(placement.batch, x), batch)
+
+
+def put_flag(placement: Placement, flag: bool) -> jax.Array:
+    """Makes an array with a number a device, 1 on those of the processes that raise the flag."""
+    sharding = NamedSharding(placement.mesh, PartitionSpec((DATA, MODEL)))
+    mine = np.full(placement.mesh.size, flag, np.int32)
+    return jax.make_array_from_callback(mine.shape, sharding, lambda index: mine[index])
+
+
+# -- what is computed -----------------------------------------------------------------------------
+
+_ACTIVE: ContextVar[Placement | None] = ContextVar("placement", default=None)
+
+
+@contextlib.contextmanager
+def _active(placement: Placement) -> Iterator[None]:
+    token = _ACTIVE.set(placement)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def within(placement: Placement, function: Callable) -> Callable:
+    """Traces a function so that `constrain` in it refers to this placement's mesh."""
+
+    @functools.wraps(function)
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        with _active(placement):
+            return function(*args, **kwargs)
+
+    return placed
+
+
+def gathers() -> bool:
+    """Tells whether weights are divided over the data axis where they are used."""
+    placement = _ACTIVE.get()
+    return placement is not None and placement.fsdp and placement.mesh.shape[DATA] > 1
+
+
+def gather(params: Any) -> Any:
+    """Joins over the data axis what FSDP divides of the parameters of one layer, a nested dict."""
+    if not gathers():
+        return params
+    whole = dataclasses.replace(_ACTIVE.get(), fsdp=False)
+
+    def join(path, leaf):
+        name = "/".join(["backbone", *(key.key for key in path)])
+        return jax.lax.with_sharding_constraint(leaf, whole.parameter(name, leaf.ndim))
+
+    return jax.tree_util.tree_map_with_path(join, params)
+
+
+def constrain(x: Any, *axes: str | None) -> Any:
+    """Lays an array by the logical names of its axes; outside of `within` it stays as it is.
+
+    An axis that the mesh does not divide, such as the one row of a prompt, is not divided.
+    """
+    placement = _ACTIVE.get()
+    if placement is None or math.prod(placement.mesh.shape.values()) == 1:
+        return x
+    sizes, rules = placement.mesh.shape, placement.rules
+    named = (rules.get(axis) for axis in axes)
+    spec = [
+        name if name and size % sizes[name] == 0 else None
+        for name, size in zip(named, x.shape, strict=True)
+    ]
+    return jax.lax.with_sharding_constraint(x, NamedSharding(placement.mesh, PartitionSpec(*spec)))
