@@ -181,7 +181,7 @@ def epoch_peft(args: argparse.Namespace) -> None:
 
     from jaxprompt.data.batching import TrainBatches
 
-    c, backbone, scorer, rows = read_sst2(args)
+    c, backbone, _, scorer, rows = read_sst2(args)
     layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
     plan = TrainBatches(rows.rows, rows.labels, layout, seed=c.seed, group=c.data.group)
     order = (batch.index[batch.index >= 0] for batch in plan)

@@ -1,0 +1,87 @@
+"""The task and the examples of a config."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.data import fewshot, sources
+from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
+from jaxprompt.errors import InputError
+
+SPLITS = ("train", "dev", "test")
+
+
+def read_task(block: Mapping[str, Any]) -> Task:
+    """Makes the task of a config block; words and metric of the block replace the task's own."""
+    given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
+    if block["name"] == "custom":
+        return custom_task(
+            fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
+            choices=block["choices"], target=block["target"],
+            metric=block["metric"],
+        )  # fmt: skip
+    task = get_task(block["name"])
+    if given and len(given) != len(task.labels):
+        raise InputError(
+            f"task.words has {len(given)} entries for {len(task.labels)} classes of "
+            f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
+        )
+    task = dataclasses.replace(task, metric=block["metric"] or task.metric)
+    if not given:
+        return task
+    first = tuple(entry[0] for entry in given)
+    return dataclasses.replace(task, words=given, causal_words=(), targets=first)
+
+
+class Examples(NamedTuple):
+    """The splits of a run, read and divided, not yet encoded."""
+
+    task: Task  # with its labels found
+    splits: dict[str, list[Example]]
+
+
+def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
+    """Reads the splits that are there, and draws train and dev by the protocol.
+
+    Raises InputError where dev is wanted and there is none.
+    """
+    task, data = read_task(c.task), c.data
+    files = {name: path for name, path in data.files.items() if path}
+    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
+    splits: dict[str, list[Example]] = {}
+
+    def read(split: str) -> sources.Rows:
+        return sources.read_split(task, split, **place)
+
+    drawn = data.protocol and {"train", "dev"} & set(wanted)
+    if drawn or "train" in wanted or not (task.labels or task.choices or task.is_text):
+        rows = read("train")
+        task = with_labels(task, rows)
+        examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+        split = _draw(data, task, [e.label for e in examples])
+        splits["train"] = examples if split is None else [examples[i] for i in split.train]
+        if split is not None and split.dev is not None:
+            splits["dev"] = [examples[i] for i in split.dev]
+    for name in wanted:
+        if name not in splits and sources.has_split(task, name, **place):
+            rows = read(name)
+            splits[name] = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+    if "dev" in wanted and not splits.get("dev"):
+        raise InputError(
+            f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
+            "data.protocol=holdout"
+        )
+    return Examples(task, {name: splits[name] for name in SPLITS if splits.get(name)})
+
+
+def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
+    if not data.protocol:
+        return None
+    if task.is_text and data.protocol != "holdout":
+        raise InputError(
+            f"data.protocol={data.protocol} draws by class, and task {task.name} has texts to "
+            "write; take holdout, or none"
+        )
+    values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
+    options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
+    return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)
