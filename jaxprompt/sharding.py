@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxprompt.errors import InputError
@@ -128,21 +129,19 @@ def make_placement(
         )
     if data % slices:
         raise InputError(f"mesh.data={data} must divide by mesh.slices={slices}")
-    return Placement(_make_mesh(data, model, slices, devices[: data * model]), fsdp)
+    grid = arrange(data, model, slices, devices[: data * model])
+    return Placement(Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto)), fsdp)
 
 
-def _make_mesh(data: int, model: int, slices: int, devices: list[Any]) -> Mesh:
-    types = (AxisType.Auto, AxisType.Auto)
+def arrange(data: int, model: int, slices: int, devices: Sequence[Any]) -> np.ndarray:
+    """Lays devices out so that neighbours are near. -> [data, model]"""
     if slices == 1:
-        return jax.make_mesh((data, model), (DATA, MODEL), types, devices=devices)
-    from jax.experimental.mesh_utils import create_hybrid_device_mesh
-
+        return mesh_utils.create_device_mesh((data, model), devices)
     # Between slices the network is slow: only the data axis, which sums gradients, crosses it.
     by_process = not hasattr(devices[0], "slice_index")
-    grid = create_hybrid_device_mesh(
+    return mesh_utils.create_hybrid_device_mesh(
         (data // slices, model), (slices, 1), devices, process_is_granule=by_process
     )
-    return Mesh(grid, (DATA, MODEL), axis_types=types)
 
 
 def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
@@ -162,6 +161,22 @@ def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
                     f"mesh.{axis}={sizes[axis]} does not divide the {size} of "
                     f"{name} {list(leaf.shape)}; {cure}"
                 )
+
+
+def check_padding(placement: Placement, trainable: Mapping[str, Any], vocab: int) -> None:
+    """Raises InputError where a vocabulary table that trains would need padding.
+
+    Checkpoints and exports hold no padding, so that they fit every mesh.
+    """
+    size = placement.mesh.shape[MODEL]
+    for name, leaf in trainable.items():
+        spec = placement.parameter(name, len(leaf.shape)).spec
+        if spec[:1] == (MODEL,) and vocab % size:  # of what is not stacked the tables alone
+            fits = [n for n in range(1, size) if vocab % n == 0]
+            raise InputError(
+                f"{name} trains, and mesh.model={size} does not divide its {vocab} rows; take "
+                f"{' or '.join(map(str, fits))}, or let config.trainable leave it out"
+            )
 
 
 def like(placement: Placement, tree: Any, own: Mapping[str, NamedSharding]) -> Any:

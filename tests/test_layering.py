@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 RANKS = {
     "errors": -1,
     "types": 0, "tree": 0, "rng": 0, "files": 0, "sharding": 0, "hosts": 0,
+    "hlo": 0, "devices": 0, "published": 0,
     "layers": 1, "runlog": 1, "compiled": 1,
     "backbones": 2, "prompts": 2, "heads": 2, "losses": 2, "metrics": 2, "data": 2, "convert": 2,
     "model": 3, "optim": 3,
@@ -16,8 +17,9 @@ RANKS = {
     "steps": 5, "checkpoint": 5,
     "evaluate": 6, "scorer": 6,
     "build": 7, "exported": 7,
-    "cli": 8,
-    "__main__": 9,
+    "planning": 8,
+    "cli": 9,
+    "__main__": 10,
 }  # fmt: skip
 HOST_ONLY = ("data", "types", "errors", "files")
 DEVICE = {"jax", "flax", "optax", "orbax", "jaxlib"}

@@ -38,7 +38,7 @@ from jaxprompt.scorer import (
     load_weights,
     open_backbone,
 )
-from jaxprompt.sharding import Placement, check_divides, make_placement
+from jaxprompt.sharding import Placement, check_divides, check_padding, make_placement
 from jaxprompt.steps import Objective, make_eval_step
 from jaxprompt.types import Dims
 
@@ -206,6 +206,7 @@ def start(
     if "pooler" in head and "pooler" in loaded.params:
         head["pooler"] = loaded.params["pooler"]
     trainable, frozen = divide(c, scorer, params)
+    check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)

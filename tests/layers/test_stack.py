@@ -10,7 +10,8 @@ import pytest
 from tiny import assert_close, assert_equal, jit, make_batch, make_tiny
 
 from jaxprompt.backbones.bert import EncoderLayer
-from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack
+from jaxprompt.hlo import read_work
+from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack, segments
 from jaxprompt.types import Injection, Prefix, Stream
 
 WAYS = list(itertools.product(STACKS, REMATS))
@@ -148,3 +149,67 @@ def test_stacked_parameters_are_drawn_layer_by_layer():
     init = lambda k: one.init(k, *example, deterministic=True)["params"]
     second = jit(init)(keys[1])
     assert_close(jax.tree.map(lambda leaf: leaf[1], params), second, rtol=1e-6)
+
+
+def interval(first, last, layers=6):
+    number = np.arange(layers)[:, None, None]
+    return np.broadcast_to((number >= first) & (number < last), (layers, 1, 4))
+
+
+def tuned(stack, remat, mask, **sizes):
+    """Makes the loss of a prefix in a BERT of 6 layers, and its arguments."""
+    backbone, params = make_tiny(stack=stack, remat=remat, num_hidden_layers=6, **SIZES, **sizes)
+    dims, batch = backbone.dims, make_batch(rows=4, length=32, shift=4)
+    shape = (2, 6, 1, 4, dims.heads, dims.head_dim)
+    table = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+    def loss(table, params):
+        injection = Injection(encoder=Stream(prefix=Prefix(*table, mask)))
+        hidden = backbone.apply({"params": params}, batch, injection, deterministic=True)
+        return (hidden**2 * jnp.arange(hidden.shape[-1])).mean()
+
+    return loss, (table, params)
+
+
+@pytest.mark.parametrize("stack, remat", WAYS)
+def test_layers_without_the_prefix_are_spared_it(stack, remat):
+    """The mask as a numpy array cuts the stack, as a traced one it hides columns: one result."""
+    places = dict(max_position_embeddings=64)
+    results = []
+    for known in (True, False):
+        mask = interval(2, 4) if known else jnp.asarray(interval(2, 4))
+        loss, args = tuned(stack, remat, mask, **places)
+        results.append(jit(jax.value_and_grad(loss, argnums=(0, 1)))(*args))
+    assert_close(*results)
+    table = results[0][1][0]
+    assert np.abs(table[:, 2:4]).min(axis=(0, 2, 3, 4, 5)).min() >= 0 < np.abs(table[:, 2:4]).max()
+    assert np.abs(np.delete(table, [2, 3], axis=1)).max() == 0
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_backward_work_ends_below_the_lowest_prompted_layer(stack):
+    """A frozen layer costs one product forward and one backward where a gradient passes it; the
+    lowest needs none through its own projections.
+    """
+    work, memory = {}, {}
+    for first in (0, 3, 5):
+        loss, args = tuned(stack, "none", interval(first, 6), max_position_embeddings=64)
+        program = jax.jit(jax.grad(loss)).lower(*args).compile()
+        work[first] = read_work(program.as_text()).flops
+        memory[first] = program.memory_analysis().temp_size_in_bytes
+    assert work[3] / work[0] == pytest.approx((6 + 3) / (6 + 6), abs=0.04)
+    assert 6 / (6 + 6) < work[5] / work[0] < (6 + 1) / (6 + 6)
+    assert memory[5] < memory[3] < memory[0]
+
+
+def test_a_stack_is_cut_where_any_prefix_begins_or_ends():
+    own = Prefix(np.zeros((6, 1, 4, 2, 2)), np.zeros((6, 1, 4, 2, 2)), interval(1, 4))
+    cross = own._replace(mask=interval(2, 6), k=np.arange(6.0))
+    cuts = segments((own, cross, None), 6)
+    assert [cut[:2] for cut in cuts] == [(0, 1), (1, 2), (2, 4), (4, 6)]
+    assert [tuple(part is not None for part in cut[2]) for cut in cuts] == [
+        (False, False, False), (True, False, False), (True, True, False), (False, True, False),
+    ]  # fmt: skip
+    assert cuts[2][2][1].k.tolist() == [2, 3]
+    everywhere = own._replace(mask=interval(0, 6))
+    assert len(segments((everywhere, None), 6)) == len(segments((None, None), 6)) == 1

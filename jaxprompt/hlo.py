@@ -1,0 +1,132 @@
+"""Counts work in the text of a compiled program: products, and what travels between devices.
+
+XLA's own analysis counts the body of a loop once; here it counts as often as the loop runs.
+"""
+
+import functools
+import math
+import re
+from collections import Counter
+from typing import NamedTuple
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+# {{0,1},{2,3}}, [2,4]<=[8] (groups x devices), mesh['a'=2,'b'=4] {'b'}, or {'b':(1)2} of an axis
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+_COUNTED = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+# Kind -> what a device sends in a ring of n devices, as a share of the largest array involved.
+_SENT = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1.0,
+}
+
+
+class Work(NamedTuple):
+    """What one device does in one run of a program."""
+
+    flops: float  # of matrix products
+    counts: Counter  # collectives by kind
+    sent: Counter  # bytes that they send, by kind
+
+    def plus(self, other: "Work", times: int = 1) -> "Work":
+        """Adds work that is done so many times."""
+        counts, sent = Counter(self.counts), Counter(self.sent)
+        for kind in other.counts:
+            counts[kind] += times * other.counts[kind]
+            sent[kind] += times * other.sent[kind]
+        return Work(self.flops + times * other.flops, counts, sent)
+
+
+class _Instruction(NamedTuple):
+    name: str
+    result: str  # its type
+    kind: str
+    rest: str  # operands and attributes
+
+
+def read_work(text: str) -> Work:
+    """Counts the work of a program in HLO text, as `compiled.as_text()` gives it."""
+    computations, entry = _parse(text)
+
+    @functools.cache
+    def total(name: str) -> Work:
+        work, types = Work(0.0, Counter(), Counter()), {}
+        for own in computations[name]:
+            types[own.name] = own.result
+            work = work.plus(_work(own, types))
+            trips = _TRIPS.search(own.rest) if own.kind == "while" else None
+            called = _CALLED.findall(own.rest)
+            for branches in _BRANCHES.findall(own.rest):
+                called += re.findall(r"[\w.\-]+", branches)
+            for inner in called:
+                work = work.plus(total(inner), int(trips[1]) if trips else 1)
+        return work
+
+    return total(entry)
+
+
+def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+    """Cuts a program into computations. -> them, the name of the one that is run"""
+    computations: dict[str, list[_Instruction]] = {}
+    entry, current = "", []
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = computations.setdefault(header[2], [])
+            entry = header[2] if header[1] else entry
+        elif found := _INSTRUCTION.match(line):
+            current.append(_Instruction(*found.groups()))
+    return computations, entry
+
+
+def _work(own: _Instruction, types: dict[str, str]) -> Work:
+    if own.kind == "dot":
+        lhs = re.match(r"[^%)]*%?([\w.\-]+)", own.rest)[1]
+        sizes = _sizes(types[lhs])[0][1]
+        axes = _CONTRACTED.search(own.rest)
+        shared = math.prod(sizes[int(axis)] for axis in axes[1].split(",") if axis) if axes else 1
+        result = math.prod(_sizes(own.result)[0][1])
+        return Work(2.0 * result * shared, Counter(), Counter())
+    kind = own.kind.removesuffix("-start")
+    if kind not in _SENT:
+        return Work(0.0, Counter(), Counter())
+    devices = _group(own.rest)
+    size = sum(width * math.prod(sizes) for width, sizes in _sizes(own.result))
+    if kind == "reduce-scatter":
+        size *= devices
+    sent = round(_SENT[kind](devices) * size)
+    return Work(0.0, Counter({kind: 1}), Counter({kind: sent}))
+
+
+def _sizes(kind: str) -> list[tuple[int, list[int]]]:
+    """Lists the arrays of a type, each as bytes a number and sizes of axes."""
+    found = _ARRAY.findall(kind)
+    return [(_width(dtype), [int(x) for x in sizes.split(",") if x]) for dtype, sizes in found]
+
+
+def _width(dtype: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits[0]) // 8) if bits else 1  # pred has no number
+
+
+def _group(rest: str) -> int:
+    """Tells how many devices take part together. Raises ValueError for an unknown spelling."""
+    if found := _LISTED.search(rest):
+        return len(found[1].split(","))
+    if found := _COUNTED.search(rest):
+        return int(found[1])
+    if found := _NAMED.search(rest):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in parts)
+    if "source_target_pairs" in rest:
+        return 2
+    raise ValueError(f"a collective without groups that are known: {rest[:200]}")

@@ -1,0 +1,128 @@
+"""The verbs on a mesh: the same run on other devices, and what a mesh cannot take."""
+
+import json
+
+import numpy as np
+import pytest
+from spoil import BASE
+from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
+
+from jaxprompt.cli.options import resolved
+from jaxprompt.cli.train import run
+
+# Dev's rows do not fill its batches; dropout differs between meshes, so there is none.
+COMMON = dict(data__eval_batch=16, train__log_steps=1, backbone__dropout=0.0, head__dropout=0.0)
+MESHES = {
+    "prefix": dict(mesh__data=4, mesh__model=2),
+    "soft": dict(mesh__data=4, mesh__model=2, mesh__fsdp=True),
+    "full": dict(mesh__data=8, mesh__fsdp=True),
+}
+
+
+def start(folder, backbone, data, method, **changes):
+    """Runs a few steps. -> (config, result, losses)"""
+    more = {} if method == "full" else {"arguments": dict(length=4)}
+    if method == "prefix":
+        more["prompt__dropout"] = 0.0
+    c = make_config(backbone, data, method, **COMMON, **more, **changes)
+    result = run(c, str(folder))
+    lines = read_lines(folder / "metrics.jsonl")
+    return c, result, [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("method", MESHES)
+def test_a_run_on_eight_devices_is_that_on_one(method, backbone, data, tmp_path):
+    names = ("trained", "total", "steps", "best_step", "dev", "test")
+    _, one, expected = start(tmp_path / "one", backbone, data, method)
+    _, eight, found = start(tmp_path / "eight", backbone, data, method, **MESHES[method])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert {name: eight[name] for name in names} == {name: one[name] for name in names}
+
+
+def test_evaluate_export_and_predict_take_any_mesh(backbone, data, tmp_path, capsys):
+    c, result, _ = start(tmp_path / "run", backbone, data, "soft", **MESHES["soft"])
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(resolved(c)))
+    where = (f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    for mesh in ("4", "1"):
+        words = (f"--config.mesh.model={2 if mesh == '4' else 1}", f"--config.mesh.data={mesh}")
+        code, out, _ = jaxprompt(capsys, "evaluate", *where, "--split=test", *words)
+        assert code == 0
+        assert {k: v for k, v in json.loads(out).items() if k in result["test"]} == result["test"]
+    assert jaxprompt(capsys, "export", *where)[0] == 0
+    answers = []
+    for mesh in ("1x1", "2x2"):
+        words = ("--text", "a b", "--text", "c", "--batch=4", f"--mesh={mesh}")
+        code, out, err = jaxprompt(capsys, "predict", where[1], *words)
+        assert code == 0, err
+        answers.append([json.loads(line)["scores"] for line in out.splitlines()])
+    for one, other in zip(*answers, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_a_checkpoint_of_one_mesh_goes_on_on_another(backbone, data, tmp_path):
+    changes = dict(train__total_steps=6, train__eval_steps=2)
+    _, _, expected = start(tmp_path / "one", backbone, data, "prefix", **changes)
+    c = make_config(
+        backbone, data, "prefix", **COMMON, arguments=dict(length=4), prompt__dropout=0.0,
+        **changes, **MESHES["prefix"],
+    )  # fmt: skip
+    folder = tmp_path / "moved"
+    with pytest.raises(KeyboardInterrupt):
+        run_until(4, c, folder)
+    c.mesh.update(data=2, model=1, fsdp=True)
+    run(c, str(folder))
+    found = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def run_until(step, c, folder):
+    """Runs and interrupts the step after `step`."""
+    from jaxprompt.runlog import RunLog
+
+    class Interrupted(RunLog):
+        def write(self, number, **values):
+            if number > step:
+                raise KeyboardInterrupt
+            super().write(number, **values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxprompt.runlog.RunLog", Interrupted)
+        run(c, str(folder))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"mesh.data": 3}, "mesh.data=3 x mesh.model=1 does not divide the 8 devices"),
+        ({"mesh.model": 0}, "mesh.model=0 must be at least 1"),
+        ({"mesh.slices": 0}, "mesh.slices=0 must be at least 1"),
+        ({"mesh.data": 8, "data.batch": 12},
+         "data.batch=12 does not divide over mesh.data=8; take a multiple of 8, or mesh.data=4"),
+        ({"mesh.data": 4, "data.batch": 24, "optim.accumulate": 4},
+         "data.batch=24 / optim.accumulate=4 does not divide over mesh.data=4"),
+        ({"mesh.data": 8, "data.eval_batch": 4},
+         "data.eval_batch=4 does not divide over mesh.data=8; take a multiple of 8"),
+        ({"mesh.model": 4}, "mesh.model=4 does not divide the 2 of backbone/layers/attention"),
+        ({"coordinator": "127.0.0.1:1"}, "--processes"),
+    ],
+)  # fmt: skip
+def test_what_a_mesh_cannot_take(changes, words, refused, backbone, data, tmp_path):
+    fields = tiny_fields(backbone, data) | {k: v for k, v in changes.items() if "." in k}
+    more = [f"--{name}={value}" for name, value in changes.items() if "." not in name]
+    line = refused(
+        "train", f"--config={BASE}", f"--workdir={tmp_path / 'new'}", *flags(fields), *more
+    )
+    assert words in line
+    assert not (tmp_path / "new" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "mesh, words",
+    [("2", "--mesh='2' must be DATAxMODEL"), ("4x1", "--batch=6 does not divide over the 4"),
+     ("16x1", "does not divide the 8 devices")],
+)  # fmt: skip
+def test_predict_refuses_a_mesh_that_does_not_fit(mesh, words, refused, run):
+    assert words in refused(
+        "predict", f"--workdir={run}", "--text=a", f"--mesh={mesh}", "--batch=6"
+    )
