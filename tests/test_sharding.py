@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from tiny import CONFIGS, QUICK, assert_close, make_batch, make_params, make_tiny
 
 from jaxprompt.errors import InputError
+from jaxprompt.evaluate import place_step
 from jaxprompt.heads import lm
 from jaxprompt.losses import make_loss
 from jaxprompt.model import Model, backbone_shapes
@@ -30,7 +31,13 @@ from jaxprompt.sharding import (
     within,
 )
 from jaxprompt.state import make_state, place_state
-from jaxprompt.steps import Objective, make_eval_step, make_train_step, with_flags
+from jaxprompt.steps import (
+    Objective,
+    make_eval_step,
+    make_generate_step,
+    make_train_step,
+    with_flags,
+)
 from jaxprompt.tree import flatten, split, trainable_mask, unflatten
 
 HEADS = {"bert": dict(num_attention_heads=4), "t5": dict(num_heads=4), "gpt2": dict(n_head=4)}
@@ -237,6 +244,27 @@ def test_padding_of_the_vocabulary_is_never_predicted():
     frozen = put(frozen, placement.parameters(frozen))
     step = jax.jit(within(placement, make_eval_step(padded.model)))
     assert_close(step(case.trainable, frozen, put_batch(placement, case.batch)), scores)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("writer", ["t5", "gpt2"])
+def test_texts_are_those_of_one_device(writer, beams):
+    """Beams are folded into rows, caches are written in place, the vocabulary is padded."""
+    case = make_case(writer, "prefix")
+    settings = dict(max_new=5, eos=1, pad=0, beams=beams)
+    expected = jax.jit(make_generate_step(case.model, **settings))(
+        case.trainable, case.frozen, case.batch
+    )
+    assert len(np.unique(expected)) > 3
+    for sizes in ((2, 4, False), (4, 2, True)):
+        placement = make_placement(*sizes[:2], fsdp=sizes[2])
+        moved = on_mesh(case, placement)
+        step = place_step(placement, make_generate_step(moved.model, **settings))
+        frozen = put(moved.frozen, placement.parameters(moved.frozen))
+        index, found = step(case.trainable, frozen, case.batch)
+        assert found.sharding.is_fully_replicated
+        np.testing.assert_array_equal(index, case.batch.index)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_every_parameter_of_every_family_has_a_rule(any_family):

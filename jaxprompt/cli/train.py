@@ -49,6 +49,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt.state import place_state
 
     # -- data and model: everything that a config can get wrong ----------------------------------
+    alone = jax.process_count() == 1
     build.check_config(c)
     check_workdir(workdir, resolved(c), build.FREE)
     finished, checkpoints = read_result(Path(workdir) / "result.json"), Checkpoints(workdir)
@@ -64,7 +65,8 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     examples = build.read_examples(c)
     scorer = build.scorer_from_config(c, backbone, examples, placement)
     splits = build.encode_splits(scorer, examples)
-    hosts.agree({f"the rows of {name}": part.digest() for name, part in splits.items()})
+    if not alone:
+        hosts.agree({f"the rows of {name}": part.digest() for name, part in splits.items()})
     batches = build.train_batches(c, scorer, splits["train"])
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     backbone, loaded = load_weights(backbone, placement)
@@ -74,13 +76,17 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     objectives = build.build_objectives(c)
     step_of = steps.make_train_step(scorer.model, tx, objectives, accumulate=c.optim.accumulate)
-    train_step = jit(sharding.within(placement, steps.with_flags(step_of)), donate_argnums=0)
     measure = build.build_measure(c, scorer, placement)
     score = lambda name, numbers: measure(splits[name], numbers, frozen)
 
     # -- where the run stands ---------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)
     state = place_state(placement, trainable, tx, rng.key_for(c.seed, "dropout"))
+    train_step = jit(
+        sharding.within(placement, steps.with_flags(step_of)), donate_argnums=0,
+        # The state comes back to where it was: else the next step would be another program.
+        out_shardings=(jax.tree.map(lambda x: x.sharding, state), *[placement.replicated] * 2),
+    )  # fmt: skip
     position: dict[str, Any] = {"best": None, "since": 0, "done": False}
     if started is not None:
         state, position = checkpoints.restore(state)
@@ -102,8 +108,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
         # -- the loop -----------------------------------------------------------------------------
         clock, seen, pending = time.monotonic(), set(), None
-        alone, stop = jax.process_count() == 1, False
-        flags = sharding.put_flag(placement, False)
+        stop, flags = False, sharding.put_flag(placement, False)
         with Terminated() as terminated:
             while step < plan.total and not position["done"]:
                 batch = next(batches)

@@ -7,6 +7,7 @@ import pytest
 from spoil import BASE
 from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
 
+from jaxprompt import compiled
 from jaxprompt.cli.options import resolved
 from jaxprompt.cli.train import run
 
@@ -31,12 +32,16 @@ def start(folder, backbone, data, method, **changes):
 
 
 @pytest.mark.parametrize("method", MESHES)
-def test_a_run_on_eight_devices_is_that_on_one(method, backbone, data, tmp_path):
+def test_a_run_on_eight_devices_is_that_on_one(method, backbone, data, tmp_path, monkeypatch):
+    steps, jit = [], compiled.jit
+    remember = lambda *args, **kwargs: steps.append(jit(*args, **kwargs)) or steps[-1]
+    monkeypatch.setattr(compiled, "jit", remember)
     names = ("trained", "total", "steps", "best_step", "dev", "test")
     _, one, expected = start(tmp_path / "one", backbone, data, method)
     _, eight, found = start(tmp_path / "eight", backbone, data, method, **MESHES[method])
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert {name: eight[name] for name in names} == {name: one[name] for name in names}
+    assert [step._cache_size() for step in steps] == [1, 1]
 
 
 def test_evaluate_export_and_predict_take_any_mesh(backbone, data, tmp_path, capsys):
