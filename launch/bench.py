@@ -9,6 +9,8 @@ usage: python launch/bench.py step    --output F [--peft-script FILE] [--stack s
        python launch/bench.py lm      --output F [--model t5-small|t5-base|gpt2]
        python launch/bench.py write   --output F [--model t5-small|gpt2]
        python launch/bench.py scores  --output F [--model t5-small|t5-base|gpt2]
+       python launch/bench.py load    --output F [--folder DIR]
+       python launch/bench.py plan    --output F
 Each prints a Markdown table and writes all figures as JSON to F. Where two sides are compared, each
 has processes of its own on the cores of --cores, and they take turns: run that on an idle machine.
 """
@@ -26,10 +28,15 @@ from pathlib import Path
 
 import numpy as np
 from bench_lm import make_head_work
+from bench_load import weigh
+from bench_plan import CASES as PLAN_CASES
 from bench_sides import LENGTH, ROOT, SHAPES, hf_config, make_batch, make_model, make_work
 
 SHARED = ROOT.parent / "shared"
-SIDES, LM_SIDES = (str(ROOT / "launch" / f"bench_{name}.py") for name in ("sides", "lm"))
+SIDES, LM_SIDES, LOADING = (
+    str(ROOT / "launch" / f"bench_{name}.py") for name in ("sides", "lm", "load")
+)
+PLAN_SIDE = str(ROOT / "launch" / "bench_plan.py")
 
 
 def report(args: argparse.Namespace, rows: list[dict]) -> None:
@@ -309,9 +316,34 @@ def gpu(args: argparse.Namespace) -> None:
     report(args, rows)
 
 
+# -- plan -----------------------------------------------------------------------------------------
+
+
+def plan(args: argparse.Namespace) -> None:
+    """Compares the memory that plan gives with the peak of real steps, float32 on the CPU."""
+    rows = []
+    for case, (model, method, batch, length) in PLAN_CASES.items():
+        found = call([PLAN_SIDE, case], args.cores)
+        sizes = {f"{name} MiB": round(found[name] / 2**20) for name in found}
+        row = {"model": model, "method": method, "batch": f"{batch} x {length}", **sizes}
+        rows.append(row | {"planned / measured": found["planned"] / found["measured"]})
+    report(args, rows)
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+def load(args: argparse.Namespace) -> None:
+    """Weighs and times loading a T5-large of 3 GB onto meshes, against reading its files."""
+    with contextlib.ExitStack() as stack:
+        folder = args.folder or stack.enter_context(tempfile.TemporaryDirectory())
+        run = lambda words: call([LOADING, *words], args.cores)
+        report(args, weigh(run, folder, args.rounds))
+
+
 VERBS = {
     "step": step, "epoch": epoch, "compile": compile_time, "start": start, "bytes": count_bytes,
-    "gpu": gpu, "lm": lm, "write": write, "scores": scores,
+    "gpu": gpu, "lm": lm, "write": write, "scores": scores, "load": load, "plan": plan,
 }  # fmt: skip
 
 
@@ -328,6 +360,7 @@ def main() -> None:
     parser.add_argument("--model", default="", help="one of the models alone (lm, write, scores)")
     parser.add_argument("--peft-script", default=str(SHARED / "bench" / "peft_bench.py"))
     parser.add_argument("--data", default=str(SHARED / "data"))
+    parser.add_argument("--folder", help="of the written weights, kept (load)")
     parser.add_argument("--parts", type=int, default=4, help="turns of an epoch")
     parser.add_argument("--steps", type=int, default=50, help="steps of a turn of an epoch")
     parser.add_argument("--group", type=int, default=8, help="data.group of the second epoch")

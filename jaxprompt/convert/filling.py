@@ -19,7 +19,7 @@ from jaxprompt.sharding import Placement
 
 _THREADS = min(8, os.cpu_count() or 1)
 _AHEAD = 2  # parameters begun beside the one that is finished
-_TILE = 128  # rows and columns that are transposed at once
+_TILE = 256  # rows and columns that are transposed at once
 _GAP = 16  # numbers between a tile's rows: at a power of two a column would share one cache set
 
 

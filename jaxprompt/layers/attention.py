@@ -12,7 +12,9 @@ from jaxprompt.types import Memory, Prefix, Tokens
 KERNELS = ("auto", "einsum", "fused")
 
 
-def choose_kernel(kernel: str, dtype: jnp.dtype, head_dim: int, dropout: bool) -> str:
+def choose_kernel(
+    kernel: str, dtype: jnp.dtype, head_dim: int, dropout: bool, backend: str = ""
+) -> str:
     """Resolves "auto": "fused" where the backend has a kernel for these inputs, else "einsum".
 
     cuDNN's flash attention takes 16-bit floats, head widths up to 128 in steps of 8, and no dropout
@@ -21,7 +23,7 @@ def choose_kernel(kernel: str, dtype: jnp.dtype, head_dim: int, dropout: bool) -
     if kernel != "auto":
         return kernel
     fits = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128 and not dropout
-    return "fused" if fits and jax.default_backend() == "gpu" else "einsum"
+    return "fused" if fits and (backend or jax.default_backend()) == "gpu" else "einsum"
 
 
 def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, key=None):
@@ -34,26 +36,35 @@ def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, 
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     seen = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]  # [B, 1, 1|T, S]
-    if choose_kernel(kernel, q.dtype, q.shape[-1], dropped) == "fused" and not dropped:
+    fused = choose_kernel(kernel, q.dtype, q.shape[-1], dropped) == "fused" and not dropped
+    if fused and jax.default_backend() == "gpu" and q.dtype.itemsize == 2:
         full = jnp.broadcast_to(seen, (q.shape[0], 1, q.shape[1], k.shape[1]))
-        on_gpu = jax.default_backend() == "gpu" and q.dtype.itemsize == 2
+        bias = None if bias is None else bias.astype(q.dtype)
         return jax.nn.dot_product_attention(
-            q, k, v, bias=None if bias is None else bias.astype(q.dtype), mask=full, scale=scale,
-            implementation="cudnn" if on_gpu else "xla",
-        )  # fmt: skip
+            q, k, v, bias=bias, mask=full, scale=scale, implementation="cudnn"
+        )
+    if not dropped:
+        mix = lambda q, k, v: jnp.einsum(
+            "bnts,bsnd->btnd", _probabilities(q, k, seen, bias, scale), v
+        )
+        # The kernel keeps no scores for the backward pass; without it they are computed again.
+        return (jax.checkpoint(mix) if fused else mix)(q, k, v)
+    probs = _probabilities(q, k, seen, bias, scale)
+    keep = draw_keep(probs.shape, dropout, key)
+    # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
+    mix = jax.checkpoint(lambda p, v: jnp.einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
+    return mix(probs, v)
+
+
+def _probabilities(q, k, seen, bias, scale):
+    """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
     scores = jnp.einsum(
         "btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, preferred_element_type=jnp.float32
     )
     scores = scores + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
-    probs = softmax(scores).astype(q.dtype)  # [B, N, T, S]
-    if not dropped:
-        return jnp.einsum("bnts,bsnd->btnd", probs, v)
-    keep = draw_keep(probs.shape, dropout, key)
-    # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
-    mix = jax.checkpoint(lambda p, v: jnp.einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
-    return mix(probs, v)
+    return softmax(scores).astype(q.dtype)
 
 
 def recall(q, memory: Memory, bias=None, *, scale=None):

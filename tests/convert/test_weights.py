@@ -223,3 +223,61 @@ def test_paths_of_the_wrong_kind_are_one_line(tmp_path, kind):
     with pytest.raises(InputError, match="cannot be read .*; check") as caught:
         read_all(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_blocks_are_parts_of_the_matrix(tmp_path, tensors, kind):
+    tensors["wide.weight"] = np.arange(4 * 3000, dtype=np.float32).reshape(4, 3000)
+    if kind == "torch":
+        torch.save(as_torch(tensors), tmp_path / "pytorch_model.bin")
+    else:
+        save_file(tensors, tmp_path / SINGLE)
+    with open_weights(tmp_path) as weights:
+        assert weights.matrix("b.weight") == (6, 4) and weights.matrix("c.bias") == (1, 7)
+        for name, tensor in tensors.items():
+            matrix = tensor.reshape(weights.matrix(name))
+            for rows in (slice(0, 1), slice(1, len(matrix)), slice(0, len(matrix))):
+                for columns in (slice(0, 4), slice(1, 3), slice(1000, 2500)):
+                    if columns.stop > matrix.shape[1]:
+                        continue
+                    block = weights.read_block(name, rows, columns)
+                    assert block.flags.c_contiguous and block.dtype == tensor.dtype
+                    np.testing.assert_array_equal(block, matrix[rows, columns])
+
+
+def test_only_the_bytes_of_a_block_are_read(tmp_path, monkeypatch):
+    """To whole rows, where the part of a row is less than a page."""
+    save_file({"t": np.zeros((10, 3000), np.float32)}, tmp_path / SINGLE)
+    read, sizes = os.preadv, []
+
+    def count(*words):
+        sizes.append(read(*words))
+        return sizes[-1]
+
+    monkeypatch.setattr(os, "preadv", count)
+    cases = ((slice(0, 3000), [36_000]), (slice(9, 1033), [4096] * 3), (slice(9, 1032), [36_000]))
+    with open_weights(tmp_path) as weights:
+        for columns, expected in cases:
+            sizes.clear()
+            weights.read_block("t", slice(2, 5), columns)
+            assert sizes == expected
+
+
+def test_a_file_cut_short_while_it_is_read_is_one_line(tmp_path, tensors):
+    save_file(tensors, tmp_path / SINGLE)
+    with open_weights(tmp_path) as weights:
+        os.truncate(tmp_path / SINGLE, (tmp_path / SINGLE).stat().st_size - 60)
+        with pytest.raises(InputError, match="was cut short while it was read; fetch") as caught:
+            for name in weights.names():
+                weights.read(name)
+    assert str(tmp_path / SINGLE) in str(caught.value)
+
+
+def test_a_disk_that_fails_is_one_line(tmp_path, tensors, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    save_file(tensors, tmp_path / SINGLE)
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(InputError, match=r"cannot be read \(Input/output error\); check"):
+        read_all(tmp_path)

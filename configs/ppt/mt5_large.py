@@ -1,0 +1,10 @@
+"""mT5 large prompt-tuned with few rows: 1.2B parameters."""
+
+from configs.ppt import sweep, tune
+
+__all__ = ["get_config", "sweep"]
+
+
+def get_config(task="lcqmc"):
+    """Returns one run."""
+    return tune("mt5", "large", task)

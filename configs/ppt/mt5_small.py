@@ -1,0 +1,10 @@
+"""mT5 small prompt-tuned with few rows: 300M parameters."""
+
+from configs.ppt import sweep, tune
+
+__all__ = ["get_config", "sweep"]
+
+
+def get_config(task="lcqmc"):
+    """Returns one run."""
+    return tune("mt5", "small", task)

@@ -1,0 +1,10 @@
+"""mT5 XL prompt-tuned with few rows: 3.7B parameters, over two devices."""
+
+from configs.ppt import sweep, tune
+
+__all__ = ["get_config", "sweep"]
+
+
+def get_config(task="lcqmc"):
+    """Returns one run."""
+    return tune("mt5", "xl", task, model=2)

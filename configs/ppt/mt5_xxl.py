@@ -1,0 +1,10 @@
+"""mT5 XXL prompt-tuned with few rows: 12.9B parameters, over four devices."""
+
+from configs.ppt import sweep, tune
+
+__all__ = ["get_config", "sweep"]
+
+
+def get_config(task="lcqmc"):
+    """Returns one run."""
+    return tune("mt5", "xxl", task, model=4)

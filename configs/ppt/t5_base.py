@@ -1,0 +1,10 @@
+"""T5 1.1 base prompt-tuned with few rows: 248M parameters."""
+
+from configs.ppt import sweep, tune
+
+__all__ = ["get_config", "sweep"]
+
+
+def get_config(task="boolq"):
+    """Returns one run."""
+    return tune("t5", "base", task)

@@ -1,0 +1,10 @@
+"""T5 1.1 XL prompt-tuned with few rows: 2.8B parameters, over two devices."""
+
+from configs.ppt import sweep, tune
+
+__all__ = ["get_config", "sweep"]
+
+
+def get_config(task="boolq"):
+    """Returns one run."""
+    return tune("t5", "xl", task, model=2)

@@ -1,0 +1,10 @@
+"""T5 1.1 XXL prompt-tuned with few rows: 11.1B parameters, over four devices as in the paper."""
+
+from configs.ppt import sweep, tune
+
+__all__ = ["get_config", "sweep"]
+
+
+def get_config(task="boolq"):
+    """Returns one run."""
+    return tune("t5", "xxl", task, model=4)

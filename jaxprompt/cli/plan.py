@@ -1,0 +1,205 @@
+"""Tells what a run would hold and how fast it would be on devices that you do not have yet."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxprompt.cli.options import Parser, load_config, need
+from jaxprompt.devices import parse_devices
+from jaxprompt.errors import InputError
+
+LIMIT = 64  # devices that the search goes up to
+MOST = 512  # devices that one process can simulate in seconds
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the plan. Exit code 0, also where nothing fits."""
+    parser = Parser(__doc__)
+    parser.add_argument("--devices", help='as in "8x v5e" or "4x V100-32"')
+    parser.add_argument("--limit", type=int, default=LIMIT,
+                        help=f"devices that are tried at most (default: {LIMIT})")  # fmt: skip
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    args, overrides = parser.read(argv)
+    need(args, "config")
+    count, device = parse_devices(args.devices) if args.devices else (0, None)
+    if args.limit < 1:
+        raise InputError(f"--limit={args.limit} must be at least 1")
+    c = load_config(args.config, overrides)
+    if max(count, args.limit) > MOST:
+        raise InputError(f"{max(count, args.limit)} devices: plan takes at most {MOST} devices")
+    count = count or max(c.mesh.data, 1) * max(c.mesh.model, 1)
+    simulate(max(count, args.limit if device else 1))
+
+    # Imported here: JAX reads the number of simulated devices once.
+    from jaxprompt.planning.abstract import open_run
+    from jaxprompt.planning.search import fastest, plan_as_configured, smallest
+
+    run = open_run(c, device)
+    plans = {"as configured": plan_as_configured(run, device, count)}
+    if device is not None:
+        best = fastest(run, device, count)
+        plans["fastest"] = best
+        plans["smallest"] = smallest(run, device, args.limit, {count: best})
+    found = describe(run, plans, args.limit)
+    print(json.dumps(found, indent=2) if args.format == "json" else show(found))
+    return 0
+
+
+def simulate(count: int) -> None:
+    """Makes JAX see that many CPU devices. Raises InputError where it has started with fewer."""
+    if "jax" not in sys.modules:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}"
+        os.environ |= {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    import jax
+
+    if len(jax.devices()) < count:
+        raise InputError(
+            f"{count} devices are to be simulated, JAX has started with {len(jax.devices())}; "
+            "run plan in a process of its own, or lower --limit"
+        )
+
+
+def describe(run: Any, plans: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Turns plans into plain values."""
+    from jaxprompt.planning.search import RESERVE, UTILISATION
+
+    c, sizes = run.config, plans["as configured"].cost.sizes
+    rows, length = run.batch.encoder.ids.shape
+    device = plans["as configured"].device
+    return {
+        "notes": list(run.notes),
+        "parameters": {"total": sizes.total, "trained": sizes.trained},
+        "batch": {"rows": rows, "length": length, "dtype": c.backbone.dtype},
+        "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
+        "source": device and device.source,
+        "plans": {
+            name: plan and _describe_plan(plan, c.backbone.dtype, rows * length)
+            for name, plan in plans.items()
+        },
+    }
+
+
+def _describe_plan(plan: Any, dtype: str, tokens: int) -> dict[str, Any]:
+    cost, mesh, sizes = plan.cost, plan.mesh, plan.cost.sizes
+    found = {
+        "devices": mesh.devices,
+        "device": plan.device and plan.device.name,
+        "mesh": {"data": mesh.data, "model": mesh.model, "fsdp": mesh.fsdp},
+        "remat": mesh.remat,
+        "bytes": {
+            "frozen": sizes.frozen_bytes,
+            "trained": sizes.trained_bytes,
+            "optimizer": sizes.optimizer_bytes,
+            "activations": cost.activations,
+            "other": sizes.batch_bytes + cost.results,
+            "total": cost.bytes,
+        },
+        "flops": cost.work.flops,
+        "collectives": {
+            kind: {"count": cost.work.counts[kind], "bytes": cost.work.sent[kind]}
+            for kind in sorted(cost.work.counts)
+        },
+    }
+    if plan.device is None:
+        return found
+    time = plan.time(dtype)
+    return found | {
+        "room": plan.room,
+        "fits": plan.fits,
+        "seconds": {**time._asdict(), "step": time.step},
+        "tokens_per_second": tokens / time.step,
+    }
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def show(found: dict[str, Any]) -> str:
+    """Lays a plan out as a table."""
+    plans = {name: plan for name, plan in found["plans"].items() if plan}
+    batch, counts = found["batch"], found["parameters"]
+    share = counts["trained"] / counts["total"]
+    lines = [
+        *found["notes"],
+        f"{counts['total']:,} parameters, {counts['trained']:,} trained ({share:.4%})",
+        f"{batch['rows']} rows x {batch['length']} tokens a step, {batch['dtype']}",
+        "",
+    ]
+    lines += _table(plans)
+    if found["source"]:
+        assumed = found["assumed"]
+        lines += ["", *_advice(found), ""]
+        lines += [
+            f"room is memory less {assumed['reserve']:.0%}; time takes products at "
+            f"{assumed['utilisation']:.0%} of the peak, the rest at full rate",
+            "sent is a bound: GPUs and TPUs add gradients of one input up before they send them",
+            f"rates: {found['source']}",
+        ]
+    return "\n".join(lines)
+
+
+def _advice(found: dict[str, Any]) -> list[str]:
+    """Says how to run the plans that were found."""
+    lines, limit = [], found["assumed"]["limit"]
+    for name in ("fastest", "smallest"):
+        plan = found["plans"][name]
+        if plan is not None:
+            flags = [f"--config.mesh.{field}={value}" for field, value in plan["mesh"].items()]
+            flags.append(f"--config.backbone.remat={plan['remat']}")
+            lines.append(f"{name}, {plan['devices']}x {plan['device']}: {' '.join(flags)}")
+    if found["plans"]["smallest"] is None:
+        cure = "lower data.batch or data.max_len"
+        lines.append(f"no mesh of 1, 2, 4, ... up to {limit} such devices holds it; {cure}")
+    return list(dict.fromkeys(lines))
+
+
+def _table(plans: dict[str, Any]) -> list[str]:
+    columns = list(plans.values())
+    rows: list[tuple[str, list[str]]] = [("", list(plans))]
+
+    def row(name: str, cell: Callable[[dict[str, Any]], str]) -> None:
+        rows.append((name, [cell(plan) for plan in columns]))
+
+    row("devices", lambda p: f"{p['devices']}x {p['device'] or 'device'}")
+    row("data x model", lambda p: f"{p['mesh']['data']} x {p['mesh']['model']}")
+    row("fsdp, remat", lambda p: f"{'yes' if p['mesh']['fsdp'] else 'no'}, {p['remat']}")
+    for part in columns[0]["bytes"]:
+        name = {"total": "  in all"}.get(part, f"  {part}")
+        row(name, lambda p, part=part: _bytes(p["bytes"][part]))
+    rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes a device", [""] * len(columns)))
+    if columns[0]["device"]:
+        row("  room", lambda p: _bytes(p["room"]))
+        row("fits", lambda p: "yes" if p["fits"] else "NO")
+    row("FLOPs a device", lambda p: _scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000))
+    none = ["" if plan["collectives"] else "nothing" for plan in columns]
+    rows.append(("sent by a device", none))
+    for kind in sorted({kind for plan in columns for kind in plan["collectives"]}):
+        row(f"  {kind}", lambda p, kind=kind: _sent(p["collectives"].get(kind)))
+    if columns[0]["device"]:
+        row("a step", lambda p: f"{p['seconds']['step']:.3g} s")
+        for part in ("compute", "memory", "network"):
+            row(f"  {part}", lambda p, part=part: f"{p['seconds'][part]:.3g} s")
+        row("tokens a second", lambda p: f"{p['tokens_per_second']:,.0f}")
+    first = max(len(name) for name, _ in rows)
+    width = 2 + max(len(cell) for _, cells in rows for cell in cells)
+    return [
+        f"{name:{first}}" + "".join(f"{cell:>{width}}" for cell in cells) for name, cells in rows
+    ]
+
+
+def _sent(traffic: dict[str, int] | None) -> str:
+    return f"{traffic['count']}x {_bytes(traffic['bytes'])}" if traffic else ""
+
+
+def _bytes(count: float) -> str:
+    return _scaled(count, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+
+
+def _scaled(value: float, units: Sequence[str], base: int) -> str:
+    power = 0
+    while value >= base and power + 1 < len(units):
+        value, power = value / base, power + 1
+    return f"{value:.3g} {units[power]}" if value < 100 else f"{value:.0f} {units[power]}"

@@ -1,0 +1,75 @@
+"""What accelerators can do, from their makers' data sheets."""
+
+import re
+from typing import NamedTuple
+
+from jaxprompt.errors import InputError, nearest
+
+_NVIDIA, _GOOGLE = "https://www.nvidia.com/en-us/data-center", "https://cloud.google.com/tpu/docs"
+TERA, GIGA = 1e12, 1e9
+
+
+class Device(NamedTuple):
+    """One accelerator; rates are a second, without sparsity."""
+
+    name: str
+    memory: int  # bytes
+    bfloat16: float  # FLOP of matrix products; 0 = it has no units for them
+    float32: float  # FLOP of products of float32 arrays at JAX's default precision
+    bandwidth: float  # bytes of its memory
+    link: float  # bytes to others, one way: half of what data sheets give for both ways
+    source: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether JAX runs on it through CUDA."""
+        return self.source.startswith(_NVIDIA)
+
+    def peak(self, dtype: str) -> float:
+        """Gives the FLOP a second of a dtype; what it cannot multiply it widens to float32."""
+        return (self.bfloat16 if dtype == "bfloat16" else 0) or self.float32
+
+
+def _gpu(name, gib, bfloat16, float32, bandwidth, link, page):
+    rates = (bfloat16 * TERA, float32 * TERA, bandwidth * GIGA, link * GIGA / 2)
+    return Device(name, gib * 2**30, *rates, f"{_NVIDIA}/{page}/")
+
+
+def _tpu(name, gib, bfloat16, bandwidth, link):
+    # Products of float32 arrays run in one pass of bfloat16 unless a precision is asked for.
+    rates = (bfloat16 * TERA, bfloat16 * TERA, bandwidth * GIGA, link * GIGA / 2)
+    return Device(name, gib * 2**30, *rates, f"{_GOOGLE}/{name}")
+
+
+# SXM forms. float32 is TF32 where there is one: JAX's default on these GPUs. V100's 125 TFLOP/s are
+# of float16, which no backbone runs in here.
+_TABLE = (
+    _gpu("v100-16", 16, 0, 15.7, 900, 300, "v100"),
+    _gpu("v100-32", 32, 0, 15.7, 900, 300, "v100"),
+    _gpu("a100-40", 40, 312, 156, 1555, 600, "a100"),
+    _gpu("a100-80", 80, 312, 156, 2039, 600, "a100"),
+    _gpu("h100", 80, 989, 494, 3350, 900, "h100"),
+    _gpu("h200", 141, 989, 494, 4800, 900, "h200"),
+    _tpu("v4", 32, 275, 1228, 600),
+    _tpu("v5e", 16, 197, 819, 400),
+    _tpu("v5p", 95, 459, 2765, 1200),
+    _tpu("v6e", 32, 918, 1638, 800),
+)
+DEVICES = {device.name: device for device in _TABLE}
+
+
+def parse_devices(text: str) -> tuple[int, Device]:
+    """Reads "8x v5e" or "4 x V100-32GB". Raises InputError."""
+    found = re.fullmatch(r"\s*(\d+)\s*[xX*]\s*(\S.*?)\s*", text)
+    if not found or int(found[1]) < 1:
+        raise InputError(f'--devices={text!r} must be COUNT x NAME, as in "8x v5e" or "4x V100-32"')
+    name = re.sub(r"^(nvidia|google|tpu)[\s-]+|^tpu(?=v)", "", found[2].lower())
+    name = re.sub(r"(?<=\d)\s*gi?b?$", "", re.sub(r"\s+", "-", name))
+    if name not in DEVICES:
+        raise InputError(f"--devices={text!r}: unknown device {found[2]!r}; {_near(name)}")
+    return int(found[1]), DEVICES[name]
+
+
+def _near(name: str) -> str:
+    starts = [known for known in DEVICES if known.startswith(name)]
+    return "nearest: " + ", ".join(sorted(starts)) if name and starts else nearest(name, DEVICES)

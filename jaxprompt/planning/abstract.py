@@ -1,0 +1,143 @@
+"""A run from shapes alone: no weights, no rows, no accelerator."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxprompt import build
+from jaxprompt.data.tasks import Example, Task, with_labels
+from jaxprompt.devices import Device
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.layers.attention import choose_kernel
+from jaxprompt.published import published
+from jaxprompt.scorer import Backbone, Scorer, check_fit, open_backbone, shape_backbone
+from jaxprompt.sharding import make_placement
+from jaxprompt.types import Batch
+
+CHOICES = 4  # of an example, where its rows alone would tell
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+_MASKS = 100
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A config's run without numbers."""
+
+    config: Any
+    backbone: Backbone
+    scorer: Scorer
+    batch: Batch  # numpy, every row as long as it may be
+    widens: bool  # whether the device has no bfloat16 and holds float32 in its place
+    notes: tuple[str, ...]  # where its shape is from, and what was assumed
+
+
+class OnePiece:
+    """Stands for a tokenizer that is not here: every word is one piece."""
+
+    name_or_path = "one piece a word"
+    unk_token_id = None
+    pad_token_id, eos_token_id, cls_token_id, sep_token_id, mask_token_id = range(5)
+
+    def __init__(self, sentinel: str):
+        """Starts with the sentinels, as the config writes them."""
+        self._numbers = {sentinel.format(i): 5 + i for i in range(_MASKS)}
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        """Numbers words in the order in which they come."""
+        number = lambda word: self._numbers.setdefault(word, 5 + len(self._numbers))
+        return {"input_ids": [[number(word) for word in text.split()] for text in texts]}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Tells the words seen so far and the sentinels."""
+        return self._numbers
+
+    def num_special_tokens_to_add(self, pair: bool) -> int:
+        """Counts [CLS] and two [SEP], as BERT's pairs have."""
+        return 3
+
+
+def open_run(c: Any, device: Device | None = None) -> Run:
+    """Builds the run of a config. Raises InputError where training would, but for rows and files.
+
+    Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
+    """
+    build.check_config(c)
+    backbone, notes = find_backbone(c.backbone.to_dict())
+    check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    if device is not None and device.is_gpu and device.bfloat16 and _is_fused(backbone.module):
+        cfg = dataclasses.replace(backbone.module.cfg, attention="fused")
+        backbone = backbone._replace(module=backbone.module.clone(cfg=cfg))
+        notes += ("attention is one kernel on these GPUs, which keeps no scores",)
+    if not any((backbone.folder / name).exists() for name in _TOKENIZERS):
+        backbone = backbone._replace(tokenizer=OnePiece(c.backbone.sentinel))
+        if c.head.name == "verbalizer":
+            notes += ("no tokenizer here: every label word counts as one piece",)
+    if c.mesh.slices > 1:
+        c.mesh.slices = 1  # simulated devices are one slice
+        notes += ("the network is counted as within a slice; between slices it is slower",)
+    task, example, more = _longest(c)
+    examples = build.Examples(task, {"train": [example]})
+    alone = make_placement(devices=jax.devices()[:1])
+    scorer = build.scorer_from_config(c, backbone, examples, alone)
+    rows = scorer.encode([example], targets=scorer.is_text).rows
+    widens = device is not None and not device.bfloat16
+    if widens and c.backbone.dtype == "bfloat16":
+        more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
+    batch = scorer.one_batch(rows * c.data.batch)
+    return Run(c, backbone, scorer, batch, widens, notes + more)
+
+
+def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
+    """Opens a backbone that is on this machine, else takes the published shape of its hub id."""
+    name = block["path"]
+    known = published().get(name)
+    if known is None or Path(name).is_dir() or _is_cached(name, block["revision"] or None):
+        try:
+            return open_backbone(block), (f"backbone {name}, as it is here",)
+        except InputError as error:
+            if "pkg:" in name or Path(name).exists() or not name:
+                raise
+            raise InputError(
+                f"{str(error).rstrip('.')}; without files the published shapes are known, "
+                f"{nearest(name, published())}"
+            ) from error
+    backbone = shape_backbone(block, Path(name), known.hf, known.heads)
+    return backbone, (f"backbone {name}, not here: its published shape",)
+
+
+def _is_fused(module: Any) -> bool:
+    cfg, head_dim = module.cfg, module.dims.head_dim
+    dropped = cfg.attention_dropout > 0
+    kernel = choose_kernel(cfg.attention, cfg.dtype, head_dim, dropped, backend="gpu")
+    return kernel == "fused" and not dropped
+
+
+@functools.cache
+def _is_cached(name: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(name, file, revision=revision) for file in _WEIGHTS)
+    return any(isinstance(path, str) for path in found)
+
+
+def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
+    """Makes up the longest example of a config's task."""
+    task, notes, choices = build.read_task(c.task), (), ()
+    text = "a " * c.data.max_len
+    if task.is_text:
+        fields = dict.fromkeys(task.fields, text)
+        return task, Example(fields, target="a " * (c.data.max_target - 1)), notes
+    if task.choices:
+        count = len(task.choices) if len(task.choices) > 1 else CHOICES
+        choices = ("a",) * count
+        if len(task.choices) == 1:
+            notes += (f"{count} choices an example are assumed",)
+    elif not task.labels:
+        task = with_labels(task, [{task.label: "0"}, {task.label: "1"}])
+        notes += ("2 classes are assumed; task.labels names them",)
+    return task, Example(dict.fromkeys(task.fields, text), choices, 0), notes

@@ -1,0 +1,175 @@
+"""What a train step holds, multiplies and sends: the real step, compiled but never run.
+
+XLA's CPU compiler widens bfloat16: it keeps float32 copies of weights and activations that no
+accelerator has. float16 it leaves as it is, so a backbone in bfloat16 is compiled in float16, of
+the same size. Nothing of the arrays but their sizes is looked at. For a device without bfloat16 it
+stays: XLA widens it there as well.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxprompt import build, rng, tree
+from jaxprompt.hlo import Work, read_work
+from jaxprompt.model import backbone_shapes
+from jaxprompt.planning.abstract import Run
+from jaxprompt.sharding import Placement, check_divides, like, within
+from jaxprompt.state import make_state
+from jaxprompt.steps import make_train_step
+
+_STEPS = 1000  # an epoch: rates depend on it, shapes do not
+# The first is set for training on the CPU too. The others leave out most of LLVM's work, which
+# comes after buffers are assigned and whose code never runs.
+_OPTIONS = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+class Shapes(NamedTuple):
+    """What a step takes, each leaf with its shape, dtype and sharding."""
+
+    step: Any
+    state: Any
+    frozen: tree.Flat
+    batch: Any
+
+
+class Sizes(NamedTuple):
+    """Numbers in all, and bytes on one device before anything is computed."""
+
+    total: int  # numbers
+    trained: int  # numbers
+    frozen_bytes: int
+    trained_bytes: int
+    optimizer_bytes: int  # and counters
+    batch_bytes: int
+    read_bytes: int  # of frozen weights as products read them, joined over the data axis
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on one device."""
+        return self.frozen_bytes + self.trained_bytes + self.optimizer_bytes + self.batch_bytes
+
+
+class Cost(NamedTuple):
+    """What one step takes on one device."""
+
+    sizes: Sizes
+    activations: int  # bytes, XLA's temporary memory at its peak
+    results: int  # bytes of results that take over the place of no argument
+    work: Work
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on one device at the peak."""
+        return self.sizes.bytes + self.activations + self.results
+
+
+def make_shapes(run: Run, placement: Placement, remat: str = "") -> Shapes:
+    """Makes the step of a run on a mesh, and the shapes that it takes.
+
+    `remat` replaces the config's. Raises InputError where the model does not divide over the mesh.
+    """
+    c, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
+    module = _module(run, rows, remat or c.backbone.remat)
+    trainable, frozen, state = _numbers(run, rows)
+    check_divides(placement, trainable | frozen)
+    step = make_train_step(
+        dataclasses.replace(run.scorer.model, backbone=module), _optimizer(run, trainable),
+        build.build_objectives(c), accumulate=c.optim.accumulate,
+    )  # fmt: skip
+    return Shapes(
+        within(placement, step),
+        _placed(state, like(placement, state, placement.parameters(trainable))),
+        _placed(frozen, placement.parameters(frozen)),
+        jax.tree.map(lambda x: _place(x, placement.batch), run.batch),
+    )
+
+
+def _module(run: Run, rows: int, remat: str) -> Any:
+    cfg = run.backbone.module.cfg
+    dtype = jnp.float16 if cfg.dtype == jnp.bfloat16 and not run.widens else cfg.dtype
+    return run.backbone.module.clone(
+        cfg=dataclasses.replace(cfg, dtype=dtype, rows=rows, remat=remat)
+    )
+
+
+def _optimizer(run: Run, trainable: tree.Flat) -> Any:
+    plan = build.make_plan(run.config.train, _STEPS, run.config.data.batch)
+    return build.build_optimizer(run.config, trainable, plan, _STEPS)
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers(run: Run, rows: int) -> tuple[tree.Flat, tree.Flat, Any]:
+    """Tells the shapes of what trains, of what is frozen, and of the state."""
+    module = _module(run, rows, "none")
+    model = dataclasses.replace(run.scorer.model, backbone=module)
+
+    def draw(key):
+        backbone = {
+            name: jnp.zeros(leaf.shape, module.cfg.dtype)
+            for name, leaf in backbone_shapes(module).items()
+        }
+        loaded = tree.unflatten(backbone)["backbone"]
+        params = model.init(key, loaded, choices=run.scorer.layout.num_rows)
+        trainable, frozen = build.divide(run.config, run.scorer, params)
+        return tree.cast(trainable, jnp.float32), frozen
+
+    trainable, frozen = jax.eval_shape(draw, jax.random.key(0))
+    tx, key = _optimizer(run, trainable), rng.key_for(run.config.seed, "dropout")
+    return trainable, frozen, jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
+
+
+def weigh(shapes: Shapes, placement: Placement) -> Sizes:
+    """Counts what is there before anything is computed."""
+    trainable, frozen = shapes.state.trainable, shapes.frozen
+    whole = dataclasses.replace(placement, fsdp=False)
+    joined = _placed(frozen, whole.parameters(frozen))
+    return Sizes(
+        tree.count(trainable) + tree.count(frozen),
+        tree.count(trainable),
+        *(_local(part) for part in (frozen, trainable)),
+        _local(shapes.state) - _local(trainable),
+        _local(shapes.batch),
+        _local(joined),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def cost_of(run: Run, placement: Placement, remat: str = "") -> Cost:
+    """Compiles the step for one device of the mesh and reads what it takes."""
+    return measure(make_shapes(run, placement, remat), placement)
+
+
+def measure(shapes: Shapes, placement: Placement) -> Cost:
+    """Compiles a step and reads what it takes on one device."""
+    lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
+    compiled = lowered.compile(compiler_options=_OPTIONS)
+    memory = compiled.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return Cost(
+        weigh(shapes, placement), memory.temp_size_in_bytes, results, read_work(compiled.as_text())
+    )
+
+
+def _place(x, sharding):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _placed(leaves, shardings):
+    return jax.tree.map(_place, leaves, shardings)
+
+
+def _local(leaves: Any) -> int:
+    """Counts the bytes of a tree on one device."""
+    return sum(
+        x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
+        for x in jax.tree.leaves(leaves)
+    )

@@ -1,0 +1,152 @@
+"""Which mesh of a device holds a run, and how fast it would be."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+
+from jaxprompt import build
+from jaxprompt.devices import Device
+from jaxprompt.errors import InputError
+from jaxprompt.planning.abstract import Run
+from jaxprompt.planning.cost import Cost, cost_of, make_shapes, weigh
+from jaxprompt.sharding import DATA, MODEL, Placement, make_placement
+
+UTILISATION = 0.4  # of a device's peak that products reach
+RESERVE = 0.08  # of a device's memory that the framework and gaps between arrays take
+_THREADS = 2
+
+
+class Mesh(NamedTuple):
+    """One way to run on a number of devices."""
+
+    data: int
+    model: int
+    fsdp: bool
+    remat: str
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.data * self.model
+
+
+class Time(NamedTuple):
+    """Seconds of a step, were each alone to bound it."""
+
+    compute: float  # products at UTILISATION of the peak
+    memory: float  # weights are read forward and backward; all else is written and read once
+    network: float  # what is sent over the device's links
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step; sending is not hidden behind computing."""
+        return max(self.compute, self.memory) + self.network
+
+
+class Plan(NamedTuple):
+    """A run on a mesh, measured."""
+
+    mesh: Mesh
+    cost: Cost
+    device: Device | None
+
+    @property
+    def room(self) -> int:
+        """Bytes of a device that a run may take."""
+        return room(self.device)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run stays within the room."""
+        return self.cost.bytes <= self.room
+
+    def time(self, dtype: str) -> Time:
+        """Estimates the seconds of a step."""
+        device, cost = self.device, self.cost
+        sizes = cost.sizes
+        numbers = sizes.read_bytes + sizes.trained_bytes + sizes.optimizer_bytes
+        moved = 2 * (numbers + cost.activations)
+        return Time(
+            cost.work.flops / (UTILISATION * device.peak(dtype)),
+            moved / device.bandwidth,
+            sum(cost.work.sent.values()) / device.link,
+        )
+
+
+def room(device: Device) -> int:
+    """Tells the bytes of a device that a run may take."""
+    return int(device.memory * (1 - RESERVE))
+
+
+def plan_as_configured(run: Run, device: Device | None, count: int) -> Plan:
+    """Measures the config's own mesh on `count` devices.
+
+    Raises InputError where batch or model do not divide over it.
+    """
+    placement = build.build_placement(run.config, jax.devices()[:count])
+    return _plan(run, device, placement, run.config.backbone.remat)
+
+
+def fastest(run: Run, device: Device, count: int) -> Plan | None:
+    """Finds the mesh of `count` devices that holds the run and steps fastest, if one does.
+
+    Recomputation costs a third of all products: meshes that do without it come first.
+    """
+    places = list(_places(run, device, count))
+    with ThreadPoolExecutor(_THREADS) as pool:
+
+        def fitting(remat: str, places: Iterable[Placement]) -> dict[Placement, Plan]:
+            plans = pool.map(lambda place: _plan(run, device, place, remat), places)
+            return {place: plan for place, plan in zip(places, plans, strict=True) if plan.fits}
+
+        found = fitting("none", places)
+        if not found:
+            # "dots" holds less than "none" and more than "full".
+            full = fitting("full", places)
+            found = fitting("dots", full) or full
+    step = lambda plan: plan.time(run.config.backbone.dtype).step
+    return min(found.values(), key=step, default=None)
+
+
+def smallest(run: Run, device: Device, limit: int, known: dict[int, Plan | None]) -> Plan | None:
+    """Finds the fewest devices, of 1, 2, 4, ... up to `limit`, that hold the run.
+
+    `known` are numbers of devices whose answer is known already.
+    """
+    count = 1
+    while count <= limit:
+        plan = known[count] if count in known else fastest(run, device, count)
+        if plan is not None:
+            return plan
+        count *= 2
+    return None
+
+
+def _ways(run: Run, count: int) -> Iterator[tuple[int, int]]:
+    """Lists how `count` devices can be laid out, data x model, for this batch."""
+    c = run.config
+    for model in (m for m in range(1, count + 1) if count % m == 0):
+        data = count // model
+        if not (c.data.batch // c.optim.accumulate % data or c.data.eval_batch % data):
+            yield data, model
+
+
+def _places(run: Run, device: Device, count: int) -> Iterator[Placement]:
+    """Lays `count` devices out in every way whose weights alone are no more than the room."""
+    for data, model in _ways(run, count):
+        for fsdp in (False, True)[: min(data, 2)]:
+            place = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[:count])
+            try:
+                sizes = weigh(make_shapes(run, place), place)
+            except InputError:  # heads or widths that do not divide
+                continue
+            if sizes.bytes <= room(device):
+                yield place
+
+
+def _plan(run: Run, device: Device | None, placement: Placement, remat: str) -> Plan:
+    shape = placement.mesh.shape
+    mesh = Mesh(shape[DATA], shape[MODEL], placement.fsdp, remat)
+    return Plan(mesh, cost_of(run, placement, remat), device)

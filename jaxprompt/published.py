@@ -1,0 +1,100 @@
+"""Shapes of published checkpoints, so that a model can be weighed before it is downloaded.
+
+Hub id -> the fields of its config.json that shapes depend on, and the heads that it holds.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+
+class Published(NamedTuple):
+    """One checkpoint."""
+
+    hf: dict[str, Any]
+    heads: tuple[str, ...]
+
+
+def _t5(width: int, layers: int, heads: int, mlp: int, head_dim: int = 64) -> dict[str, Any]:
+    return dict(
+        model_type="t5", d_model=width, num_layers=layers, num_heads=heads, d_ff=mlp,
+        d_kv=head_dim, vocab_size=32128, pad_token_id=0, decoder_start_token_id=0,
+        dropout_rate=0.1,
+    )  # fmt: skip
+
+
+# Raffel et al. 2020, appendix and repository.
+_T5 = {
+    "small": _t5(512, 6, 8, 2048),
+    "base": _t5(768, 12, 12, 3072),
+    "large": _t5(1024, 24, 16, 4096),
+    "3b": _t5(1024, 24, 32, 16384, 128),
+    "11b": _t5(1024, 24, 128, 65536, 128),
+}
+_GATED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+# T5 1.1; LM-adapted, flan and mT5 (Xue et al. 2021, table 1) have the same shapes.
+_T5_1_1 = {
+    "small": _t5(512, 8, 6, 1024) | _GATED,
+    "base": _t5(768, 12, 12, 2048) | _GATED,
+    "large": _t5(1024, 24, 16, 2816) | _GATED,
+    "xl": _t5(2048, 24, 32, 5120) | _GATED,
+    "xxl": _t5(4096, 24, 64, 10240) | _GATED,
+}
+_MT5 = dict(model_type="mt5", vocab_size=250112)
+# Radford et al. 2019, table 2: width, layers, heads.
+_GPT2 = {"": (768, 12, 12), "-medium": (1024, 24, 16), "-large": (1280, 36, 20)}
+_GPT2["-xl"] = (1600, 48, 25)
+_BASE, _LARGE = (768, 12, 12), (1024, 24, 16)
+_BERT = {
+    "bert-base-uncased": (_BASE, 30522),
+    "bert-base-cased": (_BASE, 28996),
+    "bert-base-chinese": (_BASE, 21128),
+    "bert-base-multilingual-cased": (_BASE, 119547),
+    "bert-base-multilingual-uncased": (_BASE, 105879),
+    "bert-large-uncased": (_LARGE, 30522),
+    "bert-large-cased": (_LARGE, 28996),
+    "bert-large-uncased-whole-word-masking": (_LARGE, 30522),
+    "bert-large-cased-whole-word-masking": (_LARGE, 28996),
+}
+_ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
+
+
+def _encoder(kind: str, shape: tuple[int, int, int], vocab: int, **more: Any) -> dict[str, Any]:
+    width, layers, heads = shape
+    return dict(
+        model_type=kind, vocab_size=vocab, hidden_size=width, num_hidden_layers=layers,
+        num_attention_heads=heads, intermediate_size=4 * width, max_position_embeddings=512,
+        type_vocab_size=2,
+    ) | more  # fmt: skip
+
+
+@functools.cache
+def published() -> dict[str, Published]:
+    """Lists every known checkpoint by hub id; the owner may be left out where the hub allows it."""
+    found: dict[str, Published] = {}
+
+    def add(owner: str, name: str, hf: dict[str, Any], *heads: str, bare: bool = True) -> None:
+        found[f"{owner}/{name}"] = Published(hf, heads)
+        if bare:
+            found[name] = found[f"{owner}/{name}"]
+
+    for size, hf in _T5.items():
+        add("google-t5", f"t5-{size}", hf, "lm")
+    for size, hf in _T5_1_1.items():
+        for name in (f"t5-v1_1-{size}", f"t5-{size}-lm-adapt", f"flan-t5-{size}"):
+            add("google", name, hf, "lm", bare=False)
+        add("google", f"mt5-{size}", hf | _MT5, "lm", bare=False)
+    for size, (width, layers, heads) in _GPT2.items():
+        hf = dict(model_type="gpt2", vocab_size=50257, n_embd=width, n_layer=layers, n_head=heads)
+        add("openai-community", f"gpt2{size}", hf | {"n_positions": 1024}, "lm")
+    for name, (shape, vocab) in _BERT.items():
+        add("google-bert", name, _encoder("bert", shape, vocab), "pooler", "mlm")
+    more = dict(max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
+    for size, shape in (("base", _BASE), ("large", _LARGE)):
+        hf = _encoder("roberta", shape, 50265, **more)
+        add("FacebookAI", f"roberta-{size}", hf, "pooler", "mlm")
+        hf = _encoder("xlm-roberta", shape, 250002, **more)
+        add("FacebookAI", f"xlm-roberta-{size}", hf, "pooler", "mlm")
+    for size, shape in _ELECTRA.items():
+        hf = _encoder("electra", shape, 30522, embedding_size=128 if size == "small" else shape[0])
+        add("google", f"electra-{size}-discriminator", hf, "rtd", bare=False)
+    return found

@@ -1,0 +1,235 @@
+"""The processes that launch/bench.py measures loading in.
+
+usage: python launch/bench_load.py write FOLDER [--layers N]
+       python launch/bench_load.py load FOLDER [flags]; the answer is JSON on stdout
+The model is a random T5-large, 3 GB of float32 in files of some 250 MB.
+"""
+
+import argparse
+import gc
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from bench_sides import ROOT
+
+SIZES = dict(V=32128, E=1024, H=1024, N=16, D=64, F=4096, R=32)  # letters of jaxprompt/types.py
+FILE_BYTES = 250e6
+READ_BYTES = 2**24
+MESHES = (  # data x model, flags, processes
+    ("1 x 1", [], 1),
+    ("2 x 4", ["--devices", "8", "--model", "4"], 1),
+    ("8 x 1 FSDP", ["--devices", "8", "--fsdp"], 1),
+    ("8 x 1 FSDP, 2 hosts", ["--devices", "4", "--fsdp"], 2),
+    ("1 x 8, 2 hosts", ["--devices", "4", "--model", "8"], 2),
+)
+SEED = 0
+
+
+# -- the files ------------------------------------------------------------------------------------
+
+
+def write(args: argparse.Namespace) -> None:
+    """Writes config.json and the weights, one file at a time, and says how large they are."""
+    folder = Path(args.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    where = {}
+    for i, tensors in enumerate(draw(args.layers)):
+        from safetensors.numpy import save_file
+
+        name = f"model-{i:05d}.safetensors"
+        save_file(tensors, folder / name)
+        where |= dict.fromkeys(tensors, name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    config = dict(
+        model_type="t5", vocab_size=SIZES["V"], d_model=SIZES["H"], num_heads=SIZES["N"],
+        d_kv=SIZES["D"], d_ff=SIZES["F"], num_layers=args.layers, num_decoder_layers=args.layers,
+        relative_attention_num_buckets=SIZES["R"], feed_forward_proj="relu",
+    )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    os.sync()  # only what is on the disk can be dropped from the cache
+    sizes = [path.stat().st_size for path in files(folder)]
+    print(json.dumps({"bytes": sum(sizes), "files": len(sizes)}))
+
+
+def draw(layers: int):
+    """Yields the tensors of file after file."""
+    from jaxprompt.convert.names import FAMILIES
+
+    draws, tensors, size = np.random.default_rng(SEED), {}, 0
+    for tensor in FAMILIES["t5"].trunk:
+        if "/gate/" in tensor.path:
+            continue
+        shape = [int(np.prod([SIZES[axis] for axis in axes])) for axes in tensor.file_axes]
+        for i in range(layers if tensor.stack else 1):
+            values = draws.standard_normal(shape, dtype=np.float32)
+            tensors[tensor.sources[-1].format(i=i)] = values
+            size += values.nbytes
+            if size >= FILE_BYTES:
+                yield tensors
+                tensors, size = {}, 0
+    yield tensors
+
+
+def files(folder: Path) -> list[Path]:
+    """Lists the files of weights."""
+    return sorted(folder.glob("*.safetensors"))
+
+
+def drop(folder: Path) -> None:
+    """Takes the files out of the system's cache."""
+    for path in files(folder):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read(folder: Path) -> None:
+    """Reads every byte, and does nothing with it."""
+    space = bytearray(READ_BYTES)
+    for path in files(folder):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(space):
+                pass
+
+
+def keep(folder: Path) -> list[np.ndarray]:
+    """Reads every byte into memory of its own, the least that any loader does."""
+    kept = []
+    for path in files(folder):
+        kept.append(np.empty(path.stat().st_size, np.uint8))
+        left = memoryview(kept[-1])
+        with path.open("rb", buffering=0) as file:
+            while left:
+                left = left[file.readinto(left[:READ_BYTES]) :]
+    return kept
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+def memory(field: str) -> int:
+    """Tells the resident bytes of this process: now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def timed(work, folder: Path, state: str) -> float:
+    """Tells the seconds of a work on files that are in the system's cache, or not ("cold")."""
+    gc.collect()
+    if state == "cold":
+        drop(folder)
+    started = time.perf_counter()
+    kept = work()
+    seconds = time.perf_counter() - started
+    del kept
+    return seconds
+
+
+def load(args: argparse.Namespace) -> None:
+    """Loads onto a mesh; answers with bytes and, in turns with plain reading, seconds."""
+    flag = f"--xla_force_host_platform_device_count={args.devices}"
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
+    import jax
+
+    from jaxprompt import hosts, sharding, tree
+    from jaxprompt.convert.folder import read_config
+    from jaxprompt.convert.load import load_backbone
+
+    hosts.start(args.coordinator, args.processes, args.process)
+    placement = sharding.make_placement(-1, args.model, fsdp=args.fsdp)
+    jax.device_put(np.zeros(8), placement.replicated).block_until_ready()
+    folder = Path(args.folder)
+    config = read_config(folder)
+    fill = lambda: load_backbone(folder, "t5", config, dtype=args.dtype, placement=placement)
+    start = memory("VmRSS")
+    loaded = fill()
+    peak = memory("VmHWM")
+    leaves = tree.flatten(loaded.params).values()
+    largest = max(leaf.nbytes for leaf in leaves if leaf.ndim == 2)
+    share = sum(
+        shard.data.nbytes
+        for leaf in leaves
+        for shard in {str(shard.index): shard for shard in leaf.addressable_shards}.values()
+    )  # what several devices hold alike is in memory once
+    row = {"start": start, "peak": peak, "share": share, "largest": largest}
+    row |= {"fingerprint": loaded.report.fingerprint}
+    del loaded, leaves
+    works = {"read": lambda: read(folder), "keep": lambda: keep(folder), "load": fill}
+    for state in ("warm", "cold") if args.rounds else ():
+        turns = []
+        for _ in range(args.rounds):
+            turns.append({name: timed(work, folder, state) for name, work in works.items()})
+        row |= {f"{state} {x} s": statistics.median(turn[x] for turn in turns) for x in works}
+        for base in ("read", "keep"):
+            ratio = statistics.median(turn["load"] / turn[base] for turn in turns)
+            row[f"{state} load / {base}"] = ratio
+        row[f"{state} turns"] = [list(turn.values()) for turn in turns]
+    print(json.dumps(row))
+
+
+# -- what bench.py calls --------------------------------------------------------------------------
+
+
+def call_all(call, words: list[str], processes: int) -> list[dict]:
+    """Runs a side as so many processes of one run. Returns the answer of each."""
+    if processes == 1:
+        return [call(words)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    words = [*words, f"--coordinator={address}", f"--processes={processes}"]
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(lambda i: call([*words, f"--process={i}"]), range(processes)))
+
+
+def weigh(call, folder: str, rounds: int) -> list[dict]:
+    """Loads onto every mesh by `call(words)`, a process of this file. Of two the larger counts.
+
+    The ratio is (peak - start - largest tensor) / share of the host, all resident bytes.
+    """
+    if not (Path(folder) / "config.json").exists():
+        call(["write", folder])
+    rows = []
+    for mesh, flags, processes in MESHES:
+        for dtype in ("float32", "bfloat16"):
+            own = ["--dtype", dtype, "--rounds", str(rounds if processes == 1 else 0)]
+            answers = call_all(call, ["load", folder, *own, *flags], processes)
+            found = max(answers, key=lambda answer: answer["peak"])
+            sizes = {f"{x} GB": found[x] / 1e9 for x in ("start", "share", "largest", "peak")}
+            extra = found["peak"] - found["start"] - found["largest"]
+            row = {"mesh": mesh, "dtype": dtype, **sizes, "ratio": extra / found["share"]}
+            for state in ("warm", "cold"):
+                for name in ("read s", "keep s", "load s", "load / read", "load / keep"):
+                    row[f"{state} {name}"] = found.get(f"{state} {name}", "")
+            turns = [found.get(f"{state} turns") for state in ("warm", "cold")]
+            rows.append(row | {"turns": turns})
+    return rows
+
+
+def main() -> None:
+    """Reads the flags."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("side", choices=("write", "load"))
+    parser.add_argument("folder")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--model", type=int, default=1, help="devices of the model axis")
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=0, help="of timing")
+    parser.add_argument("--coordinator")
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--process", type=int)
+    args = parser.parse_args()
+    {"write": write, "load": load}[args.side](args)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

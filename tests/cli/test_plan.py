@@ -1,0 +1,126 @@
+"""The verb `plan`: its numbers, its text, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tiny_run import ROOT, jaxprompt
+
+from jaxprompt.cli.options import load_config
+from jaxprompt.planning.abstract import open_run
+from jaxprompt.planning.cost import make_shapes, weigh
+from jaxprompt.sharding import make_placement
+
+BASE = ROOT / "configs/base.py"
+SMALL = (
+    f"--config={BASE}", "--config.backbone.path=google/t5-v1_1-small", "--config.data.batch=8",
+    "--config.data.max_len=64", "--config.backbone.dtype=bfloat16",
+)  # fmt: skip
+# One stack of layers compiles faster than two.
+ELECTRA = (*SMALL, "--config.backbone.path=google/electra-small-discriminator")
+PPT = sorted((ROOT / "configs/ppt").glob("[a-z]*.py"))
+
+
+def run_alone(*argv):
+    """Runs the verb in a process of its own. -> stdout"""
+    command = [sys.executable, "-m", "jaxprompt", "plan", *map(str, argv)]
+    own = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": ""}
+    done = subprocess.run(
+        command, env=os.environ | own, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_largest_is_planned_over_four_devices():
+    found = json.loads(run_alone(
+        f"--config={ROOT}/configs/ppt/t5_xxl.py", "--devices=4x A100-40", "--format=json",
+        "--limit=1",
+    ))  # fmt: skip
+    own = found["plans"]["as configured"]
+    assert found["batch"] == {"rows": 16, "length": 512, "dtype": "bfloat16"}
+    assert found["parameters"] == {"total": 11_135_332_352 + 409_600, "trained": 409_600}
+    assert own["mesh"] == {"data": 1, "model": 4, "fsdp": False} and own["fits"]
+    frozen = own["bytes"]["frozen"]
+    assert frozen == pytest.approx(2 * 11_135_332_352 / 4, rel=1e-3)
+    assert own["bytes"]["total"] == sum(own["bytes"].values()) - own["bytes"]["total"]
+    # Forward and backward through what 16 x 512 tokens meet: 24 layers of the encoder, and the
+    # keys and values of its output in as many of the decoder.
+    numbers = 24 * (4 * 4096**2 + 3 * 4096 * 10240) + 24 * 2 * 4096**2
+    assert 4 * own["flops"] == pytest.approx(4 * numbers * 16 * 512, rel=0.1)
+    best = found["plans"]["fastest"]
+    assert best["fits"] and best["seconds"]["step"] <= own["seconds"]["step"]
+
+
+def test_a_device_without_bfloat16_holds_float32_in_its_place(capsys):
+    found = {}
+    for device in ("v100-32", "v5e"):
+        words = (*ELECTRA, f"--devices=1x {device}", "--limit=1", "--format=json")
+        found[device] = json.loads(jaxprompt(capsys, "plan", *words)[1])
+    old, new = (found[name]["plans"]["as configured"]["bytes"] for name in found)
+    assert old["frozen"] == new["frozen"] and old["activations"] > 1.3 * new["activations"]
+    assert "v100-32 has no bfloat16" in found["v100-32"]["notes"][-1]
+
+
+@pytest.mark.parametrize("path", PPT, ids=lambda path: path.stem)
+def test_every_published_size_has_a_plan(path):
+    run = open_run(load_config(str(path)))
+    model = max(run.config.mesh.model, 1)
+    placement = make_placement(1, model)
+    sizes = weigh(make_shapes(run, placement), placement)
+    assert sizes.trained == 100 * run.scorer.model.backbone.dims.width
+    assert sizes.frozen_bytes == pytest.approx(2 * sizes.total / model, rel=0.01)
+
+
+def test_without_devices_it_says_what_is_held_and_sent(capsys):
+    code, out, _ = jaxprompt(capsys, "plan", *SMALL, "--config.mesh.model=2")
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines() if line.strip())
+    assert code == 0 and "1 x 2" in out and "all-reduce" in out
+    assert lines["frozen"] == "73.4 MiB"
+    assert "fits" not in lines and "tokens" not in out.split("sent by a device")[1]
+
+
+def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
+    code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, "--devices=2x v5e", "--limit=2")
+    assert code == 0
+    for text in ("as configured", "fastest", "smallest", "2x v5e", "1x v5e", "fits"):
+        assert text in out
+    assert "smallest, 1x v5e: --config.mesh.data=1 --config.mesh.model=1" in out
+    assert "fastest, 2x v5e: --config.mesh." in out
+    assert "tokens a second" in out and "https://cloud.google.com/tpu/docs/v5e" in out
+
+
+def test_what_fits_nowhere_is_said(capsys):
+    large = ("--config.data.batch=4096", "--config.data.max_len=492", "--config.mesh.data=1")
+    code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, *large, "--devices=1x v5e", "--limit=1")
+    assert code == 0 and "NO" in out
+    assert "up to 1 such devices holds it; lower data.batch or data.max_len" in out
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        (["--devices=8x v5"], "unknown device 'v5'; nearest: v5e, v5p"),
+        (["--devices=v5e"], 'must be COUNT x NAME, as in "8x v5e"'),
+        (["--devices=1x v5e", "--limit=0"], "--limit=0 must be at least 1"),
+        (["--devices=6x v5e", "--limit=1", "--config.mesh.data=4"],
+         "mesh.data=4 x mesh.model=1 does not divide the 6 devices"),
+        (["--devices=5000x v5e"], "takes at most 512 devices"),
+        (["--devices=3x v5e", "--limit=1"], "data.batch=8 does not divide over mesh.data=3"),
+        (["--devices=8x v5e", "--limit=1", "--config.mesh.model=4"],
+         "mesh.model=4 does not divide the 6 of backbone/"),
+        (["--devices=16x v5e"], "64 devices are to be simulated, JAX has started with 8"),
+        (["--config.backbone.path=google/t5-v1_1-xxll"], "nearest: "),
+        (["--config.backbone.path="], "backbone.path is empty"),
+        (["--config.prompt.length=80"], "leaves no room"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_line(refused, monkeypatch, words, line):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    soft = f"--config={ROOT}/configs/prompt_tuning.py" if "prompt.length" in words[0] else SMALL[0]
+    assert line in refused("plan", soft, *SMALL[1:], *words)
+
+
+def test_a_config_is_needed(refused):
+    assert "--config is missing" in refused("plan")

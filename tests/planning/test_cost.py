@@ -1,0 +1,125 @@
+"""What a step takes, against counts by hand and against real steps."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxprompt.errors import InputError
+from jaxprompt.planning.cost import make_shapes, measure, weigh
+from jaxprompt.sharding import make_placement
+
+ROOT = Path(__file__).resolve().parents[2]
+ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"
+VERBALIZER = dict(task__name="sst2", head__name="verbalizer", head__scores="full")
+
+
+def on(data=1, model=1, fsdp=False):
+    return make_placement(data, model, fsdp=fsdp, devices=jax.devices()[: data * model])
+
+
+def cost_of(run, placement=None, remat=""):
+    placement = placement or on()
+    return measure(make_shapes(run, placement, remat), placement)
+
+
+@pytest.fixture(scope="module")
+def t5(make_run):
+    return make_run(T5, data__batch=8, data__max_len=64, **VERBALIZER)
+
+
+def test_flops_are_four_for_every_number_and_token(t5):
+    # Forward 2 and backward through the activations 2; frozen weights have no gradient. The
+    # decoder's keys and values of the encoder's output are computed for the encoder's tokens.
+    width, inner, mlp, layers, rows, tokens, fed = 512, 384, 1024, 8, 8, 64, 2
+    encoder = layers * (4 * width * inner + 3 * width * mlp)
+    cross = layers * 2 * width * inner
+    decoder = layers * (6 * width * inner + 3 * width * mlp)
+    table = 32128 * width
+    by_hand = 4 * rows * ((encoder + cross) * tokens + decoder * fed + table)
+    assert cost_of(t5).work.flops == pytest.approx(by_hand, rel=0.1)
+
+
+def test_recomputation_is_counted(t5):
+    none, full = cost_of(t5), cost_of(t5, remat="full")
+    assert full.work.flops == pytest.approx(1.5 * none.work.flops, rel=0.1)
+    assert full.activations < 0.7 * none.activations
+
+
+def test_what_is_there_before_is_exact(t5):
+    sizes = weigh(make_shapes(t5, on()), on())
+    assert sizes.total - sizes.trained == 76_961_152
+    assert sizes.trained == 20 * 512 and sizes.trained_bytes == 4 * 20 * 512
+    assert sizes.frozen_bytes == 4 * 76_961_152
+    assert 2 * sizes.trained_bytes < sizes.optimizer_bytes < 2 * sizes.trained_bytes + 200
+    placement = on(2, 2)
+    halves = weigh(make_shapes(t5, placement), placement)
+    # Norms and the tables of relative positions are on every device, the latter by heads.
+    assert halves.frozen_bytes == pytest.approx(sizes.frozen_bytes / 2, rel=1e-3)
+    assert halves.batch_bytes == sizes.batch_bytes / 2
+    placement = on(2, 2, fsdp=True)
+    quarters = weigh(make_shapes(t5, placement), placement)
+    assert quarters.frozen_bytes == pytest.approx(sizes.frozen_bytes / 4, rel=1e-2)
+    assert quarters.read_bytes == halves.frozen_bytes
+
+
+def test_a_vocabulary_that_does_not_divide_is_padded(make_run):
+    run = make_run("openai-community/gpt2", data__batch=4, data__max_len=40)
+    placement = on(1, 4)
+    one, four = weigh(make_shapes(run, on()), on()), weigh(make_shapes(run, placement), placement)
+    assert four.total - one.total == 3 * 768  # 50257 -> 50260 rows
+
+
+def test_sixteen_bits_halve_weights_and_activations(make_run):
+    shape = dict(data__batch=16, data__max_len=64)
+    wide = cost_of(make_run(T5, **shape))
+    narrow = cost_of(make_run(T5, backbone__dtype="bfloat16", **shape))
+    assert narrow.sizes.frozen_bytes == wide.sizes.frozen_bytes / 2
+    # The probabilities of attention are kept in float32 too.
+    assert 0.5 * wide.activations < narrow.activations < 0.75 * wide.activations
+    assert narrow.work.flops == wide.work.flops
+
+
+def test_a_kernel_for_attention_keeps_no_scores(make_run):
+    shape = dict(data__batch=16, data__max_len=128, backbone__dtype="bfloat16")
+    plain, fused = (
+        cost_of(make_run(T5, backbone__attention=kernel, **shape)) for kernel in ("auto", "fused")
+    )
+    scores = 8 * 16 * 6 * 128**2  # layers, rows, heads, tokens
+    # One layer's are there at a time; products of theirs are computed again.
+    assert plain.activations - fused.activations > 0.8 * 2 * scores
+    assert plain.work.flops < fused.work.flops < 1.1 * plain.work.flops
+
+
+def test_tensor_parallelism_sends_activations_and_fsdp_weights(make_run):
+    run = make_run(
+        ELECTRA, data__batch=8, data__max_len=64, backbone__dtype="bfloat16", task__name="sst2"
+    )
+    parallel = cost_of(run, on(1, 4)).work
+    assert parallel.counts.keys() == {"all-reduce"}
+    # Forward, a sum behind attention and behind the mlp; backward, one for each product.
+    one = 2 * 8 * 64 * 256 * 3 // 4 * 2  # 16 bits, a ring of 4
+    assert 12 * (2 + 2) * one <= parallel.sent["all-reduce"] <= 12 * (2 + 4 + 1) * one
+    divided = on(4, 1, fsdp=True)
+    gathered = cost_of(run, divided).work
+    layers = 2 * 12 * 12 * 256**2  # bytes of what layers multiply with
+    assert 1.9 * layers * 3 / 4 < gathered.sent["all-gather"] < 2.5 * layers
+
+
+def test_heads_that_do_not_divide_are_refused(make_run):
+    run = make_run(T5, data__batch=8, data__max_len=64)
+    with pytest.raises(InputError, match="mesh.model=4 does not divide the 6"):
+        make_shapes(run, on(1, 4))
+
+
+def test_memory_is_that_of_real_steps():
+    command = [sys.executable, str(ROOT / "launch/bench_plan.py"), "electra-small soft"]
+    one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run(command, env=os.environ | one, stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["activations"] > 0.8 * found["planned"]
+    assert found["planned"] == pytest.approx(found["measured"], rel=0.15)

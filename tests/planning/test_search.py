@@ -1,0 +1,83 @@
+"""The search over meshes, on devices as small as the models here."""
+
+import pytest
+
+from jaxprompt.devices import DEVICES
+from jaxprompt.planning.search import (
+    RESERVE,
+    UTILISATION,
+    _ways,
+    fastest,
+    plan_as_configured,
+    smallest,
+)
+
+T5 = "google/t5-v1_1-small"
+
+
+def device(mib):
+    return DEVICES["v5e"]._replace(name="small", memory=int(mib * 2**20 / (1 - RESERVE)))
+
+
+@pytest.fixture(scope="module")
+def run(make_run):
+    return make_run(T5, data__batch=8, data__max_len=64, backbone__dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def alone(run):
+    return plan_as_configured(run, device(1000), 1)
+
+
+def test_a_mesh_divides_the_batch(make_run):
+    run = make_run(T5, data__batch=12, data__eval_batch=24)
+    assert list(_ways(run, 8)) == [(4, 2), (2, 4), (1, 8)]
+    run.config.optim.accumulate = 6
+    assert list(_ways(run, 4)) == [(2, 2), (1, 4)]
+
+
+def test_room_enough_is_one_device_without_recomputation(run, alone):
+    best = smallest(run, device(1000), 8, {})
+    assert best.fits and best.mesh == (1, 1, False, "none")
+    assert best.cost.bytes == alone.cost.bytes
+
+
+def test_less_room_recomputes_before_it_takes_more_devices(run, alone):
+    best = smallest(run, device(0.95 * alone.cost.bytes / 2**20), 8, {})
+    assert best.mesh.devices == 1 and best.mesh.remat in ("dots", "full") and best.fits
+    assert best.time("bfloat16").step >= alone.time("bfloat16").step
+
+
+def test_weights_that_do_not_fit_take_more_devices(run, alone):
+    frozen = alone.cost.sizes.frozen_bytes / 2**20
+    best = smallest(run, device(0.8 * frozen), 8, {})
+    assert best.mesh.devices == 2 and best.fits
+    assert best.cost.sizes.frozen_bytes < 0.6 * alone.cost.sizes.frozen_bytes
+
+
+def test_nothing_holds_it(run):
+    assert smallest(run, device(1), 8, {}) is None
+    assert fastest(run, device(1), 4) is None
+
+
+def test_what_is_known_is_not_searched_again(run, alone):
+    assert smallest(run, device(1), 1, {1: alone}) is alone
+
+
+def test_time_is_the_slowest_of_computing_and_memory_and_then_the_network(run, alone):
+    plan = alone._replace(device=DEVICES["v5e"])
+    time, cost = plan.time("bfloat16"), alone.cost
+    assert time.compute == cost.work.flops / (UTILISATION * 197e12)
+    moved = cost.sizes.bytes - cost.sizes.batch_bytes + cost.activations
+    assert time.memory == pytest.approx(2 * moved / 819e9)
+    assert time.network == 0 and time.step == max(time.compute, time.memory)
+    two = plan_as_configured(_with_model(run, 2), DEVICES["v5e"], 2).time("bfloat16")
+    assert two.network > 0 and two.step == max(two.compute, two.memory) + two.network
+
+
+def _with_model(run, size):
+    from jaxprompt.planning.abstract import open_run
+
+    c = run.config.copy_and_resolve_references()
+    c.mesh.model = size
+    return open_run(c)
