@@ -82,6 +82,12 @@ class Checkpoints:
         """
         return _read(self._root, step, template)
 
+    def position(self) -> dict:
+        """Reads the newest position alone; errors as in `restore`."""
+        with _checkpointer() as checkpointer:
+            args = ocp.args.Composite(position=ocp.args.JsonRestore())
+            return checkpointer.restore(_find(self._root, None), args=args).position
+
     def restore_best(self, template: Tree) -> tuple[Tree, dict]:
         """Reads (trainable, info) of the best so far; errors as in `restore`."""
         return _read(self._best, None, template)
@@ -206,15 +212,20 @@ def _check_shared(folder: Path) -> None:
     if jax.process_count() == 1:
         return
     make_folder(folder)
+    # A new name: what a host has looked up before, it may remember.
     probe = folder / f"0.shared-{hosts.gather(uuid.uuid4().hex)[0]}"
     _on_first(lambda: write_atomic(probe, ""))
-    seen = hosts.gather("yes" if probe.exists() else "")
+    _check_seen(probe)
+    _on_first(probe.unlink)
+
+
+def _check_seen(path: Path) -> None:
+    seen = hosts.gather("yes" if path.exists() else "")
 
     def conclude() -> None:
-        probe.unlink()
         if "" in seen:
             raise InputError(
-                f"process {seen.index('')} does not see the {folder} of process 0; several "
+                f"process {seen.index('')} does not see the {path.parent} of process 0; several "
                 "processes need a --workdir on a disk that all of them share"
             )
 
@@ -292,6 +303,7 @@ def _find(folder: Path, step: int | None) -> Path:
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise InputError(f"{what} in {folder} ({there}); train first, or give another --workdir")
     path = folder / str(steps[-1] if step is None else step)
+    _check_seen(path)
     _on_first(lambda: _check_whole(path, older=[s for s in steps if s < int(path.name)]))
     return path
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced: makes .venv if needed and installs each requirements file once. Bash.
 # usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter)
 

@@ -54,7 +54,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     check_workdir(workdir, resolved(c), build.FREE)
     finished, checkpoints = read_result(Path(workdir) / "result.json"), Checkpoints(workdir)
     started = checkpoints.latest()
-    hosts.agree(facts(c) | {"result.json": str(bool(finished)), "checkpoint": str(started)})
+    hosts.agree(facts(c) | {"result.json": str(bool(finished))})
     if finished is not None:
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
         print(say, file=sys.stderr)

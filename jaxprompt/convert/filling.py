@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jaxprompt import hosts
 from jaxprompt.convert.names import Tensor
 from jaxprompt.convert.weights import Weights
+from jaxprompt.errors import InputError
 from jaxprompt.sharding import Placement
 
 _THREADS = min(8, os.cpu_count() or 1)
@@ -93,17 +94,25 @@ class Filler:
                 finish()
         digests = [found for found in digests if found]
         if len(self.processes) > 1:
-            digests = " ".join(hosts.gather(" ".join(digests))).split()
+            digests = list(set(" ".join(hosts.gather(" ".join(digests))).split()))
+            if len(digests) != sum(map(len, found.values())):
+                raise InputError(
+                    f"the processes read different weights as {self.weights.folder}; give all of "
+                    "them the same checkpoint"
+                )
         return flat, digests
 
     def _hashed(self, found: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
-        """Chooses what this process hashes: the largest go first, each to who has least."""
+        """Chooses what this process hashes: the largest go first, each to who has least.
+
+        Vectors are hashed by all, so that other weights on one host are noticed.
+        """
         layers = [(tensor, i) for tensor, names in found.items() for i in range(len(names))]
         if len(self.processes) < 2:
             return set(layers)
         size = lambda tensor: math.prod(self.sizes[axis] for axis in tensor.axes)
         loads = dict.fromkeys(self.processes, 0)
-        own = set()
+        own = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
         for tensor, i in sorted(layers, key=lambda one: (-size(one[0]), one[0].path, one[1])):
             process = min(loads, key=loads.get)
             loads[process] += size(tensor)

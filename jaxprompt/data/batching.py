@@ -71,17 +71,18 @@ def collate(
     shift: int = 0,
     decoder_length: int = 0,
     decoder_shift: int = 0,
+    like: Encoded | None = None,
 ) -> Batch:
     """Pads up to `batch` examples to arrays [batch * num_rows, length]; label_pos has a row each.
 
     The decoder's rows are padded on the right. Filling, of examples and of rows, has mask False
-    throughout, weight 0 and index -1.
+    throughout, weight 0 and index -1. `like` is any row, for a batch of filling alone.
     """
     count, total = len(rows), batch * num_rows
     flat = {
         e * num_rows + k: row for e, example in enumerate(rows) for k, row in enumerate(example)
     }
-    sample = rows[0][0]
+    sample = rows[0][0] if like is None else like
     label_pos = np.zeros((total, label_width), np.int32)
     targets = None if sample.targets is None else np.full((total, label_width), -1, np.int32)
     decoder = None
@@ -158,6 +159,7 @@ class _Examples:
             shift=at.shift,
             decoder_length=self.decoder_length,
             decoder_shift=at.decoder_shift,
+            like=self.rows[0][0],  # in a last short batch this host may have no example
         )
 
 

@@ -18,12 +18,17 @@ def choose_kernel(
     """Resolves "auto": "fused" where the backend has a kernel for these inputs, else "einsum".
 
     cuDNN's flash attention takes 16-bit floats, head widths up to 128 in steps of 8, and no dropout
-    of the probabilities.
+    of the probabilities, on GPUs from compute capability 8.0 on. `backend` is another than here.
     """
     if kernel != "auto":
         return kernel
     fits = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128 and not dropout
-    return "fused" if fits and (backend or jax.default_backend()) == "gpu" else "einsum"
+    return "fused" if fits and (backend == "gpu" if backend else _has_flash()) else "einsum"
+
+
+def _has_flash() -> bool:
+    capability = getattr(jax.local_devices()[0], "compute_capability", "0")
+    return jax.default_backend() == "gpu" and float(capability) >= 8
 
 
 def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, key=None):
@@ -64,7 +69,7 @@ def _probabilities(q, k, seen, bias, scale):
     scores = scores + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
-    return softmax(scores).astype(q.dtype)
+    return softmax(scores, q.dtype)
 
 
 def recall(q, memory: Memory, bias=None, *, scale=None):
@@ -80,27 +85,29 @@ def recall(q, memory: Memory, bias=None, *, scale=None):
     scores = scores.astype(jnp.float32) + hidden[:, None, None]
     if bias is not None:
         scores = scores + bias.reshape(*folded, columns).swapaxes(1, 2)
-    probs = softmax(scores).astype(q.dtype)  # [B, N, J, S]
+    probs = softmax(scores, q.dtype)  # [B, N, J, S]
     return jnp.einsum("bnjs,bnsd->bjnd", probs, memory.v).reshape(rows, heads, -1)
 
 
-@jax.custom_vjp
-def softmax(x):
-    """Computes the softmax over the last axis. [...] -> [...]"""
-    return jax.nn.softmax(x, axis=-1)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def softmax(x, dtype=jnp.float32):
+    """Computes the softmax over the last axis in float32, and casts it. [...] -> [...]"""
+    return jax.nn.softmax(x, axis=-1).astype(dtype)
 
 
-def _softmax(x):
-    y = jax.nn.softmax(x, axis=-1)
+def _softmax(x, dtype):
+    y = softmax(x, dtype)
     return y, y
 
 
-def _softmax_gradient(y, g):
+def _softmax_gradient(dtype, y, g):
+    y, g = y.astype(jnp.float32), g.astype(jnp.float32)
     part = y * g
     return (part - y * part.sum(-1, keepdims=True),)
 
 
-# The result alone is kept for the backward pass: automatic differentiation keeps the exponentials.
+# The cast result alone is kept for the backward pass: automatic differentiation keeps the
+# exponentials, in float32.
 softmax.defvjp(_softmax, _softmax_gradient)
 
 

@@ -1,4 +1,4 @@
-"""Loads as one of several processes: `python load_job.py FOLDER MODEL FSDP --coordinator=... ...`.
+"""Loads as one of several processes: `python load_job.py FOLDER[,FOLDER] MODEL FSDP --coordinator=X`.
 
 Prints one JSON object: the bytes read, and each parameter's shards of this process as hashes.
 """
@@ -46,9 +46,11 @@ def main() -> None:
         return counts[-1]
 
     os.preadv = count
-    config = read_config(args.folder)
+    folders = args.folder.split(",")
+    folder = folders[args.process % len(folders)]
+    config = read_config(folder)
     placement = make_placement(-1, args.model, fsdp=bool(args.fsdp))
-    loaded = load_backbone(args.folder, config["model_type"], config, placement=placement)
+    loaded = load_backbone(folder, config["model_type"], config, placement=placement)
     shards = {name: hashes(leaf) for name, leaf in flatten(loaded.params).items()}
     answer = {"read": sum(counts), "shards": shards, "fingerprint": loaded.report.fingerprint}
     print(json.dumps(answer), flush=True)

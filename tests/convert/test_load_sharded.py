@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ import transformers
 from jax.sharding import PartitionSpec as P
 from load_job import hashes
 from processes import Processes
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxprompt import tree
 from jaxprompt.convert import filling, weights
@@ -231,3 +232,17 @@ def test_each_host_reads_its_shards_and_hashes_its_part(saved, tmp_path, mesh):
         assert sum(reads) < 1.9 * total
     else:
         assert reads == [total, total]
+
+
+def test_other_weights_on_one_host_are_noticed(saved, tmp_path):
+    """The two differ in one norm alone."""
+    other = shutil.copytree(saved / "bert", tmp_path / "other")
+    path = other / "model.safetensors"
+    tensors = load_file(path)
+    norm = next(name for name in tensors if name.endswith("LayerNorm.weight"))
+    save_file(tensors | {norm: tensors[norm] + 1}, path)
+    with Processes(tmp_path, devices=2) as processes:
+        processes.start_all(2, [JOB, f"{saved / 'bert'},{other}", 2, 0])
+        assert all(processes.wait()), processes.told()
+        for process in range(2):
+            assert "the processes read different weights as" in processes.err(process)

@@ -1,5 +1,7 @@
 """Attention against plain numpy, with prefixes, masks, biases and both kernels."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +116,30 @@ def test_softmax_is_float32_for_bfloat16():
 )
 def test_choice_of_kernel(monkeypatch, kernel, dtype, head_dim, dropout, backend, chosen):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    device = types.SimpleNamespace(compute_capability="8.0")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
     assert choose_kernel(kernel, jnp.dtype(dtype), head_dim, dropout) == chosen
+    elsewhere = choose_kernel(kernel, jnp.dtype(dtype), head_dim, dropout, backend=backend)
+    assert elsewhere == chosen
+    device.compute_capability = "7.0"  # V100
+    older = choose_kernel(kernel, jnp.dtype(dtype), head_dim, dropout)
+    assert older == ("einsum" if kernel == "auto" else kernel)
+
+
+def test_16_bit_probabilities_are_all_that_is_kept_for_the_backward_pass():
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in (Q, K, V))
+
+    def loss(q, k, v):
+        return attend(q, k, v, jnp.asarray(MASK)).astype(jnp.float32).sum()
+
+    _, back = jax.vjp(loss, q, k, v)
+    kept = [leaf for leaf in jax.tree.leaves(back) if leaf.shape == (B, N, T, S)]
+    assert kept and all(leaf.dtype == jnp.bfloat16 for leaf in kept)
+    exact = jax.grad(lambda *x: attend(*x, jnp.asarray(MASK)).sum(), argnums=(0, 1, 2))(
+        *(x.astype(jnp.float32) for x in (q, k, v))
+    )
+    for found, expected in zip(back(jnp.float32(1.0)), exact, strict=True):
+        assert_close(found, expected, rtol=0.03)
 
 
 def test_dropout_falls_on_the_probabilities():

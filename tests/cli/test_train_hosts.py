@@ -1,0 +1,199 @@
+"""Two and four processes train as one does, are cut off and go on, and refuse to differ."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import Processes, free_port
+from spoil import BASE
+from test_resume import assert_same_end
+from tiny_run import flags, make_config, make_data, read_lines, tiny_fields
+
+from jaxprompt.checkpoint import Checkpoints
+from jaxprompt.cli.options import resolved
+
+STEPS = 8
+SCRIPT = Path(__file__).with_name("watched.py")
+MESHES = {2: (2, 2), 4: (4, 1)}  # processes -> data x model, on four devices
+# Programs this small are not worth optimizing.
+FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+@pytest.fixture(scope="module")
+def config(backbone, data, tmp_path_factory):
+    """Eight steps with dropout. Some hosts hold none of dev's one short batch."""
+    c = make_config(
+        backbone, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
+        train__log_steps=1, optim__lr=1e-2, data__batch=8,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("config") / "tiny.json"
+    path.write_text(json.dumps(resolved(c)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def train(config, compiled, tmp_path_factory):
+    """Trains in `workdir` until every process has ended. -> Processes
+
+    (signal, step, who): that process sends itself the signal; killed, the others are ended too.
+    """
+    logs = tmp_path_factory.mktemp("logs")
+
+    def call(workdir: Path, number: int, mesh, devices: int, ends=(0, -1, -1)) -> Processes:
+        env = {
+            "JAX_COMPILATION_CACHE_DIR": str(compiled),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {FAST}",
+        }
+        seen = logs / f"{len(list(logs.iterdir()))}"
+        words = [SCRIPT, seen, *map(int, ends), "train", f"--config={config}"]
+        words += [f"--workdir={workdir}", *mesh_flags(mesh)]
+        with Processes(seen, env) as processes:
+            processes.start_all(number, words) if number > 1 else processes.start(words)
+            if ends[0] == signal.SIGKILL:
+                assert processes.all[ends[2]].wait(120) == -signal.SIGKILL
+            else:
+                assert processes.wait() == [0] * number, processes.told()
+        processes.batches = [
+            [set(line) - {-1} for line in read_lines(path)]
+            for path in sorted(seen.glob("batches-*.jsonl"))
+        ]
+        return processes
+
+    return call
+
+
+def mesh_flags(mesh) -> list[str]:
+    return [f"--config.mesh.data={mesh[0]}", f"--config.mesh.model={mesh[1]}"]
+
+
+@pytest.fixture(scope="module")
+def one(train, tmp_path_factory):
+    """Runs of one process: (workdir, Processes) on one device, and on each mesh."""
+    root = tmp_path_factory.mktemp("one")
+    given = {1: ((1, 1), 1)} | {n: (mesh, 4) for n, mesh in MESHES.items()}
+    return {n: (root / str(n), train(root / str(n), 1, *how)) for n, how in given.items()}
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def whole(request, train, tmp_path_factory):
+    """A run of several processes that nothing disturbs: (number, workdir, Processes)."""
+    n = request.param
+    workdir = tmp_path_factory.mktemp("whole") / str(n)
+    return n, workdir, train(workdir, n, MESHES[n], 4 // n)
+
+
+def losses(workdir: Path) -> np.ndarray:
+    return np.array([r["loss"] for r in read_lines(workdir / "metrics.jsonl") if "loss" in r])
+
+
+def measured(workdir: Path) -> list:
+    """Lists all metrics of dev and test: shares of 30 and 24 rows."""
+    dev = [r["dev"] for r in read_lines(workdir / "metrics.jsonl") if "dev" in r]
+    return [*dev, json.loads((workdir / "result.json").read_text())["test"]]
+
+
+def test_several_processes_train_as_one(whole, one):
+    n, workdir, _ = whole
+    for alone, _ in (one[1], one[n]):
+        assert len(losses(workdir)) == STEPS
+        np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
+        assert measured(workdir) == measured(alone)
+
+
+def test_each_process_reads_its_share(whole, one):
+    n, _, processes = whole
+    (expected,) = one[1][1].batches
+    assert len(processes.batches) == n and len(expected) > STEPS
+    for call, parts in enumerate(zip(*processes.batches, strict=True)):
+        assert sum(map(len, parts)) == len(set().union(*parts)) == len(expected[call])
+        assert set().union(*parts) == expected[call]
+        if call < 2:  # of train; batches of dev are larger, and leave nothing for the last
+            assert [len(part) for part in parts] == [8 // n] * n
+    assert not all(map(all, zip(*processes.batches, strict=True)))
+
+
+def test_process_0_alone_writes_and_prints(whole):
+    n, workdir, processes = whole
+    assert json.loads(processes.out(0)) == json.loads((workdir / "result.json").read_text())
+    assert "step 8/8" in processes.err(0)
+    assert len(read_lines(workdir / "metrics.jsonl")) == STEPS + STEPS // 2
+    for i in range(1, n):
+        assert processes.out(i) == processes.err(i) == ""
+    assert sorted(p.name for p in workdir.iterdir()) == [
+        "checkpoints", "config.json", "metrics.jsonl", "result.json"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
+    n, expected, _ = whole
+    how = (n, MESHES[n], 4 // n)
+    workdir = tmp_path / "run"
+    processes = train(workdir, *how, ends=(signal.SIGTERM, 3, n - 1))
+    step = Checkpoints(workdir).latest()
+    assert step in (4, 5) and not (workdir / "result.json").exists()
+    said = [f"stopped by SIGTERM at step {step}; " in processes.err(i) for i in range(n)]
+    assert said == [True] + [False] * (n - 1) and not any(processes.out(i) for i in range(n))
+    stopped = shutil.copytree(workdir, tmp_path / "stopped")
+    # In the second half process 1 of two is lost, or the coordinator of four.
+    train(workdir, *how, ends=(signal.SIGKILL, 7, 1 if n == 2 else 0))
+    assert Checkpoints(workdir).latest() == 6
+    processes = train(workdir, *how)
+    assert "resumed at step 6" in processes.err(0)
+    assert_same_end(workdir, expected)
+    if n == 2:  # one process goes on with what two have saved, on other devices
+        train(stopped, 1, (4, 2), 8)
+        np.testing.assert_allclose(losses(stopped), losses(expected), rtol=1e-5)
+        assert measured(stopped) == measured(expected)
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+def lines_of_two(tmp_path, config, compiled, changes: list[list[str]]) -> list[str]:
+    """Starts two processes, each with flags of its own. -> the one line of each"""
+    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    port = free_port()
+    with Processes(tmp_path / "logs", env, devices=1) as processes:
+        for process, own in enumerate(changes):
+            words = ["-m", "jaxprompt", "train", f"--config={config}", *mesh_flags((2, 1)), *own]
+            words += [f"--workdir={tmp_path / 'run'}", f"--coordinator=127.0.0.1:{port}"]
+            processes.start([*words, "--processes=2", f"--process={process}"])
+        assert processes.wait() == [2, 2], processes.told()
+        lines = [processes.err(i).splitlines() for i in (0, 1)]
+    assert [len(said) for said in lines] == [1, 1], lines
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    return [said[0].removeprefix("jaxprompt train: ") for said in lines]
+
+
+def test_other_configs_are_refused(tmp_path, config, compiled):
+    changes = [["--config.optim.lr=0.1"], ["--config.optim.lr=0.2", "--config.seed=5"]]
+    said, other = lines_of_two(tmp_path, config, compiled, changes)
+    assert said == other and said.startswith("the processes differ in ")
+    assert "optim.lr (0.1 on process 0, 0.2 on process 1)" in said
+    assert "seed (0 on process 0, 5 on process 1)" in said
+
+
+def test_other_data_are_refused(tmp_path, data, config, compiled):
+    changed = make_data(tmp_path / "data")
+    rows = (changed / "dev.jsonl").read_text().replace("big", "small")
+    (changed / "dev.jsonl").write_text(rows)
+    given = [[f"--config.data.source={folder}"] for folder in (data, changed)]
+    said, other = lines_of_two(tmp_path, config, compiled, given)
+    assert said == other and said.startswith("the processes differ in the rows of dev (")
+
+
+def test_a_silent_coordinator_is_named(refused, backbone, data, tmp_path):
+    at = f"127.0.0.1:{free_port()}"
+    words = ["train", f"--config={BASE}", f"--workdir={tmp_path / 'run'}"]
+    words += [f"--coordinator={at}", "--processes=2", "--timeout=0.3"]
+    words += flags(tiny_fields(backbone, data))
+    line = refused(*words, "--process=1")
+    assert line.startswith(f"--coordinator={at} does not answer (Connection refused; tried for 0.3")
+    line = refused(*words, "--process=0")
+    assert line.startswith(f"--coordinator={at}: process 1 of 2 did not come in 0.3 s; start all")
+    assert refused(*words).startswith("--process missing: --coordinator=HOST:PORT")

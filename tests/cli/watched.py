@@ -1,0 +1,37 @@
+"""Runs a verb as one of several processes: `python watched.py FOLDER SIGNAL STEP WHO VERB ...`.
+
+Writes which examples every batch of this process holds to FOLDER/batches-PROCESS.jsonl. Process WHO
+sends itself SIGNAL after STEP.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from jaxprompt import sharding
+from jaxprompt.__main__ import main
+from jaxprompt.runlog import RunLog
+
+if __name__ == "__main__":
+    folder, signal, step, who = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    words = sys.argv[5:]
+    process = int(next((w.split("=")[1] for w in words if w.startswith("--process=")), "0"))
+    put_batch, progress = sharding.put_batch, RunLog.progress
+
+    def put_and_note(placement, batch):
+        """Notes the examples of a batch of this process."""
+        with open(folder / f"batches-{process}.jsonl", "a") as file:
+            file.write(json.dumps(np.asarray(batch.index).tolist()) + "\n")
+        return put_batch(placement, batch)
+
+    def progress_then_signal(self, at):
+        """Ends a step, and perhaps this process."""
+        progress(self, at)
+        if at == step and process == who:
+            os.kill(os.getpid(), signal)
+
+    sharding.put_batch, RunLog.progress = put_and_note, progress_then_signal
+    sys.exit(main(words))

@@ -1,0 +1,330 @@
+"""The launchers: what they would run, and what they do with stand-ins for a cluster's tools."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = ROOT / "launch"
+SCRIPTS = sorted(LAUNCH.glob("*.sh"))
+ODD = "--config.task.template={text} it's [mask]"
+VERB = ["train", "--config=configs/base.py", ODD, "--workdir=/shared/run"]
+
+
+def test_shellcheck():
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run(
+        [shellcheck, "-x", *SCRIPTS], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert len(SCRIPTS) >= 6 and done.returncode == 0, done.stdout
+
+
+NEEDED = "bash basename cat dirname grep head mkdir sed seq sleep touch tr".split()
+
+
+@pytest.fixture(autouse=True)
+def plain(tmp_path, monkeypatch):
+    """Leaves the scripts no tool of a real cluster that may be installed here."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    for name in NEEDED:
+        (folder / name).symlink_to(shutil.which(name))
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def call(script: str, *words: str, timeout: float = 60, **env: str) -> tuple[int, str, str]:
+    """Runs a launcher. -> (exit code, stdout, stderr)"""
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "XLA_", "JAX"))}
+    base |= {"PYTHON": "/py/python", "PYTHONPATH": ""}
+    done = subprocess.run(
+        ["bash", LAUNCH / script, *words], capture_output=True, text=True, timeout=timeout,
+        env=base | env,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def dry(script: str, *words: str, **env: str) -> list[list[str]]:
+    """Reads what --dry-run prints, one command a line, as words."""
+    code, out, err = call(script, "--dry-run", *words, **env)
+    assert code == 0 and err == "", err
+    return [shlex.split(line) for line in out.splitlines()]
+
+
+TPU = ("--name=pod", "--zone=z")
+HIDING = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
+
+
+def test_gpu_host_prints_its_commands():
+    lines = dry("gpu_host.sh", "--gpus=0,2", "--memory=.8", *VERB, XLA_FLAGS="--own=1")
+    assert lines[:4] == [
+        ["export", f"PYTHONPATH={ROOT}"],
+        ["export", "CUDA_VISIBLE_DEVICES=0,2"],
+        ["export", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8"],
+        ["export", f"{HIDING} --own=1"],
+    ]
+    assert lines[4][:2] == ["/py/python", "-c"] and 'jax.devices("gpu")' in lines[4][2]
+    assert lines[5:] == [["/py/python", "-m", "jaxprompt", *VERB]]
+
+
+def test_slurm_prints_its_commands():
+    own = ["--nodes=2", "--gpus-per-node=4", "--sbatch=--partition=gpu", "--sbatch=--time=1:00:00"]
+    sizes = ["--nodes=2", "--ntasks-per-node=1"]
+    lines = dry("slurm.sh", *own, *VERB)
+    assert lines == [
+        ["export", f"JAXPROMPT_ROOT={ROOT}"],
+        ["sbatch", *sizes, "--gpus-per-node=4", "--partition=gpu", "--time=1:00:00",
+         f"{LAUNCH}/slurm.sh", *own, *VERB],
+        ["export", f"PYTHONPATH={ROOT}"],
+        ["export", "JAX_LOCAL_DEVICE_IDS=0,1,2,3"],
+        ["export", HIDING],
+        ["srun", *sizes, "--kill-on-bad-exit=1", "/py/python", "-m", "jaxprompt", *VERB,
+         "--cluster"],
+    ]  # fmt: skip
+    lines = dry("slurm.sh", *own, "--per-gpu", *VERB)
+    assert lines[-1][:3] == ["srun", "--nodes=2", "--ntasks-per-node=4"]
+    assert not any("JAX_LOCAL_DEVICE_IDS" in word for line in lines for word in line)
+    assert dry("slurm.sh", *own, *VERB, SLURM_JOB_ID="7")[-1][0] == "srun"
+
+
+def test_tpu_pod_prints_its_commands():
+    extra = ("--project=p", "--type=v5p-32", "--version=v2-alpha-tpuv5", "--spot", "--delete")
+    lines = dry("tpu_pod.sh", *TPU, *extra, "--before=sudo mount nfs:/x /shared", *VERB)
+    tpu, where = ["gcloud", "compute", "tpus", "tpu-vm"], ["--zone=z", "--project=p"]
+    kind = ["--accelerator-type=v5p-32", "--version=v2-alpha-tpuv5", "--spot"]
+    assert lines[0] == [*tpu, "create", "pod", *where, *kind]
+    assert lines[1][:2] == ["tar", "-czf"] and lines[1][-3:] == ["-C", str(ROOT), "."]
+    assert lines[2] == [*tpu, "scp", lines[1][2], "pod:jaxprompt.tgz", *where, "--worker=all"]
+    ssh = [*tpu, "ssh", "pod", *where]
+    assert lines[3][:-1] == [*ssh, "--worker=all"] and "'jax[tpu]'" in lines[3][-1]
+    assert lines[4] == [*ssh, "--worker=all", "--command=sudo mount nfs:/x /shared"]
+    # The command on the workers reads back as the words that were given.
+    inner = shlex.split(lines[5][-1].partition("bash -c ")[2])[0]
+    verb = shlex.split(inner.partition(" >>run.log")[0])
+    assert verb == [".venv/bin/python", "-m", "jaxprompt", *VERB, "--cluster"]
+    assert lines[6] == [*tpu, "describe", "pod", *where, "--format=value(state)"]
+    assert lines[7][:-1] == [*ssh, "--worker=0"]
+    logs = "logs/pod/worker-0.log"
+    assert lines[8] == [*tpu, "scp", "pod:jaxprompt/run.log", logs, *where, "--worker=0"]
+    assert lines[9:] == [[*tpu, "delete", "pod", *where, "--quiet"]]
+    lines = dry("tpu_pod.sh", *TPU, "--queued", "--spot", *VERB)
+    request = ["gcloud", "compute", "tpus", "queued-resources"]
+    kind = ["--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite", "--spot"]
+    assert lines[0] == [*request, "create", "pod", "--node-id=pod", "--zone=z", *kind]
+    assert dry("tpu_pod.sh", *TPU, "--queued", "--delete") == [
+        [*request, "delete", "pod", "--zone=z", "--force", "--quiet"]
+    ]
+
+
+REFUSED = {
+    "gpu_host.sh": [
+        ([], "no verb given; see --help"),
+        (["--gpu=1", "train"], "unknown option --gpu=1; see --help"),
+        (["--gpus=a", "train"], "--gpus=a must list numbers, as in 0,1"),
+        (["--memory=2", "train"], "--memory=2 must be a share, as in 0.9"),
+        (["--retries=x", "train"], "--retries=x must be a whole number of at least 0"),
+    ],
+    "slurm.sh": [
+        ([], "no verb given; see --help"),
+        (["--nodes=0", "train"], "--nodes=0 must be a whole number of at least 1"),
+        (["--gpus-per-node=x", "train"], "--gpus-per-node=x must be a whole number of at least 1"),
+        (["-x", "train"], "unknown option -x; see --help"),
+        (["train"], "no sbatch here; call it where Slurm is"),
+    ],
+    "tpu_pod.sh": [
+        (["train"], "--name is missing; see --help"),
+        (["--name=pod", "train"], "--zone is missing; see --help"),
+        ([*TPU], "no verb given; see --help"),
+        ([*TPU, "--poll=x", "train"], "--poll=x must be a whole number of at least 0"),
+        ([*TPU, "train"], "no gcloud here; install the Google Cloud CLI"),
+    ],
+}
+
+
+@pytest.mark.parametrize("script", REFUSED)
+def test_bad_options_get_one_line(script):
+    for words, line in REFUSED[script]:
+        assert call(script, *words) == (2, "", f"{script}: {line}\n")
+    code, out, err = call(script, "--help")
+    assert (
+        code == 0
+        and err == ""
+        and out.startswith(f"usage: bash launch/{script} [")
+        or (script == "tpu_pod.sh" and out.startswith(f"usage: bash launch/{script} --name="))
+    )
+
+
+# -- with stand-ins -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tool(tmp_path):
+    """Writes an executable; all calls are written to tmp_path/calls. -> PATH with it in front"""
+    (tmp_path / "bin").mkdir()
+
+    def write(name: str, body: str) -> str:
+        path = tmp_path / "bin" / name
+        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >>{tmp_path}/calls\n{body}\n')
+        path.chmod(0o755)
+        return str(path)
+
+    write.path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    write.calls = lambda: (tmp_path / "calls").read_text().splitlines()
+    return write
+
+
+# Ends with the codes in the file `codes`, one a call.
+CODES = """[ "$1" = -m ] || exit 0
+code="$(head -n 1 {0}/codes)"; sed -i 1d {0}/codes; exit "$code" """
+
+
+@pytest.mark.parametrize(
+    "codes, retries, code", [("134 1 0", 3, 0), ("1 2", 3, 2), ("7 8", 1, 8), ("9", 0, 9)]
+)
+def test_gpu_host_starts_again_after_a_crash(tool, tmp_path, codes, retries, code):
+    (tmp_path / "codes").write_text(codes.replace(" ", "\n") + "\n")
+    python = tool("python", CODES.format(tmp_path))
+    tool("sleep", "exit 0")
+    words = (f"--retries={retries}", "train", "--workdir=x")
+    found, out, err = call("gpu_host.sh", *words, PYTHON=python, PATH=tool.path)
+    runs = [line for line in tool.calls() if line.startswith("python -m")]
+    assert found == code and out == ""
+    assert runs == ["python -m jaxprompt train --workdir=x"] * len(codes.split())
+    assert err.count("starting again") == len(runs) - 1
+
+
+def test_gpu_host_needs_a_gpu(tool):
+    code, out, err = call("gpu_host.sh", "train", PYTHON=tool("python", "exit 1"))
+    assert code == 2 and out == "" and err.startswith("gpu_host.sh: JAX sees no GPU; pip install ")
+    assert len(tool.calls()) == 1
+
+
+def test_gpu_host_hands_sigterm_on(tool, tmp_path):
+    body = f"""[ "$1" = -m ] || exit 0
+trap 'echo saved; exit 0' TERM; touch {tmp_path}/up; while true; do sleep 0.05; done"""
+    process = subprocess.Popen(
+        ["bash", LAUNCH / "gpu_host.sh", "train"], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHON": tool("python", body)},
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 20
+        while not (tmp_path / "up").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0 and process.stdout.read() == "saved\n"
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+def test_gpu_host_runs_on_the_cpu():
+    code, out, err = call("gpu_host.sh", "--device=cpu", "export", "--help", PYTHON=sys.executable)
+    assert code == 0 and out.startswith("usage: jaxprompt") and err == ""
+    words = ("--device=cpu", "train", "--config=absent.json", "--workdir=/nowhere")
+    code, out, err = call("gpu_host.sh", *words, PYTHON=sys.executable)
+    assert code == 2 and out == "" and err.startswith("jaxprompt train: config absent.json")
+
+
+def test_slurm_submits_itself(tool):
+    tool("sbatch", 'echo "root $JAXPROMPT_ROOT" >&2')
+    code, out, err = call("slurm.sh", "--nodes=2", "train", ODD, PATH=tool.path)
+    assert (code, out, err) == (0, "", f"root {ROOT}\n")
+    sizes = "--nodes=2 --ntasks-per-node=1 --gpus-per-node=8"
+    assert tool.calls() == [f"sbatch {sizes} {LAUNCH}/slurm.sh --nodes=2 train {ODD}"]
+    head = (LAUNCH / "slurm.sh").read_text()
+    for option in ("--requeue", "--open-mode=append", "--signal=B:USR1@120"):
+        assert f"\n#SBATCH {option}\n" in head
+
+
+@pytest.mark.parametrize(
+    "sent, ends, requeued, code",
+    [("USR1", 0, True, 0), ("USR1", 2, False, 2), ("TERM", 0, False, 0), ("", 3, False, 3)],
+)
+def test_slurm_queues_again_when_time_is_over(tool, tmp_path, sent, ends, requeued, code):
+    # Slurm's copy of the script stands elsewhere; srun is told of the signal by scancel.
+    copy = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
+    kill = f"kill -{sent} $PPID; " if sent else ""
+    wait = f"for i in {{1..100}}; do [ -e {tmp_path}/told ] && break; sleep 0.05; done; "
+    tool("srun", f"{kill}{wait if sent == 'USR1' else 'sleep 0.2;'} exit {ends}")
+    tool("scancel", f"touch {tmp_path}/told")
+    tool("scontrol", "exit 0")
+    env = {"SLURM_JOB_ID": "42", "JAXPROMPT_ROOT": str(ROOT), "PATH": tool.path, "PYTHON": "/py"}
+    done = subprocess.run(
+        ["bash", copy, "train", "--workdir=x"], env=os.environ | env, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    expected = ["srun --nodes=1 --ntasks-per-node=1 --kill-on-bad-exit=1 "
+                "/py -m jaxprompt train --workdir=x --cluster"]  # fmt: skip
+    expected += ["scancel --signal=TERM 42"] * (sent == "USR1")
+    assert tool.calls() == expected + ["scontrol requeue 42"] * requeued
+
+
+# A slice whose states stand in the file `states`, the looks at its run in `looks`.
+GCLOUD = """next() {{ head -n 1 {0}/$1; sed -i 1d {0}/$1; }}
+case "$*" in
+  *"value(state)"*) s="$(next states)"; [ "$s" != ABSENT ] || {{ echo NOT_FOUND >&2; exit 1; }}
+    echo "$s" ;;
+  *networkEndpoints*) echo "10.0.0.1;10.0.0.2" ;;
+  *run.exit\\ 2*) next looks ;;
+esac"""
+
+
+def pod(tool, tmp_path, states: str, looks: str, *words: str):
+    """Runs tpu_pod.sh against a slice. -> (exit code, stdout, stderr, what was done)"""
+    (tmp_path / "states").write_text("\n".join(states.split()) + "\n")
+    (tmp_path / "looks").write_text("\n".join(looks.replace("-", "").split(",")) + "\n")
+    tool("gcloud", GCLOUD.format(tmp_path))
+    tool("tar", "exit 0")
+    logs = tmp_path / "logs"
+    given = (*TPU, "--poll=0", f"--logs={logs}", *words, *VERB)
+    code, out, err = call("tpu_pod.sh", *given, PATH=tool.path)
+    names = {
+        "tpu-vm create": "create", "tpu-vm delete": "delete", "scp /tmp": "copy",
+        "pip install": "install", "setsid": "start", "queued-resources create": "request",
+        "queued-resources delete": "forget", "worker-0.log": "log0", "worker-1.log": "log1",
+    }  # fmt: skip
+    done = [name for line in tool.calls() for key, name in names.items() if key in line]
+    return code, out, err, done
+
+
+SET_UP = ["copy", "install", "start"]
+
+
+def test_tpu_pod_makes_a_slice_and_brings_logs_back(tool, tmp_path):
+    states = "ABSENT CREATING READY READY READY READY"
+    code, out, err, done = pod(tool, tmp_path, states, ",running,running,0", "--delete")
+    assert code == 0 and err == "" and out == f"tpu_pod.sh: exit code 0, logs in {tmp_path}/logs\n"
+    assert done == ["create", *SET_UP, "log0", "log0", "log0", "log1", "delete"]
+
+
+def test_tpu_pod_goes_on_after_preemption(tool, tmp_path):
+    states = "ABSENT READY READY PREEMPTED ABSENT READY READY"
+    code, _, err, done = pod(tool, tmp_path, states, ",running,,0", "--spot")
+    assert code == 0 and "pod was preempted, making it again" in err
+    assert done == ["create", *SET_UP, "log0", "delete", "create", *SET_UP, "log0", "log1"]
+
+
+def test_tpu_pod_waits_in_the_queue(tool, tmp_path):
+    states = "ABSENT ABSENT ABSENT READY READY SUSPENDED ABSENT READY READY"
+    code, _, _, done = pod(tool, tmp_path, states, ",running,,0", "--queued")
+    again = ["request", *SET_UP, "log0"]
+    assert code == 0 and done == [*again, "forget", *again, "log1"]
+
+
+def test_tpu_pod_starts_again_after_a_crash_and_not_after_bad_input(tool, tmp_path):
+    states = "READY " * 6
+    code, _, err, done = pod(tool, tmp_path, states, ",134,running,-,2", "--retries=3")
+    assert code == 2 and "exit code 134, starting again (3 left)" in err
+    assert done == [*SET_UP, "start", "log0", "start", "log0", "log1"]
+
+
+def test_tpu_pod_finds_a_run_that_is_under_way(tool, tmp_path):
+    code, _, _, done = pod(tool, tmp_path, "READY READY", "running,5", "--retries=0")
+    assert code == 5 and done == ["log0", "log0", "log1"]

@@ -1,0 +1,81 @@
+"""Starts the processes of one run on this machine, and ends them whatever happens."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    """Finds a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Processes:
+    """Python processes with their standard outputs in files. Leave the block and they are gone."""
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None, devices: int = 2):
+        """Keeps the outputs in `folder`; each process drives `devices` devices."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self.all = folder, []
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        own = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
+        self._env = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
+        self._env |= own | {"OMP_NUM_THREADS": "1"} | (env or {})
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.all:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def start(self, words: Sequence[object], **env: str) -> subprocess.Popen:
+        """Starts one process more."""
+        path = self._folder / str(len(self.all))
+        with open(f"{path}.out", "w") as out, open(f"{path}.err", "w") as err:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, words)], env=self._env | env, stdout=out, stderr=err
+            )
+        self.all.append(process)
+        return process
+
+    def start_all(self, number: int, words: Sequence[object]) -> None:
+        """Starts `number` processes of the same words, each with its flags of hosts."""
+        port = free_port()
+        for process in range(number):
+            own = [f"--coordinator=127.0.0.1:{port}", f"--processes={number}"]
+            self.start([*words, *own, f"--process={process}"])
+
+    def wait(self, timeout: float = 120) -> list[int]:
+        """Waits for all. -> their exit codes"""
+        end = time.monotonic() + timeout
+        try:
+            return [p.wait(max(0.1, end - time.monotonic())) for p in self.all]
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"still running after {timeout} s: {self.told()}") from error
+
+    def out(self, process: int) -> str:
+        """Reads what a process has written on standard output."""
+        return (self._folder / f"{process}.out").read_text()
+
+    def err(self, process: int) -> str:
+        """Reads what a process has written on standard error."""
+        return (self._folder / f"{process}.err").read_text()
+
+    def told(self) -> str:
+        """Shows the end of every error output."""
+        return "\n".join(f"-- {i}\n{self.err(i)[-3000:]}" for i in range(len(self.all)))
+
+    def signal(self, process: int, which: int = signal.SIGKILL) -> None:
+        """Sends a signal to one process."""
+        self.all[process].send_signal(which)
