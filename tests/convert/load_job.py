@@ -1,4 +1,4 @@
-"""Loads as one of several processes: `python load_job.py FOLDER[,FOLDER] MODEL FSDP --coordinator=X`.
+"""Loads as one of several processes: `load_job.py FOLDER[,FOLDER] MODEL FSDP --coordinator=X ...`.
 
 Prints one JSON object: the bytes read, and each parameter's shards of this process as hashes.
 """
