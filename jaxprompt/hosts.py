@@ -24,6 +24,7 @@ SHOWN = 3  # differing facts that a message names
 GRACE = 2  # seconds that a failing process 0 leaves to the others
 COME, REFUSED = "jaxprompt: come", "jaxprompt: refused: "  # what process 0 answers
 RETRY = 0.5  # seconds between two tries to reach the coordinator
+ANSWER = 10  # seconds beyond its own time that a process which signed in waits for the answer
 
 
 def start(
@@ -255,6 +256,8 @@ def _sign_in(
         try:
             with socket.create_connection(_address(coordinator), timeout=left) as connection:
                 connection.sendall(f"{process} {processes}".encode())
+                # Process 0 may have started as long ago, and says who is absent when it gives up.
+                connection.settimeout(left + ANSWER)
                 answer = connection.makefile(encoding="utf-8", errors="replace").readline()
         except OSError as error:
             answer, reason = "", _reason(error)

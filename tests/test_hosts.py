@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -161,13 +160,12 @@ def test_no_cluster(monkeypatch):
         hosts.start(None, None, None, cluster=True)
 
 
-def test_a_silent_coordinator():
+def test_a_silent_coordinator(monkeypatch):
+    monkeypatch.setattr(hosts, "ANSWER", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         at = f"127.0.0.1:{port}"
-        began = time.monotonic()
         silent, busy = start_all((at, 2, 1), (at, 2, 0), timeout=1)
-        assert time.monotonic() - began < 5
     (refused,) = start_all((at, 2, 1), timeout=1)
     cure = "tried for 1 s); start process 0 there, or mend the address or the firewall"
     assert silent == f"--coordinator={at} does not answer (timed out; {cure}"
@@ -191,8 +189,8 @@ def test_a_coordinator_that_is_something_else():
 
 def test_processes_that_do_not_come():
     at = f"127.0.0.1:{free_port()}"
-    said = start_all((at, 4, 0), (at, 4, 2))
-    line = f"--coordinator={at}: processes 1 and 3 of 4 did not come in 2 s; start all of them, "
+    said = start_all((at, 4, 0), (at, 4, 2), timeout=4)
+    line = f"--coordinator={at}: processes 1 and 3 of 4 did not come in 4 s; start all of them, "
     assert said == [line + "or raise --timeout"] * 2
 
 
