@@ -105,11 +105,29 @@ def get_config() -> ConfigDict:
     c.optim.accumulate = 1  # parts that a batch is cut into
     c.optim.smoothing = 0.0  # label smoothing
 
+    c.cache = ConfigDict()  # what layers below all that trains give: computed once, then kept
+    c.cache.where = ""  # host (memory) | disk; "" = computed in every step
+    c.cache.folder = ""  # disk: where; "" = in the workdir
+    c.cache.dtype = "float32"  # float32 | bfloat16
+    c.cache.limit = 8.0  # GiB; a run that needs more is refused
+
     c.generate = ConfigDict()  # how a free text is written
     c.generate.max_new = 64  # tokens
     c.generate.beams = 1  # 1 = greedy
     c.generate.length_penalty = 1.0  # beams are ranked by log-probability / length ** this
     c.generate.early_stopping = "false"  # true: stop at `beams` ended texts | false | never
+
+    # A grid of runs that train as one program, each in a folder of its own. Of a list that is empty
+    # the config's own value is taken.
+    c.runs = ConfigDict()
+    c.runs.seeds = ()  # seed
+    c.runs.data_seeds = ()  # data.seed
+    c.runs.lr = ()  # optim.lr
+    c.runs.weight_decay = ()  # optim.weight_decay
+    c.runs.starts = ()  # prompt.start
+    c.runs.texts = ()  # prompt.text
+    c.runs.words = ()  # task.words, an entry a run: "bad,good"
+    c.runs.size = 0  # runs at once at most; 0 = as many as memory holds
 
     c.train = ConfigDict()  # exactly one total is above 0
     c.train.total_steps = 0

@@ -31,6 +31,7 @@ class Field(NamedTuple):
     kind: type
     limit: str | Sequence[str] = ""  # a key of _RANGES, or the known words
     optional: bool = False  # None, of a number; "", of a word
+    many: bool = False  # a tuple of such values
 
 
 _TEXT, _TEXTS, _FLAG = Field(str), Field(tuple), Field(bool)
@@ -68,9 +69,18 @@ FIELDS = {
         warmup_steps=_COUNT, gamma=_POSITIVE, weight_decay=_AMOUNT, no_decay=_TEXTS, clip=_AMOUNT,
         b1=_SHARE, b2=_SHARE, eps=_POSITIVE, decay_rate=_SHARE, accumulate=_SIZE, smoothing=_SHARE,
     ),
+    "cache": dict(
+        where=Field(str, ("host", "disk"), True), folder=_TEXT, dtype=Field(str, DTYPES),
+        limit=_POSITIVE,
+    ),
     "generate": dict(
         max_new=_SIZE, beams=_SIZE, length_penalty=Field(float),
         early_stopping=Field(str, ("true", "false", "never")),
+    ),
+    "runs": dict(
+        seeds=_SEED._replace(many=True), data_seeds=_SEED._replace(many=True),
+        lr=_AMOUNT._replace(many=True), weight_decay=_AMOUNT._replace(many=True),
+        starts=_TEXTS, texts=_TEXTS, words=_TEXTS, size=_COUNT,
     ),
     "train": dict(
         total_steps=_COUNT, total_epochs=_AMOUNT, total_examples=_COUNT, eval_steps=_COUNT,
@@ -123,6 +133,12 @@ def _leaves(
 
 def _check(name: str, field: Field, value: Any) -> None:
     if field.optional and value in (None, ""):
+        return
+    if field.many:
+        if not isinstance(value, tuple | list):
+            raise InputError(f"config field {name}={value!r} must be a list of numbers")
+        for part in value:
+            _check(name, field._replace(many=False), part)
         return
     check_kind(name, value, field.kind)
     if isinstance(field.limit, str):

@@ -23,6 +23,7 @@ class Model:
     backbone: nn.Module
     prompt: Method
     heads: Mapping[str, nn.Module]
+    is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
 
     def init(
         self, key: jax.Array, backbone: Params, *, choices: int = 1, placement: Any = None
@@ -31,10 +32,16 @@ class Model:
 
         `placement` says where the backbone lives; what is drawn is then on every device.
         """
-        # One program, where every operation by itself would be one.
         where = None if placement is None else placement.replicated
-        draw = jax.jit(functools.partial(self._draw, choices=choices), out_shardings=where)
-        return {"backbone": backbone, **draw(key, backbone)}
+        return {"backbone": backbone, **self._compiled_draw(choices, where)(key, backbone)}
+
+    @functools.cached_property
+    def _compiled_draw(self):
+        # One program, where every operation by itself would be one; and one for every seed.
+        draw = lambda choices, where: jax.jit(
+            functools.partial(self._draw, choices=choices), out_shardings=where
+        )
+        return functools.cache(draw)
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))
@@ -58,6 +65,8 @@ class Model:
 
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
         """Runs the backbone with the method's injection. -> [B*K, T, H]"""
+        if self.is_kept:
+            return batch.kept.astype(self.backbone.cfg.dtype)
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
         return self.backbone.apply(
             {"params": params["backbone"]}, batch, injection,

@@ -47,6 +47,7 @@ class Batch(NamedTuple):
     index: Array  # int32 [B], row of the split, -1 = filling
     decoder: Tokens | None = None  # what an encoder-decoder's decoder is fed
     targets: Array | None = None  # int32 [B*K, M] what follows label_pos, -1 = none: free text
+    kept: Array | None = None  # [B*K, T, H] states that frozen layers gave before, see keep.py
 
     @property
     def read(self) -> Tokens:

@@ -11,6 +11,9 @@ usage: python launch/bench.py step    --output F [--peft-script FILE] [--stack s
        python launch/bench.py scores  --output F [--model t5-small|t5-base|gpt2]
        python launch/bench.py load    --output F [--folder DIR]
        python launch/bench.py plan    --output F
+       python launch/bench.py cache   --output F [--data DIR]
+       python launch/bench.py runs    --output F [--kind soft|prefix] [--runs N] [--take N]
+       python launch/bench.py ops     --output F [--kind soft|prefix]
 Each prints a Markdown table and writes all figures as JSON to F. Where two sides are compared, each
 has processes of its own on the cores of --cores, and they take turns: run that on an idle machine.
 """
@@ -27,16 +30,22 @@ import time
 from pathlib import Path
 
 import numpy as np
+from bench_cache import CASES as CACHE_CASES
 from bench_lm import make_head_work
 from bench_load import weigh
+from bench_ops import KINDS as WORK_KINDS
 from bench_plan import CASES as PLAN_CASES
+from bench_process import call, worker
+from bench_runs import LENGTHS, SIZES, train_cells
 from bench_sides import LENGTH, ROOT, SHAPES, hf_config, make_batch, make_model, make_work
 
 SHARED = ROOT.parent / "shared"
 SIDES, LM_SIDES, LOADING = (
     str(ROOT / "launch" / f"bench_{name}.py") for name in ("sides", "lm", "load")
 )
-PLAN_SIDE = str(ROOT / "launch" / "bench_plan.py")
+PLAN_SIDE, CACHE_SIDE, OPS_SIDE = (
+    str(ROOT / "launch" / f"bench_{name}.py") for name in ("plan", "cache", "ops")
+)
 
 
 def report(args: argparse.Namespace, rows: list[dict]) -> None:
@@ -48,41 +57,6 @@ def report(args: argparse.Namespace, rows: list[dict]) -> None:
         print("| " + " | ".join(show(row[name]) for name in names) + " |")
     load = {"load_average": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
     Path(args.output).write_text(json.dumps({"rows": rows, **load}, indent=2) + "\n")
-
-
-# -- processes -----------------------------------------------------------------------------------
-
-
-def environment(cores: str) -> dict[str, str]:
-    """Makes the environment of a process that runs on `cores` ("0,1") and downloads nothing."""
-    own = {"OMP_NUM_THREADS": str(len(cores.split(","))), "HF_HUB_OFFLINE": "1"}
-    return os.environ | own | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-
-def call(command: list[str], cores: str) -> dict:
-    """Runs a command on `cores`. Returns the JSON object in the last line of its output."""
-    done = subprocess.run(
-        ["taskset", "-c", cores, sys.executable, *command],
-        env=environment(cores), stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@contextlib.contextmanager
-def worker(command: list[str], cores: str):
-    """Starts a process that measures on demand. Yields ask(count) -> its next JSON object."""
-    process = subprocess.Popen(
-        ["taskset", "-c", cores, sys.executable, *command],
-        env=environment(cores), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-    def ask(count: int) -> dict:
-        print(count, file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline())
-
-    with process:
-        yield ask
-        process.stdin.close()
 
 
 # -- a step beside PEFT's ------------------------------------------------------------------------
@@ -341,9 +315,59 @@ def load(args: argparse.Namespace) -> None:
         report(args, weigh(run, folder, args.rounds))
 
 
+# -- states that are kept --------------------------------------------------------------------------
+
+
+def cache(args: argparse.Namespace) -> None:
+    """Times steps of MiniLM on SST-2 with and without the states of frozen layers, in turns."""
+    rows = []
+    for case in CACHE_CASES:
+        sides = [[CACHE_SIDE, case, "--data", args.data, "--cache", x] for x in ("off", "host")]
+        with worker(sides[0], args.cores) as off, worker(sides[1], args.cores) as on:
+            off(2), on(2)
+            pairs = [(off(args.steps), on(args.steps)) for _ in range(args.parts)]
+        (first, second), times = pairs[-1], [[side["seconds"] for side in pair] for pair in pairs]
+        each = [statistics.median(own) / args.steps for own in zip(*times, strict=True)]
+        rows.append({
+            "case": case, "without ms": 1e3 * each[0], "kept ms": 1e3 * each[1],
+            "times faster": statistics.median(a / b for a, b in times),
+            "products left": second["GFLOP"] / first["GFLOP"],
+            "time left": statistics.median(b / a for a, b in times),
+            "filling s": second["fill s"], "times": times,
+        })  # fmt: skip
+    report(args, rows)
+
+
+# -- several runs, and where the time of a step goes -----------------------------------------------
+
+
+def runs(args: argparse.Namespace) -> None:
+    """Trains a cell of seeds x rates as one program, and in three other ways, each once.
+
+    Of what trains one run after another `--take` runs are done and the others reckoned from them.
+    """
+    report(args, train_cells(lambda words: call(words, args.cores), args))
+
+
+def ops(args: argparse.Namespace) -> None:
+    """Tells what the time of a step of BERT-base, 16 x 128 tokens, float32, is spent on."""
+    rows = []
+    for kind in [args.kind] if args.kind else LENGTHS:
+        flags = ["--kind", kind, "--reps", str(args.reps), "--stack", args.stack]
+        ours, theirs = (call([OPS_SIDE, side, *flags], args.cores) for side in ("ours", "peft"))
+        for name in ("all", *WORK_KINDS):
+            row = {"method": kind, "work": name}
+            for side, found in (("ours", ours), ("PEFT", theirs)):
+                row[f"{side} ms"] = 1e3 * found[name]
+                row[f"{side} share"] = found[name] / found["all"]
+            rows.append(row)
+    report(args, rows)
+
+
 VERBS = {
     "step": step, "epoch": epoch, "compile": compile_time, "start": start, "bytes": count_bytes,
     "gpu": gpu, "lm": lm, "write": write, "scores": scores, "load": load, "plan": plan,
+    "cache": cache, "runs": runs, "ops": ops,
 }  # fmt: skip
 
 
@@ -362,8 +386,12 @@ def main() -> None:
     parser.add_argument("--data", default=str(SHARED / "data"))
     parser.add_argument("--folder", help="of the written weights, kept (load)")
     parser.add_argument("--parts", type=int, default=4, help="turns of an epoch")
-    parser.add_argument("--steps", type=int, default=50, help="steps of a turn of an epoch")
+    parser.add_argument("--steps", type=int, default=50, help="of a turn, or of a run (runs)")
     parser.add_argument("--group", type=int, default=8, help="data.group of the second epoch")
+    parser.add_argument("--kind", choices=LENGTHS, default="", help="one method alone (runs, ops)")
+    parser.add_argument("--runs", type=int, choices=SIZES, default=20, help="of a cell (runs)")
+    parser.add_argument("--take", type=int, default=20, help="runs of a cell that are timed (runs)")
+    parser.add_argument("--sides", default="together,peft,turns,alone,curve", help="of runs")
     args = parser.parse_args()
     VERBS[args.verb](args)
 

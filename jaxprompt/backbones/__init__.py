@@ -29,9 +29,9 @@ def make_backbone(
 ):
     """Makes the backbone module of a transformers config, with the heads that its checkpoint holds.
 
-    `dropout` replaces the config's hidden dropout; the attention's stays, save that 0 turns both
-    off. `rescale` divides T5's residual stream, see convert/load.py. Raises InputError for an
-    unknown family, and a rescale that it does not know.
+    `dropout` replaces the config's dropout of hidden states; the attention's stays, save that 0
+    turns both off. `rescale` divides T5's residual stream, see convert/load.py. Raises InputError
+    for an unknown family, and a rescale that it does not know.
     """
     if family not in families():
         raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")
@@ -49,6 +49,8 @@ def make_backbone(
         changes["rescale"] = rescale
     if dropout is not None:
         changes["dropout"] = dropout
+        if family == "gpt2":
+            changes["embed_dropout"] = dropout
     if dropout == 0.0:
         changes["attention_dropout"] = 0.0
     return module.Backbone(module.make_config(hf, **changes))

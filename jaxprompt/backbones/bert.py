@@ -13,7 +13,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.layers.stack import init_stack, run_stack, take_kept
 from jaxprompt.sharding import constrain
 from jaxprompt.types import Batch, Dims, Injection
 
@@ -44,6 +44,7 @@ class EncoderConfig:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
+    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
 
 
 class EncoderLayer(nn.Module):
@@ -156,14 +157,18 @@ class Encoder(nn.Module):
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
         """Encodes a batch. -> [B, T, H]"""
-        tokens, (slots, prefix) = batch.encoder, injection.encoder
-        x = self.embed(tokens, slots, deterministic=deterministic)
-        drops = not deterministic and self.has_rng("dropout")
-        return run_stack(
-            self.layer, self.layers, x, prefix and prefix._replace(positions=None), tokens.mask,
-            stack=self.cfg.stack, remat=self.cfg.remat, deterministic=deterministic,
-            key=self.make_rng("dropout") if drops else None,
-        )[0]  # fmt: skip
+        slots, prefix = injection.encoder
+        if self.cfg.skip:
+            x = take_kept(batch.kept, self.cfg.dtype)
+        else:
+            x = self.embed(batch.encoder, slots, deterministic=deterministic)
+        prefix = prefix and prefix._replace(positions=None)
+        return self._run(x, prefix, batch, deterministic, first=self.cfg.skip)
+
+    def enter(self, batch: Batch, layer: int):
+        """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
+        x = self.embed(batch.encoder, None, deterministic=True)
+        return self._run(x, None, batch, True, last=layer)
 
     def words(self):
         """Returns the word table. -> [V, E]"""
@@ -191,6 +196,13 @@ class Encoder(nn.Module):
         x = self(batch, Injection(), deterministic=True)
         parts = {"pooler": self.pool, "mlm": self.lm_features, "rtd": self.rtd}
         return [parts[name](x) for name in sorted(self.cfg.model_heads)]
+
+    def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: int):
+        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        return run_stack(
+            self.layer, self.layers, x, prefix, batch.encoder.mask, stack=c.stack, remat=c.remat,
+            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **span,
+        )[0]  # fmt: skip
 
 
 def read_size(hf: Mapping[str, Any], field: str) -> int:

@@ -15,7 +15,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.layers.stack import init_stack, run_stack, take_kept
 from jaxprompt.sharding import constrain
 from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix
 
@@ -44,6 +44,7 @@ class GPT2Config:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
+    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
 
 
 class Layer(nn.Module):
@@ -131,6 +132,12 @@ class Backbone(nn.Module):
         """Reads a batch. -> [B, T, H]"""
         return self._read(batch, injection, deterministic=deterministic)[0]
 
+    def enter(self, batch: Batch, layer: int):
+        """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
+        tokens = batch.encoder
+        x = self.embed(tokens.ids, tokens.positions, deterministic=True)
+        return self._run(x, None, causal_mask(tokens), True, last=layer)[0]
+
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
         """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""
         tokens, prefix = batch.encoder, injection.encoder.prefix
@@ -172,19 +179,23 @@ class Backbone(nn.Module):
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, keep: bool = False):
         tokens, (slots, prefix) = batch.encoder, injection.encoder
-        x = self.embed(
-            tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
-        )
+        if self.cfg.skip:
+            x = take_kept(batch.kept, self.cfg.dtype)
+        else:
+            x = self.embed(
+                tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
+            )
         prefix = prefix and prefix._replace(positions=None)
-        return self._run(x, prefix, causal_mask(tokens), deterministic, keep)
-
-    def _run(self, x, prefix, mask, deterministic: bool, keep: bool):
-        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
-        x, kept = run_stack(
-            self.layer, self.layers, x, prefix, mask, stack=c.stack, remat=c.remat,
-            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, keep=keep,
-        )  # fmt: skip
+        mask, first = causal_mask(tokens), self.cfg.skip
+        x, kept = self._run(x, prefix, mask, deterministic, keep=keep, first=first)
         return self.norm(x), kept
+
+    def _run(self, x, prefix, mask, deterministic: bool, **how: Any):
+        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        return run_stack(
+            self.layer, self.layers, x, prefix, mask, stack=c.stack, remat=c.remat,
+            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
+        )  # fmt: skip
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:

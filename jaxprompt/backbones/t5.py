@@ -20,7 +20,7 @@ from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.relpos import RelativeBias
-from jaxprompt.layers.stack import init_stack, run_stack
+from jaxprompt.layers.stack import init_stack, run_stack, take_kept
 from jaxprompt.sharding import constrain
 from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix
 
@@ -54,6 +54,7 @@ class T5Config:
     remat: str = "none"
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
+    skip: int = 0  # the encoder's layers below this one are not run: Batch.kept is what enters it
 
 
 def _of(bias, k):
@@ -200,16 +201,21 @@ class Backbone(nn.Module):
 
     def encode(self, batch: Batch, injection: Injection, *, deterministic: bool):
         """Runs the encoder. -> [B, T, H]"""
-        tokens, (slots, prefix) = batch.encoder, injection.encoder
-        # Distances of text are those of columns: one table of them serves all rows.
-        columns = jnp.arange(tokens.ids.shape[1])[None]
-        bias = self.bias(columns, columns)  # [1, N, T, T]
-        bias = self._with_front(self.bias, bias, tokens.positions, prefix)
-        x = self.embed(tokens, slots, deterministic=deterministic)
-        x, _ = run_stack(
-            self.layer, self.layers, x, _bare(prefix), tokens.mask, bias, **self._way(deterministic)
-        )
+        slots, prefix = injection.encoder
+        if self.cfg.skip:
+            x = take_kept(batch.kept, self.cfg.dtype)
+        else:
+            x = self.embed(batch.encoder, slots, deterministic=deterministic)
+        x = self._encode(x, prefix, batch, deterministic, first=self.cfg.skip)
         return self.drop(self.norm(x), deterministic=deterministic)
+
+    def enter(self, batch: Batch, layer: int):
+        """Computes what enters a layer of the encoder, or leaves it, with nothing injected below.
+
+        -> [B, T, H]
+        """
+        x = self.embed(batch.encoder, None, deterministic=True)
+        return self._encode(x, None, batch, True, last=layer)
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
         """Reads the input and what the decoder is fed, with room for more tokens.
@@ -265,6 +271,17 @@ class Backbone(nn.Module):
     def init_all(self, batch: Batch):
         """Touches every part, so that `init` makes every parameter."""
         return self(batch, Injection(), deterministic=True), self.lm_table()
+
+    def _encode(self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **span: int):
+        tokens = batch.encoder
+        # Distances of text are those of columns: one table of them serves all rows.
+        columns = jnp.arange(tokens.ids.shape[1])[None]
+        bias = self.bias(columns, columns)  # [1, N, T, T]
+        bias = self._with_front(self.bias, bias, tokens.positions, prefix)
+        return run_stack(
+            self.layer, self.layers, x, _bare(prefix), tokens.mask, bias, **span,
+            **self._way(deterministic),
+        )[0]  # fmt: skip
 
     def _start(self, tokens, injection: Injection, deterministic: bool):
         """Embeds the decoder's tokens and tabulates their bias. -> [B, T, H], [B, N, T, P+T]"""

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.build.examples import SPLITS, Examples, read_examples, read_task
+from jaxprompt.build.keeping import Kept
 from jaxprompt.checkpoint import Checkpoints, check_workdir
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data import words
@@ -44,9 +45,9 @@ from jaxprompt.types import Dims
 
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
-FREE += ("mesh",)  # only the order of sums
+FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
-FREE_TRAINED = ("optim", "train", "data", "generate")
+FREE_TRAINED = ("optim", "train", "data", "generate", "cache")
 FREE_TRAINED += tuple(f"backbone.{name}" for name in ("dtype", "stack", "remat", "attention"))
 
 
@@ -75,6 +76,8 @@ def check_config(c: Any) -> None:
     for field in ("data", "model"):
         if c.mesh[field] != -1:
             at_least(f"mesh.{field}", c.mesh[field], 1)
+    if c.cache.folder and c.cache.where != "disk":
+        raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
     prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
     task = read_task(c.task)
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
@@ -164,16 +167,21 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
     return EvalBatches(split.rows, split.labels, scorer.layout)
 
 
-def build_measure(c: Any, scorer: Scorer, placement: Placement) -> Callable[..., dict[str, float]]:
+def build_measure(
+    c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
+) -> Callable[..., dict[str, float]]:
     """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
     if not scorer.is_text:
-        step = place_step(placement, make_eval_step(scorer.model))
+        kept = kept or Kept(scorer)
+        whole, rest = (
+            place_step(placement, make_eval_step(model)) for model in (scorer.model, kept.model)
+        )
 
         def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
-            batches = eval_batches(scorer, split)
+            batches = (kept.give(split, batch) for batch in eval_batches(scorer, split))
             return evaluate(
-                step, trainable, frozen, batches, split.labels, split.counts, scorer.task.metric,
-                scorer.classes,
+                rest if kept.holds(split) else whole, trainable, frozen, batches, split.labels,
+                split.counts, scorer.task.metric, scorer.classes,
             )[0]  # fmt: skip
 
         return measure

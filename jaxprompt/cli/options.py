@@ -5,6 +5,7 @@ import ast
 import contextlib
 import importlib.util
 import json
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,23 @@ def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
             timeout=args.timeout,
         )  # fmt: skip
         yield hosts.is_first()
+
+
+class Terminated:
+    """Turns SIGTERM into a question that the loop asks after each step."""
+
+    def __enter__(self):
+        """Takes the signal over. Returns the question."""
+        self._asked = False
+        self._before = signal.signal(signal.SIGTERM, self._ask)
+        return lambda: self._asked
+
+    def __exit__(self, *_: object) -> None:
+        """Gives the signal back."""
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
 
 
 def need(args: argparse.Namespace, *names: str) -> None:
@@ -175,7 +193,9 @@ def _parse(field: str, text: str, kind: type) -> Any:
         return text.lower() == "true"
     if text == "None" and kind is float:
         return None
-    if kind is tuple and text[:1] not in ("(", "["):
+    if field in _NUMBERS and text[:1] not in ("(", "["):
+        text = f"({text},)"
+    elif kind is tuple and text[:1] not in ("(", "["):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         value = ast.literal_eval(text)
@@ -184,6 +204,7 @@ def _parse(field: str, text: str, kind: type) -> Any:
         raise wrong from error
 
 
+_NUMBERS = tuple(f"runs.{name}" for name in ("seeds", "data_seeds", "lr", "weight_decay"))
 _KINDS = {
     bool: "true or false",
     int: "a whole number",

@@ -7,10 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.cli.options import Parser, call, load_config, load_module, need, override
+from ml_collections import ConfigDict
+
+from jaxprompt.cli.options import (
+    Parser,
+    Terminated,
+    call,
+    load_config,
+    load_module,
+    need,
+    override,
+    resolved,
+)
 from jaxprompt.errors import InputError
 
 SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
+SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone")
 
 
 class Run(NamedTuple):
@@ -26,39 +38,140 @@ def main(argv: Sequence[str]) -> int:
     """Prints a command a run, or with --run runs those without a result; then the table."""
     parser = Parser(__doc__)
     parser.add_argument("--table", action="store_true", help="print the table of results alone")
-    parser.add_argument("--run", action="store_true", help="run them here, one after another")
+    parser.add_argument(
+        "--run", action="store_true", help="run them here, those of equal shapes at once"
+    )
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
-    failed = []
+    failed = {}
     if args.run:
         from jaxprompt.cli import train
 
         train.keep_compiled(Path(args.workdir) / "compiled")
-        for run in runs:
+        loaded = [load(run, overrides) for run in runs]
+        together, single = divide(runs, loaded)
+        if together:
+            outcome = train_together(together, args.workdir)
+            if outcome is None:
+                return 0  # SIGTERM: the same command goes on
+            failed |= outcome.failed
+        for run, c in single:
             if train.read_result(run.workdir / "result.json") is None:
                 print(f"-- {run.workdir.name}", file=sys.stderr)
-                c = load_config(run.config, overrides)
-                for field, value in run.changes.items():
-                    override(c, field, str(value))
                 try:
                     if train.run(c, str(run.workdir)) is None:
-                        return 0  # SIGTERM: the same command goes on
+                        return 0
                 except InputError as error:
-                    print(f"jaxprompt sweep: {run.workdir.name}: {error}", file=sys.stderr)
-                    failed.append(run.workdir.name)
+                    failed[run.workdir.name] = str(error)
+        for name, error in failed.items():
+            print(f"jaxprompt sweep: {name}: {error}", file=sys.stderr)
     elif not args.table:
         for run in runs:
             flags = [f"--config.{field}={value}" for field, value in overrides]
             flags += [f"--config.{field}={value}" for field, value in run.changes.items()]
             words = ["python", "-m", "jaxprompt", "train", f"--config={run.config}"]
             print(shlex.join([*words, f"--workdir={run.workdir}", *flags]))
+    tell(runs, failed)
+    return 0
+
+
+def is_grid(c: Any) -> bool:
+    """Tells whether a config's block `runs` asks for several runs."""
+    block = c.get("runs", {})
+    return isinstance(block, ConfigDict) and any(
+        value for value in block.to_dict().values() if isinstance(value, tuple)
+    )
+
+
+def train_grid(c: Any, workdir: str) -> int:
+    """Trains the runs of `config.runs` as one program, and tabulates them."""
+    from jaxprompt import build, group
+    from jaxprompt.checkpoint import check_workdir, guard_workdir
+
+    given, free = resolved(c), (*build.FREE, "runs.size")
+    check_workdir(workdir, given, free)
+    grid = group.list_runs(c, workdir)
+    bind = lambda: guard_workdir(workdir, given, free)
+    outcome = train_together(grid, workdir, size=c.runs.size, ready=bind)
+    if outcome is None:
+        return 0
+    if not outcome.results and len(set(outcome.failed.values())) == 1:
+        raise InputError(next(iter(outcome.failed.values())))
+    for name, error in outcome.failed.items():
+        print(f"jaxprompt train: {name}: {error}", file=sys.stderr)
+    runs = []
+    for run in grid:
+        names = zip(run.changes, run.name.split(","), strict=False)
+        row = [shown for field, shown in names if field not in SEEDS]
+        runs.append(Run(",".join(row) or "all", "", run.changes, run.folder))
+    tell(runs, outcome.failed)
+    return 0
+
+
+def train_together(runs: Sequence[Any], workdir: str, **options: Any) -> Any:
+    """Trains runs as few programs. -> their outcome, None where SIGTERM ended it early"""
+    from jaxprompt import group
+
+    with Terminated() as terminated:
+        return group.train(runs, workdir, terminated=terminated, **options)
+
+
+def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
+    """Loads the config of a run. Raises InputError where that is a grid itself."""
+    c = load_config(run.config, overrides)
+    for field, value in run.changes.items():
+        override(c, field, str(value))
+    if is_grid(c):
+        raise InputError(f"{run.config} has both sweep() and config.runs; empty one of them")
+    return c
+
+
+def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Divides runs into those that train together and those that train alone.
+
+    A run that was begun alone goes on alone, and one that keeps what its lower layers give.
+    """
+    from jaxprompt import group
+    from jaxprompt.checkpoint import Checkpoints
+
+    pairs = list(zip(runs, configs, strict=True))
+    fresh = [
+        group.Run(run.workdir.name, run.changes, c, run.workdir)
+        for run, c in pairs
+        if Checkpoints(run.workdir).latest() is None and not c.cache.where
+    ]
+    many = sum((alike for alike in group.by_config(fresh) if len(alike) > 1), [])
+    names = {run.name for run in many}
+    return many, [(run, c) for run, c in pairs if run.workdir.name not in names]
+
+
+def tell(runs: Sequence[Run], failed: Mapping[str, str]) -> None:
+    """Prints the table. Raises InputError where runs failed."""
     results = collect(runs)
     if results:
-        print(table(results))
+        print(table(results | best_on_dev(runs)))
     if failed:
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
-    return 0
+
+
+def best_on_dev(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Makes a row of runs that differ in rate and decay: of each seed the one best on dev."""
+    from jaxprompt.group import select
+
+    found: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    for run in runs:
+        path = run.workdir / "result.json"
+        if path.exists():
+            own = [f"{f}={v}" for f, v in run.changes.items() if f not in (*SEEDS, *SEARCHED)]
+            key = " ".join([run.config.partition(":")[2], *own]).strip()
+            found.setdefault(key, []).append((run, json.loads(path.read_text())))
+    rows = {}
+    for key, tried in found.items():
+        if len({run.row for run, _ in tried}) > 1:
+            chosen = select([(run.changes, result) for run, result in tried])
+            rows[f"{key} best on dev".strip()] = chosen
+    return rows
 
 
 def list_runs(config: str, workdir: str, overrides: Sequence[tuple[str, str]] = ()) -> list[Run]:

@@ -1,15 +1,16 @@
 """Learns a prompt; the same command resumes a run that was cut off."""
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxprompt.cli import sweep
 from jaxprompt.cli.options import (
     Parser,
+    Terminated,
     add_hosts,
     fields,
     load_config,
@@ -29,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
     keep_compiled(Path(args.workdir) / "compiled")
     with several_hosts(args) as is_first:
+        if sweep.is_grid(c):
+            return sweep.train_grid(c, args.workdir)
         result = run(c, args.workdir)
         if result is not None and is_first:
             print(json.dumps(result))
@@ -75,8 +78,9 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     trainable, frozen, report = weights
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     objectives = build.build_objectives(c)
-    step_of = steps.make_train_step(scorer.model, tx, objectives, accumulate=c.optim.accumulate)
-    measure = build.build_measure(c, scorer, placement)
+    kept, fill = build.keeping.plan_keeping(c, scorer, splits, weights, placement, workdir)
+    step_of = steps.make_train_step(kept.model, tx, objectives, accumulate=c.optim.accumulate)
+    measure = build.build_measure(c, scorer, placement, kept)
     score = lambda name, numbers: measure(splits[name], numbers, frozen)
 
     # -- where the run stands ---------------------------------------------------------------------
@@ -101,6 +105,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     ) as log:
         log.resume(-1 if started is None else started)
         tell_start(log, c, backbone, scorer, splits, weights, plan, started)
+        fill(log.say)
 
         def save() -> None:
             stand = {"data": batches.get_state(), "fingerprint": report.fingerprint}
@@ -111,7 +116,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         stop, flags = False, sharding.put_flag(placement, False)
         with Terminated() as terminated:
             while step < plan.total and not position["done"]:
-                batch = next(batches)
+                batch = kept.give(splits["train"], next(batches))
                 shape = batch.encoder.ids.shape
                 if shape not in seen:
                     seen.add(shape)
@@ -190,23 +195,6 @@ def keep_compiled(folder: Path) -> None:
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-
-class Terminated:
-    """Turns SIGTERM into a question that the loop asks after each step."""
-
-    def __enter__(self):
-        """Takes the signal over. Returns the question."""
-        self._asked = False
-        self._before = signal.signal(signal.SIGTERM, self._ask)
-        return lambda: self._asked
-
-    def __exit__(self, *_: object) -> None:
-        """Gives the signal back."""
-        signal.signal(signal.SIGTERM, self._before)
-
-    def _ask(self, *_: object) -> None:
-        self._asked = True
 
 
 def stop_if_broken(measured: Any, limit: int, save: Any, step: int) -> None:

@@ -286,6 +286,49 @@ class EvalBatches:
         return frozenset((rows, at.length(length)) for length in longest)
 
 
+def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
+    """Puts the batches of R runs side by side, widened to the longest. -> arrays [R, ...]"""
+    first = batches[0]
+    length = max(batch.encoder.ids.shape[1] for batch in batches)
+    reads = max(batch.label_pos.shape[1] for batch in batches)
+    moves = side == "left" and first.decoder is None  # what is read moves with the text
+    wide = []
+    for batch in batches:
+        by = moves * (length - batch.encoder.ids.shape[1])
+        part = batch._replace(
+            encoder=_widen_tokens(batch.encoder, length, pad_id, side),
+            label_pos=_widen(batch.label_pos + by, reads, 0),
+        )
+        if batch.targets is not None:
+            part = part._replace(targets=_widen(batch.targets, reads, -1))
+        if batch.decoder is not None:
+            inner = max(batch.decoder.ids.shape[1] for batch in batches)
+            part = part._replace(decoder=_widen_tokens(batch.decoder, inner, pad_id, "right"))
+        wide.append(part)
+
+    def join(*parts):
+        if parts[0] is None:
+            return None
+        return Tokens(*map(join, *parts)) if isinstance(parts[0], Tokens) else np.stack(parts)
+
+    return Batch(*map(join, *wide))
+
+
+def empty(batch: Batch) -> Batch:
+    """Makes a batch of filling alone, of the same shape: weight 0 and index -1."""
+    return batch._replace(weights=0 * batch.weights, index=np.full_like(batch.index, -1))
+
+
+def _widen_tokens(tokens: Tokens, length: int, pad_id: int, side: str) -> Tokens:
+    fills = Tokens(pad_id, False, -1, 0, 0, Role.PAD)
+    return Tokens(*(_widen(x, length, f, side) for x, f in zip(tokens, fills, strict=True)))
+
+
+def _widen(x: np.ndarray, length: int, fill: int, side: str = "right") -> np.ndarray:
+    by = length - x.shape[1]
+    return np.pad(x, [(0, 0), (by, 0) if side == "left" else (0, by)], constant_values=fill)
+
+
 def _at_least(name: str, value: int, limit: int) -> None:
     if value < limit:
         raise InputError(f"{name} is {value}; set it to {limit} or more")

@@ -27,6 +27,11 @@ class Head(nn.Module):
     pooler: str = "cls"
     dropout: float = 0.1
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether it reads every token, not `label_pos` alone."""
+        return self.pooler == "mean"
+
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
         """Pools and scores."""

@@ -1,6 +1,6 @@
 """Heads on the backbone's own language-model head: label words, and free text."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ class Head(nn.Module):
     at: Any  # int [C, W, J], which of the M read positions predicts each piece
     scores: str = "restricted"
     pieces: str = "mean"
+    reads_all: ClassVar[bool] = False
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
@@ -69,6 +70,8 @@ class Head(nn.Module):
 
 class TextHead(nn.Module):
     """Scores a free text, token by token. [B, T, H] -> float32 [B, M], ABSENT = no token there"""
+
+    reads_all: ClassVar[bool] = False
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):

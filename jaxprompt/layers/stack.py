@@ -28,21 +28,28 @@ def init_stack(layer: nn.Module, length: int, *example: Any) -> Callable[[jax.Ar
     return init
 
 
-def run_stack(layer, params, x, per_layer, *shared, stack, remat, key=None, **flags):
+def run_stack(
+    layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None, **flags
+):
     """Applies the layers in turn. -> x [B, T, H], what the layers gave besides, stacked [L, ...]
 
     `layer(x, part, *shared, **flags)` gives (x, anything) and holds no variables but "params";
     `part` is its share of `per_layer`, a tree of arrays [L, ...]. "scan" compiles one layer,
     "unroll" all of them; remat "dots" keeps the matrix products for the backward pass, "full" only
-    the layers' inputs. `key` feeds dropout, folded with the layer's number, so all agree.
+    the layers' inputs. `key` feeds dropout, folded with the layer's number, so all agree. Only the
+    layers `first` to `last` (half-open) are run.
 
     Where a prefix stands in an interval of layers, which its mask tells as a numpy array, the
     others get None in its place, and below the lowest of them nothing is kept or differentiated
     that the prefix alone would ask for.
     """
     length = jax.tree.leaves(params)[0].shape[0]
-    parts = segments(per_layer, length)
-    in_place = len(parts) > 1  # slices of the stack would be copies of the weights
+    last = length if last is None else last
+    if first == last:
+        return x, None
+    parts = segments(per_layer, first, last)
+    # Slices of the stack would be copies of the weights.
+    in_place = len(parts) > 1 or last - first < length
 
     def apply(x, item):
         index, layer_params, part = item
@@ -58,18 +65,23 @@ def run_stack(layer, params, x, per_layer, *shared, stack, remat, key=None, **fl
         # Merging of common subexpressions would undo the recomputation, except in a loop's body.
         apply = jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=stack == "unroll")
     found = []
-    for first, last, part in parts:
-        numbers = jnp.arange(first, last)
+    for low, high, part in parts:
+        numbers = jnp.arange(low, high)
         if stack == "scan":
             x, more = jax.lax.scan(apply, x, (numbers, None if in_place else params, part))
             found.append(more)
             continue
-        for i in range(first, last):
+        for i in range(low, high):
             own = jax.tree.map(lambda leaf, i=i: leaf[i], params)
-            share = jax.tree.map(lambda leaf, i=i - first: leaf[i], part)
+            share = jax.tree.map(lambda leaf, i=i - low: leaf[i], part)
             x, more = apply(x, (i, own, share))
             found.append(jax.tree.map(lambda leaf: leaf[None], more))
     return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+
+
+def take_kept(kept, dtype):
+    """Takes the states of the layers below in, where those were run before. -> [B, T, H]"""
+    return sharding.constrain(kept.astype(dtype), "act_batch", None, None)
 
 
 def _keep_but_weights(primitive, *_, **__) -> bool:
@@ -84,8 +96,8 @@ _POLICIES = {
 }
 
 
-def segments(per_layer: Any, length: int) -> list[tuple[int, int, Any]]:
-    """Cuts layers where a prefix begins or ends. -> (first, last, its share of `per_layer`)
+def segments(per_layer: Any, first: int, last: int) -> list[tuple[int, int, Any]]:
+    """Cuts layers where a prefix begins or ends. -> (low, high, its share of `per_layer`)
 
     A prefix whose mask is a numpy array and empty throughout a segment is None there.
     """
@@ -93,14 +105,14 @@ def segments(per_layer: Any, length: int) -> list[tuple[int, int, Any]]:
     prefixes = [p for p in jax.tree.leaves(per_layer, is_leaf=is_prefix) if is_prefix(p)]
     known = [p for p in prefixes if isinstance(p.mask, np.ndarray)]
     stands = [p.mask.any(axis=(1, 2)) for p in known]
-    inner = {i for there in stands for i in range(1, length) if there[i] != there[i - 1]}
-    bounds = [0, *sorted(inner), length]
+    inner = {i for there in stands for i in range(first + 1, last) if there[i] != there[i - 1]}
+    bounds = [first, *sorted(inner), last]
 
-    def cut(part, first: int, last: int):
+    def cut(part, low: int, high: int):
         known = is_prefix(part) and isinstance(part.mask, np.ndarray)
-        if known and not part.mask[first:last].any():
+        if known and not part.mask[low:high].any():
             return None
-        return jax.tree.map(lambda leaf: leaf[first:last], part)
+        return jax.tree.map(lambda leaf: leaf[low:high], part)
 
     return [
         (a, b, jax.tree.map(lambda p, a=a, b=b: cut(p, a, b), per_layer, is_leaf=is_prefix))

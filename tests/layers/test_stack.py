@@ -205,11 +205,11 @@ def test_backward_work_ends_below_the_lowest_prompted_layer(stack):
 def test_a_stack_is_cut_where_any_prefix_begins_or_ends():
     own = Prefix(np.zeros((6, 1, 4, 2, 2)), np.zeros((6, 1, 4, 2, 2)), interval(1, 4))
     cross = own._replace(mask=interval(2, 6), k=np.arange(6.0))
-    cuts = segments((own, cross, None), 6)
+    cuts = segments((own, cross, None), 0, 6)
     assert [cut[:2] for cut in cuts] == [(0, 1), (1, 2), (2, 4), (4, 6)]
     assert [tuple(part is not None for part in cut[2]) for cut in cuts] == [
         (False, False, False), (True, False, False), (True, True, False), (False, True, False),
     ]  # fmt: skip
     assert cuts[2][2][1].k.tolist() == [2, 3]
     everywhere = own._replace(mask=interval(0, 6))
-    assert len(segments((everywhere, None), 6)) == len(segments((None, None), 6)) == 1
+    assert len(segments((everywhere, None), 0, 6)) == len(segments((None, None), 0, 6)) == 1

@@ -1,0 +1,219 @@
+"""Several runs as one program: a grid of seeds, rates and starts over one frozen backbone.
+
+<workdir>/checkpoints/<step>/   the state of the runs that train just now, for a restart
+<workdir>/chunks.json           which runs train together
+<run's folder>/                 all that a run alone leaves, or error.txt
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxprompt import build, runlog, tree
+from jaxprompt.checkpoint import Checkpoints, check_workdir
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.group.grid import Run, by_config, is_grid, list_runs, select
+from jaxprompt.group.loop import Together
+from jaxprompt.group.members import (
+    Member,
+    Shared,
+    by_shape,
+    longest,
+    prepare,
+    start,
+    varying_words,
+)
+from jaxprompt.group.memory import available, fitting
+from jaxprompt.group.program import Own, Programs
+
+__all__ = ["Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
+
+
+class Outcome(NamedTuple):
+    """How a group ended."""
+
+    results: dict[str, dict[str, Any]]  # of the runs that have one, by name
+    failed: dict[str, str]  # name -> the error's line
+
+
+def train(
+    runs: Sequence[Run], workdir: str, *, size: int = 0, terminated: Callable[[], bool],
+    ready: Callable[[], None] = lambda: None,
+) -> Outcome | None:  # fmt: skip
+    """Trains runs as few programs, `size` at once at most (0 = as many as memory holds).
+
+    Runs with a result are left as they are. A run that fails does not stop the others. `ready` is
+    called once data and weights are read. Returns None where SIGTERM ended it early.
+    """
+    if jax.process_count() > 1:
+        raise InputError(
+            f"several runs at once train in one process, not in {jax.process_count()}; leave "
+            "--processes out, config.mesh lays the runs over the devices of one host"
+        )
+    work = _Work(runs, workdir, size, terminated)
+    # What the checkpoint holds goes first: the next to train take its place on the disk.
+    groups = sorted(by_config(work.todo()), key=lambda runs: not work.is_started(runs))
+    for group in groups:
+        try:
+            shared, members = prepare(group, work.fail)
+        except InputError as error:
+            if len(groups) == 1:
+                raise
+            for run in group:
+                work.fail(run, error)
+            continue
+        ready()
+        if not work.train(shared, members):
+            return None
+    return work.outcome()
+
+
+class _Work:
+    """What is left to train, and how it stands on disk."""
+
+    def __init__(self, runs: Sequence[Run], workdir: str, size: int, terminated: Any):
+        self.runs, self.size, self.terminated = runs, size, terminated
+        self.workdir = make_folder(workdir)
+        self.checkpoints = Checkpoints(workdir)
+        self.failed: dict[str, str] = {}
+        self.started: list[str] = []  # the runs of the checkpoint that is there
+        if self.checkpoints.latest() is not None:
+            self.started = list(self.checkpoints.position()["runs"])
+        by_name = {run.name: run for run in runs}
+        foreign = [name for name in self.started if name not in by_name]
+        if foreign:
+            raise InputError(
+                f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
+                "runs; take another --workdir, or delete its checkpoints"
+            )
+        if self.started and all(_is_over(by_name[name]) for name in self.started):
+            self._clear()
+
+    def todo(self) -> list[Run]:
+        """Lists the runs without a result, and those that the checkpoint needs besides."""
+        left = []
+        for run in self.runs:
+            try:
+                if run.name not in self.started and _is_over(run):
+                    continue
+                check_workdir(run.folder, _plain(run.config), build.FREE)
+                make_folder(run.folder)
+                left.append(run)
+            except InputError as error:
+                self.fail(run, error)
+        return left
+
+    def train(self, shared: Shared, members: Sequence[Member]) -> bool:
+        """Trains runs of one backbone. Returns False where SIGTERM ended it early."""
+        groups = by_shape(members)
+        with runlog.RunLog(self.workdir, tensorboard=False) as log:
+            log.say(f"backbone {shared.config.backbone.path} ({shared.family})")
+            if len(groups) > 1:
+                sizes = " + ".join(str(len(group)) for group in groups)
+                log.say(f"runs of other shapes or lengths train one after another: {sizes} runs")
+        groups.sort(key=lambda group: not self.is_started([member.run for member in group]))
+        return all(self._train_alike(shared, group) for group in groups)
+
+    def is_started(self, runs: Sequence[Run]) -> bool:
+        """Tells whether the checkpoint holds any of these runs."""
+        return any(run.name in self.started for run in runs)
+
+    def _train_alike(self, shared: Shared, members: Sequence[Member]) -> bool:
+        """Trains runs that are one program, in as many chunks as it takes."""
+        total, began = members[0].plan.total, time.monotonic()
+        own, frozen = start(shared, members[0])
+        words = varying_words(members)
+        programs = Programs(
+            shared.placement, members[0].scorer.model, own.tx,
+            build.build_objectives(shared.config), frozen, own.state,
+            accumulate=shared.config.optim.accumulate,
+        )  # fmt: skip
+        with runlog.RunLog(self.workdir, tensorboard=False, total=total) as log:
+            log.say(tree.overview(own.state.trainable, frozen | own.own))
+
+            def fit(rest: Sequence[Member]) -> int:
+                log.say(f"compiling the step for {len(rest)} runs")
+                first = Own(words[members[0].run.name], own.own)
+                free = available(shared.placement.mesh)
+                return fitting(programs, len(rest), longest(rest), first, free)
+
+            for chunk in self._chunks(members, fit, log):
+                resumed = {member.run.name for member in chunk} == set(self.started)
+                if resumed:
+                    stand = self.checkpoints.position()
+                    build.check_backbone(stand, shared.fingerprint, str(self.workdir))
+                newest = self.checkpoints.latest() if resumed else -1
+                where = f"resumed at step {newest}" if resumed else "from the start"
+                log.say(f"{len(chunk)} runs at once, {total} steps, {where}")
+                self.checkpoints.rewind(newest)
+                starts = [start(shared, member)[0] for member in chunk]
+                owns = [Own(words[m.run.name], s.own) for m, s in zip(chunk, starts, strict=True)]
+                together = Together(shared, chunk, owns, programs, self.checkpoints, log)
+                together.seconds = time.monotonic() - began  # with the compilations so far
+                if not together.run([s.state for s in starts], resumed, self.terminated):
+                    return False
+                self._clear()
+                began = time.monotonic()
+        return True
+
+    def _chunks(
+        self, members: Sequence[Member], fit: Callable[[Sequence[Member]], int], log: runlog.RunLog
+    ) -> list[list[Member]]:
+        """Cuts members into those that train at once, as before where this is a restart."""
+        path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
+        saved = read_json(path) if path.exists() else {"size": self.size, "chunks": []}
+        known = saved["chunks"] if saved["size"] == self.size else [self.started]
+        chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
+        chunks.sort(key=lambda chunk: chunk != self.started)
+        rest = [name for name in names if not any(name in chunk for chunk in chunks)]
+        if rest:
+            size = self.size or fit([names[name] for name in rest])
+            more = [rest[i : i + size] for i in range(0, len(rest), size)]
+            if len(more) > 1:
+                limit = f"config.runs.size={self.size}" if self.size else "memory"
+                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} holds {size} at once")
+            chunks += more
+            others = [chunk for chunk in saved["chunks"] if not set(chunk) & set(names)]
+            text = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
+            write_atomic(path, text + "\n")
+        return [[names[name] for name in chunk] for chunk in chunks]
+
+    def fail(self, run: Run, error: Exception) -> None:
+        """Notes that a run cannot be trained."""
+        self.failed[run.name] = str(error)
+
+    def _clear(self) -> None:
+        self.checkpoints.rewind(-1)
+        self.started = []
+
+    def outcome(self) -> Outcome:
+        """Reads the results and errors."""
+        results = {}
+        for run in self.runs:
+            result, error = run.folder / "result.json", run.folder / "error.txt"
+            if result.exists():
+                results[run.name] = read_json(result)
+            elif error.exists():
+                self.failed[run.name] = error.read_text().strip()
+        return Outcome(results, self.failed)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a result. Raises InputError for a damaged one."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error
+
+
+def _is_over(run: Run) -> bool:
+    return any((run.folder / name).exists() for name in ("result.json", "error.txt"))
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(config.to_dict()))

@@ -1,0 +1,320 @@
+"""Trains runs of one shape as one program, from their first step to their results."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import zip_longest
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt import build, runlog, tree
+from jaxprompt.checkpoint import Checkpoints, guard_workdir
+from jaxprompt.data.batching import empty, stack
+from jaxprompt.evaluate import decide, drop_absent
+from jaxprompt.files import write_atomic
+from jaxprompt.group.members import Member, Shared, is_shared
+from jaxprompt.group.program import Own, Programs
+from jaxprompt.metrics import score
+from jaxprompt.types import Batch
+
+WORTH = 500  # steps of one run that must be saved for another compilation to pay
+_AHEAD = 2  # batches of an evaluation that the device works on while one is copied
+
+
+@dataclasses.dataclass
+class Standing:
+    """Where one run stands; all of it is saved."""
+
+    best: dict[str, Any] | None = None  # step, value, dev
+    since: int = 0  # evaluations without gain
+    done: bool = False
+    error: str = ""
+    steps: int = 0
+    skipped: int = 0
+
+
+class Together:
+    """A chunk of runs that train as one program."""
+
+    def __init__(
+        self, shared: Shared, members: Sequence[Member], owns: Sequence[Own],
+        programs: Programs, group: Checkpoints, log: runlog.RunLog,
+    ):  # fmt: skip
+        """Takes members of equal shapes and the programs they run in."""
+        self.shared, self.members, self.programs = shared, members, programs
+        self.group, self.log = group, log
+        self.plan, self.train = members[0].plan, shared.config.train
+        self.metric = members[0].scorer.task.metric
+        self.stands = [Standing() for _ in members]
+        self.rows = list(range(len(members)))  # the member of each row of the state; some done
+        self.owns = owns
+        self.bests = [Checkpoints(member.run.folder) for member in members]
+        self.step, self.seconds = 0, 0.0
+        self.size = tree.count(programs.one_trainable())
+        self.total = self.size + tree.count(programs.frozen) + tree.count(owns[0].frozen)
+        self._texts = None
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self, first: Sequence[Any], resumed: bool, terminated: Callable[[], bool]) -> bool:
+        """Trains from the states `first`, or the checkpoint, to the results.
+
+        Returns False where SIGTERM ended it early; it is saved then.
+        """
+        with ExitStack() as open_now:
+            batches = [
+                build.train_batches(m.run.config, m.scorer, m.splits["train"]) for m in self.members
+            ]
+            for stream in batches:
+                open_now.callback(stream.close)
+            if resumed:
+                self._restore(batches)
+            else:
+                self.state = self.programs.stack(first)
+                # A copy: the state is donated to each step.
+                self.best = jax.tree.map(lambda x: x.copy(), self.state.trainable)
+            del first
+            self.own = self.programs.put_own([self.owns[i] for i in self.rows])
+            logs = []
+            for member, best in zip(self.members, self.bests, strict=True):
+                guard_workdir(
+                    member.run.folder, json.loads(json.dumps(member.run.config.to_dict())),
+                    build.FREE,
+                )  # fmt: skip
+                best.rewind(self.step if resumed else -1)
+                logs.append(runlog.RunLog(member.run.folder, tensorboard=self.train.tensorboard))
+                open_now.enter_context(logs[-1])
+                logs[-1].resume(self.step if resumed else -1)
+            self.logs = logs
+            if not self._loop(batches, terminated):
+                return False
+            self._finish()
+        return True
+
+    def _loop(self, batches: Sequence[Any], terminated: Callable[[], bool]) -> bool:
+        plan, began, pending = self.plan, time.monotonic() - self.seconds, None
+        while self.step < plan.total and self._live():
+            batch = self.programs.put_batch(
+                self._stack([next(batches[i]) for i in self.rows]), len(self.rows)
+            )
+            if self.programs.is_new(batch):
+                shape = batch.encoder.ids.shape
+                self.log.say("compiling the step for {} runs x {} rows x {} tokens".format(*shape))
+            self.state, measured = self.programs.train(self.state, batch, self.own)
+            self.step += 1
+            # The step before is looked at, so that the device never waits for the host.
+            if pending is not None:
+                self._end_broken(pending)
+            pending = measured
+            self.seconds = time.monotonic() - began
+            last = self.step == plan.total
+            if self.step % self.train.log_steps == 0 or last:
+                self._log(measured)
+            self.log.progress(self.step)
+            if last:
+                self._end_broken(measured)
+            if self.step % plan.evaluate == 0 or last:
+                self._evaluate(last)
+                pending = pending if self._regroup() else None
+                if not plan.save or not self._live():
+                    self._save(batches)
+            if plan.save and self.step % plan.save == 0:
+                self._save(batches)
+            if terminated() and self._live():
+                self._save(batches)
+                self.log.say(f"stopped by SIGTERM at step {self.step}; the same command resumes")
+                return False
+        return True
+
+    def _live(self) -> list[int]:
+        """Lists the rows whose run goes on."""
+        return [row for row, i in enumerate(self.rows) if not self.stands[i].done]
+
+    def _stack(self, batches: Sequence[Batch]) -> Batch:
+        layout = self.members[0].scorer.layout
+        return stack(batches, layout.pad_id, layout.side)
+
+    def _log(self, measured: dict[str, Any]) -> None:
+        values = jax.device_get(measured)
+        for row in self._live():
+            own = {name: value[row] for name, value in values.items()}
+            self.logs[self.rows[row]].write(self.step, **own, time={"seconds": self.seconds})
+
+    def _end_broken(self, measured: dict[str, Any]) -> None:
+        """Ends the runs that had too many steps in a row that were not finite; others go on."""
+        streaks, limit = np.asarray(measured["streak"]), self.train.max_streak
+        for row in self._live():
+            if streaks[row] >= limit:
+                name = self.members[self.rows[row]].run.name
+                error = (
+                    f"{limit} steps in a row were not finite, up to step {self.step}. Lower "
+                    "optim.lr or set optim.clip, and start in another --workdir"
+                )
+                self._end(row, error)
+                self.log.say(f"{name}: {error}")
+
+    def _end(self, row: int, error: str = "") -> None:
+        stand = self.stands[self.rows[row]]
+        stand.done, stand.error, stand.steps = True, error, self.step
+        stand.skipped = int(self.state.skipped[row])
+        if stand.best is not None:
+            # On disk before the run leaves the state.
+            best = stand.best | {"fingerprint": self.shared.fingerprint}
+            numbers = self.programs.pick(self.best, row)
+            self.bests[self.rows[row]].save_best(stand.best["step"], numbers, best)
+
+    def _evaluate(self, last: bool) -> None:
+        live = self._live()
+        found = self._score("dev", self.rows, self.state.trainable, self.own)
+        better = np.zeros(len(self.rows), bool)
+        for row in live:
+            stand, dev = self.stands[self.rows[row]], found[row]
+            self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
+            value = dev[self.metric]
+            if stand.best is None or value > stand.best["value"]:  # a tie keeps the earlier
+                stand.best, stand.since = {"step": self.step, "value": value, "dev": dev}, 0
+                better[row] = True
+            else:
+                stand.since += 1
+        if better.any():
+            self.best = self.programs.renew(self.best, self.state.trainable, better)
+        for row in live:
+            if last or 0 < self.train.patience <= self.stands[self.rows[row]].since:
+                self._end(row)
+
+    def _regroup(self) -> bool:
+        """Leaves finished runs out once a smaller program holds the rest. Tells if all stay."""
+        live, total = self._live(), len(self.members)
+        sizes = [n for n in halves(total) if self.programs.is_apart(n) >= self._is_apart()]
+        size = min((n for n in sizes if n >= len(live)), default=len(self.rows))
+        saved = (len(self.rows) - size) * (self.plan.total - self.step)
+        if not live or saved < max(WORTH, 1):
+            return True
+        spare = [row for row in range(len(self.rows)) if row not in live]
+        keep = sorted(live + spare[: size - len(live)])
+        self.state, self.best = self.programs.take(self.state, self.best, keep)
+        self.rows = [self.rows[row] for row in keep]
+        self.own = self.programs.put_own([self.owns[i] for i in self.rows])
+        self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
+        return False
+
+    def _is_apart(self) -> bool:
+        return self.programs.is_apart(len(self.rows))
+
+    # -- scores ------------------------------------------------------------------------------------
+
+    def _score(self, split: str, rows: Sequence[int], trainable: Any, own: Own) -> list[dict]:
+        """Measures a split with the numbers of the runs `rows`. -> metrics of each"""
+        members = [self.members[i] for i in rows]
+        if members[0].scorer.is_text:
+            return self._score_texts(split, members, trainable)
+        same = is_shared(members, split)
+        parts = [m.splits[split] for m in members]
+        laid = members[:1] if same else members
+        passes = [build.eval_batches(m.scorer, m.splits[split]) for m in laid]
+        scores: list[Any] = [None] * len(members)
+        waiting = []
+
+        def collect(index: list[np.ndarray], values: Any) -> None:
+            values = np.asarray(values, np.float32)  # [R, B, C]
+            for row, part in enumerate(parts):
+                if scores[row] is None:
+                    scores[row] = np.full((len(part.labels), values.shape[2]), np.nan, np.float32)
+                at = index[0 if same else row]
+                scores[row][at[at >= 0]] = values[row][at >= 0]
+
+        for each in zip_longest(*passes):
+            filling = empty(next(batch for batch in each if batch is not None))
+            each = [filling if batch is None else batch for batch in each]
+            batch = each[0] if same else self._stack(each)
+            value = self.programs.scores(trainable, batch, own, len(rows), is_shared=same)
+            waiting.append(([part.index for part in each], value))
+            if len(waiting) > _AHEAD:
+                collect(*waiting.pop(0))
+        for pending in waiting:
+            collect(*pending)
+        classes, found = members[0].scorer.classes, []
+        for part, values in zip(parts, scores, strict=True):
+            values = drop_absent(values, part.counts, classes)
+            found.append(score(self.metric, part.labels, decide(values, classes), classes))
+        return found
+
+    def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:
+        """Lets each run write its texts, one run after another."""
+        if self._texts is None:
+            c, scorer = self.shared.config, members[0].scorer
+            self._texts = build.build_measure(c, scorer, self.shared.placement)
+        pick, frozen = self.programs.pick, self.programs.frozen
+        return [
+            self._texts(member.splits[split], pick(trainable, row), frozen)
+            for row, member in enumerate(members)
+        ]
+
+    # -- what is on disk ---------------------------------------------------------------------------
+
+    def _save(self, batches: Sequence[Any]) -> None:
+        names = [member.run.name for member in self.members]
+        position = {
+            "runs": {n: vars(stand) for n, stand in zip(names, self.stands, strict=True)},
+            "rows": [names[i] for i in self.rows],
+            "data": [batches[i].get_state() for i in self.rows],
+            "seconds": self.seconds,
+            "fingerprint": self.shared.fingerprint,
+        }
+        self.group.save(self.step, (self.state, self.best), position)
+
+    def _restore(self, batches: Sequence[Any]) -> None:
+        position = self.group.position()
+        names = [member.run.name for member in self.members]
+        self.rows = [names.index(name) for name in position["rows"]]
+        self.stands = [Standing(**position["runs"][name]) for name in names]
+        self.seconds = position["seconds"]
+        template = self.programs.template(len(self.rows))
+        (self.state, self.best), _ = self.group.restore(template)
+        self.step = self.group.latest()
+        for i, data in zip(self.rows, position["data"], strict=True):
+            batches[i].set_state(data)
+
+    def _finish(self) -> None:
+        """Tests every run with its best numbers, and writes the results."""
+        done = [i for i, stand in enumerate(self.stands) if not stand.error]
+        for i in set(range(len(self.members))) - set(done):
+            write_atomic(self.members[i].run.folder / "error.txt", self.stands[i].error + "\n")
+        self.state = self.best = None
+        if not done:
+            return
+        template, tests = self.programs.one_trainable(), [None] * len(done)
+        if self.train.test and "test" in self.members[0].splits:
+            best = [self.bests[i].restore_best(template)[0] for i in done]
+            own = self.programs.put_own([self.owns[i] for i in done])
+            tests = self._score("test", done, self.programs.stack_trained(best), own)
+        for i, test in zip(done, tests, strict=True):
+            stand, member = self.stands[i], self.members[i]
+            result = {
+                "method": member.run.config.prompt.name,
+                "seed": member.run.config.seed,
+                "trained": self.size,
+                "total": self.total,
+                "steps": stand.steps,
+                "skipped": stand.skipped,
+                "best_step": stand.best["step"],
+                "dev": stand.best["dev"],
+            }
+            if test is not None:
+                result["test"] = test
+            share = self.seconds / len(self.members)  # a run's part of what all took together
+            result["time"] = {"seconds": share, "compilations": len(self.programs.compiled)}
+            path = member.run.folder / "result.json"
+            write_atomic(path, json.dumps(result, indent=2) + "\n")
+
+
+def halves(total: int) -> list[int]:
+    """Lists the numbers of runs that programs are compiled for: all, half of them, ... 1."""
+    sizes = [total]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes

@@ -1,0 +1,152 @@
+"""Hidden states kept from epoch to epoch: the rows of a split in one array, in memory or on disk.
+
+    <path>.states   the states of all rows, one after another
+    <path>.json     what they belong to and their checksum, written last
+
+Where the second is missing there is nothing yet.
+"""
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, write_atomic, write_error
+
+_PIECE = 2**26  # bytes that are summed up at once
+
+
+class Store:
+    """The states of rows of differing lengths. Row r has sizes[r] of them, without padding."""
+
+    def __init__(self, sizes: np.ndarray, states: np.ndarray):
+        """Takes int [rows] and the states [sum of sizes, H]."""
+        self.states = states
+        self._sizes = sizes.astype(np.int64)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+
+    def read(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Lays rows where the mask is True, 0 besides. [B], bool [B, T] -> [B, T, H]
+
+        A row of -1 is filling.
+        """
+        laid = np.zeros((*mask.shape, self.states.shape[1]), self.states.dtype)
+        laid[mask] = self.states[self._places(rows, mask)]
+        return laid
+
+    def write(self, rows: np.ndarray, mask: np.ndarray, values: np.ndarray) -> None:
+        """Takes over what `read` would give. [B], bool [B, T], [B, T, H]"""
+        self.states[self._places(rows, mask)] = values[mask]
+
+    def _places(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Finds the states of the True places of a mask, row by row."""
+        found = mask.sum(1)
+        expected = np.where(rows >= 0, self._sizes[rows], 0)
+        if (found != expected).any():
+            raise ValueError(f"rows of {found} tokens, of which {expected} states are kept")
+        before = np.cumsum(found) - found
+        return np.repeat(self._starts[rows] - before, found) + np.arange(found.sum())
+
+
+def in_memory(sizes: np.ndarray, width: int, dtype: np.dtype) -> Store:
+    """Makes a store in host memory, not filled yet."""
+    return Store(sizes, np.empty((int(sizes.sum()), width), dtype))
+
+
+class DiskStore(Store):
+    """A store that is being written: a file beside `path`, renamed by `seal`."""
+
+    def __init__(self, path: Path, sizes: np.ndarray, width: int, dtype: np.dtype):
+        """Takes the room on disk. Raises InputError where there is none, or another run writes."""
+        make_folder(path.parent)
+        self._path = path
+        self._scratch = path.with_name(f".{path.name}.states.tmp")
+        shape = (int(sizes.sum()), width)
+        size = shape[0] * width * dtype.itemsize
+        try:
+            self._file = open(self._scratch, "a+b")
+        except OSError as error:
+            raise write_error(self._scratch, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.truncate(size)
+            # Taken now: a full disk met later, through the map, would end the process.
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(self._file.fileno(), 0, size)
+        except BlockingIOError as error:
+            self._file.close()
+            raise InputError(
+                f"another run is filling {path.parent}; wait for it, or take another cache.folder"
+            ) from error
+        except OSError as error:
+            self._file.close()
+            self._scratch.unlink(missing_ok=True)
+            raise write_error(self._scratch, error) from error
+        super().__init__(sizes, np.memmap(self._scratch, dtype, "r+", shape=shape))
+
+    def seal(self, facts: Mapping[str, str]) -> Store:
+        """Puts the file in its place and binds it to facts. Returns the store to read from."""
+        data, index = _files(self._path)
+        try:
+            self.states.flush()
+            os.fsync(self._file.fileno())
+            os.replace(self._scratch, data)
+        except OSError as error:
+            raise write_error(data, error) from error
+        about = {"facts": dict(facts), "bytes": self.states.nbytes, "crc": _sum_up(self.states)}
+        write_atomic(index, json.dumps(about, indent=2) + "\n")
+        self._file.close()
+        return Store(self._sizes, self.states)
+
+
+def reopen(
+    path: Path, facts: Mapping[str, str], sizes: np.ndarray, width: int, dtype: np.dtype
+) -> Store | None:
+    """Opens what an earlier run kept, None where there is nothing.
+
+    Raises InputError where it belongs to other facts, or is damaged.
+    """
+    data, index = _files(path)
+    if not index.exists():
+        return None
+    damaged = InputError(f"{data} is damaged; delete {path.parent}, and it is written anew")
+    try:
+        about = json.loads(index.read_text())
+        known, size, crc = about["facts"], about["bytes"], about["crc"]
+        other = [
+            f"{name} (kept {known.get(name)!r}, now {facts.get(name)!r})"
+            for name in sorted(known.keys() | facts.keys())
+            if known.get(name) != facts.get(name)
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged from error
+    if other:
+        raise InputError(
+            f"{path.parent} keeps states of something else: {', '.join(other)}; take another "
+            "cache.folder, or delete this one"
+        )
+    shape = (int(sizes.sum()), width)
+    there = data.stat().st_size if data.exists() else -1
+    if not there == size == shape[0] * width * dtype.itemsize:
+        raise damaged
+    states = np.memmap(data, dtype, "r", shape=shape)
+    if _sum_up(states) != crc:
+        raise damaged
+    return Store(sizes, states)
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    return path.with_name(f"{path.name}.states"), path.with_name(f"{path.name}.json")
+
+
+def _sum_up(states: Any) -> int:
+    flat, total = states.reshape(-1).view(np.uint8), 0
+    for start in range(0, len(flat), _PIECE):
+        total = zlib.crc32(flat[start : start + _PIECE], total)
+    return total

@@ -1,0 +1,109 @@
+"""The processes in which launch/bench.py measures steps with and without kept states.
+
+usage: python launch/bench_cache.py CASE --cache off|host|disk --data DIR --rows N
+Each line on stdin is a number of steps; the answer is JSON on stdout, a line a question.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from bench_sides import LENGTH, peak_gib
+
+CASES = {"upper third": "5-6", "head alone": ""}  # the prefix's layers of MiniLM's six
+
+
+def make_config(args: argparse.Namespace):
+    """Makes the config of a case: SST-2, batches of 32, no dropout in the backbone."""
+    from configs import base
+    from configs.parts import backbones, methods, tasks
+
+    c = base.get_config()
+    backbones.minilm(c)
+    tasks.sst2(c)
+    if CASES[args.case]:
+        methods.prefix(c, length=LENGTH)
+        c.prompt.layers = CASES[args.case]
+    else:
+        methods.head_only(c)
+    c.data.source, c.backbone.dropout = str(Path(args.data) / "sst2"), 0.0
+    c.cache.where = "" if args.cache == "off" else args.cache
+    return c
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Answers each count of steps with the seconds, what was kept, and the products of a step."""
+    import jax
+    import numpy as np
+
+    from jaxprompt import build, rng, sharding, steps
+    from jaxprompt.compiled import jit
+    from jaxprompt.hlo import read_work
+    from jaxprompt.scorer import load_weights
+    from jaxprompt.state import place_state
+
+    c = make_config(args)
+    placement = build.build_placement(c)
+    backbone = build.open_fitting(c, placement)
+    examples = build.read_examples(c)
+    for name, part in examples.splits.items():
+        examples.splits[name] = part[: args.rows if name == "train" else 64]
+    scorer = build.scorer_from_config(c, backbone, examples, placement)
+    splits = build.encode_splits(scorer, examples)
+    backbone, loaded = load_weights(backbone, placement)
+    scorer = scorer.with_backbone(backbone)
+    weights = build.start(c, scorer, loaded, splits["train"], placement)
+    batches = build.train_batches(c, scorer, splits["train"])
+    per_epoch = batches.steps_per_epoch
+    plan = build.make_plan(c.train, per_epoch, c.data.batch)
+    tx = build.build_optimizer(c, weights.trainable, plan, per_epoch)
+    with tempfile.TemporaryDirectory() as folder:
+        kept, fill = build.keeping.plan_keeping(c, scorer, splits, weights, placement, folder)
+        started = time.perf_counter()
+        fill(lambda line: print(line, file=sys.stderr))
+        filled = time.perf_counter() - started
+    step = steps.make_train_step(kept.model, tx, build.build_objectives(c))
+    step = jit(sharding.within(placement, step), donate_argnums=0)
+    state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    take = lambda: sharding.put_batch(placement, kept.give(splits["train"], next(batches)))
+    programs, seen = {}, Counter()
+
+    def program(batch):
+        shape = batch.encoder.ids.shape
+        if shape not in programs:
+            programs[shape] = step.lower(state, weights.frozen, batch).compile()
+        return programs[shape]
+
+    for _ in range(per_epoch):
+        batch = take()
+        program(batch)
+        seen[batch.encoder.ids.shape] += 1
+    work = {shape: read_work(program.as_text()).flops for shape, program in programs.items()}
+    gflop = 1e-9 * float(np.average(list(work.values()), weights=[seen[x] for x in work]))
+    facts = {"fill s": filled, "epoch steps": per_epoch, "GFLOP": gflop, "shapes": len(work)}
+    for line in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(int(line)):
+            batch = take()
+            state, _ = program(batch)(state, weights.frozen, batch)
+        jax.block_until_ready(state)
+        seconds = time.perf_counter() - started
+        print(json.dumps(facts | {"seconds": seconds, "rss_peak_gib": peak_gib()}), flush=True)
+
+
+def main() -> None:
+    """Reads the flags and answers."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--cache", choices=("off", "host", "disk"), required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--rows", type=int, default=1024, help="of the training split")
+    serve(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""A cell of a few-shot table, seeds x rates, trained in four ways for launch/bench.py.
+
+usage: python launch/bench_runs.py SIDE --config F --workdir DIR [--numbers N,N] [--rows F]
+The answer is JSON on stdout. Sides: one program for all runs (together), our runs one after another
+in one process (turns; with one number, a process a run), PEFT's in one process (peft); and what
+PEFT's read, encoded and in the order of ours (rows).
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench_sides import peak_gib
+
+SEEDS = (13, 21, 42, 87, 100)  # of the data: rows of train and dev
+RATES = (5e-3, 1e-2, 2e-2, 5e-2)
+SIZES = {1: (1, 1), 2: (1, 2), 5: (5, 1), 10: (5, 2), 20: (5, 4)}  # runs -> seeds, rates
+LENGTHS = {"soft": 20, "prefix": 16}
+
+
+# -- the comparison -------------------------------------------------------------------------------
+
+
+def make_cell(kind: str, runs: int, steps: int, data: str):
+    """Makes the config of a cell: TREC, 16 rows a class for train and for dev, MiniLM."""
+    from configs import base
+    from configs.parts import backbones, methods, tasks
+
+    c = base.get_config()
+    backbones.minilm(c)
+    tasks.trec(c)
+    getattr(methods, kind)(c, length=LENGTHS[kind])
+    if kind == "prefix":
+        c.prompt.dropout = 0.0  # PEFT has none
+    source = Path(data) / "trec"
+    c.data.source, c.data.protocol = str(source), "listed"
+    c.data.rows, c.data.batch = str(source / "kshot_16.jsonl.gz"), 16
+    c.train.total_epochs, c.train.total_steps, c.train.eval_steps = 0.0, steps, 6
+    c.train.save_steps, c.train.tensorboard, c.train.test = steps, False, False
+    seeds, rates = SIZES[runs]
+    c.runs.data_seeds, c.runs.lr = SEEDS[:seeds], RATES[:rates]
+    return c
+
+
+def train_cells(run: Callable[[list[str]], dict], args: argparse.Namespace) -> list[dict]:
+    """Trains the cell of each method in every way; `run` starts a process. -> rows of a table"""
+    rows = []
+    for kind in [args.kind] if args.kind else LENGTHS:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += _train_cell(run, kind, args, Path(folder))
+    return rows
+
+
+def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[dict]:
+    def words(side: str, name: str, runs: int) -> list[str]:
+        path = folder / f"{runs}.json"
+        path.write_text(json.dumps(make_cell(kind, runs, args.steps, args.data).to_dict()))
+        return [side, "--config", str(path), "--workdir", str(folder / name)]
+
+    def timed(command: list[str]) -> dict:
+        started = time.perf_counter()
+        found = run([str(Path(__file__)), *command])
+        return found | {"wall": time.perf_counter() - started}
+
+    total, rows = args.runs, []
+    taken = list(range(0, total, max(1, total // args.take)))[: args.take]
+    numbers = ["--numbers", ",".join(map(str, taken))]
+
+    def add(side: str, runs: int, measured: int, wall: float, found: dict) -> None:
+        row = {"method": kind, "side": side, "runs": runs, "measured": measured, "s": wall}
+        row |= {"runs a minute": 60 * runs / wall, "programs": found.get("programs", "-")}
+        row |= {"all compilations": found.get("count", "-")}
+        row |= {"compile s": found.get("compile s", "-"), "peak GiB": found["peak GiB"]}
+        rows.append(row | {"dev": sum(found["dev"]) / len(found["dev"]), "devs": found["dev"]})
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+
+    def together(runs: int) -> None:
+        found = timed(words("together", f"together{runs}", runs))
+        add("one program", runs, runs, found["wall"], found)
+
+    def alone() -> None:
+        each = [timed([*words("turns", f"alone{n}", total), "--numbers", str(n)]) for n in taken]
+        names = ("programs", "count", "compile s", "peak GiB", "dev")
+        found = {name: each[0][name] for name in names}
+        found["dev"] = sum((one["dev"] for one in each), [])
+        mean = sum(one["wall"] for one in each) / len(each)
+        add("a process a run", total, len(taken), total * mean, found)
+
+    def scaled(side: str, name: str, more: list[str]) -> None:
+        found = timed([*words(side, side, total), *numbers, *more])
+        rest = found["seconds"][1:]  # the first run compiles
+        missing = (total - len(taken)) * (sum(rest) / len(rest) if rest else 0.0)
+        add(name, total, len(taken), found["wall"] + missing, found)
+
+    def peft() -> None:
+        path = str(folder / "rows.json")
+        run([str(Path(__file__)), *words("rows", "rows", total), *numbers, "--rows", path])
+        scaled("peft", "PEFT", ["--rows", path])
+
+    ways = {
+        "together": lambda: together(total), "peft": peft,
+        "turns": lambda: scaled("turns", "one process", []), "alone": alone,
+        "curve": lambda: [together(runs) for runs in SIZES if runs < total],
+    }  # fmt: skip
+    for name in args.sides.split(","):
+        ways[name]()
+    first = next((row["s"] for row in rows if row["side"] == "one program"), None)
+    for row in rows:
+        same = first is not None and row["runs"] == total
+        row["times one program"] = row["s"] / first if same else "-"
+    return rows
+
+
+# -- ours -----------------------------------------------------------------------------------------
+
+
+def hear_compilations() -> dict[str, Any]:
+    """Counts the compilations of this process from now on, and their seconds, as they are done."""
+    import jax
+
+    heard = {"count": 0, "compile s": 0.0}
+
+    def hear(event: str, seconds: float, **_: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            heard["count"] += 1
+            heard["compile s"] += seconds
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    return heard
+
+
+def answer(results: list[dict], **facts: Any) -> None:
+    """Prints what a side has measured, and the best score of each run on dev."""
+    dev = [next(iter(result["dev"].values())) for result in results]
+    print(json.dumps({"dev": dev, "peak GiB": peak_gib(), **facts}))
+
+
+def train_together(args: argparse.Namespace) -> None:
+    """Trains all runs as one program, as `train` does."""
+    from jaxprompt import group
+    from jaxprompt.cli import sweep, train
+    from jaxprompt.cli.options import load_config
+
+    heard, c = hear_compilations(), load_config(args.config)
+    train.keep_compiled(Path(args.workdir) / "compiled")
+    with contextlib.redirect_stdout(sys.stderr):
+        sweep.train_grid(c, args.workdir)
+    paths = [run.folder / "result.json" for run in group.list_runs(c, args.workdir)]
+    results = [json.loads(path.read_text()) for path in paths]
+    answer(results, programs=results[0]["time"]["compilations"], **heard)
+
+
+def train_in_turn(args: argparse.Namespace) -> None:
+    """Trains runs one after another; each reads its programs from what the first has kept."""
+    from jaxprompt import group
+    from jaxprompt.cli import train
+    from jaxprompt.cli.options import load_config
+
+    heard, c = hear_compilations(), load_config(args.config)
+    train.keep_compiled(Path(args.workdir) / "compiled")
+    grid, results, seconds = group.list_runs(c, args.workdir), [], []
+    for number in args.numbers:
+        started = time.perf_counter()
+        results.append(train.run(grid[number].config, str(grid[number].folder)))
+        seconds.append(time.perf_counter() - started)
+    programs = sum(result["time"]["compilations"] for result in results)
+    answer(results, seconds=seconds, programs=programs, **heard)
+
+
+# -- PEFT's ---------------------------------------------------------------------------------------
+
+
+def write_rows(args: argparse.Namespace) -> None:
+    """Writes what the PEFT side reads: token ids, labels, and the examples of every batch."""
+    from jaxprompt import build, group
+    from jaxprompt.cli.options import load_config
+
+    c, runs = load_config(args.config), []
+    length = c.prompt.length
+    grid = group.list_runs(c, args.workdir)
+    placement = build.build_placement(c)
+    backbone = build.open_fitting(c, placement)
+    for number in args.numbers:
+        own = grid[number].config
+        scorer = build.scorer_from_config(own, backbone, build.read_examples(own), placement)
+        splits = build.encode_splits(scorer, build.read_examples(own))
+        stream = build.train_batches(own, scorer, splits["train"])
+        order = [next(stream).index.tolist() for _ in range(own.train.total_steps)]
+        stream.close()
+        parts = {}
+        for name in ("train", "dev"):
+            # Without the places of soft tokens, which PEFT adds itself.
+            ids = [
+                [i for i, slot in zip(row.ids, row.slot, strict=True) if slot < 0]
+                for (row,) in splits[name].rows
+            ]
+            parts[name] = {"ids": [list(map(int, x)) for x in ids],
+                           "labels": list(map(int, splits[name].labels))}  # fmt: skip
+        runs.append({"lr": own.optim.lr, "order": order, **parts})
+    found = {
+        "folder": str(backbone.folder), "pad": scorer.layout.pad_id, "kind": c.prompt.name,
+        "length": length, "classes": len(scorer.task.labels), "steps": c.train.total_steps,
+        "evaluate": c.train.eval_steps, "eval_batch": c.data.eval_batch, "runs": runs,
+    }  # fmt: skip
+    Path(args.rows).write_text(json.dumps(found))
+    print("{}")
+
+
+def train_peft(args: argparse.Namespace) -> None:
+    """Trains the same runs through PEFT, one after another, on one copy of the backbone's file."""
+    import peft
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    cell = json.loads(Path(args.rows).read_text())
+    make = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}[cell["kind"]]
+    base = AutoModelForSequenceClassification.from_pretrained(
+        cell["folder"], num_labels=cell["classes"]
+    )
+    pad = torch.nn.utils.rnn.pad_sequence
+
+    def batch(part: dict, chosen: list[int]) -> dict[str, Any]:
+        texts = [torch.tensor(part["ids"][i]) for i in chosen]
+        return {
+            "input_ids": pad(texts, True, cell["pad"]),
+            "attention_mask": pad([torch.ones_like(text) for text in texts], True),
+            "labels": torch.tensor([part["labels"][i] for i in chosen]),
+        }
+
+    results, seconds = [], []
+    for own in cell["runs"]:
+        started = time.perf_counter()
+        torch.manual_seed(0)
+        setting = make(task_type="SEQ_CLS", num_virtual_tokens=cell["length"])
+        model = peft.get_peft_model(copy.deepcopy(base), setting)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=own["lr"], weight_decay=0.0)
+        decay = lambda step: 1.0 - step / cell["steps"]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, decay)
+        dev, size = own["dev"], cell["eval_batch"]
+        by_length = sorted(range(len(dev["ids"])), key=lambda i, dev=dev: -len(dev["ids"][i]))
+        best = -1.0
+        for step, chosen in enumerate(own["order"], 1):
+            model.train()
+            model(**batch(own["train"], [i for i in chosen if i >= 0])).loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            if step % cell["evaluate"] and step != cell["steps"]:
+                continue
+            model.eval()
+            right = 0
+            with torch.inference_mode():
+                for first in range(0, len(by_length), size):
+                    given = batch(dev, by_length[first : first + size])
+                    scores = model(**given).logits
+                    right += int((scores.argmax(-1) == given["labels"]).sum())
+            if right / len(by_length) > best:
+                best = right / len(by_length)
+                kept = [p.detach().clone() for p in trained]
+        assert len(kept) == len(trained)
+        results.append({"dev": {"accuracy": best}})
+        seconds.append(time.perf_counter() - started)
+    answer(results, seconds=seconds)
+
+
+SIDES = {
+    "together": train_together, "turns": train_in_turn, "rows": write_rows, "peft": train_peft,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Reads the flags and answers."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--workdir", required=True)
+    parser.add_argument("--numbers", type=lambda text: list(map(int, text.split(","))), default=[])
+    parser.add_argument("--rows")
+    args = parser.parse_args()
+    SIDES[args.side](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Runs that keep what frozen layers give: the same numbers, and what cannot be kept."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from tiny_run import (
+    WIDTH,
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    sentences,
+    timeless,
+    write_rows,
+)
+
+from jaxprompt.cli.options import resolved
+from jaxprompt.cli.train import run
+
+# Dropout above what is kept stays.
+COMMON = dict(
+    backbone__dropout=0, train__total_steps=4, train__eval_steps=2, train__log_steps=1
+)  # fmt: skip
+LENGTHS = dict(data__multiple=4)  # batches of several lengths
+UPPER = dict(prompt__layers="2-2", prompt__dropout=0.1)
+MLM = {"head.name": "verbalizer", "task.words": "beast,food,tool", "trainable": "backbone/mlm/.*"}
+MLM |= {"task.template": "{text} about [mask] ."}
+DECODER = dict(prompt__length=0, prompt__decoder=2, prompt__cross=3, prompt__dropout=0.1)
+CASES = {
+    "bert_upper": ("bert", "prefix", UPPER),
+    "bert_left": ("bert", "prefix", UPPER | LENGTHS | dict(data__side="left", optim__accumulate=2)),
+    "bert_head": ("bert", "head_only", {}),
+    "bert_mean": ("bert", "head_only", dict(head__pooler="mean")),
+    "bert_mlm": ("bert", "head_only", MLM),
+    "bert_mesh": ("bert", "prefix", UPPER | dict(mesh__data=4, mesh__model=2, mesh__fsdp=True)),
+    "bert_bfloat16": ("bert", "prefix", UPPER | dict(backbone__dtype="bfloat16")),
+    "t5_upper": ("t5", "prefix", UPPER | dict(prompt__decoder=2)),
+    "t5_decoder": ("t5", "prefix", DECODER),
+    "t5_head": ("t5", "head_only", LENGTHS),
+    "gpt2_upper": ("gpt2", "prefix", UPPER | LENGTHS),
+    "gpt2_head": ("gpt2", "head_only", {}),
+}
+SPARED = {"bert_head", "bert_mlm", "t5_head", "gpt2_head"}  # of all tokens
+
+
+@pytest.fixture(scope="module")
+def folders(backbone, tmp_path_factory):
+    others = ("t5", "gpt2")
+    made = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in others}
+    return made | {"bert": backbone}
+
+
+def start(folder, *args, **fields):
+    """Runs a config. -> (result, losses)"""
+    c = make_config(*args, **fields)
+    result = run(c, str(folder))
+    lines = read_lines(folder / "metrics.jsonl")
+    return timeless(result), [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_keeps_is_the_same_run(case, folders, data, tmp_path, capsys):
+    family, method, fields = CASES[case]
+    args = (folders[family], data, method)
+    expected, losses = start(tmp_path / "off", *args, **COMMON, **fields)
+    capsys.readouterr()
+    found, kept = start(tmp_path / "host", *args, **COMMON, **fields, cache__where="host")
+    err = capsys.readouterr().err
+    np.testing.assert_allclose(kept, losses, rtol=1e-5)
+    assert found == expected
+    assert len(losses) == 4 and losses[0] != losses[-1]
+    assert "GiB in host memory" in err
+    assert ("rows x 1 tokens" in err) == (case in SPARED)
+
+
+def test_texts_are_learned_from_what_is_kept_and_written_in_full(folders, tmp_path):
+    """A T5 whose decoder alone is prompted."""
+    for seed, (name, size) in enumerate({"train": 48, "dev": 12, "test": 12}.items()):
+        rows = [{"text": r["text"], "answer": r["label"]} for r in sentences(seed, size)]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    fields = {"head.name": "text", "task.target": "answer", "data.max_target": 6}
+    fields |= {"generate.max_new": 3} | COMMON | DECODER | dict(train__eval_steps=4)
+    args = (folders["t5"], tmp_path, "prefix")
+    expected, losses = start(tmp_path / "off", *args, **fields)
+    found, kept = start(tmp_path / "disk", *args, **fields, cache__where="disk")
+    np.testing.assert_allclose(kept, losses, rtol=1e-5)
+    assert found == expected
+    assert not (tmp_path / "disk/kept/dev.states").exists()
+
+
+def test_choices_are_kept_row_by_row(folders, tmp_path):
+    """Examples of two and three choices, each a row of its own length."""
+    rng, words = np.random.default_rng(0), "cat dog bread rice hammer saw the a very old".split()
+    for name, size in {"train": 20, "dev": 12, "test": 4}.items():
+        rows = []
+        for i in range(size):
+            said = [" ".join(rng.choice(words, rng.integers(1, 6))) for _ in range(2 + i % 2)]
+            rows.append({"text": " ".join(rng.choice(words, 3)), "options": said, "label": i % 2})
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    fields = {"task.choices": "options", "task.template": "{text} [sep] {choice}"}
+    fields |= COMMON | dict(data__batch=4, head__pooler="cls", data__eval_batch=5)
+    for method, own in (("prefix", UPPER), ("head_only", {})):
+        args = (folders["bert"], tmp_path, method)
+        expected, losses = start(tmp_path / method / "off", *args, **fields | own)
+        found, kept = start(tmp_path / method / "host", *args, **fields | own, cache__where="host")
+        np.testing.assert_allclose(kept, losses, rtol=1e-5)
+        assert found == expected
+
+
+def test_half_the_bytes_cost_digits_only(folders, data, tmp_path, capsys):
+    args = (folders["bert"], data, "prefix")
+    _, losses = start(tmp_path / "off", *args, **COMMON, **UPPER)
+    wide = dict(cache__where="disk", cache__dtype="bfloat16")
+    _, kept = start(tmp_path / "half", *args, **COMMON, **UPPER, **wide)
+    np.testing.assert_allclose(kept, losses, rtol=2e-2)
+    assert np.abs(np.array(kept) - losses).max() > 0
+    _, full = start(tmp_path / "full", *args, **COMMON, **UPPER, cache__where="disk")
+    sizes = [(tmp_path / x / "kept/train.states").stat().st_size for x in ("half", "full")]
+    assert sizes[1] == 2 * sizes[0] and sizes[1] % (4 * WIDTH) == 0
+
+
+# -- disk -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(folders, data, tmp_path):
+    """A run that keeps on disk, as a file. -> write(changes) -> its path"""
+
+    def write(**changes):
+        fields = COMMON | UPPER | dict(cache__where="disk", cache__folder=tmp_path / "kept")
+        c = make_config(folders["bert"], data, "prefix", **fields | changes)
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps(resolved(c)))
+        return path
+
+    return write
+
+
+def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, capsys, monkeypatch):
+    from jaxprompt.runlog import RunLog
+
+    progress = RunLog.progress
+
+    def progress_then_signal(self, at):
+        progress(self, at)
+        if at == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def train(name, **changes):
+        place = (f"--config={config(**changes)}", f"--workdir={tmp_path / name}")
+        code, out, err = jaxprompt(capsys, "train", *place)
+        assert code == 0, err
+        return out, err
+
+    whole = json.loads(train("off", cache__where="", cache__folder="")[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "progress", progress_then_signal)
+        out, err = train("run")
+    assert out == "" and "stopped by SIGTERM at step 2" in err and "earlier" not in err
+    before = (tmp_path / "kept/train.states").stat().st_mtime_ns
+    out, err = train("run")
+    assert "resumed at step 2" in err and "(an earlier run's: train, dev)" in err
+    assert timeless(json.loads(out)) == timeless(whole)
+    losses = [
+        [line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line]
+        for name in ("run", "off")
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert "(an earlier run's: train, dev)" in train("seed", seed=3)[1]
+    assert (tmp_path / "kept/train.states").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_something_else_is_refused(config, refused, data, other_backbone, tmp_path):
+    where = f"--workdir={tmp_path / 'run'}"
+    run_config = json.loads(config().read_text())
+    assert run_config["cache"]["where"] == "disk"
+    from jaxprompt.__main__ import main
+
+    assert main(["train", f"--config={config()}", where]) == 0
+
+    def line(**changes):
+        return refused("train", f"--config={config(**changes)}", f"--workdir={tmp_path / 'new'}")
+
+    kept = f"{tmp_path / 'kept'} keeps states of something else: "
+    assert line(cache__dtype="bfloat16").startswith(
+        kept + "cache.dtype (kept 'float32', now 'bfloat16'); take another cache.folder"
+    )
+    assert "the backbone's weights (kept '" in line(backbone__path=other_backbone)
+    assert "the first positions (kept '4 and 0', now '5 and 0')" in line(prompt__length=5)
+    (tmp_path / "rows").mkdir()
+    for name in ("train", "dev", "test"):
+        text = (data / f"{name}.jsonl").read_text()
+        (tmp_path / "rows" / f"{name}.jsonl").write_text(text.replace("very", "quite"))
+    assert "the data (kept '48 examples, CRC " in line(data__source=tmp_path / "rows")
+    changed = {"task.template": "{text} ."}
+    assert "the template (kept '{text}', now '{text} .')" in line(**changed)
+    states = tmp_path / "kept/dev.states"
+    states.write_bytes(states.read_bytes()[:-4])
+    assert "dev.states is damaged; delete" in line()
+    assert not (tmp_path / "new/config.json").exists()
+
+
+# -- what cannot be kept --------------------------------------------------------------------------
+
+REFUSED = {
+    "dropout": (
+        "prefix", UPPER | dict(backbone__dropout=0.1),
+        "the backbone drops at random (dropout 0.1, attention_dropout 0.1), so states differ in "
+        "every step; set backbone.dropout=0, or set cache.where=''",
+    ),
+    "config_dropout": (
+        "prefix", UPPER | dict(backbone__dropout=None), "(dropout 0.1, attention_dropout 0.1)",
+    ),
+    "soft": ("soft", {}, "the prompt stands in the input or in layer 1"),
+    "from_the_first": ("prefix", {}, "give a prefix to upper layers (prompt.layers)"),
+    "bias": ("bias_only", {}, "backbone/embed/norm/bias trains, and the backbone's output"),
+    "limit": (
+        "prefix", UPPER | dict(cache__limit=1e-6),
+        "over cache.limit=1e-06; raise that, take cache.dtype=bfloat16, or set cache.where=''",
+    ),
+    "where": ("prefix", UPPER | dict(cache__where="hots"), "cache.where='hots' is unknown"),
+    "folder": ("prefix", UPPER | dict(cache__folder="x"), "needs cache.where=disk"),
+    "dtype": ("prefix", UPPER | dict(cache__dtype="float16"), "cache.dtype='float16' is unknown"),
+    "negative": ("prefix", UPPER | dict(cache__limit=0), "cache.limit=0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_kept_is_one_line(case, folders, data, refused, tmp_path):
+    method, fields, said = REFUSED[case]
+    fields = COMMON | dict(cache__where="host") | fields
+    rate = fields.pop("backbone__dropout")
+    c = make_config(folders["bert"], data, method, **fields)
+    tree = resolved(c)
+    tree["backbone"]["dropout"] = rate
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(tree))
+    assert said in refused("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run/config.json").exists()
+
+
+def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, data):
+    """Else nothing of a published GPT-2 could be kept."""
+    folder = make_backbone(tmp_path / "gpt2", "gpt2")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"embd_pdrop": 0.1}))
+    fields = COMMON | UPPER | dict(cache__where="host", train__total_steps=1)
+    start(tmp_path / "run", folder, data, "prefix", **fields)
+
+
+def test_several_processes_are_refused(folders, data, refused, monkeypatch):
+    from jaxprompt.build import keeping
+    from jaxprompt.errors import InputError
+
+    monkeypatch.setattr(keeping.jax, "process_count", lambda: 2)
+    c = make_config(folders["bert"], data, "prefix", **UPPER, cache__where="host")
+    with pytest.raises(InputError, match="is for one process, not 2: each would keep all rows"):
+        keeping.plan_keeping(c, None, {"train": None}, None, None, "")
+
+
+def test_flags_reach_the_block(folders, data, tmp_path, capsys):
+    words = flags({"cache.where": "disk", "cache.limit": 0.5, "cache.dtype": "bfloat16"})
+    c = make_config(folders["bert"], data, "prefix", **COMMON | UPPER | dict(train__total_steps=1))
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(resolved(c)))
+    place = (f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    code, _, err = jaxprompt(capsys, "train", *place, *words)
+    assert code == 0 and f"GiB in {tmp_path / 'run' / 'kept'}" in err

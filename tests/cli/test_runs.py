@@ -1,0 +1,371 @@
+"""config.runs through the command line: each run is as if it had been alone."""
+
+import json
+
+import numpy as np
+import pytest
+from test_resume import arrays
+from tiny_run import (
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    sentences,
+    timeless,
+    write_rows,
+)
+
+from jaxprompt import build, group
+from jaxprompt.cli import sweep
+from jaxprompt.cli.options import resolved
+from jaxprompt.cli.train import run
+from jaxprompt.group import loop
+from jaxprompt.group.loop import Together
+
+SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
+GRID = dict(runs__seeds="1,2", runs__lr="1e-2,3e-2")
+NAMES = [f"seed={seed},lr={rate}" for seed in (1, 2) for rate in (0.01, 0.03)]
+WORDS = {"head.name": "verbalizer", "task.words": "beast,food,tool"}
+SAME = ("method", "seed", "trained", "total", "steps", "skipped", "best_step", "dev", "test")
+
+
+def write(c, folder):
+    """Writes a config. -> the flags of a run of it in `folder`"""
+    path = folder / "grid.json"
+    path.write_text(json.dumps(resolved(c)))
+    return f"--config={path}", f"--workdir={folder / 'grid'}"
+
+
+def results(folder):
+    return {p.parent.name: json.loads(p.read_text()) for p in folder.glob("*/result.json")}
+
+
+def losses(folder):
+    lines = read_lines(folder / "metrics.jsonl")
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def compare(c, folder):
+    """Does the runs of a grid in `folder` alone too, and compares."""
+    for own in group.list_runs(c, str(folder.parent / "alone")):
+        expected, together = run(own.config, str(own.folder)), folder / own.name
+        found = json.loads((together / "result.json").read_text())
+        assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}, own.name
+        np.testing.assert_allclose(losses(together), losses(own.folder), rtol=1e-3)
+        given, right = (json.loads((f / "config.json").read_text()) for f in (together, own.folder))
+        assert given == right
+
+
+@pytest.fixture(scope="module")
+def config(backbone, data):
+    return make_config(backbone, data, "prefix", **SHORT, **GRID)
+
+
+@pytest.fixture(scope="module")
+def grid(config, tmp_path_factory):
+    """The folder of a grid that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole") / "grid"
+    assert sweep.train_grid(config, str(folder)) == 0
+    return folder
+
+
+def test_every_run_is_as_if_alone(config, grid):
+    """With AdamW and every kind of dropout: the shapes are the same, so are the masks."""
+    compare(config, grid)
+
+
+def test_a_table_and_the_best_rate_of_each_seed(config, grid, capsys):
+    assert sweep.train_grid(config, str(grid)) == 0  # again: nothing is left to do
+    out, err = capsys.readouterr()
+    assert "at once" not in err
+    found = results(grid)
+    assert list(sorted(found)) == NAMES
+    best = [max(NAMES[i : i + 2], key=lambda n: found[n]["dev"]["accuracy"]) for i in (0, 2)]
+    tests = [found[name]["test"]["accuracy"] for name in best]
+    row = out.splitlines()[-1]
+    assert row.startswith("| best on dev | 2 |")
+    assert f"{np.mean(tests):.3f} ± {np.std(tests):.3f}" in row
+    assert [line.split(" | ")[:2] for line in out.splitlines()[2:4]] == [
+        ["| lr=0.01", "2"], ["| lr=0.03", "2"],
+    ]  # fmt: skip
+
+
+def test_the_folder_of_a_run_serves_every_verb(grid, capsys):
+    folder = grid / NAMES[1]
+    place = (f"--config={folder / 'config.json'}", f"--workdir={folder}")
+    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
+    expected = results(grid)[NAMES[1]]["test"]
+    assert code == 0 and json.loads(out)["accuracy"] == expected["accuracy"], err
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    assert jaxprompt(capsys, "predict", place[1], "--text=a cat")[0] == 0
+    code, _, err = jaxprompt(capsys, "train", *place)
+    assert code == 0 and "already trained" in err
+
+
+class Cut(Exception):
+    """Ends a group as a kill would."""
+
+
+def assert_same_end(found, expected):
+    """Compares every file of all runs bit for bit, times aside."""
+    for name in NAMES:
+        assert timeless(results(found)[name]) == timeless(results(expected)[name])
+        lines, right = (read_lines(f / name / "metrics.jsonl") for f in (found, expected))
+        assert list(map(timeless, lines)) == list(map(timeless, right))
+        numbers, others = (arrays(f / name / "checkpoints/best")[0] for f in (found, expected))
+        for leaf in others:
+            assert numbers[leaf].tobytes() == others[leaf].tobytes()
+
+
+@pytest.mark.parametrize("moment", ["step 3", "step 5", "between", "tests", "results"])
+def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_path, monkeypatch):
+    def cut_at(owner, name, when):
+        original = getattr(owner, name)
+
+        def call(self, *args, **kwargs):
+            if when(self):
+                raise Cut
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    folder, calls = tmp_path / "grid", []
+    with monkeypatch.context():
+        if moment.startswith("step"):
+            cut_at(Together, "_live", lambda t: t.step == int(moment[-1]))
+        elif moment == "between":  # evaluated and logged, not saved
+            cut_at(Together, "_save", lambda t: t.step == 4)
+        elif moment == "tests":
+            cut_at(Together, "_finish", lambda t: True)
+        else:  # two of four results are there
+            write_atomic = loop.write_atomic
+
+            def write(*args):
+                calls.append(args)
+                if len(calls) == 3:
+                    raise Cut
+                write_atomic(*args)
+
+            monkeypatch.setattr(loop, "write_atomic", write)
+        with pytest.raises(Cut):
+            sweep.train_grid(config, str(folder))
+        monkeypatch.undo()
+    assert len(results(folder)) == (2 if moment == "results" else 0)
+    assert sweep.train_grid(config, str(folder)) == 0
+    assert_same_end(folder, grid)
+
+
+def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
+    import os
+    import signal
+
+    folder, live = tmp_path / "grid", Together._live
+
+    def signal_once(self):
+        if self.step == 3 and not hasattr(self, "asked"):
+            self.asked = os.kill(os.getpid(), signal.SIGTERM)
+        return live(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Together, "_live", signal_once)
+        assert sweep.train_grid(config, str(folder)) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "stopped by SIGTERM at step" in err and not results(folder)
+    assert sweep.train_grid(config, str(folder)) == 0
+    assert "resumed at step" in capsys.readouterr().err
+    assert_same_end(folder, grid)
+
+
+def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
+    """A rate of 0 gains nothing, so that its run ends early."""
+    monkeypatch.setattr(loop, "WORTH", 0)
+    c = make_config(
+        backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
+        runs__lr="0,3e-2", train__patience=2,
+    )  # fmt: skip
+    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert "1 of 2 runs go on, 1 at once" in capsys.readouterr().err
+    ends = {name: result["steps"] for name, result in results(tmp_path / "grid").items()}
+    assert ends == {"lr=0": 6, "lr=0.03": 8}
+    compare(c, tmp_path / "grid")
+
+
+def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
+    c = make_config(
+        backbone, data, "prefix", **SHORT, runs__lr="1e-2,1e38", train__max_streak=2,
+        optim__clip=0,
+    )  # fmt: skip
+    place = write(c, tmp_path)
+    for _ in range(2):  # and again: neither is trained another time
+        code, out, err = jaxprompt(capsys, "train", *place)
+        assert code == 2 and "| lr=0.01 | 1 |" in out
+        assert "1 of 2 runs failed: lr=1e+38" in err.splitlines()[-1]
+        assert "lr=1e+38: 2 steps in a row were not finite" in err
+    broken = (tmp_path / "grid" / "lr=1e+38" / "error.txt").read_text()
+    assert "2 steps in a row were not finite" in broken and "optim.lr" in broken
+    assert list(results(tmp_path / "grid")) == ["lr=0.01"]
+
+
+def rows_file(folder, sizes):
+    """Lists train and dev rows for data seeds 0, 1, ... of the given sizes."""
+    lines = [
+        {"seed": seed, "train": list(range(n)), "dev": list(range(40, 40 + dev))}
+        for seed, (n, dev) in enumerate(sizes)
+    ]
+    return write_rows(folder / "rows.jsonl", lines)
+
+
+def test_splits_of_unequal_sizes(backbone, data, tmp_path, capsys):
+    """Dev is filled up; another number of steps an epoch is another group."""
+    fields = {
+        "data.protocol": "listed", "data.rows": rows_file(tmp_path, [(30, 7), (32, 3), (12, 5)]),
+        "data.eval_batch": 2, "data.multiple": 2, "runs.data_seeds": "0,1,2", "head.dropout": 0,
+        "backbone.dropout": 0, "prompt.dropout": 0,
+    }  # fmt: skip
+    c = make_config(backbone, data, "prefix", **SHORT, **fields)
+    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert "one after another: 2 + 1 runs" in capsys.readouterr().err
+    compare(c, tmp_path / "grid")
+
+
+def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys):
+    fields = WORDS | {
+        "task.template": "{text} about [mask] .", "prompt.text": "good", "backbone.dropout": 0,
+        "runs.words": "('beast,food,tool', 'cat,bread,saw', 'cat|dog,rice|bread,saw|nail')",
+        "runs.starts": "text,vocab",
+    }  # fmt: skip
+    c = make_config(backbone, data, "soft", **SHORT, **fields)
+    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    err = capsys.readouterr().err
+    assert "one after another: 4 + 2 runs" in err  # two words a class are other shapes
+    assert "start=vocab,words=cat+bread+saw" in results(tmp_path / "grid")
+    compare(c, tmp_path / "grid")
+
+
+OTHERS = {
+    "t5": ("prefix", {"prompt.dropout": 0}),
+    "gpt2": ("soft", {"head.pooler": "mean"}),
+    "bert": ("full", {}),
+    "electra": ("soft", {"trainable": "prompt/.*"}),  # a head that is drawn and does not train
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_backbones_and_all_that_trains(family, data, tmp_path):
+    folder = make_backbone(tmp_path / family, family)
+    method, fields = OTHERS[family]
+    fields = fields | {"head.dropout": 0, "backbone.dropout": 0, "runs.seeds": "1,2"}
+    c = make_config(folder, data, method, **SHORT, **fields)
+    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    compare(c, tmp_path / "grid")
+
+
+def test_free_texts(data, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for seed, (name, size) in enumerate({"train": 24, "dev": 6, "test": 6}.items()):
+        rows = [{"text": r["text"], "answer": r["label"]} for r in sentences(seed, size)]
+        write_rows(texts / f"{name}.jsonl", rows)
+    fields = {
+        "head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5,
+        "data.max_len": 30, "runs.seeds": "1,2", "task.template": "{text}",
+    }  # fmt: skip
+    c = make_config(make_backbone(tmp_path / "t5", "t5"), texts, "soft", **SHORT, **fields)
+    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    compare(c, tmp_path / "grid")
+
+
+@pytest.mark.parametrize("limit", ["size", "memory"])
+def test_chunks(limit, config, grid, tmp_path, capsys, monkeypatch):
+    c = config.copy_and_resolve_references()
+    if limit == "size":
+        c.runs.size = 2
+    else:
+        monkeypatch.setattr(group, "fitting", lambda programs, wanted, *_: 2)
+    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    why = "config.runs.size=2" if limit == "size" else "memory"
+    assert f"4 runs in 2 chunks: {why} holds 2 at once" in capsys.readouterr().err
+    expected = results(grid)
+    for name, result in results(tmp_path / "grid").items():
+        assert {n: result[n] for n in SAME} == {n: expected[name][n] for n in SAME}
+        np.testing.assert_allclose(losses(tmp_path / "grid" / name), losses(grid / name), rtol=1e-3)
+
+
+def test_runs_lie_on_the_devices_of_a_mesh(grid, backbone, data, tmp_path):
+    c = make_config(backbone, data, "prefix", **SHORT, **GRID, mesh__data=4)
+    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    for name in NAMES:
+        np.testing.assert_allclose(losses(tmp_path / "grid" / name), losses(grid / name), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"runs.lr": "0.01,1e-2"}, "config.runs has the run lr=0.01 twice"),
+        ({"runs.seeds": "1,x"}, "runs.seeds='1,x' must be a list"),
+        ({"runs.seeds": "-1"}, "runs.seeds=-1 must be in [0, 2**32)"),
+        ({"runs.lr": "-0.1,1"}, "runs.lr=-0.1 must be at least 0"),
+        ({"runs.starts": "vocab"}, "config.runs.starts needs a method with prompt.start"),
+        ({"runs.seeds": "1,2", "cache.where": "host"}, "cache.where=host is of one run"),
+        ({"runs.rate": "1"}, "unknown config field 'runs.rate'"),
+        ({"runs.lr": "1,2", "optim.name": "adamx"}, "optim.name='adamx' is unknown"),
+    ],
+)  # fmt: skip
+def test_a_grid_that_is_wrong(changes, words, train):
+    assert words in train(**changes)
+
+
+def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path):
+    folder = tmp_path / "grid"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Together, "_finish", lambda self: (_ for _ in ()).throw(Cut()))
+        with pytest.raises(Cut):
+            sweep.train_grid(config, str(folder))
+    runs = group.list_runs(config, str(folder))[:2]
+    with pytest.raises(build.InputError, match="which is none of these runs"):
+        group.train(runs, str(folder), terminated=lambda: False)
+
+
+def test_flags_make_a_grid(backbone, data, tmp_path):
+    c = make_config(backbone, data, "prefix", **GRID)
+    assert [own.name for own in group.list_runs(c, str(tmp_path))] == NAMES
+    assert c.runs.lr == (0.01, 0.03) and flags({"runs.lr": "1"}) == ["--config.runs.lr=1"]
+
+
+SWEEP = """
+from configs.base import get_config as base
+from configs.parts import methods
+
+
+def get_config(method="prefix"):
+    c = base()
+    getattr(methods, method)(c)
+    return c
+
+
+def sweep():
+    for seed in (1, 2):
+        for rate in (0.01, 0.03):
+            yield {"config": "prefix", "seed": seed, "optim.lr": rate}
+    yield {"config": "head_only", "seed": 1, "optim.lr": 0.01}
+"""
+
+
+def test_a_sweep_trains_together_what_it_can(config, grid, tmp_path, capsys):
+    file = tmp_path / "grid.py"
+    file.write_text(SWEEP)
+    given = {name: value for name, value in resolved(config).items() if name != "runs"}
+    fields = {f"train.{n}": given["train"][n] for n in ("total_epochs", "total_steps")}
+    fields |= {f"train.{n}": given["train"][n] for n in ("eval_steps", "log_steps", "tensorboard")}
+    fields |= {f"data.{n}": given["data"][n] for n in ("source", "max_len", "multiple", "batch")}
+    fields |= {"task.name": "custom", "task.fields": "text", "mesh.data": 1}
+    fields |= {"backbone.path": given["backbone"]["path"]}
+    words = (f"--config={file}", f"--workdir={tmp_path / 'runs'}", "--run", *flags(fields))
+    code, out, err = jaxprompt(capsys, "sweep", *words)
+    assert code == 0, err
+    assert "4 runs at once" in err and "-- head_only" in err
+    assert "| prefix best on dev | 2 |" in out and "head_only best" not in out
+    assert len(results(tmp_path / "runs")) == 5
+    code, again, err = jaxprompt(capsys, "sweep", *words)
+    assert (code, again) == (0, out) and "at once" not in err
