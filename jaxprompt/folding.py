@@ -1,5 +1,6 @@
 """Folding: a trained method as the constants that it adds, without what computed them."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jaxprompt.model import Model, Params
 from jaxprompt.prompts import Method
 from jaxprompt.prompts.fixed import PARTS
 from jaxprompt.prompts.fixed import Prompt as Fixed
+from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 
@@ -34,3 +36,13 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
             arrays[f"{name}k"] = np.asarray(prefix.k[first:last, 0], np.float32)  # [L, P, N, D]
             arrays[f"{name}v"] = np.asarray(prefix.v[first:last, 0], np.float32)
     return Fixed(dims=prompt.dims, **fields), arrays
+
+
+def fold_flat(
+    model: Model, trainable: Flat, frozen: Flat, batch: Batch
+) -> tuple[Model, Flat, Flat]:
+    """Folds the prompt of a model whose numbers are divided. -> (model, trainable, frozen)"""
+    prompt, arrays = fold(model, merge(trainable, frozen), batch)
+    others = lambda flat: {n: x for n, x in flat.items() if not n.startswith("prompt/")}
+    folded = {f"prompt/{name}": array for name, array in arrays.items()}
+    return dataclasses.replace(model, prompt=prompt), others(trainable) | folded, others(frozen)

@@ -20,11 +20,12 @@ from jaxprompt.data import words
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.target import read_answer
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.evaluate import evaluate, make_writer, place_step, write_texts
+from jaxprompt.evaluate import Step, evaluate, make_writer, place_step, write_texts
 from jaxprompt.fields import check_fields
+from jaxprompt.folding import fold_flat
 from jaxprompt.losses import free_text, make_loss
 from jaxprompt.metrics import score_texts
-from jaxprompt.model import backbone_shapes
+from jaxprompt.model import Model, backbone_shapes
 from jaxprompt.optim import make_optimizer, make_schedule
 from jaxprompt.prompts import make_prompt
 from jaxprompt.prompts.soft import warm_start
@@ -170,31 +171,40 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
 def build_measure(
     c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
 ) -> Callable[..., dict[str, float]]:
-    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
-    if not scorer.is_text:
-        kept = kept or Kept(scorer)
-        whole, rest = (
-            place_step(placement, make_eval_step(model)) for model in (scorer.model, kept.model)
-        )
+    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape.
 
-        def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
-            batches = (kept.give(split, batch) for batch in eval_batches(scorer, split))
-            return evaluate(
-                rest if kept.holds(split) else whole, trainable, frozen, batches, split.labels,
-                split.counts, scorer.task.metric, scorer.classes,
-            )[0]  # fmt: skip
-
-        return measure
+    A prompt that is computed from other numbers is computed once a pass, not once a batch.
+    """
+    kept, steps = kept or Kept(scorer), {}
+    # On several hosts an array is not a single process's to look at.
+    folds = scorer.model.prompt.is_computed() and jax.process_count() == 1
     pad = scorer.layout.pad_id
-    write = make_writer(placement, c.generate, scorer.model, scorer.tokenizer, pad)
 
-    def measure_texts(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
-        passes = eval_batches(scorer, split)
-        size = len(split.references)
-        texts = write_texts(write, trainable, frozen, passes, size, scorer.tokenizer)
-        return score_texts(scorer.task.metric, split.references, texts)
+    def make(model: Model) -> Step:
+        if scorer.is_text:
+            return make_writer(placement, c.generate, model, scorer.tokenizer, pad)
+        return place_step(placement, make_eval_step(model))
 
-    return measure_texts
+    def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
+        goes_on = not scorer.is_text and kept.holds(split)
+        model = kept.model if goes_on else scorer.model
+        if folds:
+            example = scorer.one_batch(split.rows[:1])
+            model, trainable, frozen = fold_flat(model, trainable, frozen, example)
+        if goes_on not in steps:  # of equal shapes in every pass
+            steps[goes_on] = make(model)
+        step = steps[goes_on]
+        batches, size = eval_batches(scorer, split), len(split.labels)
+        if scorer.is_text:
+            texts = write_texts(step, trainable, frozen, batches, size, scorer.tokenizer)
+            return score_texts(scorer.task.metric, split.references, texts)
+        batches = (kept.give(split, batch) for batch in batches) if goes_on else batches
+        return evaluate(
+            step, trainable, frozen, batches, split.labels, split.counts, scorer.task.metric,
+            scorer.classes,
+        )[0]  # fmt: skip
+
+    return measure
 
 
 # -- weights ------------------------------------------------------------------------------------

@@ -37,6 +37,10 @@ class Method(nn.Module):
         """Tells by how much the positions of what the decoder is fed move."""
         return 0
 
+    def is_computed(self) -> bool:
+        """Tells whether folding spares work: what is added is computed from other numbers."""
+        return False
+
     def needs_decoder(self, *fields: str) -> None:
         """Raises InputError where one of these fields asks for a decoder that is not there."""
         for field in fields:

@@ -76,6 +76,10 @@ class Prompt(Method):
         """Tells by how much the positions of what the decoder is fed move."""
         return self.decoder if self.shift else 0
 
+    def is_computed(self) -> bool:
+        """Tells whether folding spares work: the MLP's."""
+        return self.hidden > 0
+
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes the prefixes. -> k, v [L, 1 (B under dropout), P, N, D]"""
