@@ -29,8 +29,11 @@ LENGTHS = {"soft": 20, "prefix": 16}
 # -- the comparison -------------------------------------------------------------------------------
 
 
-def make_cell(kind: str, runs: int, steps: int, data: str):
-    """Makes the config of a cell: TREC, 16 rows a class for train and for dev, MiniLM."""
+def make_cell(kind: str, runs: int, steps: int, data: str, size: int = 0):
+    """Makes the config of a cell: TREC, 16 rows a class for train and for dev, MiniLM.
+
+    `size` runs train at once; that of the rates leaves each seed, with its rows, to itself.
+    """
     from configs import base
     from configs.parts import backbones, methods, tasks
 
@@ -43,10 +46,11 @@ def make_cell(kind: str, runs: int, steps: int, data: str):
     source = Path(data) / "trec"
     c.data.source, c.data.protocol = str(source), "listed"
     c.data.rows, c.data.batch = str(source / "kshot_16.jsonl.gz"), 16
+    c.data.eval_batch = 32  # divides the 96 rows of dev: no filling
     c.train.total_epochs, c.train.total_steps, c.train.eval_steps = 0.0, steps, 6
     c.train.save_steps, c.train.tensorboard, c.train.test = steps, False, False
     seeds, rates = SIZES[runs]
-    c.runs.data_seeds, c.runs.lr = SEEDS[:seeds], RATES[:rates]
+    c.runs.data_seeds, c.runs.lr, c.runs.size = SEEDS[:seeds], RATES[:rates], size
     return c
 
 
@@ -60,9 +64,9 @@ def train_cells(run: Callable[[list[str]], dict], args: argparse.Namespace) -> l
 
 
 def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[dict]:
-    def words(side: str, name: str, runs: int) -> list[str]:
-        path = folder / f"{runs}.json"
-        path.write_text(json.dumps(make_cell(kind, runs, args.steps, args.data).to_dict()))
+    def words(side: str, name: str, runs: int, size: int = 0) -> list[str]:
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(make_cell(kind, runs, args.steps, args.data, size).to_dict()))
         return [side, "--config", str(path), "--workdir", str(folder / name)]
 
     def timed(command: list[str]) -> dict:
@@ -82,9 +86,9 @@ def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[
         rows.append(row | {"dev": sum(found["dev"]) / len(found["dev"]), "devs": found["dev"]})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 
-    def together(runs: int) -> None:
-        found = timed(words("together", f"together{runs}", runs))
-        add("one program", runs, runs, found["wall"], found)
+    def together(runs: int, side: str = "one program", size: int = 0) -> None:
+        found = timed(words("together", f"{runs}-{size}", runs, size))
+        add(side, runs, runs, found["wall"], found)
 
     def alone() -> None:
         each = [timed([*words("turns", f"alone{n}", total), "--numbers", str(n)]) for n in taken]
@@ -107,6 +111,7 @@ def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[
 
     ways = {
         "together": lambda: together(total), "peft": peft,
+        "seeds": lambda: together(total, "a seed at a time", SIZES[total][1]),
         "turns": lambda: scaled("turns", "one process", []), "alone": alone,
         "curve": lambda: [together(runs) for runs in SIZES if runs < total],
     }  # fmt: skip
