@@ -82,6 +82,12 @@ class Checkpoints:
         """
         return _read(self._root, step, template)
 
+    def position(self) -> dict:
+        """Reads the newest position alone; errors as in `restore`."""
+        with _checkpointer() as checkpointer:
+            args = ocp.args.Composite(position=ocp.args.JsonRestore())
+            return checkpointer.restore(_find(self._root, None), args=args).position
+
     def restore_best(self, template: Tree) -> tuple[Tree, dict]:
         """Reads (trainable, info) of the best so far; errors as in `restore`."""
         return _read(self._best, None, template)

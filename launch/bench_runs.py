@@ -32,7 +32,7 @@ LENGTHS = {"soft": 20, "prefix": 16}
 def make_cell(kind: str, runs: int, steps: int, data: str, size: int = 0):
     """Makes the config of a cell: TREC, 16 rows a class for train and for dev, MiniLM.
 
-    `size` runs train at once; that of the rates leaves each seed, with its rows, to itself.
+    `size` runs train at once; 0 leaves it to the program.
     """
     from configs import base
     from configs.parts import backbones, methods, tasks
@@ -111,9 +111,9 @@ def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[
 
     ways = {
         "together": lambda: together(total), "peft": peft,
-        "seeds": lambda: together(total, "a seed at a time", SIZES[total][1]),
+        "whole": lambda: together(total, "all at once", total),
         "turns": lambda: scaled("turns", "one process", []), "alone": alone,
-        "curve": lambda: [together(runs) for runs in SIZES if runs < total],
+        "curve": lambda: [together(runs, "all at once", runs) for runs in SIZES if runs < total],
     }  # fmt: skip
     for name in args.sides.split(","):
         ways[name]()

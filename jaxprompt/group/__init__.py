@@ -22,6 +22,7 @@ from jaxprompt.group.loop import Together
 from jaxprompt.group.members import (
     Member,
     Shared,
+    at_once,
     by_shape,
     longest,
     prepare,
@@ -170,14 +171,20 @@ class _Work:
         known = saved["chunks"] if saved["size"] == self.size else [self.started]
         chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
         chunks.sort(key=lambda chunk: chunk != self.started)
-        rest = [name for name in names if not any(name in chunk for chunk in chunks)]
+        rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
         if rest:
-            size = self.size or fit([names[name] for name in rest])
-            more = [rest[i : i + size] for i in range(0, len(rest), size)]
-            if len(more) > 1:
+            sets = [rest] if self.size else at_once(rest)
+            size = self.size or fit(max(sets, key=len))
+            more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
+            if len(more) > len(sets):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"
                 log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} holds {size} at once")
-            chunks += more
+            elif len(more) > 1:
+                log.say(
+                    f"{len(rest)} runs in {len(more)} chunks: on a CPU those with the same batches "
+                    "train at once, others would fill them up; config.runs.size takes more"
+                )
+            chunks += [[member.run.name for member in chunk] for chunk in more]
             others = [chunk for chunk in saved["chunks"] if not set(chunk) & set(names)]
             text = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
             write_atomic(path, text + "\n")

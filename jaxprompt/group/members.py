@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxprompt import build, rng, tree
@@ -135,6 +136,19 @@ def by_shape(members: Sequence[Member]) -> list[list[Member]]:
     for member in members:
         groups.setdefault(member.shape(), []).append(member)
     return list(groups.values())
+
+
+def at_once(members: Sequence[Member]) -> list[list[Member]]:
+    """Divides members of equal shapes into those that are worth training at once.
+
+    On a CPU these are runs with the same batches, such as the rates of a seed. Batches of others
+    would be filled up to the longest of all, and two cores are busy with a few runs.
+    """
+    sets: dict[tuple, list[Member]] = {}
+    for member in members:
+        sets.setdefault((member.run.config.seed, id(member.splits["train"])), []).append(member)
+    worth = jax.default_backend() == "cpu" and max(map(len, sets.values())) > 1
+    return list(sets.values()) if worth else [list(members)]
 
 
 def is_shared(members: Sequence[Member], split: str) -> bool:

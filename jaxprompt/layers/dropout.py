@@ -6,11 +6,34 @@ from flax import linen as nn
 
 
 def draw_keep(shape, rate: float, key):
-    """Draws which elements stay: False with probability `rate`. -> bool `shape`"""
+    """Draws which elements stay: False with probability `rate`. -> bool `shape`
+
+    Whether an element stays follows from its place, not from how long the last two axes are, so
+    padding after it changes nothing. Only JAX's default generator, threefry, can do so; any other
+    draws for the shape as a whole.
+    """
     *rows, last = shape
-    bits = jax.random.bits(key, (*rows, (last + 1) // 2), jnp.uint32)
-    halves = jnp.concatenate([bits & 0xFFFF, bits >> 16], axis=-1)[..., :last]
-    return halves >= round(rate * 65536)
+    words = (last + 1) // 2
+    if str(jax.random.key_impl(key)) == "threefry2x32":
+        keys = key
+        for size in reversed(rows):
+            keys = _fold(keys, size)
+        draw = lambda key: jax.random.bits(key, (words,), jnp.uint32)
+        for _ in rows:
+            draw = jax.vmap(draw)
+        bits = draw(keys)
+    else:
+        bits = jax.random.bits(key, (*rows, words), jnp.uint32)
+    halves = jnp.stack([bits & 0xFFFF, bits >> 16], axis=-1)
+    return halves.reshape(*rows, 2 * words)[..., :last] >= round(rate * 65536)
+
+
+def _fold(keys, size: int):
+    """Folds 0 to size - 1 into each key. [...] -> [size, ...]"""
+    fold = jax.random.fold_in
+    for _ in range(keys.ndim):
+        fold = jax.vmap(fold, (0, None))
+    return jax.vmap(fold, (None, 0))(keys, jnp.arange(size))
 
 
 def thin(x, keep, rate: float):
