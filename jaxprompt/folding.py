@@ -11,7 +11,7 @@ from jaxprompt.prompts import Method
 from jaxprompt.prompts.fixed import PARTS
 from jaxprompt.prompts.fixed import Prompt as Fixed
 from jaxprompt.tree import Flat, merge
-from jaxprompt.types import Batch
+from jaxprompt.types import Batch, Injection
 
 
 def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, Any]]:
@@ -19,11 +19,14 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
 
     `batch` is any batch: the injection must not depend on it.
     """
-    streams = jax.device_get(model.inject(params, batch))._asdict()
-    prompt = model.prompt
+    return as_constants(model.prompt, jax.device_get(model.inject(params, batch)))
+
+
+def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, Any]]:
+    """Makes the `fixed` method of what a prompt adds, as numpy arrays. -> (method, its params)"""
     fields = {"shift": prompt.position_shift(), "shift_decoder": prompt.decoder_shift()}
     arrays: dict[str, Any] = {}
-    for stream, (slots, prefix) in streams.items():
+    for stream, (slots, prefix) in streams._asdict().items():
         name = PARTS[stream]
         if slots is not None:
             fields[f"{name}slots"] = slots.shape[1]
@@ -43,6 +46,11 @@ def fold_flat(
 ) -> tuple[Model, Flat, Flat]:
     """Folds the prompt of a model whose numbers are divided. -> (model, trainable, frozen)"""
     prompt, arrays = fold(model, merge(trainable, frozen), batch)
-    others = lambda flat: {n: x for n, x in flat.items() if not n.startswith("prompt/")}
-    folded = {f"prompt/{name}": array for name, array in arrays.items()}
-    return dataclasses.replace(model, prompt=prompt), others(trainable) | folded, others(frozen)
+    folded = dataclasses.replace(model, prompt=prompt)
+    return folded, replace_prompt(trainable, arrays), replace_prompt(frozen, {})
+
+
+def replace_prompt(flat: Flat, arrays: dict[str, Any]) -> Flat:
+    """Puts other numbers in the place of a prompt's."""
+    others = {name: leaf for name, leaf in flat.items() if not name.startswith("prompt/")}
+    return others | {f"prompt/{name}": array for name, array in arrays.items()}

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_FLAGS = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in _FLAGS:
-    os.environ["XLA_FLAGS"] = f"{_FLAGS} --xla_force_host_platform_device_count=8".strip()
+# Nearly all of the time goes into compiling tiny programs, which LLVM need not make fast.
+_FLAGS = ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=1")
+_GIVEN = os.environ.get("XLA_FLAGS", "")
+_MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]
+os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_MISSING]).strip()
 
 
 @pytest.fixture(scope="session")

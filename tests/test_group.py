@@ -38,6 +38,7 @@ CASES = {  # family, method, its fields, of batches, patterns of what trains
     "t5": ("t5", "prefix", dict(length=2, decoder=2, cross=2), dict(decoder_shift=2), None),
     "t5_soft": ("t5", "soft", dict(length=3, decoder=2), dict(slots=3, decoder_slots=2), None),
     "gpt2": ("gpt2", "soft", dict(length=3), SLOTS, None),
+    "computed": ("bert", "prefix", dict(length=3, hidden=4), dict(shift=3), None),
 }
 EXACT = ("soft", "prefix", "head_only", "t5", "gpt2")
 
@@ -78,7 +79,7 @@ def stack_trees(trees):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def train(case, make_tx, steps, dropout=0.0):
+def train(case, make_tx, steps, dropout=0.0, lengths=None):
     """Trains runs alone and together. -> states alone, states together, losses of both"""
     model, starts, frozen = parts(case, dropout)
     txs = [make_tx(rate) for rate in RATES]
@@ -91,7 +92,8 @@ def train(case, make_tx, steps, dropout=0.0):
     many = jit(make_group_step(model, txs[0], OBJECTIVES))
     losses = []
     for number in range(steps):
-        batches = [batch_of(case, 100 * i + number % 5) for i in range(len(RATES))]
+        change = lambda i: {} if lengths is None else dict(length=lengths[i])
+        batches = [batch_of(case, 100 * i + number % 5, **change(i)) for i in range(len(RATES))]
         found = [one(state, frozen, batch) for state, batch in zip(alone, batches, strict=True)]
         alone = [state for state, _ in found]
         together, measured = many(together, frozen, stack(batches, PAD, "right"), NONE)
@@ -115,9 +117,10 @@ def test_what_else_trains_does_too(case):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_adam_and_dropout_follow_the_curve_of_a_run_alone():
-    """The same keys draw the same masks, since the shapes are the same."""
-    _, _, losses, expected = train("prefix", adamw, 50, dropout=0.2)
+@pytest.mark.parametrize("case, lengths", [("prefix", (9, 12, 10)), ("t5", (9, 9, 11))])
+def test_adam_and_dropout_follow_the_curve_of_a_run_alone(case, lengths):
+    """The same keys draw the same masks, though batches are filled up to the longest."""
+    _, _, losses, expected = train(case, adamw, 50, 0.2, lengths)
     np.testing.assert_allclose(losses, expected, rtol=1e-3)
     assert len({round(loss, 4) for loss in losses[0]}) == 3
 
@@ -191,6 +194,22 @@ def test_runs_divide_over_the_data_axis(case, mesh, runs, apart):
     assert_close(jax.device_get(measured), jax.device_get(right), rtol=1e-4)
     # AdamW's first step is the gradient's sign: what is compared is the gradient's moments.
     assert_close(*(jax.device_get(s.opt_state) for s in (state, expected)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (4, 1)])
+def test_computed_prompts_are_folded(mesh):
+    """What is scored with holds what the prompt gives, and nothing that computes it."""
+    programs, state, _, own = make_programs("computed", mesh, 4)
+    batch = batch_of("computed", 7)
+    scores = functools.partial(programs.scores, batch=batch, own=own, runs=4, is_shared=True)
+    expected = scores(state.trainable)
+    again, *_ = make_programs("computed", mesh, 4)
+    folded = again.fold(state.trainable, batch_of("computed", 1), own, 4)
+    assert {name for name in folded if name.startswith("prompt/")} == {"prompt/k", "prompt/v"}
+    assert folded["prompt/k"].shape[:2] == (4, programs._model.backbone.dims.layers)
+    found = again.scores(folded, batch, own, 4, is_shared=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert np.ptp(expected, axis=0).max() > 0.01
 
 
 def test_rows_are_picked_kept_and_renewed():

@@ -31,6 +31,7 @@ from jaxprompt.group.members import (
 )
 from jaxprompt.group.memory import available, fitting
 from jaxprompt.group.program import Own, Programs
+from jaxprompt.sharding import Placement
 
 __all__ = ["Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
 
@@ -143,7 +144,7 @@ class _Work:
                 free = available(shared.placement.mesh)
                 return fitting(programs, len(rest), longest(rest), first, free)
 
-            for chunk in self._chunks(members, fit, log):
+            for chunk in self._chunks(members, shared.placement, fit, log):
                 resumed = {member.run.name for member in chunk} == set(self.started)
                 if resumed:
                     stand = self.checkpoints.position()
@@ -163,8 +164,9 @@ class _Work:
         return True
 
     def _chunks(
-        self, members: Sequence[Member], fit: Callable[[Sequence[Member]], int], log: runlog.RunLog
-    ) -> list[list[Member]]:
+        self, members: Sequence[Member], placement: Placement,
+        fit: Callable[[Sequence[Member]], int], log: runlog.RunLog,
+    ) -> list[list[Member]]:  # fmt: skip
         """Cuts members into those that train at once, as before where this is a restart."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
         saved = read_json(path) if path.exists() else {"size": self.size, "chunks": []}
@@ -173,7 +175,7 @@ class _Work:
         chunks.sort(key=lambda chunk: chunk != self.started)
         rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
         if rest:
-            sets = [rest] if self.size else at_once(rest)
+            sets = [rest] if self.size else at_once(rest, placement)
             size = self.size or fit(max(sets, key=len))
             more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
             if len(more) > len(sets):

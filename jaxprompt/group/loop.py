@@ -216,6 +216,8 @@ class Together:
         parts = [m.splits[split] for m in members]
         laid = members[:1] if same else members
         passes = [build.eval_batches(m.scorer, m.splits[split]) for m in laid]
+        example = members[0].scorer.one_batch(parts[0].rows[:1])
+        trainable = self.programs.fold(trainable, example, own, len(rows))
         scores: list[Any] = [None] * len(members)
         waiting = []
 

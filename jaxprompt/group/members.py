@@ -138,16 +138,17 @@ def by_shape(members: Sequence[Member]) -> list[list[Member]]:
     return list(groups.values())
 
 
-def at_once(members: Sequence[Member]) -> list[list[Member]]:
+def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
     """Divides members of equal shapes into those that are worth training at once.
 
     On a CPU these are runs with the same batches, such as the rates of a seed. Batches of others
-    would be filled up to the longest of all, and two cores are busy with a few runs.
+    would be filled up to the longest of all, and its cores are busy with a few runs.
     """
     sets: dict[tuple, list[Member]] = {}
     for member in members:
         sets.setdefault((member.run.config.seed, id(member.splits["train"])), []).append(member)
-    worth = jax.default_backend() == "cpu" and max(map(len, sets.values())) > 1
+    is_cpu = jax.default_backend() == "cpu" and placement.mesh.size == 1
+    worth = is_cpu and max(map(len, sets.values())) > 1
     return list(sets.values()) if worth else [list(members)]
 
 

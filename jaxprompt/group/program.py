@@ -15,12 +15,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxprompt.compiled import jit
+from jaxprompt.folding import as_constants, replace_prompt
 from jaxprompt.group.members import Words, with_words
 from jaxprompt.model import Model
 from jaxprompt.sharding import DATA, Placement, like, within
 from jaxprompt.state import TrainState
 from jaxprompt.steps import make_eval_step, make_train_step
-from jaxprompt.tree import Flat
+from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 
@@ -78,7 +79,7 @@ class Programs:
         self._make_step = functools.partial(
             make_group_step, model, tx, objectives, accumulate=accumulate
         )
-        self._model = model
+        self._model = self._scored = model
         self._one = jax.eval_shape(lambda x: x, state)
         self._specs = like(placement, self._one, placement.parameters(state.trainable))
         data = placement.mesh.shape[DATA]
@@ -172,9 +173,27 @@ class Programs:
         """Takes a step of every run; the state is donated. -> states, metrics [R]"""
         return self.compile(state, batch, own)(state, self.frozen, batch, own)
 
+    def fold(self, trainable: Flat, batch: Batch, own: Own, runs: int) -> Flat:
+        """Computes the prompt of every run once, for `scores`. `batch` is any of one run."""
+        if not self._model.prompt.is_computed():
+            return trainable
+        streams = jax.device_get(self._inject(trainable, self.frozen, batch, own))
+        each = [jax.tree.map(lambda x, i=i: x[i], streams) for i in range(runs)]
+        prompts, arrays = zip(*(as_constants(self._model.prompt, one) for one in each), strict=True)
+        self._scored = dataclasses.replace(self._model, prompt=prompts[0])  # all of equal fields
+        arrays = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
+        return replace_prompt(trainable, jax.device_put(arrays, self._lay(runs)))
+
+    @functools.cached_property
+    def _inject(self):
+        def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+            return self._model.inject(merge(trainable, frozen | own.frozen), batch)
+
+        return jax.jit(jax.vmap(one, in_axes=(0, None, None, 0)))
+
     def _make_scores(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None
-        scores = make_group_scores(self._model, is_shared=is_shared, axis=axis)
+        scores = make_group_scores(self._scored, is_shared=is_shared, axis=axis)
         return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
 
     def scores(self, trainable: Flat, batch: Batch, own: Own, runs: int, *, is_shared: bool):

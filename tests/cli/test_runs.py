@@ -24,7 +24,7 @@ from jaxprompt.group import loop
 from jaxprompt.group.loop import Together
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
-GRID = dict(runs__seeds="1,2", runs__lr="1e-2,3e-2")
+GRID = dict(runs__seeds="1,2", runs__lr="1e-2,3e-2", runs__size=4)
 NAMES = [f"seed={seed},lr={rate}" for seed in (1, 2) for rate in (0.01, 0.03)]
 WORDS = {"head.name": "verbalizer", "task.words": "beast,food,tool"}
 SAME = ("method", "seed", "trained", "total", "steps", "skipped", "best_step", "dev", "test")
@@ -59,7 +59,7 @@ def compare(c, folder):
 
 @pytest.fixture(scope="module")
 def config(backbone, data):
-    return make_config(backbone, data, "prefix", **SHORT, **GRID)
+    return make_config(backbone, data, "prefix", **SHORT, **GRID, data__multiple=4)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def grid(config, tmp_path_factory):
 
 
 def test_every_run_is_as_if_alone(config, grid):
-    """With AdamW and every kind of dropout: the shapes are the same, so are the masks."""
+    """With AdamW and every kind of dropout, though batches are filled up to those of others."""
     compare(config, grid)
 
 
@@ -276,24 +276,32 @@ def test_free_texts(data, tmp_path):
     compare(c, tmp_path / "grid")
 
 
-@pytest.mark.parametrize("limit", ["size", "memory"])
-def test_chunks(limit, config, grid, tmp_path, capsys, monkeypatch):
+CHUNKS = {
+    "config.runs.size=3 holds 3 at once": (3, [3, 1]),
+    "memory holds 1 at once": (0, [1, 1, 1, 1]),
+    "on a CPU those with the same batches train at once": (0, [2, 2]),
+}
+
+
+@pytest.mark.parametrize("why", CHUNKS)
+def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
     c = config.copy_and_resolve_references()
-    if limit == "size":
-        c.runs.size = 2
-    else:
-        monkeypatch.setattr(group, "fitting", lambda programs, wanted, *_: 2)
+    c.runs.size, sizes = CHUNKS[why]
+    if why.startswith("memory"):
+        monkeypatch.setattr(group, "fitting", lambda *_: 1)
     assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
-    why = "config.runs.size=2" if limit == "size" else "memory"
-    assert f"4 runs in 2 chunks: {why} holds 2 at once" in capsys.readouterr().err
+    assert f"4 runs in {len(sizes)} chunks: {why}" in capsys.readouterr().err
+    chunks = json.loads((tmp_path / "grid/chunks.json").read_text())["chunks"]
+    assert list(map(len, chunks)) == sizes
     expected = results(grid)
     for name, result in results(tmp_path / "grid").items():
         assert {n: result[n] for n in SAME} == {n: expected[name][n] for n in SAME}
         np.testing.assert_allclose(losses(tmp_path / "grid" / name), losses(grid / name), rtol=1e-3)
 
 
-def test_runs_lie_on_the_devices_of_a_mesh(grid, backbone, data, tmp_path):
-    c = make_config(backbone, data, "prefix", **SHORT, **GRID, mesh__data=4)
+def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
+    c = config.copy_and_resolve_references()
+    c.runs.size, c.mesh.data = 0, 4
     assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
     for name in NAMES:
         np.testing.assert_allclose(losses(tmp_path / "grid" / name), losses(grid / name), rtol=1e-3)
@@ -352,7 +360,7 @@ def sweep():
 """
 
 
-def test_a_sweep_trains_together_what_it_can(config, grid, tmp_path, capsys):
+def test_a_sweep_trains_together_what_it_can(config, tmp_path, capsys):
     file = tmp_path / "grid.py"
     file.write_text(SWEEP)
     given = {name: value for name, value in resolved(config).items() if name != "runs"}
@@ -364,7 +372,7 @@ def test_a_sweep_trains_together_what_it_can(config, grid, tmp_path, capsys):
     words = (f"--config={file}", f"--workdir={tmp_path / 'runs'}", "--run", *flags(fields))
     code, out, err = jaxprompt(capsys, "sweep", *words)
     assert code == 0, err
-    assert "4 runs at once" in err and "-- head_only" in err
+    assert "4 runs in 2 chunks" in err and "2 runs at once" in err and "-- head_only" in err
     assert "| prefix best on dev | 2 |" in out and "head_only best" not in out
     assert len(results(tmp_path / "runs")) == 5
     code, again, err = jaxprompt(capsys, "sweep", *words)

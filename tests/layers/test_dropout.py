@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_equal
 
-from jaxprompt.layers.dropout import Dropout, drop
+from jaxprompt.layers.dropout import Dropout, draw_keep, drop
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
@@ -46,3 +46,19 @@ def test_module_is_the_identity_where_it_should_be():
 
 def test_bfloat16_stays():
     assert drop(jnp.ones(8, jnp.bfloat16), 0.1, jax.random.key(0)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("small, large", [((2, 3, 5, 8), (2, 3, 9, 13)), ((4, 7), (6, 8))])
+def test_padding_changes_nothing(small, large):
+    """Of hidden states [B, T, H] and probabilities [B, N, T, S], whatever T and S are."""
+    key = jax.random.key(3)
+    within = tuple(slice(size) for size in small)
+    found = [np.asarray(draw_keep(shape, 0.4, key)) for shape in (small, large)]
+    assert_equal(found[0], found[1][within])
+    rows = found[1].reshape(-1, large[-1])
+    assert len({row.tobytes() for row in rows}) == len(rows)
+
+
+def test_other_generators_draw_too():
+    found = draw_keep((200, 301), 0.3, jax.random.key(0, impl="rbg"))
+    assert found.shape == (200, 301) and abs(found.mean() - 0.7) < 0.01
