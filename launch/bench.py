@@ -391,7 +391,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=LENGTHS, default="", help="one method alone (runs, ops)")
     parser.add_argument("--runs", type=int, choices=SIZES, default=20, help="of a cell (runs)")
     parser.add_argument("--take", type=int, default=20, help="runs of a cell that are timed (runs)")
-    parser.add_argument("--sides", default="together,whole,peft,turns,alone,curve", help="of runs")
+    parser.add_argument("--sides", default="together,peft,turns,alone,curve", help="of runs")
     args = parser.parse_args()
     VERBS[args.verb](args)
 

@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--cache", choices=("off", "host", "disk"), required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--rows", type=int, default=1024, help="of the training split")
+    parser.add_argument("--rows", type=int, help="of the training split (all)")
     serve(parser.parse_args())
 
 

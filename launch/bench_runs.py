@@ -9,6 +9,8 @@ PEFT's read, encoded and in the order of ours (rows).
 import argparse
 import contextlib
 import copy
+import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -56,15 +58,38 @@ def make_cell(kind: str, runs: int, steps: int, data: str, size: int = 0):
 
 def train_cells(run: Callable[[list[str]], dict], args: argparse.Namespace) -> list[dict]:
     """Trains the cell of each method in every way; `run` starts a process. -> rows of a table"""
-    rows = []
+    rows, curve = [], "curve" in args.sides.split(",")
+    if curve and importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("the curve is drawn with matplotlib: pip install matplotlib")
     for kind in [args.kind] if args.kind else LENGTHS:
         with tempfile.TemporaryDirectory() as folder:
             rows += _train_cell(run, kind, args, Path(folder))
+    if curve:
+        draw(rows, Path(args.output).with_suffix(".png"))
     return rows
 
 
+def draw(rows: list[dict], path: Path) -> None:
+    """Draws runs a minute and the peak of memory against the number of runs at once."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2), ("runs a minute", "peak GiB"), strict=True):
+        for kind in LENGTHS:
+            found = [r for r in rows if r["method"] == kind and r["side"] == "all at once"]
+            points = sorted((row["runs"], row[name]) for row in found)
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", label=kind)
+        axes.set(xlabel="runs at once", ylabel=name, ylim=(0, None))
+        axes.legend()
+    figure.savefig(path, dpi=150)
+
+
 def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[dict]:
+    numbered = itertools.count()
+
     def words(side: str, name: str, runs: int, size: int = 0) -> list[str]:
+        name = f"{name}.{next(numbered)}"  # a folder of its own, so that nothing is there yet
         path = folder / f"{name}.json"
         path.write_text(json.dumps(make_cell(kind, runs, args.steps, args.data, size).to_dict()))
         return [side, "--config", str(path), "--workdir", str(folder / name)]
@@ -111,9 +136,8 @@ def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[
 
     ways = {
         "together": lambda: together(total), "peft": peft,
-        "whole": lambda: together(total, "all at once", total),
         "turns": lambda: scaled("turns", "one process", []), "alone": alone,
-        "curve": lambda: [together(runs, "all at once", runs) for runs in SIZES if runs < total],
+        "curve": lambda: [together(runs, "all at once", runs) for runs in SIZES if runs <= total],
     }  # fmt: skip
     for name in args.sides.split(","):
         ways[name]()
