@@ -138,11 +138,11 @@ class _Work:
         with runlog.RunLog(self.workdir, tensorboard=False, total=total) as log:
             log.say(tree.overview(own.state.trainable, frozen | own.own))
 
-            def fit(rest: Sequence[Member]) -> int:
-                log.say(f"compiling the step for {len(rest)} runs")
+            def fit(wanted: int, rest: Sequence[Member]) -> int:
+                log.say(f"compiling the step for {wanted} runs")
                 first = Own(words[members[0].run.name], own.own)
                 free = available(shared.placement.mesh)
-                return fitting(programs, len(rest), longest(rest), first, free)
+                return fitting(programs, wanted, longest(rest), first, free)
 
             for chunk in self._chunks(members, shared.placement, fit, log):
                 resumed = {member.run.name for member in chunk} == set(self.started)
@@ -165,7 +165,7 @@ class _Work:
 
     def _chunks(
         self, members: Sequence[Member], placement: Placement,
-        fit: Callable[[Sequence[Member]], int], log: runlog.RunLog,
+        fit: Callable[[int, Sequence[Member]], int], log: runlog.RunLog,
     ) -> list[list[Member]]:  # fmt: skip
         """Cuts members into those that train at once, as before where this is a restart."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
@@ -176,7 +176,7 @@ class _Work:
         rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
         if rest:
             sets = [rest] if self.size else at_once(rest, placement)
-            size = self.size or fit(max(sets, key=len))
+            size = self.size or fit(max(map(len, sets)), rest)
             more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
             if len(more) > len(sets):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"
