@@ -127,7 +127,7 @@ def get_config() -> ConfigDict:
     c.runs.starts = ()  # prompt.start
     c.runs.texts = ()  # prompt.text
     c.runs.words = ()  # task.words, an entry a run: "bad,good"
-    c.runs.size = 0  # runs at once at most; 0 = as many as memory holds
+    c.runs.size = 0  # runs at once; 0 = all that memory holds, on a CPU those with the same batches
 
     c.train = ConfigDict()  # exactly one total is above 0
     c.train.total_steps = 0

@@ -47,7 +47,7 @@ def train(
     runs: Sequence[Run], workdir: str, *, size: int = 0, terminated: Callable[[], bool],
     ready: Callable[[], None] = lambda: None,
 ) -> Outcome | None:  # fmt: skip
-    """Trains runs as few programs, `size` at once at most (0 = as many as memory holds).
+    """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
 
     Runs with a result are left as they are. A run that fails does not stop the others. `ready` is
     called once data and weights are read. Returns None where SIGTERM ended it early.
