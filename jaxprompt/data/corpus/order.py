@@ -1,0 +1,96 @@
+"""The order in which documents are taken: permutations without tables, and the held-out part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from jaxprompt.errors import InputError
+
+_ROUNDS = 8
+_MASK = 2**32 - 1
+
+
+class Shuffle(Sequence[int]):
+    """A permutation of range(n) drawn by `seeds`: any place in constant time, without memory.
+
+    A Feistel network over the next power of 4, walked on until it falls into the range (Black &
+    Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
+    """
+
+    def __init__(self, n: int, *seeds: int):
+        """Draws the keys; `seeds` are whole numbers from 0."""
+        self._n = n
+        # Over fewer than 2 x 4 bits the rounds cannot reach most permutations.
+        self._bits = max(4, -(-max(n - 1, 0).bit_length() // 2))
+        # Their number counts too: to SeedSequence itself (3,) and (3, 0) are the same.
+        bits = np.random.SeedSequence((len(seeds), *seeds))
+        self._keys = bits.generate_state(_ROUNDS).tolist()
+
+    def __len__(self) -> int:
+        """The n of range(n)."""
+        return self._n
+
+    def __getitem__(self, place: int) -> int:
+        """The number at `place`."""
+        if not 0 <= place < self._n:
+            raise IndexError(f"place {place} of a shuffle of {self._n}")
+        bits = self._bits
+        low = (1 << bits) - 1
+        number = place
+        while True:
+            left, right = number >> bits, number & low
+            for key in self._keys:
+                mixed = (right ^ key) * 0x9E3779B1 & _MASK
+                mixed = (mixed ^ mixed >> 15) * 0x85EBCA77 & _MASK
+                left, right = right, left ^ ((mixed ^ mixed >> 13) & low)
+            number = left << bits | right
+            if number < self._n:
+                return number
+
+
+@dataclass(frozen=True)
+class Share(Sequence[int]):
+    """The numbers of the documents of one side of a divided corpus."""
+
+    order: Shuffle
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """Documents of this side."""
+        return self.stop - self.start
+
+    def __getitem__(self, place: int) -> int:
+        """The document at `place`."""
+        if not 0 <= place < len(self):
+            raise IndexError(f"place {place} of {len(self)} documents")
+        return self.order[self.start + place]
+
+    def draw(self, index: int, seed: int) -> int:
+        """The document of visit `index` in endless epochs, each in an order of its own."""
+        epoch, place = divmod(index, len(self))
+        return self[_epoch(len(self), seed, epoch)[place]]
+
+
+@lru_cache(maxsize=16)
+def _epoch(size: int, seed: int, epoch: int) -> Shuffle:
+    return Shuffle(size, seed, epoch)
+
+
+def divide(documents: int, held_out: float, seed: int) -> tuple[Share, Share]:
+    """Divides range(documents) by `seed`. -> (training, held-out)
+
+    `held_out` is the held-out share, 0 to 1; a share over 0 gives at least one document.
+    """
+    if not 0 <= held_out < 1:
+        raise InputError(f"the held-out share {held_out} must be from 0 to below 1, e.g. 0.01")
+    kept = max(1, round(held_out * documents)) if held_out else 0
+    if kept >= documents:
+        raise InputError(
+            f"{documents} documents, {kept} of them held out, leave none to train on; "
+            "add text or lower the held-out share"
+        )
+    order = Shuffle(documents, seed)
+    return Share(order, kept, documents), Share(order, 0, kept)

@@ -1,0 +1,91 @@
+"""Which pieces of which documents stand in a row, planned from the documents' lengths alone."""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxprompt.errors import InputError
+
+
+class Fit(NamedTuple):
+    """How much text a row holds, in each of its S streams."""
+
+    cost: np.ndarray  # int [S, N + 1] places that n tokens of a document take, never falling in n
+    room: tuple[int, ...]  # [S] places of a row
+    least: int = 1  # tokens that a piece must have
+
+
+class Plan(NamedTuple):
+    """Pieces of documents, row by row. Row r holds the pieces first[r] to first[r + 1]."""
+
+    first: np.ndarray  # int64 [R + 1]
+    document: np.ndarray  # int64 [pieces]
+    start: np.ndarray  # int64 [pieces], a piece's tokens are start to stop of its document
+    stop: np.ndarray  # int64 [pieces]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.first) - 1
+
+    def row(self, index: int) -> list[tuple[int, int, int]]:
+        """Lists the pieces of a row: (document, start, stop)."""
+        at = slice(self.first[index], self.first[index + 1])
+        parts = (self.document, self.start, self.stop)
+        return list(zip(*(part[at].tolist() for part in parts), strict=True))
+
+
+def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Plan:
+    """Fills rows with documents in their order, greedily.
+
+    A document that is too long for what is left of a row is cut there and goes on in the next one.
+    Without `packed` a row holds one piece. Pieces below `fit.least` tokens are left out. Raises
+    InputError where no document is that long.
+    """
+    most = _most(fit)
+    least, streams = fit.least, range(len(fit.room))
+    cost = fit.cost.tolist()
+    first, documents, starts, stops = (array("q") for _ in range(4))
+    left: list[int] = []  # places left in each stream of the open row
+    for document, length in enumerate(np.asarray(lengths).tolist()):
+        start = 0
+        while length - start >= least:
+            fits = min(most[s][left[s]] for s in streams) if left else 0
+            if fits < least:
+                first.append(len(documents))
+                left = list(fit.room)
+                continue
+            stop = min(start + fits, length)
+            documents.append(document)
+            starts.append(start)
+            stops.append(stop)
+            left = [left[s] - cost[s][stop - start] for s in streams] if packed else []
+            start = stop
+    if not documents:
+        raise InputError(
+            f"none of {len(lengths)} documents has {least} tokens; give documents with text"
+        )
+    first.append(len(documents))
+    return Plan(*(np.frombuffer(x, np.int64) for x in (first, documents, starts, stops)))
+
+
+def cut(document: np.ndarray, start: int, stop: int, tail: tuple[int, ...] = ()) -> np.ndarray:
+    """Takes tokens start to stop of a document that ends with `tail`. -> int32 [stop - start]"""
+    ids = np.asarray(document[start:stop], np.int32)
+    end = len(document)
+    if stop <= end:
+        return ids
+    return np.append(ids, np.array(tail[max(start - end, 0) : stop - end], np.int32))
+
+
+def _most(fit: Fit) -> list[list[int]]:
+    """Tabulates how many tokens fit into each number of places. [S, room + 1]"""
+    found = []
+    for cost, room in zip(fit.cost, fit.room, strict=True):
+        found.append((np.searchsorted(cost, np.arange(room + 1), side="right") - 1).tolist())
+    if min(row[-1] for row in found) < fit.least:
+        raise InputError(
+            f"a row of {fit.room} places holds no {fit.least} tokens; raise the length"
+        )
+    return found

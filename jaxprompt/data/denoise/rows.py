@@ -1,0 +1,73 @@
+"""What an objective makes of a row of text, and the randomness of a row."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxprompt.data.encode import Encoded, Row
+from jaxprompt.types import Role
+
+Run = tuple[Sequence[int] | np.ndarray, Role]  # tokens in a row that share a role
+
+
+class Text(NamedTuple):
+    """One stream of one row, without padding. All arrays are [T]."""
+
+    ids: np.ndarray  # int32
+    roles: np.ndarray  # int8, Role
+    segments: np.ndarray  # int32, from 1 on; 0 is left to padding
+    positions: np.ndarray  # int32, from 0 on in each segment
+
+
+class Sample(NamedTuple):
+    """One row, without padding."""
+
+    encoder: Text
+    label_pos: np.ndarray  # int32 [M] what is read, in the decoder where there is one
+    targets: np.ndarray  # int32 [M] the token that each predicts
+    decoder: Text | None = None
+
+
+def row_rng(seed: int, index: int) -> np.random.RandomState:
+    """Makes the randomness of row `index`, the same in whatever order and place rows are made."""
+    # RandomState's streams are frozen by numpy's policy, Generator's are not.
+    return np.random.RandomState(np.random.Philox(key=np.array([seed, index], np.uint64)))
+
+
+def join(documents: Iterable[Sequence[Run]], apart: bool) -> Text:
+    """Puts the runs of each document in a row; with `apart` a document is a segment."""
+    groups = [[run for run in document if len(run[0])] for document in documents]
+    tokens, kinds = zip(*(run for group in groups for run in group), strict=True)
+    ids = np.concatenate(tokens, dtype=np.int32)
+    roles = np.array(kinds, np.int8).repeat([len(run) for run in tokens])
+    segments, positions = np.ones(len(ids), np.int32), np.arange(len(ids), dtype=np.int32)
+    if apart and len(groups) > 1:
+        lengths = np.array([sum(len(ids) for ids, _ in group) for group in groups])
+        segments = np.arange(1, len(groups) + 1, dtype=np.int32).repeat(lengths)
+        positions -= (np.cumsum(lengths) - lengths).astype(np.int32).repeat(lengths)
+    return Text(ids, roles, segments, positions)
+
+
+def write(
+    encoder: Text, targets: Sequence[np.ndarray], start: int, eos: int, apart: bool
+) -> Sample:
+    """Makes a decoder say the target of each document and `eos`, one token after the other."""
+    ends = [np.append(target, eos).astype(np.int32) for target in targets]
+    fed = join([[((start,), Role.SPECIAL), (t, Role.LABEL)] for t in targets], apart)
+    said = np.concatenate(ends)
+    return Sample(encoder, np.arange(len(said), dtype=np.int32), said, fed)
+
+
+def encoded(sample: Sample, *, causal: bool = False) -> Encoded:
+    """Lays a row out as batches take it; `causal`: the one stream is read from left to right."""
+    decoder = None if sample.decoder is None else _row(sample.decoder, causal=True)
+    row = _row(sample.encoder, causal)
+    return Encoded(*row, sample.label_pos, decoder, sample.targets)
+
+
+def _row(text: Text, causal: bool) -> Row:
+    none = np.full(len(text.ids), -1, np.int32)
+    # Where attention is causal, types are branches, and a token sees none but its own.
+    types = text.segments if causal else np.zeros(len(text.ids), np.int32)
+    return Row(text.ids, none, types, text.roles, text.positions)

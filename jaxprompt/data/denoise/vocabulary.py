@@ -1,0 +1,70 @@
+"""What an objective must know of a tokenizer."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.data.specials import SENTINEL
+from jaxprompt.data.tokenizer import starts_with_space
+from jaxprompt.data.words import special_ids
+from jaxprompt.errors import InputError
+
+_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, newline, tab and return, as byte-level BPE writes them
+
+
+def need(tokenizer: Any, name: str, objective: str) -> int:
+    """Gives the id of a special token. Raises InputError where the tokenizer has none."""
+    number = getattr(tokenizer, f"{name}_token_id", None)
+    if number is None:
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} has no {name} token, which {objective} needs; "
+            "take an objective that its model was made for, or add the token"
+        )
+    return number
+
+
+def plain_words(tokenizer: Any) -> np.ndarray:
+    """Lists the ids that are neither special nor unused, ascending. int32 [R]"""
+    known = np.array(sorted(tokenizer.get_vocab().values()), np.int32)
+    return np.setdiff1d(known, list(special_ids(tokenizer))).astype(np.int32)
+
+
+def word_starts(tokenizer: Any) -> np.ndarray:
+    """Tells which ids begin a word. bool [V]
+
+    All but those with WordPiece's ## do, or those with a byte-level BPE's or SentencePiece's mark
+    of a space alone: punctuation behind a word is then a part of it.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    inner = getattr(getattr(backend, "model", None), "continuing_subword_prefix", None)
+    if type(getattr(backend, "model", None)).__name__ == "WordPiece":
+        begins = lambda token: not token.startswith(inner)
+    elif "ByteLevel" in str(getattr(backend, "pre_tokenizer", "")):
+        begins = lambda token: token.startswith(_SPACES)
+    elif starts_with_space(tokenizer):
+        begins = lambda token: token.startswith("▁")
+    else:
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} does not mark where words begin; whole words "
+            "need a WordPiece, byte-level BPE or SentencePiece tokenizer: turn them off"
+        )
+    vocab = tokenizer.get_vocab()
+    table = np.zeros(max(vocab.values()) + 1, bool)
+    table[[number for token, number in vocab.items() if begins(token)]] = True
+    return table
+
+
+def sentinels(tokenizer: Any, needed: int, pattern: str = SENTINEL) -> np.ndarray:
+    """Gives the ids of the first sentinels, in order. Raises InputError where too few are there."""
+    vocab, found = tokenizer.get_vocab(), []
+    for number in range(needed):
+        name = pattern.format(number)
+        known = [vocab[spelt] for spelt in (name, f"▁{name}") if spelt in vocab]  # mT5's have both
+        if not known:
+            raise InputError(
+                f"{needed} sentinels like {pattern.format(0)} are needed, tokenizer "
+                f"{tokenizer.name_or_path!r} has {number}; shorten the input, lower the density, "
+                "lengthen the spans, or give the pattern as the vocabulary writes it"
+            )
+        found.append(known[0])
+    return np.array(found, np.int32)

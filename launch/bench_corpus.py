@@ -1,0 +1,173 @@
+"""Measures indexing a corpus against the tokenizer alone, and its memory, on the same text.
+
+usage: python launch/bench_corpus.py SOURCE --tokenizer DIR --output F [--megabytes 32]
+       [--processes 4] [--units sentence --language zh] [--rounds 3]
+The text of SOURCE is repeated up to --megabytes. Both sides of the speed run in one process, by
+turns, on the same number of cores: the tokenizer's threads against our processes. Memory is the sum
+of the resident bytes of a fresh process that indexes and of all its children, seen 20 times a
+second; what they share counts in each. Prints a Markdown table and writes all figures as JSON to F.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = os.sysconf("SC_PAGE_SIZE")
+AT_ONCE = 1024  # units that the bare tokenizer gets in a call
+
+
+def settings_of(args: argparse.Namespace):
+    """Makes the settings of the corpus."""
+    from jaxprompt.data.corpus import TextSettings
+
+    return TextSettings(units=args.units, language=args.language)
+
+
+def repeat(args: argparse.Namespace, folder: Path) -> int:
+    """Writes the documents of the source to one file, as often as it takes. -> bytes of text"""
+    from jaxprompt.data.corpus.read import Source
+
+    size, wanted = 0, args.megabytes * 1e6
+    with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
+        while size < wanted:
+            for text in Source(args.source, settings_of(args)):
+                size += len(text.encode())
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                if size >= wanted:
+                    break
+    return size
+
+
+def index(args: argparse.Namespace, folder: str, store: str):
+    """Indexes the written file."""
+    from jaxprompt.data.corpus import index_corpus
+    from jaxprompt.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(args.tokenizer)
+    return index_corpus(folder, tokenizer, store, settings_of(args), processes=args.processes)
+
+
+# -- speed ----------------------------------------------------------------------------------------
+
+
+def bare(args: argparse.Namespace, texts: list[str]) -> float:
+    """Seconds that the tokenizer's own encode_batch takes for the units of the corpus."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(args.tokenizer) / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if args.processes > 1 else "false"
+    start = time.perf_counter()
+    for i in range(0, len(texts), AT_ONCE):
+        tokenizer.encode_batch(texts[i : i + AT_ONCE], add_special_tokens=False)
+    return time.perf_counter() - start
+
+
+def units_of(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Reads all units of the written file."""
+    from jaxprompt.data.corpus.split import split_units
+
+    at = settings_of(args)
+    with open(folder / "corpus.jsonl", encoding="utf-8") as file:
+        texts = (json.loads(line)["text"] for line in file)
+        cut = dict(units=at.units, paragraphs=at.paragraphs, language=at.language)
+        return [unit for text in texts for unit in split_units(text, **cut)]
+
+
+def time_both(args: argparse.Namespace, folder: Path, size: int) -> dict:
+    """Times the two by turns. Speeds are in MB of UTF-8 text a second."""
+    texts, turns = units_of(args, folder), []
+    for _ in range(args.rounds):
+        own = bare(args, texts)
+        # Else a process with one thread of its own would use the cores of the other side.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        with tempfile.TemporaryDirectory() as store:
+            start = time.perf_counter()
+            corpus = index(args, str(folder), store)
+            ours = time.perf_counter() - start
+            tokens = corpus.num_tokens
+        turns.append([size / own / 1e6, size / ours / 1e6])
+    plain, indexed = (statistics.median(side) for side in zip(*turns, strict=True))
+    return {
+        "MB": size / 1e6, "units": len(texts), "tokens": tokens, "tokenizer MB/s": plain,
+        "indexed MB/s": indexed, "ratio": statistics.median(b / a for a, b in turns),
+        "turns": turns,
+    }  # fmt: skip
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def resident(pid: int) -> int:
+    """Resident bytes of a process and all below it."""
+    below, sizes = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            below.setdefault(int(fields[1]), []).append(int(entry.name))
+            sizes[int(entry.name)] = int(fields[21]) * PAGE
+    todo, total = [pid], 0
+    while todo:
+        one = todo.pop()
+        total += sizes.get(one, 0)
+        todo += below.get(one, [])
+    return total
+
+
+def weigh(args: argparse.Namespace, folder: str) -> dict:
+    """Indexes in a fresh process and watches it."""
+    with tempfile.TemporaryDirectory() as store:
+        words = [sys.executable, __file__, folder, "--tokenizer", args.tokenizer, "--store", store]
+        words += ["--units", args.units, "--language", args.language]
+        start, peak = time.perf_counter(), 0
+        with subprocess.Popen([*words, "--processes", str(args.processes)]) as process:
+            while process.poll() is None:
+                peak = max(peak, resident(process.pid))
+                time.sleep(0.05)
+        if process.returncode:
+            sys.exit(process.returncode)
+    return {"peak MB of all processes": peak / 1e6, "whole process s": time.perf_counter() - start}
+
+
+def main() -> None:
+    """Reads the flags."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("--tokenizer", required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--output")
+    parser.add_argument("--megabytes", type=float, default=32)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--units", default="paragraph")
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--store", help="index SOURCE into this folder, no more")
+    args = parser.parse_args()
+    if args.store:
+        index(args, args.source, args.store)
+        return
+    os.environ["RAYON_NUM_THREADS"] = str(args.processes)  # threads of the bare tokenizer
+    with tempfile.TemporaryDirectory() as name:
+        size = repeat(args, Path(name))
+        row = {"processes": args.processes} | weigh(args, name) | time_both(args, Path(name), size)
+    row["load average"] = os.getloadavg()[0]
+    shown = {k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items() if k != "turns"}
+    print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
+    print("| " + " | ".join(map(str, shown.values())) + " |")
+    if args.output:
+        Path(args.output).write_text(json.dumps(row, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
