@@ -12,6 +12,7 @@ def get_config() -> ConfigDict:
     c.backbone = ConfigDict()
     c.backbone.path = ""  # folder of save_pretrained, hub id, or pkg:PACKAGE/FOLDER
     c.backbone.revision = ""  # of a hub id
+    c.backbone.init = ""  # adapt: a config.json whose weights are drawn; `path` gives the tokenizer
     c.backbone.family = ""  # bert | roberta | electra | t5 | gpt2; "" = model_type of config.json
     c.backbone.dtype = "float32"  # float32 | bfloat16, of the frozen weights and the activations
     c.backbone.stack = "scan"  # scan: compile one layer; unroll: compile them all
@@ -87,13 +88,41 @@ def get_config() -> ConfigDict:
     c.data.group = 1  # batches whose examples are sorted by length together; 1 = none
     c.data.side = "right"  # where padding stands
 
+    c.corpus = ConfigDict()  # running text, for `adapt`
+    c.corpus.path = ""  # folder, file or glob of .txt, JSONL or Parquet; hub:owner/name, tfds:name
+    c.corpus.field = "text"  # JSONL, Parquet, hub, TFDS: where a document stands
+    c.corpus.split = "train"  # hub, TFDS
+    c.corpus.documents = "file"  # .txt: a document is a file | a line | what blank lines divide
+    c.corpus.paragraphs = "line"  # a paragraph ends with a line | at a blank one
+    c.corpus.units = "paragraph"  # paragraph | sentence
+    c.corpus.language = "en"  # of sentences
+    c.corpus.max_document = 2**24  # bytes; a longer one is an error
+    c.corpus.on_error = "raise"  # raise | skip: of a document that cannot be read
+    c.corpus.store = ""  # folder where the indexed text is kept; "" = in the workdir
+    c.corpus.processes = 0  # that index it; 0 = one a core, at most 6
+    c.corpus.held_out = 0.01  # share of the documents that is dev, drawn by data.seed
+    c.corpus.dev_rows = 512  # rows of them that are scored, at most
+
+    c.objective = ConfigDict()  # what a backbone is pre-trained by, in rows of data.max_len tokens
+    c.objective.name = ""  # mlm | rtd | clm | prefix_lm | span_corruption
+    c.objective.packed = True  # rows are filled with several documents
+    c.objective.apart = False  # packed: attention stays inside a document
+    c.objective.rate = 0.15  # mlm, rtd, span_corruption: share of the tokens
+    c.objective.whole_words = False  # mlm, rtd: all pieces of a word or none
+    c.objective.span = 3.0  # span_corruption: mean length
+    c.objective.share = 0.0  # prefix_lm: of a row that is read; 0 = drawn anew for each
+    c.objective.weight = 50.0  # rtd: of the discriminator's loss
+    c.objective.generator = 0.25  # rtd: the generator's width, of the discriminator's
+    c.objective.generator_layers = 1.0  # and its layers
+
     c.optim = ConfigDict()
     c.optim.name = "adamw"  # adamw | adafactor
     c.optim.lr = 1e-2
     c.optim.lr_head = placeholder(float)  # None = lr
     c.optim.lr_backbone = placeholder(float)  # None = lr
-    c.optim.schedule = "linear"  # constant | linear | warmup_linear | exponential | inverse_sqrt
-    c.optim.warmup_steps = 0  # warmup_linear
+    # constant | linear | warmup_linear | cosine | exponential | inverse_sqrt
+    c.optim.schedule = "linear"  # of the rate, as a factor
+    c.optim.warmup_steps = 0  # warmup_linear, cosine; inverse_sqrt: steps at 1 / sqrt(warmup_steps)
     c.optim.gamma = 0.95  # exponential: factor an epoch
     c.optim.weight_decay = 0.0
     c.optim.no_decay = (r".*/bias", r".*norm/scale")  # patterns spared by weight decay
@@ -102,6 +131,7 @@ def get_config() -> ConfigDict:
     c.optim.b2 = 0.999
     c.optim.eps = 1e-8
     c.optim.decay_rate = 0.8  # adafactor
+    c.optim.scaled = False  # adafactor: as T5 was trained, lr relative to a matrix's size; factored
     c.optim.accumulate = 1  # parts that a batch is cut into
     c.optim.smoothing = 0.0  # label smoothing
 

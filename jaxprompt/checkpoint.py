@@ -108,7 +108,7 @@ class Checkpoints:
                 for later in [s for s in _steps(folder) if s > step]:
                     _remove(folder / str(later))
 
-        _on_first(remove)
+        hosts.on_first(remove)
         _check_shared(self._root)
 
     def bytes(self, step: int | None = None) -> int:
@@ -195,28 +195,15 @@ def _agreed_steps(folder: Path) -> list[int]:
     return json.loads(hosts.gather(json.dumps(_steps(folder)))[0])
 
 
-def _on_first(action: Callable[[], None]) -> None:
-    """Lets process 0 act while the others wait; its InputError is raised on all."""
-    error = None
-    try:
-        if hosts.is_first():
-            action()
-    except InputError as caught:
-        error = caught
-    message = hosts.gather(str(error or ""))[0]
-    if error or message:
-        raise error or InputError(message)
-
-
 def _check_shared(folder: Path) -> None:
     if jax.process_count() == 1:
         return
     make_folder(folder)
     # A new name: what a host has looked up before, it may remember.
     probe = folder / f"0.shared-{hosts.gather(uuid.uuid4().hex)[0]}"
-    _on_first(lambda: write_atomic(probe, ""))
+    hosts.on_first(lambda: write_atomic(probe, ""))
     _check_seen(probe)
-    _on_first(probe.unlink)
+    hosts.on_first(probe.unlink)
 
 
 def _check_seen(path: Path) -> None:
@@ -229,7 +216,7 @@ def _check_seen(path: Path) -> None:
                 "processes need a --workdir on a disk that all of them share"
             )
 
-    _on_first(conclude)
+    hosts.on_first(conclude)
 
 
 def _clean(folder: Path) -> None:
@@ -273,10 +260,10 @@ def _write(folder: Path, step: int, tree: Tree, position: dict) -> None:
         write_atomic(partial / SEAL, json.dumps(_checksums(partial)))
         partial.rename(path)
 
-    _on_first(lambda: _try(prepare, path))
+    hosts.on_first(lambda: _try(prepare, path))
     with _checkpointer() as checkpointer:
         _try(lambda: checkpointer.save(partial, args=args, force=True), path)
-    _on_first(lambda: _try(seal, path))
+    hosts.on_first(lambda: _try(seal, path))
 
 
 def _try(action: Callable[[], None], path: Path) -> None:
@@ -304,7 +291,7 @@ def _find(folder: Path, step: int | None) -> Path:
         raise InputError(f"{what} in {folder} ({there}); train first, or give another --workdir")
     path = folder / str(steps[-1] if step is None else step)
     _check_seen(path)
-    _on_first(lambda: _check_whole(path, older=[s for s in steps if s < int(path.name)]))
+    hosts.on_first(lambda: _check_whole(path, older=[s for s in steps if s < int(path.name)]))
     return path
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.backbones import families
+from jaxprompt.data.corpus.read import DOCUMENTS, ON_ERROR
+from jaxprompt.data.corpus.split import PARAGRAPHS, UNITS
 from jaxprompt.data.fewshot import PROTOCOLS
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.heads.linear import POOLERS
@@ -15,6 +17,7 @@ from jaxprompt.optim import OPTIMIZERS, SCHEDULES
 
 DTYPES = ("float32", "bfloat16")
 HEADS, SCORES = ("linear", "verbalizer", "text"), ("restricted", "full")
+OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
 PIECES, SPANS, FORMS = ("mean", "sum"), ("label", "target"), ("cloze", "text")
 _RANGES = {
     "at least 0": lambda x: x >= 0,
@@ -42,9 +45,10 @@ FIELDS = {
     "seed": _SEED,
     "trainable": _TEXTS,
     "backbone": dict(
-        path=_TEXT, revision=_TEXT, family=Field(str, families(), True), dtype=Field(str, DTYPES),
-        stack=Field(str, STACKS), remat=Field(str, REMATS), attention=Field(str, KERNELS),
-        dropout=_SHARE._replace(optional=True), sentinel=_TEXT, rescale=_POSITIVE,
+        path=_TEXT, revision=_TEXT, init=_TEXT, family=Field(str, families(), True),
+        dtype=Field(str, DTYPES), stack=Field(str, STACKS), remat=Field(str, REMATS),
+        attention=Field(str, KERNELS), dropout=_SHARE._replace(optional=True), sentinel=_TEXT,
+        rescale=_POSITIVE,
     ),
     "mesh": dict(data=Field(int), model=Field(int), fsdp=_FLAG, slices=_SIZE),
     "head": dict(
@@ -63,11 +67,23 @@ FIELDS = {
         batch=_SIZE, eval_batch=_SIZE, max_len=_SIZE, max_target=_SIZE, multiple=_SIZE, group=_SIZE,
         side=Field(str, ("right", "left")),
     ),
+    "corpus": dict(
+        path=_TEXT, field=_TEXT, split=_TEXT, documents=Field(str, DOCUMENTS),
+        paragraphs=Field(str, PARAGRAPHS), units=Field(str, UNITS), language=_TEXT,
+        max_document=_SIZE, on_error=Field(str, ON_ERROR), store=_TEXT, processes=_COUNT,
+        held_out=_SHARE, dev_rows=_SIZE,
+    ),
+    "objective": dict(
+        name=Field(str, OBJECTIVES, True), packed=_FLAG, apart=_FLAG, rate=_SHARE,
+        whole_words=_FLAG, span=_POSITIVE, share=_SHARE, weight=_AMOUNT, generator=_POSITIVE,
+        generator_layers=_POSITIVE,
+    ),
     "optim": dict(
         name=Field(str, OPTIMIZERS), lr=_AMOUNT, lr_head=_AMOUNT._replace(optional=True),
         lr_backbone=_AMOUNT._replace(optional=True), schedule=Field(str, SCHEDULES),
         warmup_steps=_COUNT, gamma=_POSITIVE, weight_decay=_AMOUNT, no_decay=_TEXTS, clip=_AMOUNT,
-        b1=_SHARE, b2=_SHARE, eps=_POSITIVE, decay_rate=_SHARE, accumulate=_SIZE, smoothing=_SHARE,
+        b1=_SHARE, b2=_SHARE, eps=_POSITIVE, decay_rate=_SHARE, scaled=_FLAG, accumulate=_SIZE,
+        smoothing=_SHARE,
     ),
     "cache": dict(
         where=Field(str, ("host", "disk"), True), folder=_TEXT, dtype=Field(str, DTYPES),

@@ -40,7 +40,7 @@ def generate(
     not ask. The loop ends with the last row. Rows of weight 0 only fill the batch and stay empty.
 
     Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
-    rule to stop that cannot be.
+    rule to stop that cannot be, and for rows of several documents.
     """
     _check(model, batch, max_new, beams, early_stopping)
     tokens, room = batch.read, max_new - 1  # nothing follows the last token, so it is not read
@@ -182,6 +182,11 @@ def _check(model: Model, batch: Batch, max_new: int, beams: int, early_stopping)
         raise InputError(
             f"beams={beams} exceeds {vocab // 2}, half of the vocabulary of {vocab}: the search "
             f"ranks 2 tokens a beam; take at most {vocab // 2}"
+        )
+    if batch.encoder.segments is not None:
+        raise InputError(
+            "the batch has several documents in a row, and a row has one continuation; give each "
+            "document a row"
         )
     if early_stopping not in (True, False, "never"):
         raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")

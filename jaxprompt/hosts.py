@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -110,6 +110,19 @@ def gather(text: str) -> list[str]:
     sizes = process_allgather(np.asarray(own.size, np.int32)).reshape(-1)
     rows = process_allgather(np.pad(own, (0, int(sizes.max()) - own.size)))  # [process, byte]
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def on_first(action: Callable[[], None]) -> None:
+    """Lets process 0 act while the others wait; its InputError is raised on all."""
+    error = None
+    try:
+        if is_first():
+            action()
+    except InputError as caught:
+        error = caught
+    message = gather(str(error or ""))[0]
+    if error or message:
+        raise error or InputError(message)
 
 
 def agree(facts: Mapping[str, str]) -> None:

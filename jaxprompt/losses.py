@@ -1,4 +1,7 @@
-"""Losses: (scores, labels, weights) -> (sum, normaliser), exact under padding and uneven hosts."""
+"""Losses: (scores, labels, weights) -> (sum, normaliser), exact under padding and uneven hosts.
+
+What is counted besides, `count_*`, is exact in the same way: {name: sum}.
+"""
 
 from functools import partial
 
@@ -39,6 +42,28 @@ def free_text(logp, labels, weights):
     """Sums -log p over the tokens of free texts. [B, M], ABSENT = none, _, [B] -> scalar, scalar"""
     there = weights[:, None] * (logp > 0.5 * ABSENT)
     return -jnp.where(there > 0, logp * there, 0.0).sum(), there.sum()
+
+
+def on_targets(scores, labels, weights):
+    """Sums -log p over a pre-training head's targets. Arrays [B, M], _, [B] -> scalar, scalar"""
+    return free_text(scores.logp, labels, weights)
+
+
+def count_hits(scores, labels, weights):
+    """Counts the targets that are the likeliest. Scored, _, [B] -> {name: scalar}"""
+    return {"hits": (_asked(scores, weights) * scores.hit).sum()}
+
+
+def count_replaced(scores, labels, weights):
+    """Counts tokens told rightly, replaced, called replaced, and both. Detected, _, [B]"""
+    asked, called = _asked(scores, weights), scores.hit == scores.replaced
+    kinds = {"hits": scores.hit, "replaced": scores.replaced, "called": called}
+    kinds["found"] = called & scores.replaced
+    return {name: (asked * kind).sum() for name, kind in kinds.items()}
+
+
+def _asked(scores, weights):
+    return weights[:, None] * (scores.logp > 0.5 * ABSENT)  # [B, M]
 
 
 def make_loss(scores: str, smoothing: float):

@@ -1,7 +1,11 @@
-"""Scores of predicted classes and of written texts, by libraries behind one small interface."""
+"""Scores of predicted classes and of written texts, by libraries behind one small interface.
 
+Those of pre-training come from sums over its targets.
+"""
+
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -71,6 +75,37 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
     if name != "exact_match":
         scores = {name: (_rouge_l if name == "rouge_l" else _bleu)(gold, pred), **scores}
     return scores
+
+
+def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
+    """Loss in nats, accuracy and perplexity of a language model, of sums over its targets.
+
+    `sums`: loss, n and hits, each added up over batches. Without a target all are NaN.
+    """
+    n = float(sums["n"]) or math.nan
+    loss = float(sums["loss"]) / n
+    with np.errstate(over="ignore"):
+        perplexity = float(np.exp(loss))
+    return {"loss": loss, "accuracy": float(sums["hits"]) / n, "perplexity": perplexity}
+
+
+def score_detection(sums: Mapping[str, float]) -> dict[str, float]:
+    """Loss and accuracy of replaced-token detection, and how well replaced tokens are found.
+
+    `sums`: loss, n, hits, replaced, called (replaced) and found (both), added up over batches.
+    `majority` is the accuracy of calling every token original, whose F1 is 0.
+    """
+    n = float(sums["n"]) or math.nan
+    share = lambda part, whole: float(part / whole) if whole else 0.0
+    precision, recall = (share(sums["found"], sums[name]) for name in ("called", "replaced"))
+    return {
+        "loss": float(sums["loss"]) / n,
+        "accuracy": float(sums["hits"]) / n,
+        "majority": 1 - float(sums["replaced"]) / n,
+        "f1": share(2 * sums["found"], sums["called"] + sums["replaced"]),
+        "precision": precision,
+        "recall": recall,
+    }
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:

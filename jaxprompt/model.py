@@ -91,7 +91,9 @@ def backbone_shapes(backbone: nn.Module) -> dict[str, Any]:
 
 
 def _rngs(key, part: int):
-    return None if key is None else {"dropout": jax.random.fold_in(key, part)}
+    if key is None:
+        return None
+    return {"dropout": jax.random.fold_in(key, part), "draw": jax.random.fold_in(key, 3)}
 
 
 def _dummy_batch(choices: int, decodes: bool) -> Batch:

@@ -3,35 +3,41 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.sharding import MODELS, STACKED
 
 Schedule = Callable[[jnp.ndarray], jnp.ndarray]
-SCHEDULES = ("constant", "linear", "warmup_linear", "exponential", "inverse_sqrt")
+SCHEDULES = ("constant", "linear", "warmup_linear", "cosine", "exponential", "inverse_sqrt")
 OPTIMIZERS = ("adamw", "adafactor")
 
 
 def make_schedule(name: str, *, total: int, warmup: int, gamma: float, epoch: int) -> Schedule:
     """Makes the factor on the learning rate as a function of the step.
 
-    constant; linear: to 0 at `total`; warmup_linear: up over `warmup` steps, then to 0 at `total`;
-    exponential: gamma ** (step // epoch); inverse_sqrt: 1 / sqrt(step + 1). Raises InputError.
+    constant; linear: to 0 at `total`; warmup_linear, cosine: up over `warmup` steps, then to 0 at
+    `total`, along a line or half a cosine; exponential: gamma ** (step // epoch); inverse_sqrt:
+    1 / sqrt(max(step + 1, warmup)) (Raffel et al. 2020, section 3.1.2). Raises InputError.
     """
     if name == "constant":
         return optax.constant_schedule(1.0)
     if name == "linear":
         return optax.linear_schedule(1.0, 0.0, total)
-    if name == "warmup_linear":
+    if name in ("warmup_linear", "cosine"):
         if not 0 <= warmup < total:
             raise InputError(f"optim.warmup_steps={warmup} must be below the run's {total} steps")
         up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
-        return optax.join_schedules([up, optax.linear_schedule(1.0, 0.0, total - warmup)], [warmup])
+        rest = total - warmup
+        line = optax.linear_schedule(1.0, 0.0, rest)
+        down = line if name == "warmup_linear" else optax.cosine_decay_schedule(1.0, rest)
+        return optax.join_schedules([up, down], [warmup])
     if name == "exponential":
         return lambda step: gamma ** (step // epoch).astype(jnp.float32)
     if name == "inverse_sqrt":
-        return lambda step: 1.0 / jnp.sqrt(step + 1.0)
+        return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup))
     raise InputError(f"unknown optim.schedule {name!r}; {nearest(name, SCHEDULES)}")
 
 
@@ -55,13 +61,20 @@ def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
     return make
 
 
-def _adafactor(schedule: Schedule, mask, decay_rate: float):
-    """Adafactor, unfactored and unscaled, absolute decay (Lester et al. 2021, section 3)."""
+def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
+    """Adafactor with absolute decay (Shazeer & Stern 2018).
+
+    As prompts are tuned: unfactored and unscaled (Lester et al. 2021, section 3). Scaled, as T5 was
+    trained: factored, with rates relative to each matrix (algorithms 4 and 5, section 8).
+    """
+    rms = optax.scale_by_factored_rms(factored=scaled, decay_rate=decay_rate)
+    steps = [rms, optax.clip_by_block_rms(1.0)]
+    if scaled:
+        steps = [_by_matrix(optax.chain(*steps, optax.scale_by_param_block_rms(1e-3)))]
 
     def make(lr, weight_decay):
         return optax.chain(
-            optax.scale_by_factored_rms(factored=False, decay_rate=decay_rate),
-            optax.clip_by_block_rms(1.0),
+            *steps,
             optax.scale_by_schedule(schedule),
             optax.scale(lr),
             optax.add_decayed_weights(weight_decay, mask),
@@ -69,6 +82,31 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float):
         )
 
     return make
+
+
+def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Applies a transformation to every leaf by itself, and to every layer of a stack of them."""
+
+    def apply(function, name: str):
+        part, path = name.split("/", 1)
+        stacked = part in MODELS and path.split("/")[0] in STACKED
+        return jax.vmap(function) if stacked else function
+
+    def own(flat):  # without the leaves of other parts, which optax.partition hides
+        return {name: x for name, x in flat.items() if not isinstance(x, optax.MaskedNode)}
+
+    def init(params):
+        return {name: apply(tx.init, name)({name: p}) for name, p in own(params).items()}
+
+    def update(grads, state, params):
+        found = {
+            name: apply(tx.update, name)({name: g}, state[name], {name: params[name]})
+            for name, g in own(grads).items()
+        }
+        moved = {name: updates[name] for name, (updates, _) in found.items()}
+        return {**grads, **moved}, {name: after for name, (_, after) in found.items()}
+
+    return optax.GradientTransformation(init, update)
 
 
 def make_optimizer(
@@ -83,17 +121,19 @@ def make_optimizer(
     b2: float = 0.999,
     eps: float = 1e-8,
     decay_rate: float = 0.8,
+    scaled: bool = False,
 ) -> optax.GradientTransformation:
     """Makes the chain: clip by the global norm, then one optimizer a part with its own rate.
 
-    `rates` maps the first part of a flat name ("prompt", "head", "backbone") to its learning rate.
-    Rates and weight decay are leaves of the state. Raises InputError for an unknown name.
+    `rates` maps the first part of a flat name ("prompt", "head", "backbone") to its learning rate,
+    which a `scaled` Adafactor takes as a share of each matrix's root mean square. Rates and weight
+    decay are leaves of the state. Raises InputError for an unknown name.
     """
     mask = decay_mask(no_decay)
     if name == "adamw":
         make = _adamw(schedule, mask, b1, b2, eps)
     elif name == "adafactor":
-        make = _adafactor(schedule, mask, decay_rate)
+        make = _adafactor(schedule, mask, decay_rate, scaled)
     else:
         raise InputError(f"unknown optim.name {name!r}; {nearest(name, OPTIMIZERS)}")
     parts = {

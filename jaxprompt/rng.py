@@ -7,7 +7,12 @@ import jax
 
 def key_for(seed: int, name: str) -> jax.Array:
     """Makes the base key of one use ("init", "dropout") of a seed."""
-    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    return for_name(jax.random.key(seed), name)
+
+
+def for_name(key: jax.Array, name: str) -> jax.Array:
+    """Derives the key of one of several draws. Traceable."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 def at_step(key: jax.Array, step: jax.Array | int) -> jax.Array:

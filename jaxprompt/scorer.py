@@ -146,7 +146,10 @@ def open_backbone(block: Mapping[str, Any]) -> Backbone:
 def shape_backbone(
     block: Mapping[str, Any], where: Path, hf: dict[str, Any], heads: Sequence[str] | None = None
 ) -> Backbone:
-    """Makes the module of a transformers config; without `heads`, with those that `where` holds."""
+    """Makes the module of a transformers config; without `heads`, with those that `where` holds.
+
+    `where` is the folder, or the file where the config alone is there.
+    """
     kind = hf.get("model_type", "")
     family = block["family"] or _KIN.get(kind, kind)
     if family not in families():
@@ -160,7 +163,8 @@ def shape_backbone(
             attention=block["attention"], dropout=block["dropout"], rescale=block["rescale"],
         )  # fmt: skip
     except InputError as error:
-        raise InputError(f"{where / 'config.json'}: {error}") from error
+        shown = where if where.is_file() else where / "config.json"
+        raise InputError(f"{shown}: {error}") from error
     return Backbone(block, where, family, hf, module)
 
 

@@ -45,6 +45,7 @@ PARAMETERS = (
     (r".*/bias", (None,)),
 )
 STACKED = ("layers", "decoder_layers")
+MODELS = ("backbone", "generator")  # first parts of the names that PARAMETERS knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(DATA))
 
     def parameter(self, name: str, ndim: int) -> NamedSharding:
-        """Looks up where a parameter lives; all but the backbone's are on every device."""
+        """Looks up where a parameter lives; all but those of models are on every device."""
         part, _, path = name.partition("/")
-        if part != "backbone":
+        if part not in MODELS:
             return self.replicated
         axes = next((axes for rule, axes in PARAMETERS if re.fullmatch(rule, path)), None)
         stacked = (None,) * (path.split("/")[0] in STACKED)
@@ -250,6 +251,13 @@ def gathers() -> bool:
     """Tells whether weights are divided over the data axis where they are used."""
     placement = _ACTIVE.get()
     return placement is not None and placement.fsdp and placement.mesh.shape[DATA] > 1
+
+
+def parts(axis: str) -> int:
+    """Tells into how many parts a logical axis is divided; outside of `within` it is whole."""
+    placement = _ACTIVE.get()
+    name = None if placement is None else placement.rules.get(axis)
+    return placement.mesh.shape[name] if name else 1
 
 
 def gather(params: Any) -> Any:

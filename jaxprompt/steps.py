@@ -24,6 +24,18 @@ class Objective(NamedTuple):
     head: str = "main"
     weight: float = 1.0
     view: Callable[[Batch, jax.Array], Batch] | None = None  # another reading of the batch
+    sums: Callable[..., dict[str, Any]] | None = None  # called like `loss`: what to count besides
+    then: Callable[[Batch, Any], Batch] | None = None  # (batch, scores) -> what those after it read
+
+
+def _evaluate(model: Model, params, batch: Batch, objective: Objective, key, *, deterministic):
+    """Gives an objective's sum, and (normaliser, other sums, the batch of those after it)."""
+    seen = objective.view(batch, key) if objective.view else batch
+    scores = model.forward(params, seen, head=objective.head, deterministic=deterministic, key=key)
+    given = scores, seen.labels, seen.weights
+    total, n = objective.loss(*given)
+    sums = objective.sums(*given) if objective.sums else {}
+    return total, (n, sums, objective.then(seen, scores) if objective.then else None)
 
 
 def make_train_step(
@@ -37,28 +49,31 @@ def make_train_step(
 
     Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many
     parts and adds their sums, so the result is that of the whole batch. A step whose loss or
-    gradient is not finite changes nothing but the counters.
+    gradient is not finite changes nothing but the counters. metrics["sums"] holds, by name, what
+    objectives count.
     """
 
     def term(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
-        seen = objective.view(batch, key) if objective.view else batch
-        params = merge(trainable, frozen)
-        scores = model.forward(params, seen, head=objective.head, deterministic=False, key=key)
-        return objective.loss(scores, seen.labels, seen.weights)
+        return _evaluate(
+            model, merge(trainable, frozen), batch, objective, key, deterministic=False
+        )
 
     def terms(trainable: Flat, frozen: Flat, batch: Batch, key):
-        """Gives (sum, normaliser, gradient of the sum) of every objective."""
+        """Gives (sum, normaliser, gradient of the sum) of every objective, and its other sums."""
         grad = jax.value_and_grad(term, has_aux=True)
         keys = [jax.random.fold_in(key, number) for number in range(len(objectives))]
-        found = [
-            grad(trainable, frozen, batch, o, k) for o, k in zip(objectives, keys, strict=True)
-        ]
-        return [(total, n, grads) for (total, n), grads in found]
+        found, counted = [], []
+        for objective, own in zip(objectives, keys, strict=True):
+            (total, (n, sums, after)), grads = grad(trainable, frozen, batch, objective, own)
+            found.append((total, n, grads))
+            counted.append(sums)
+            batch = batch if after is None else after
+        return found, counted
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         step_key = rng.at_step(jax.random.wrap_key_data(state.key), state.step)
         if accumulate == 1:
-            found = terms(state.trainable, frozen, batch, step_key)
+            found, counted = terms(state.trainable, frozen, batch, step_key)
         else:
 
             def cut(x):
@@ -69,10 +84,11 @@ def make_train_step(
             nothing = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.trainable))
 
             def add(carry, part):
-                more = terms(state.trainable, frozen, *part)
-                return jax.tree.map(jnp.add, carry, more), None
+                more, counted = terms(state.trainable, frozen, *part)
+                return jax.tree.map(jnp.add, carry, more), counted
 
-            found, _ = jax.lax.scan(add, [nothing] * len(objectives), parts)
+            found, counted = jax.lax.scan(add, [nothing] * len(objectives), parts)
+            counted = jax.tree.map(lambda x: x.sum(0), counted)
         loss, grads = 0.0, jax.tree.map(jnp.zeros_like, state.trainable)
         for objective, (total, n, more) in zip(objectives, found, strict=True):
             share = objective.weight / jnp.maximum(n, 1e-9)
@@ -93,7 +109,15 @@ def make_train_step(
             (state.streak + 1) * bad,
             state.key,
         )
-        return new, {"loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak}
+        measured = {
+            "loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak,
+        }  # fmt: skip
+        sums = {
+            objective.name: {"loss": total, "n": n, **more}
+            for objective, (total, n, _), more in zip(objectives, found, counted, strict=True)
+            if more
+        }
+        return new, measured | {"sums": sums} if sums else measured
 
     return step
 
@@ -121,5 +145,25 @@ def make_eval_step(model: Model, head: str = "main"):
 
     def step(trainable: Flat, frozen: Flat, batch: Batch):
         return model.forward(merge(trainable, frozen), batch, head=head, deterministic=True)
+
+    return step
+
+
+def make_count_step(model: Model, objectives: Sequence[Objective]):
+    """Makes (trainable, frozen, batch, key) -> {objective: {"loss", "n", ...}}, without dropout.
+
+    These are sums: those of several batches add up. The key is for what objectives draw.
+    """
+
+    def step(trainable: Flat, frozen: Flat, batch: Batch, key) -> dict[str, dict[str, Any]]:
+        params, counted = merge(trainable, frozen), {}
+        for number, objective in enumerate(objectives):
+            own = jax.random.fold_in(key, number)
+            total, (n, sums, after) = _evaluate(
+                model, params, batch, objective, own, deterministic=True
+            )
+            counted[objective.name] = {"loss": total, "n": n, **sums}
+            batch = batch if after is None else after
+        return counted
 
     return step

@@ -33,8 +33,10 @@ class Tokens(NamedTuple):
     mask: Array  # bool, True = attend
     slot: Array  # int32, row of Stream.slots written at this position, -1 = none
     positions: Array  # int32, zero-based, pads 0
-    types: Array  # int32, segment; where attention is causal the branch: a token sees 0 and its own
+    types: Array  # int32, BERT's; where attention is causal the branch: a token sees 0 and its own
     roles: Array  # int8, Role
+    segments: Array | None = None  # int32, document from 1 on, pads 0: a token sees its own alone;
+    # None = a row is one text
 
 
 class Batch(NamedTuple):

@@ -227,9 +227,8 @@ def test_a_forced_stem_and_one_token(pairs):
 def grow(batch: Batch, found) -> Batch:
     """Puts tokens right behind those that are read, by plain loops."""
     tokens = batch.read
-    wide = [np.pad(x, [(0, 0), (0, NEW)]) for x in tokens]
-    wide[2][:, -NEW:] = -1
-    wide = Tokens(*wide)
+    wide = jax.tree.map(lambda x: np.pad(x, [(0, 0), (0, NEW)]), tokens)
+    wide.slot[:, -NEW:] = -1
     for row, new in enumerate(found):
         at = np.flatnonzero(tokens.mask[row])[-1]
         for i, token in enumerate(new):
@@ -388,3 +387,11 @@ def test_what_cannot_be(pairs, how, message):
     with pytest.raises(InputError) as error:
         run(pair, batch, model, **how)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_several_documents_in_a_row_are_refused(pairs):
+    pair = pairs("gpt2")
+    batch = make_batch("gpt2")
+    batch = batch._replace(encoder=batch.encoder._replace(segments=np.int32(batch.encoder.mask)))
+    with pytest.raises(InputError, match="has several documents in a row, .* give each document a"):
+        run(pair, batch)

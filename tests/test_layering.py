@@ -15,9 +15,9 @@ RANKS = {
     "model": 3, "optim": 3,
     "state": 4, "folding": 4, "fields": 4, "generate": 4,
     "steps": 5, "checkpoint": 5,
-    "evaluate": 6, "scorer": 6,
+    "evaluate": 6, "scorer": 6, "pretraining": 6,
     "build": 7, "exported": 7,
-    "planning": 8, "group": 8,
+    "planning": 8, "group": 8, "loop": 8,
     "cli": 9,
     "__main__": 10,
 }  # fmt: skip

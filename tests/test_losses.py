@@ -5,7 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprompt.losses import cross_entropy, full_vocabulary, make_loss, nll
+from jaxprompt.heads.pretraining import Detected
+from jaxprompt.layers.output import Scored
+from jaxprompt.losses import (
+    count_hits,
+    count_replaced,
+    cross_entropy,
+    full_vocabulary,
+    make_loss,
+    nll,
+    on_targets,
+)
+from jaxprompt.types import ABSENT
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -71,3 +82,22 @@ def test_scores_in_bfloat16_are_summed_in_float32():
     np.testing.assert_allclose(
         total, (torch_losses(rounded, LABELS, 0.0) * WEIGHTS).sum(), rtol=1e-6
     )
+
+
+LOGP = np.array([[-1.0, -2.0, ABSENT], [-4.0, ABSENT, ABSENT], [-8.0, -16.0, -32.0]], np.float32)
+HIT = np.array([[1, 0, 1], [1, 1, 1], [0, 1, 1]], bool)  # where nothing is asked it says nothing
+ROWS = np.array([1, 0, 2], np.float32)
+
+
+def test_targets_by_hand():
+    scored = Scored(LOGP, HIT)
+    total, n = on_targets(scored, None, ROWS)
+    assert (total, n) == (1 + 2 + 2 * (8 + 16 + 32), 2 + 2 * 3)
+    assert count_hits(scored, None, ROWS) == {"hits": 1 + 2 * 2}
+
+
+def test_replaced_by_hand():
+    replaced = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]], bool)
+    # Row 0: found, missed; row 2: called wrongly, told rightly, found; twice.
+    counted = count_replaced(Detected(LOGP, HIT, replaced), None, ROWS)
+    assert counted == {"hits": 1 + 4, "replaced": 2 + 2, "called": 1 + 4, "found": 1 + 2}

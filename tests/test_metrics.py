@@ -72,3 +72,30 @@ def test_wrong_input():
 def test_import_is_light():
     code = "import sys, jaxprompt.metrics; assert not {'jax', 'sklearn'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_language_models_scores_by_hand():
+    found = metrics.score_targets({"loss": 8 * np.log(2.0), "n": 4.0, "hits": 3.0})
+    assert found == pytest.approx({"loss": 2 * np.log(2.0), "accuracy": 0.75, "perplexity": 4.0})
+    assert metrics.score_targets({"loss": 2e3, "n": 1.0, "hits": 0.0})["perplexity"] == np.inf
+    empty = metrics.score_targets({"loss": 0.0, "n": 0.0, "hits": 0.0})
+    assert all(np.isnan(value) for value in empty.values())
+
+
+def test_replaced_tokens_scores_are_sklearns():
+    gold, pred = np.array([0, 0, 0, 0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 0, 1, 0, 1])
+    sums = {
+        "loss": 4.0, "n": 8.0, "hits": (gold == pred).sum(), "replaced": gold.sum(),
+        "called": pred.sum(), "found": (gold & pred).sum(),
+    }  # fmt: skip
+    expected = {
+        "loss": 0.5,
+        "accuracy": sklearn.metrics.accuracy_score(gold, pred),
+        "majority": sklearn.metrics.accuracy_score(gold, 0 * gold),
+        "f1": sklearn.metrics.f1_score(gold, pred),
+        "precision": sklearn.metrics.precision_score(gold, pred),
+        "recall": sklearn.metrics.recall_score(gold, pred),
+    }
+    assert metrics.score_detection(sums) == pytest.approx(expected)
+    none = metrics.score_detection(sums | {"called": 0, "found": 0})
+    assert (none["f1"], none["precision"], none["recall"]) == (0, 0, 0)

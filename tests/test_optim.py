@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny import make_tiny
 
+from configs.base import get_config
 from jaxprompt.errors import InputError
 from jaxprompt.optim import SCHEDULES, decay_mask, make_optimizer, make_schedule
+from jaxprompt.tree import flatten
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -73,6 +76,55 @@ def test_adafactors_first_step_moves_every_number_by_the_rate():
     found = run(tx, GRADS[:1])["prompt/table"]
     kept = (1 - 1e-5) * PARAMS["prompt/table"]
     np.testing.assert_allclose(found, kept - 0.3 * np.sign(GRADS[0]["prompt/table"]), rtol=1e-5)
+
+
+def test_scaled_adafactor_is_optaxs_on_each_matrix_by_itself():
+    """Layers of unlike sizes: a root mean square over both would be wrong for either."""
+    rng, sizes = np.random.default_rng(1), np.array([0.01, 10.0])
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    stack = lambda *shape: np.stack([np.float32(size) * draw(*shape) for size in sizes])
+    make = lambda: {
+        "backbone/layers/mlp/up/kernel": stack(130, 140),  # large enough for factors
+        "backbone/layers/norm/scale": stack(140),
+        "backbone/embed/project/kernel": 1e-5 * draw(140, 20),  # below the least scale
+        "prompt/table": draw(5, 6),
+    }
+    params, grads = make(), [make() for _ in range(3)]
+
+    def apart(flat):
+        """Takes the layers out of their stacks."""
+        layers = {n: leaf for n, leaf in flat.items() if "/layers/" in n}
+        rest = {n: leaf for n, leaf in flat.items() if n not in layers}
+        return rest | {f"{n}/{i}": leaf[i] for n, leaf in layers.items() for i in range(2)}
+
+    def train(tx, params, grads):
+        state = tx.init(params)
+        for grad in grads:
+            updates, state = jax.jit(tx.update)(grad, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    rates = dict(backbone=0.01, prompt=0.01)
+    tx = make_optimizer("adafactor", constant, rates, weight_decay=1e-3, scaled=True)
+    found, state = train(tx, params, grads)
+    published = optax.adafactor(0.01, weight_decay_rate=1e-3)
+    expected, _ = train(published, apart(params), [apart(grad) for grad in grads])
+    close(apart(found), expected, rtol=1e-5)
+    numbers = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    assert numbers(state) < 0.15 * numbers(params)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "gpt2", "t5"])
+def test_the_patterns_of_the_config_spare_biases_and_norms(family):
+    """By their shapes: of one layer, norms and biases are vectors, and an attention's [N, D]."""
+    module, weights = make_tiny(family)
+    flat = flatten({"backbone": weights})
+    decayed = decay_mask(get_config().optim.no_decay)(flat)
+    for name, leaf in flat.items():
+        stacked = "layers/" in name
+        is_matrix = leaf.ndim - stacked - (name.endswith("/bias") and "attention" in name) > 1
+        assert decayed[name] == is_matrix, name
+    assert len(set(decayed.values())) == 2
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -146,8 +198,15 @@ def test_rates_and_decay_are_leaves_of_the_state():
         ("warmup_linear", {"warmup": 4}, [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0]),
         ("warmup_linear", {"warmup": 1}, [1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7, 0]),
         ("warmup_linear", {"warmup": 0}, [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]),
+        ("cosine", {}, [(1 + np.cos(np.pi * n / 8)) / 2 for n in range(9)]),
+        (
+            "cosine",
+            {"warmup": 4},
+            [0.25, 0.5, 0.75, 1, 1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0],
+        ),
         ("exponential", {"gamma": 0.9, "epoch": 3}, [1, 1, 1, 0.9, 0.9, 0.9, 0.81, 0.81, 0.81]),
         ("inverse_sqrt", {}, [1 / np.sqrt(n) for n in range(1, 10)]),
+        ("inverse_sqrt", {"warmup": 4}, [0.5] * 4 + [1 / np.sqrt(n) for n in range(5, 10)]),
     ],
 )
 def test_schedules(name, options, values):
@@ -166,5 +225,7 @@ def test_bad_names_and_numbers_say_what_is_meant():
         make_schedule("linaer", total=8, warmup=0, gamma=1.0, epoch=1)
     with pytest.raises(InputError, match="optim.warmup_steps=8 must be below the run's 8 steps"):
         make_schedule("warmup_linear", total=8, warmup=8, gamma=1.0, epoch=1)
+    with pytest.raises(InputError, match="optim.warmup_steps=-1 must be"):
+        make_schedule("cosine", total=8, warmup=-1, gamma=1.0, epoch=1)
     with pytest.raises(InputError, match="'adam'.*nearest: adamw"):
         make_optimizer("adam", constant, EQUAL)

@@ -32,7 +32,7 @@ MODEL_HEADS = {"electra": ("mlm", "rtd"), "gpt2": ("lm",), "t5": ("lm",)}
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
 SCALES = {"t5": 0.2}
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
-PADS = Tokens(ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD)
+PADS = Tokens(ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD, segments=0)
 
 
 def fill(shapes, seed=0, scale=0.3):
@@ -123,7 +123,7 @@ def widen(batch: Batch, by: int, side: str) -> Batch:
 
     def pad(tokens, side):
         width = [(0, 0), (by, 0) if side == "left" else (0, by)]
-        pairs = zip(tokens, PADS, strict=True)
+        pairs = [(x, fill) for x, fill in zip(tokens, PADS, strict=True) if x is not None]
         return Tokens(*(np.pad(x, width, constant_values=fill) for x, fill in pairs))
 
     batch = batch._replace(encoder=pad(batch.encoder, side))

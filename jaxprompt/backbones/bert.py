@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, put_in_front
+from jaxprompt.layers.attention import Attention, document_mask, put_in_front
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
@@ -199,8 +199,9 @@ class Encoder(nn.Module):
 
     def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: int):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        mask = document_mask(batch.encoder, batch.encoder)
         return run_stack(
-            self.layer, self.layers, x, prefix, batch.encoder.mask, stack=c.stack, remat=c.remat,
+            self.layer, self.layers, x, prefix, mask, stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **span,
         )[0]  # fmt: skip
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from jaxprompt.backbones.bert import read_size
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
+from jaxprompt.layers.attention import Attention, causal_mask, document_mask, put_in_front
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
@@ -194,8 +194,8 @@ class Backbone(nn.Module):
         x, bias = self._start(batch.decoder, injection, deterministic)
         prefixes = _bare(injection.decoder.prefix), _bare(injection.cross.prefix)
         x, _ = self._decode(
-            x, prefixes, causal_mask(batch.decoder), bias, source, batch.encoder.mask,
-            deterministic=deterministic,
+            x, prefixes, causal_mask(batch.decoder), bias, source,
+            document_mask(batch.decoder, batch.encoder), deterministic=deterministic,
         )  # fmt: skip
         return x
 
@@ -274,12 +274,12 @@ class Backbone(nn.Module):
 
     def _encode(self, x, prefix: Prefix | None, batch: Batch, deterministic: bool, **span: int):
         tokens = batch.encoder
-        # Distances of text are those of columns: one table of them serves all rows.
+        # Distances in a text are those of columns: one table of them serves all rows.
         columns = jnp.arange(tokens.ids.shape[1])[None]
         bias = self.bias(columns, columns)  # [1, N, T, T]
         bias = self._with_front(self.bias, bias, tokens.positions, prefix)
         return run_stack(
-            self.layer, self.layers, x, _bare(prefix), tokens.mask, bias, **span,
+            self.layer, self.layers, x, _bare(prefix), document_mask(tokens, tokens), bias, **span,
             **self._way(deterministic),
         )[0]  # fmt: skip
 

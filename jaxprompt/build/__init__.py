@@ -373,7 +373,7 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Plan, steps_per_epoch: i
     rates = {part: o.lr if own.get(part) is None else own[part] for part in parts}
     return make_optimizer(
         o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
-        clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate,
+        clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate, scaled=o.scaled,
     )  # fmt: skip
 
 

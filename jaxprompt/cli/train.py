@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,9 +42,8 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     # Imported here, so that --help and a bad flag answer at once.
     import jax
 
-    from jaxprompt import build, hosts, rng, sharding, steps, tree
+    from jaxprompt import build, hosts, loop, rng, steps, tree
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
-    from jaxprompt.compiled import jit
     from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.runlog import RunLog
     from jaxprompt.scorer import load_weights
@@ -55,8 +53,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     alone = jax.process_count() == 1
     build.check_config(c)
     check_workdir(workdir, resolved(c), build.FREE)
-    finished, checkpoints = read_result(Path(workdir) / "result.json"), Checkpoints(workdir)
-    started = checkpoints.latest()
+    finished, started = read_result(Path(workdir) / "result.json"), Checkpoints(workdir).latest()
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
     if finished is not None:
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
@@ -79,104 +76,45 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     objectives = build.build_objectives(c)
     kept, fill = build.keeping.plan_keeping(c, scorer, splits, weights, placement, workdir)
-    step_of = steps.make_train_step(kept.model, tx, objectives, accumulate=c.optim.accumulate)
     measure = build.build_measure(c, scorer, placement, kept)
     score = lambda name, numbers: measure(splits[name], numbers, frozen)
 
-    # -- where the run stands ---------------------------------------------------------------------
+    # -- the run --------------------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)
-    state = place_state(placement, trainable, tx, rng.key_for(c.seed, "dropout"))
-    train_step = jit(
-        sharding.within(placement, steps.with_flags(step_of)), donate_argnums=0,
-        # The state comes back to where it was: else the next step would be another program.
-        out_shardings=(jax.tree.map(lambda x: x.sharding, state), *[placement.replicated] * 2),
+    job = loop.Job(
+        placement, steps.make_train_step(kept.model, tx, objectives, accumulate=c.optim.accumulate),
+        place_state(placement, trainable, tx, rng.key_for(c.seed, "dropout")), frozen, batches,
+        lambda: kept.give(splits["train"], next(batches)), lambda numbers: score("dev", numbers),
+        lambda dev: dev[scorer.task.metric], plan, c.train, report.fingerprint,
     )  # fmt: skip
-    position: dict[str, Any] = {"best": None, "since": 0, "done": False}
-    if started is not None:
-        state, position = checkpoints.restore(state)
-        build.check_backbone(position, report.fingerprint, workdir)
-        batches.set_state(position["data"])
-    step = -1 if started is None else started
-    checkpoints.rewind(step)
-    step = max(step, 0)
-
     with RunLog(
         workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
     ) as log:
         log.resume(-1 if started is None else started)
         tell_start(log, c, backbone, scorer, splits, weights, plan, started)
         fill(log.say)
-
-        def save() -> None:
-            stand = {"data": batches.get_state(), "fingerprint": report.fingerprint}
-            checkpoints.save(step, state, position | stand)
-
-        # -- the loop -----------------------------------------------------------------------------
-        clock, seen, pending = time.monotonic(), set(), None
-        stop, flags = False, sharding.put_flag(placement, False)
         with Terminated() as terminated:
-            while step < plan.total and not position["done"]:
-                batch = kept.give(splits["train"], next(batches))
-                shape = batch.encoder.ids.shape
-                if shape not in seen:
-                    seen.add(shape)
-                    log.say(f"compiling the step for {shape[0]} rows x {shape[1]} tokens")
-                if not alone:
-                    flags = sharding.put_flag(placement, terminated())
-                batch = sharding.put_batch(placement, batch)
-                state, measured, raised = train_step(state, frozen, batch, flags)
-                step += 1
-                # The step before is looked at, so that the device never waits for the host.
-                if pending is not None:
-                    stop_if_broken(pending[0], c.train.max_streak, save, step)
-                    stop = bool(pending[1])  # the same on every process
-                pending = measured, raised
-                if step % c.train.log_steps == 0 or step == plan.total:
-                    seconds = {"seconds": time.monotonic() - clock}
-                    log.write(step, **jax.device_get(measured), time=seconds)
-                log.progress(step)
-                last = step == plan.total
-                if step % plan.evaluate == 0 or last:
-                    dev = score("dev", state.trainable)
-                    log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
-                    value, best = dev[scorer.task.metric], position["best"]
-                    if best is None or value > best["value"]:  # a tie keeps the earlier
-                        position |= {"best": {"step": step, "value": value, "dev": dev}, "since": 0}
-                        info = position["best"] | {"fingerprint": report.fingerprint}
-                        checkpoints.save_best(step, state.trainable, info)
-                    else:
-                        position["since"] += 1
-                    position["done"] = last or 0 < c.train.patience <= position["since"]
-                    if position["done"] or not plan.save:
-                        save()
-                if plan.save and step % plan.save == 0:
-                    save()
-                if (terminated() if alone else stop) and not position["done"]:
-                    save()
-                    log.say(f"stopped by SIGTERM at step {step}; the same command resumes")
-                    return None
-            if pending is not None:
-                stop_if_broken(pending[0], c.train.max_streak, save, step)
-        batches.close()
+            ended = loop.run(job, workdir, log, terminated)
+    if ended is None:
+        return None
 
-        # -- the result: test once, with the best prompt -----------------------------------------
-        numbers, best = checkpoints.restore_best(state.trainable)
-        result = {
-            "method": c.prompt.name,
-            "seed": c.seed,
-            "trained": tree.count(trainable),
-            "total": tree.count(trainable) + tree.count(frozen),
-            "steps": step,
-            "skipped": int(state.skipped),
-            "best_step": best["step"],
-            "dev": best["dev"],
-        }
-        if c.train.test and "test" in splits:
-            result["test"] = score("test", numbers)
-        result["time"] = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
-        if hosts.is_first():
-            write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
-        return result
+    # -- the result: test once, with the best prompt ---------------------------------------------
+    result = {
+        "method": c.prompt.name,
+        "seed": c.seed,
+        "trained": tree.count(trainable),
+        "total": tree.count(trainable) + tree.count(frozen),
+        "steps": ended.step,
+        "skipped": ended.skipped,
+        "best_step": ended.best["step"],
+        "dev": ended.best["dev"],
+    }
+    if c.train.test and "test" in splits:
+        result["test"] = score("test", ended.numbers)
+    result["time"] = ended.time
+    if hosts.is_first():
+        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
+    return result
 
 
 def facts(c: Any) -> dict[str, str]:
@@ -195,17 +133,6 @@ def keep_compiled(folder: Path) -> None:
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-
-def stop_if_broken(measured: Any, limit: int, save: Any, step: int) -> None:
-    """Raises InputError after `limit` steps in a row that were not finite; the state is saved."""
-    if int(measured["streak"]) < limit:
-        return
-    save()
-    raise InputError(
-        f"{limit} steps in a row were not finite, up to step {step}; the last good state is saved. "
-        "Lower optim.lr or set optim.clip, and start in another --workdir"
-    )
 
 
 def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None:

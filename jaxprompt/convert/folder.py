@@ -8,8 +8,7 @@ from pathlib import Path
 from jaxprompt.errors import InputError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_TEXT_FILES = [
-    "config.json",
+TOKENIZER_FILES = [
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -88,7 +87,7 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     def fetch(weights: list[str]) -> Path:
-        patterns = _TEXT_FILES + weights
+        patterns = ["config.json", *TOKENIZER_FILES, *weights]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
 
     at = f" at revision {revision!r}" if revision else ""

@@ -1,6 +1,5 @@
 """Fills the parameter tree of a backbone from a checkpoint folder, straight into its shards."""
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,20 +8,29 @@ import ml_dtypes
 import numpy as np
 
 from jaxprompt.convert.filling import Filler, digest
-from jaxprompt.convert.names import FAMILIES, IGNORED, Family, Tensor
+from jaxprompt.convert.names import IGNORED, Family, Tensor
+from jaxprompt.convert.shapes import (
+    axis_sizes,
+    copies,
+    family_of,
+    file_shape,
+    gate_of,
+    names_of,
+    select,
+)
 from jaxprompt.convert.weights import FLOATS, Weights, open_weights
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError
 from jaxprompt.sharding import Placement
 from jaxprompt.tree import unflatten
 
-_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class Report(NamedTuple):
     """What a checkpoint gave."""
 
     heads: tuple[str, ...]  # loaded, of "pooler", "mlm", "rtd", "lm"
-    fresh: tuple[str, ...]  # heads of the family that the checkpoint does not hold
+    fresh: tuple[str, ...]  # heads that it does not hold: of the family, or those drawn for it
     missing: tuple[str, ...]  # file names of the tensors of those heads
     unused: tuple[str, ...]  # tensors of the file that were not read
     tied: bool  # the LM head multiplies the word table; False: params hold a table of its own
@@ -64,11 +72,10 @@ def load_backbone(
     Raises InputError where a tensor of the trunk or part of a head is missing or has another shape
     than config.json says.
     """
-    table = _family(family)
-    if dtype not in _DTYPES:
-        raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(_DTYPES)}.")
-    sizes = _axis_sizes(config, table)
-    gate = str(config.get("feed_forward_proj", "relu")).rpartition("-")[0]
+    table = family_of(family)
+    if dtype not in DTYPES:
+        raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
+    sizes, gate = axis_sizes(config, table), gate_of(config)
     if rescale != 1.0 and not (gate or config.get("feed_forward_proj", "relu") == "relu"):
         raise InputError(
             f"rescale={rescale} needs a gated or relu feed-forward block, config.json says "
@@ -77,29 +84,24 @@ def load_backbone(
     with open_weights(folder) as weights:
         names = _Names(weights, table)
         heads = names.heads()
-        absent = ("embed/project/",) * (sizes["E"] == sizes["H"])
-        gates = ("layers/mlp/gate/", "decoder_layers/mlp/gate/")
-        spare = [names.find(t) for t in table.trunk if not gate and t.path.startswith(gates)]
+        spare = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
         if any(spare):
             raise InputError(
                 f"{folder} holds {spare[0]}, of a gated feed-forward block, which config.json does "
                 "not ask for; give the config.json of these weights."
             )
-        absent += gates * (not gate)
-        wanted = [t for t in table.trunk if not t.path.startswith(absent)]
-        wanted += [tensor for head in heads for tensor in table.heads.get(head, ())]
-        tied = not {"mlm", "lm"} & set(heads) or _is_tied(weights, names, table, config)
-        if not tied:
-            wanted.append(table.decoder)
+        writes = bool({"mlm", "lm"} & set(heads))
+        tied = not writes or _is_tied(weights, names, table, config)
+        wanted = select(table, config, sizes, heads, tied=tied)
         names.require(wanted, sizes)
         found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
-        flat, digests = Filler(weights, sizes, _DTYPES[dtype], rescale, placement).fill(found)
+        flat, digests = Filler(weights, sizes, DTYPES[dtype], rescale, placement).fill(found)
         fresh = tuple(head for head in table.heads if head not in heads)
         report = Report(
             heads=heads,
             fresh=fresh,
             missing=tuple(names.today(t) for head in fresh for t in table.heads[head]),
-            unused=names.unused(sizes, heads),
+            unused=names.unused({*wanted, table.decoder} if writes else wanted, sizes),
             tied=tied,
             bytes=sum(array.nbytes for array in flat.values()),
             fingerprint=digest(*sorted(digests)),
@@ -110,7 +112,7 @@ def load_backbone(
 def present_heads(folder: str | Path, family: str) -> set[str]:
     """Lists the heads that a checkpoint holds, from its tensor names alone."""
     with open_weights(folder) as weights:
-        return set(_Names(weights, _family(family)).heads())
+        return set(_Names(weights, family_of(family)).heads())
 
 
 class _Names:
@@ -141,7 +143,7 @@ class _Names:
         lost = [
             self.today(tensor, i)
             for tensor in wanted
-            for i in range(_copies(tensor, sizes))
+            for i in range(copies(tensor, sizes))
             if self.find(tensor, i) is None
         ]
         if lost:
@@ -153,9 +155,8 @@ class _Names:
 
     def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
         """Lists the file's names of a tensor, one a layer; checks shapes and dtypes."""
-        *most, last = (math.prod(sizes[axis] for axis in merged) for merged in tensor.file_axes)
-        shape = (*most, last * tensor.part[1])
-        found = [self.find(tensor, i) for i in range(_copies(tensor, sizes))]
+        shape = file_shape(tensor, sizes)
+        found = [self.find(tensor, i) for i in range(copies(tensor, sizes))]
         for name in found:
             if self.weights.shape(name) != shape:
                 raise InputError(
@@ -169,60 +170,23 @@ class _Names:
                 )
         return found
 
-    def unused(self, sizes: Mapping[str, int], heads: Iterable[str]) -> tuple[str, ...]:
-        """Lists the tensors of the file that are neither read nor another name of one read.
+    def unused(self, known: Iterable[Tensor], sizes: Mapping[str, int]) -> tuple[str, ...]:
+        """Lists the tensors of the file that are neither known nor another name of one known.
 
         A second word table of other numbers is among them.
         """
-        known = list(self.family.trunk)
-        known += [tensor for head in heads for tensor in self.family.heads.get(head, ())]
-        known += [self.family.decoder] if {"mlm", "lm"} & set(heads) else []
         read = {
             name
             for tensor in known
-            for i in range(_copies(tensor, sizes))
+            for i in range(copies(tensor, sizes))
             for name in self._candidates(tensor, i)
         }
-        word, *copies = (n for n in self._candidates(self.family.trunk[0], 0) if n in self.names)
-        read -= {name for name in copies if name != word and not _same(self.weights, name, word)}
+        word, *others = (n for n in self._candidates(self.family.trunk[0], 0) if n in self.names)
+        read -= {name for name in others if name != word and not _same(self.weights, name, word)}
         return tuple(sorted(n for n in self.names - read if not n.endswith(IGNORED)))
 
     def _candidates(self, tensor: Tensor, layer: int) -> list[str]:
-        of_a_head = tensor.path.startswith(("mlm/", "rtd/", "lm/"))
-        prefix = "" if of_a_head else self.prefix
-        return [prefix + source.format(i=layer) for source in tensor.sources]
-
-
-def _family(family: str) -> Family:
-    if family not in FAMILIES:
-        raise InputError(f"unknown backbone family {family!r}; {nearest(family, FAMILIES)}")
-    return FAMILIES[family]
-
-
-def _axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
-    """Reads the size of every axis letter from config.json."""
-    sizes: dict[str, int] = {"1": 1}
-    for letter, field in family.sizes.items():
-        if field in sizes:
-            sizes[letter] = sizes[field]
-            continue
-        value = config.get(field)
-        if value is None:  # what a config may leave out
-            value = {
-                "relative_attention_num_buckets": 32,
-                "num_decoder_layers": sizes.get("L"),
-                "n_inner": 4 * sizes.get("H", 0),
-            }.get(field)
-        if type(value) is not int or value < 1:
-            raise InputError(f"config.json has {field}={value!r}; it must be a positive integer.")
-        sizes[letter] = value
-    if "D" not in sizes:
-        width, heads = sizes["H"], sizes["N"]
-        if width % heads:
-            fields = f"{family.sizes['H']}={width}", f"{family.sizes['N']}={heads}"
-            raise InputError(f"{fields[0]} must divide by {fields[1]}.")
-        sizes["D"] = width // heads
-    return sizes
+        return names_of(tensor, layer, self.prefix)
 
 
 def _is_tied(weights: Weights, names: _Names, family: Family, config: Mapping[str, Any]) -> bool:
@@ -247,7 +211,3 @@ def _same(weights: Weights, one: str, other: str) -> bool:
         np.array_equal(*(weights.read_block(name, rows, columns) for name in (one, other)))
         for rows in weights.blocks(one)
     )
-
-
-def _copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
-    return sizes[tensor.stack] if tensor.stack else 1

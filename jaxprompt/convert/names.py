@@ -19,6 +19,7 @@ class Tensor(NamedTuple):
     transposed: bool = False  # torch's Linear weights are [out, in]
     part: tuple[int, int] = (0, 1)  # (i, n): the i-th of n equal parts of the file's last axis
     residual: float = 0.0  # a divided residual stream divides it by that power, see `rescale`
+    when: str = ""  # what a model is that has it: "projected", "gated" or "ungated"; "" = any
 
     @property
     def stack(self) -> str:
@@ -35,6 +36,7 @@ class Family(NamedTuple):
     decoder: Tensor  # the output table; the file may hold it though it equals the word table
     sizes: dict[str, str]  # axis letter -> field of config.json, or another letter
     always: tuple[str, ...] = ()  # heads that need no tensors of their own
+    bare: bool = False  # today's checkpoints leave the prefix out
 
 
 # Buffers of some versions, no weights.
@@ -54,22 +56,22 @@ def _norm(path: str, source: str, axis: str) -> tuple[Tensor, ...]:
     )
 
 
-def _linear(path: str, source: str, into: str, out: str) -> tuple[Tensor, ...]:
+def _linear(path: str, source: str, into: str, out: str, when: str = "") -> tuple[Tensor, ...]:
+    kernel, bias = f"{path}/kernel", f"{path}/bias"
     return (
-        Tensor(f"{path}/kernel", (f"{source}.weight",), into + out, (out, into), transposed=True),
-        Tensor(f"{path}/bias", (f"{source}.bias",), out, (out,)),
+        Tensor(kernel, (f"{source}.weight",), into + out, (out, into), transposed=True, when=when),
+        Tensor(bias, (f"{source}.bias",), out, (out,), when=when),
     )
 
 
-def _encoder(embed_to_hidden: bool = False) -> tuple[Tensor, ...]:
+def _encoder() -> tuple[Tensor, ...]:
     layer = "encoder.layer.{i}."
-    project = _linear("embed/project", "embeddings_project", "E", "H") if embed_to_hidden else ()
     return (
         *_table("embed/word", "embeddings.word_embeddings", axes="VE"),
         *_table("embed/position", "embeddings.position_embeddings", axes="PE"),
         *_table("embed/type", "embeddings.token_type_embeddings", axes="SE"),
         *_norm("embed/norm", "embeddings.LayerNorm", "E"),
-        *project,
+        *_linear("embed/project", "embeddings_project", "E", "H", "projected"),
         *_linear("layers/attention/query", layer + "attention.self.query", "H", "ND"),
         *_linear("layers/attention/key", layer + "attention.self.key", "H", "ND"),
         *_linear("layers/attention/value", layer + "attention.self.value", "H", "ND"),
@@ -104,11 +106,13 @@ def _decoder(source: str, path: str = "mlm/table") -> Tensor:
 def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
     sub = source + ".block.{i}.layer."
 
-    def linear(name: str, old: str, into: str, out: str, residual=0.0, also=()) -> Tensor:
-        names = tuple(f"{x}.weight" for x in (*also, old))
+    def linear(
+        name: str, source: str, into: str, out: str, residual: float = 0.0, when: str = ""
+    ) -> Tensor:
         return Tensor(
-            f"{path}/{name}/kernel", names, into + out, (out, into), True, residual=residual
-        )
+            f"{path}/{name}/kernel", (f"{source}.weight",), into + out, (out, into), True,
+            residual=residual, when=when,
+        )  # fmt: skip
 
     def attention(name: str, at: str) -> tuple[Tensor, ...]:
         return (
@@ -126,9 +130,10 @@ def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
         norm("attention_norm", f"{sub}0"),
         *(attention("cross", f"{sub}1.EncDecAttention") if cross else ()),
         *((norm("cross_norm", f"{sub}1"),) if cross else ()),
-        linear("mlp/gate", f"{dense}wi_0", "H", "F"),
+        linear("mlp/gate", f"{dense}wi_0", "H", "F", when="gated"),
         # A gated product is divided half by its linear factor and half by what follows.
-        linear("mlp/up", f"{dense}wi", "H", "F", 0.5, also=(f"{dense}wi_1",)),
+        linear("mlp/up", f"{dense}wi_1", "H", "F", 0.5, "gated"),
+        linear("mlp/up", f"{dense}wi", "H", "F", 0.5, "ungated"),
         linear("mlp/down", f"{dense}wo", "F", "H", 0.5),
         norm("mlp_norm", last),
     )
@@ -159,6 +164,7 @@ _T5 = Family(
         "E": "H", "X": "E",
     },
     always=("lm",),
+    bare=True,
 )  # fmt: skip
 
 
@@ -233,7 +239,7 @@ FAMILIES = {
     ),
     "electra": Family(
         prefix="electra.",
-        trunk=_encoder(embed_to_hidden=True),
+        trunk=_encoder(),
         heads={
             "mlm": _mlm(
                 "generator_predictions.dense",

@@ -24,7 +24,7 @@ from jaxprompt.errors import InputError
 
 _SAFETENSORS = "model.safetensors"
 _TORCH = "pytorch_model.bin"
-_NUMPY_NAME = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMPY = {name: np.dtype(name) for name in ("float64", "float32", "float16")}
 _NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 FLOATS = tuple(_NUMPY)
@@ -150,7 +150,7 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, _Entry]:
 
 def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> _Entry:
     shape, (begin, _) = tuple(meta["shape"]), meta["data_offsets"]
-    name = _NUMPY_NAME.get(meta["dtype"], meta["dtype"].lower())
+    name = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         dtype, width = _NUMPY[name], _matrix(shape)[1]

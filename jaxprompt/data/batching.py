@@ -88,7 +88,8 @@ def collate(
     decoder = None
     if sample.decoder is not None:
         inner = {r: row.decoder for r, row in flat.items()}
-        decoder = _pad(inner, total, decoder_length, pad_id, "right", decoder_shift)
+        apart = sample.decoder.segments is not None
+        decoder = _pad(inner, total, decoder_length, pad_id, "right", decoder_shift, apart)
     for r, row in flat.items():
         moved = length - len(row.ids) if side == "left" and decoder is None else 0
         label_pos[r, : len(row.label_pos)] = row.label_pos + moved
@@ -96,7 +97,7 @@ def collate(
             targets[r, : len(row.targets)] = row.targets
     filling = (0, batch - count)
     return Batch(
-        encoder=_pad(flat, total, length, pad_id, side, shift),
+        encoder=_pad(flat, total, length, pad_id, side, shift, sample.segments is not None),
         label_pos=label_pos,
         labels=np.pad(np.asarray(labels, np.int32), filling, constant_values=-1),
         weights=np.pad(np.ones(count, np.float32), filling),
@@ -106,20 +107,29 @@ def collate(
     )
 
 
-def _pad(rows: Mapping[int, Any], total: int, length: int, pad_id: int, side: str, shift: int):
-    """Lays rows, by number, into the arrays of one stream. -> Tokens [total, length]"""
+def _pad(
+    rows: Mapping[int, Any], total: int, length: int, pad_id: int, side: str, shift: int,
+    apart: bool,
+) -> Tokens:  # fmt: skip
+    """Lays rows, by number, into the arrays of one stream, with segments where documents are apart.
+
+    -> [total, length]
+    """
     ids = np.full((total, length), pad_id, np.int32)
     mask = np.zeros((total, length), bool)
     slot = np.full((total, length), -1, np.int32)
     positions, types = (np.zeros((total, length), np.int32) for _ in range(2))
     roles = np.full((total, length), Role.PAD, np.int8)
+    segments = np.zeros((total, length), np.int32) if apart else None
     for r, row in rows.items():
         start = length - len(row.ids) if side == "left" else 0
         span = slice(start, start + len(row.ids))
         ids[r, span], mask[r, span], slot[r, span] = row.ids, True, row.slot
         types[r, span], roles[r, span] = row.types, row.roles
         positions[r, span] = row.positions + shift
-    return Tokens(ids, mask, slot, positions, types, roles)
+        if apart:
+            segments[r, span] = row.segments
+    return Tokens(ids, mask, slot, positions, types, roles, segments)
 
 
 class _Examples:
@@ -320,8 +330,9 @@ def empty(batch: Batch) -> Batch:
 
 
 def _widen_tokens(tokens: Tokens, length: int, pad_id: int, side: str) -> Tokens:
-    fills = Tokens(pad_id, False, -1, 0, 0, Role.PAD)
-    return Tokens(*(_widen(x, length, f, side) for x, f in zip(tokens, fills, strict=True)))
+    fills = Tokens(pad_id, False, -1, 0, 0, Role.PAD, 0)
+    pairs = zip(tokens, fills, strict=True)
+    return Tokens(*(x if x is None else _widen(x, length, fill, side) for x, fill in pairs))
 
 
 def _widen(x: np.ndarray, length: int, fill: int, side: str = "right") -> np.ndarray:

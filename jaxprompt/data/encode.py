@@ -27,10 +27,11 @@ class Row(NamedTuple):
     types: np.ndarray  # int32
     roles: np.ndarray  # int8, Role
     positions: np.ndarray  # int32
+    segments: np.ndarray | None = None  # int32, see Tokens
 
 
 class Encoded(NamedTuple):
-    """One row of input without padding. All arrays are [T] but the last two, [M]."""
+    """One row of input without padding. All arrays are [T] but label_pos and targets, [M]."""
 
     ids: np.ndarray
     slot: np.ndarray
@@ -40,6 +41,7 @@ class Encoded(NamedTuple):
     label_pos: np.ndarray  # int32, what the head reads, in the decoder where there is one
     decoder: Row | None = None
     targets: np.ndarray | None = None  # int32, the token that each label_pos predicts: free text
+    segments: np.ndarray | None = None  # int32, see Tokens
 
 
 class Answer(NamedTuple):
@@ -304,12 +306,12 @@ class Encoder:
         row = _row(ids, slots, types, roles, range(len(ids)))
         if self._specials.style == "masked":
             label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
-            return Encoded(*row, np.array(label_pos, np.int32))
+            return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32))
         if self._specials.style == "causal":
             joined, label_pos, targets = _say(row, self._answer.plan, target)
-            return Encoded(*joined, label_pos, targets=targets)
+            return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets)
         decoder, label_pos, targets = _say(self._stem(), self._answer.plan, target)
-        return Encoded(*row, label_pos, decoder, targets)
+        return Encoded(**row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets)
 
     def _stem(self) -> Row:
         """What the decoder is fed before anything is read: its soft tokens and the stem."""
@@ -338,7 +340,8 @@ def _say(row: Row, plan: Plan | None, target: list[int] | None):
     if len(depth):
         count = len(depth)
         behind = _row(fed, [-1] * count, branch, [Role.LABEL] * count, row.positions[-1] + depth)
-        row = Row(*(np.concatenate(pair) for pair in zip(row, behind, strict=True)))
+        pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
+        row = Row(*map(np.concatenate, pairs))
     return row, (last + reads).astype(np.int32), targets
 
 

@@ -170,10 +170,25 @@ def put_in_front(prefix: Prefix | None, k, v, mask):
     return k, v, jnp.concatenate([front, mask], axis=-1)
 
 
+def document_mask(queries: Tokens, keys: Tokens):
+    """Lets each token see the real ones of its document.
+
+    -> bool [B, T, S], or [B, S] where a row is one text
+    """
+    if queries.segments is keys.segments is None:
+        return keys.mask
+    own = queries.segments[:, :, None] == keys.segments[:, None, :]  # [B, T, S]
+    return own & keys.mask[:, None, :]
+
+
 def causal_mask(tokens: Tokens):
-    """Lets each token see the real ones up to itself, of branch 0 and its own. -> bool [B, T, T]"""
+    """Lets each token see the real ones of its document up to itself, of branch 0 and its own.
+
+    -> bool [B, T, T]
+    """
     own, branch = tokens.mask, tokens.types
     number = jnp.arange(own.shape[1])
     order = number[:, None] >= number  # [T, T]
     sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    return order & sees & own[:, None, :]
+    seen = order & sees & own[:, None, :]
+    return seen if tokens.segments is None else seen & document_mask(tokens, tokens)

@@ -237,7 +237,7 @@ BAD = [
     (
         "t5",
         dict(feed_forward_proj="gated-gelu"),
-        r"lacks 5 of .*block.0.layer.1.DenseReluDense.wi_0",
+        r"lacks 10 of .*block.0.layer.1.DenseReluDense.wi_0",
     ),
     ("gated", dict(feed_forward_proj="relu"), "wi_0.weight, of a gated feed-forward block, which"),
     ("gated", dict(vocab_size=29), r"shape \[30, 12\], config.json says \[29, 12\]"),

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.data.batching import EvalBatches, Layout, TrainBatches, buckets, collate
-from jaxprompt.data.encode import Encoded
+from jaxprompt.data.batching import EvalBatches, Layout, TrainBatches, buckets, collate, stack
+from jaxprompt.data.encode import Encoded, Row
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -32,9 +32,12 @@ def layout(**changes):
     return Layout(**{"batch": 8, "max_len": 32, "pad_id": 9} | changes)
 
 
+def arrays(batch):
+    return [x for x in (*batch.encoder, *batch[1:5]) if x is not None]
+
+
 def same(a, b):
-    flat_a, flat_b = ([*x.encoder, *x[1:5]] for x in (a, b))
-    for left, right in zip(flat_a, flat_b, strict=True):
+    for left, right in zip(arrays(a), arrays(b), strict=True):
         np.testing.assert_array_equal(left, right)
 
 
@@ -71,13 +74,53 @@ def test_padded_row_equals_unpadded_row(side, shift):
     assert batch.labels.tolist() == [1, 2, -1]
     assert batch.weights.tolist() == [1, 1, 0]
     assert batch.index.tolist() == [10, 11, -1]
-    kinds = [array.dtype.name for array in (*tokens, *batch[1:5])]
+    kinds = [array.dtype.name for array in arrays(batch)]
     assert kinds == ["int32", "bool", "int32", "int32", "int32", "int8"] + [
         "int32",
         "int32",
         "float32",
         "int32",
     ]
+
+
+def packed(*lengths, asks=False):
+    """A row of documents, in a decoder too where `asks`."""
+    segments = np.repeat(np.arange(1, len(lengths) + 1), lengths).astype(np.int32)
+    row = encoded(len(segments), slots=0)._replace(segments=segments)
+    return row._replace(decoder=Row(*row[:5], segments)) if asks else row
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_documents_of_a_row_keep_their_numbers(side):
+    rows = [[packed(3, 2)], [packed(1, 1, 2)]]
+    pad = dict(pad_id=9, label_width=1, side=side)
+    batch = collate(rows, [0, 0], [0, 1], batch=3, length=7, **pad)
+    tokens = batch.encoder
+    assert tokens.segments.dtype == np.int32
+    for got, mask, expected in zip(
+        tokens.segments, tokens.mask, [[1, 1, 1, 2, 2], [1, 2, 3, 3], []], strict=True
+    ):
+        assert got[mask].tolist() == expected and not got[~mask].any()
+    filling = collate([], [], [], batch=3, length=7, like=rows[0][0], **pad)
+    assert filling.encoder.segments.shape == (3, 7) and not filling.encoder.segments.any()
+
+    longer = collate([[packed(9)]], [0], [0], batch=3, length=9, **pad)
+    together = stack([batch, longer], 9, side)
+    again = collate(rows, [0, 0], [0, 1], batch=3, length=9, **pad)
+    for x, *parts in zip(*(b.encoder for b in (together, again, longer)), strict=True):
+        np.testing.assert_array_equal(x, np.stack(parts))
+
+
+def test_documents_of_a_decoder():
+    pad = dict(batch=2, length=6, decoder_length=8, pad_id=9, label_width=1)
+    batch = collate([[packed(4, 2, asks=True)]], [0], [0], **pad)
+    assert batch.decoder.segments.tolist() == [[1, 1, 1, 1, 2, 2, 0, 0], [0] * 8]
+    assert batch.encoder.segments.tolist() == [[1, 1, 1, 1, 2, 2], [0] * 6]
+    plain = packed(6, asks=True)._replace(segments=None)
+    plain = plain._replace(decoder=plain.decoder._replace(segments=None))
+    batch = collate([[plain]], [0], [0], **pad)
+    assert batch.encoder.segments is batch.decoder.segments is None
+    assert stack([batch, batch], 9, "right").encoder.segments is None
 
 
 def test_choices_are_example_major():
@@ -196,11 +239,7 @@ def test_hosts_share_a_global_batch(make):
     parts = [list(make(rows, labels, layout(host=h, hosts=2), **settings)) for h in (0, 1)]
     for batch, *shares in zip(whole, *parts, strict=True):
         assert all(len(share.index) == 4 for share in shares)
-        for all_rows, *halves in zip(
-            [*batch.encoder, *batch[1:5]],
-            *([*share.encoder, *share[1:5]] for share in shares),
-            strict=True,
-        ):
+        for all_rows, *halves in zip(*map(arrays, (batch, *shares)), strict=True):
             np.testing.assert_array_equal(all_rows, np.concatenate(halves))
 
 

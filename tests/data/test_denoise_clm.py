@@ -17,7 +17,7 @@ def test_each_token_predicts_the_next():
     assert sample.encoder.ids.tolist() == [10, 11, 12, 9, 20, 21]
     assert sample.label_pos.tolist() == [0, 1, 2, 3, 4]
     assert sample.targets.tolist() == [11, 12, 9, 20, 21]
-    assert sample.decoder is None and set(sample.encoder.segments) == {1}
+    assert sample.decoder is None and sample.encoder.segments is None
 
 
 def test_no_token_predicts_another_document():
@@ -27,11 +27,11 @@ def test_no_token_predicts_another_document():
     assert sample.encoder.positions.tolist() == [0, 1, 2, 3, 0, 1]
 
 
-def test_branches_keep_documents_apart():
-    """Where attention is causal a token sees branch 0 and its own: no document is in branch 0."""
-    row = encoded(Objective(6, (9,), apart=True)(PIECES, RNG), causal=True)
+def test_batches_tell_documents_apart():
+    row = encoded(Objective(6, (9,), apart=True)(PIECES, RNG))
     batch = collate([[row]], [-1], [0], batch=1, length=8, pad_id=9, label_width=5)
-    assert batch.encoder.types.tolist() == [[1, 1, 1, 1, 2, 2, 0, 0]]
+    assert batch.encoder.segments.tolist() == [[1, 1, 1, 1, 2, 2, 0, 0]]
+    assert not batch.encoder.types.any()
     assert batch.encoder.mask.tolist() == [[True] * 6 + [False] * 2]
     assert batch.targets.tolist() == [[11, 12, 9, 21, -1]]
 

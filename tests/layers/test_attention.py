@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, fill
 
-from jaxprompt.layers.attention import Attention, attend, causal_mask, choose_kernel, put_in_front
+from jaxprompt.layers.attention import (
+    Attention,
+    attend,
+    causal_mask,
+    choose_kernel,
+    document_mask,
+    put_in_front,
+)
 from jaxprompt.types import Prefix, Tokens
 
 B, T, S, N, D = 3, 4, 6, 2, 8
@@ -226,3 +233,28 @@ def test_causal_mask_keeps_branches_apart():
     assert_equal(found[0, 6], np.array([0, 1, 1, 0, 0, 1, 1, 0], bool))  # branch 2: 0 and itself
     assert_equal(found[0, 4], np.array([0, 1, 1, 1, 1, 0, 0, 0], bool))
     assert_equal(found[1, 5], np.array([1, 1, 0, 0, 0, 1, 0, 0], bool))  # branch 0: 0 alone
+
+
+def test_documents_see_themselves():
+    """Two documents and a pad, on either side; branches divide the first."""
+    segments = np.array([[1, 1, 1, 2, 2, 0], [0, 1, 2, 2, 2, 2]], np.int32)
+    types = np.array([[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 1, 2]], np.int32)
+    none = np.zeros_like(types)
+    queries = Tokens(none, segments > 0, none - 1, none, types, none, segments)
+    keys = Tokens(*(x[:, 1:5] for x in queries))
+    found, causal = np.array(document_mask(queries, keys)), np.array(causal_mask(queries))
+    assert found.shape == (2, 6, 4) and causal.shape == (2, 6, 6)
+    for b, t, s in np.ndindex(causal.shape):
+        own = segments[b, t] == segments[b, s] > 0
+        if 1 <= s < 5:
+            assert found[b, t, s - 1] == own
+        assert causal[b, t, s] == (own and s <= t and types[b, s] in (0, types[b, t]))
+
+
+def test_one_text_a_row_has_the_mask_of_its_tokens():
+    mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
+    none = np.zeros((2, 3), np.int32)
+    tokens = Tokens(none, mask, none - 1, none, none, none)
+    assert document_mask(tokens, tokens) is mask
+    with pytest.raises(TypeError):  # told apart on one side alone
+        document_mask(tokens, tokens._replace(segments=none))

@@ -46,7 +46,7 @@ class Objective:
         """Makes a row of pieces of documents. Nothing is drawn."""
         del rng
         text = join([[(piece, Role.TEXT)] for piece in pieces], self.apart)
-        at = np.flatnonzero(text.segments[1:] == text.segments[:-1])
+        at = np.flatnonzero(text.positions[1:])  # what follows is no first token of a segment
         return Sample(text, at.astype(np.int32), text.ids[at + 1])
 
 

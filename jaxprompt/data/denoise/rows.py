@@ -16,7 +16,7 @@ class Text(NamedTuple):
 
     ids: np.ndarray  # int32
     roles: np.ndarray  # int8, Role
-    segments: np.ndarray  # int32, from 1 on; 0 is left to padding
+    segments: np.ndarray | None  # int32, from 1 on, 0 is left to padding; None = it is one text
     positions: np.ndarray  # int32, from 0 on in each segment
 
 
@@ -41,8 +41,8 @@ def join(documents: Iterable[Sequence[Run]], apart: bool) -> Text:
     tokens, kinds = zip(*(run for group in groups for run in group), strict=True)
     ids = np.concatenate(tokens, dtype=np.int32)
     roles = np.array(kinds, np.int8).repeat([len(run) for run in tokens])
-    segments, positions = np.ones(len(ids), np.int32), np.arange(len(ids), dtype=np.int32)
-    if apart and len(groups) > 1:
+    segments, positions = None, np.arange(len(ids), dtype=np.int32)
+    if apart:
         lengths = np.array([sum(len(ids) for ids, _ in group) for group in groups])
         segments = np.arange(1, len(groups) + 1, dtype=np.int32).repeat(lengths)
         positions -= (np.cumsum(lengths) - lengths).astype(np.int32).repeat(lengths)
@@ -59,15 +59,14 @@ def write(
     return Sample(encoder, np.arange(len(said), dtype=np.int32), said, fed)
 
 
-def encoded(sample: Sample, *, causal: bool = False) -> Encoded:
-    """Lays a row out as batches take it; `causal`: the one stream is read from left to right."""
-    decoder = None if sample.decoder is None else _row(sample.decoder, causal=True)
-    row = _row(sample.encoder, causal)
-    return Encoded(*row, sample.label_pos, decoder, sample.targets)
+def encoded(sample: Sample) -> Encoded:
+    """Lays a row out as batches take it."""
+    decoder = None if sample.decoder is None else _row(sample.decoder)
+    row = _row(sample.encoder)._asdict()
+    return Encoded(**row, label_pos=sample.label_pos, decoder=decoder, targets=sample.targets)
 
 
-def _row(text: Text, causal: bool) -> Row:
+def _row(text: Text) -> Row:
     none = np.full(len(text.ids), -1, np.int32)
-    # Where attention is causal, types are branches, and a token sees none but its own.
-    types = text.segments if causal else np.zeros(len(text.ids), np.int32)
-    return Row(text.ids, none, types, text.roles, text.positions)
+    types = np.zeros(len(text.ids), np.int32)
+    return Row(text.ids, none, types, text.roles, text.positions, text.segments)

@@ -1,0 +1,55 @@
+"""The card of a saved backbone: what it was trained on and how well it does, for people to read."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# What every card holds; mappings become tables, lists become items.
+CARD_FIELDS = (
+    "start",  # the checkpoint and its fingerprint, or the seed of the drawn weights
+    "corpus",  # its texts, their size, what was held out
+    "objective",  # name and settings
+    "steps",  # of how many tokens
+    "scores",  # on the documents held out
+    "versions",  # of the packages that made it, see artifact.package_versions
+)
+
+
+def render_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
+    """Writes a card as Markdown, with the header that the hub reads.
+
+    `card` is plain JSON. Raises ValueError where it lacks one of CARD_FIELDS.
+    """
+    missing = [field for field in CARD_FIELDS if field not in card]
+    if missing:
+        raise ValueError(f"the card lacks {', '.join(missing)}")
+    lines = ["---", "library_name: transformers", "tags: [jaxprompt]", "---", "", f"# {title}", ""]
+    lines += [f"`{architecture}`, pre-trained with jaxprompt.", ""]
+    single = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
+    lines += _table(single)
+    for name, value in card.items():
+        if name not in single:
+            lines += [f"## {name}", ""]
+            lines += _table(value) if isinstance(value, Mapping) else _items(value)
+    return "\n".join(lines)
+
+
+def _table(values: Mapping[str, Any]) -> list[str]:
+    rows = [f"| {_plain(name)} | {_plain(value)} |" for name, value in _leaves(values)]
+    return ["| | |", "|---|---|", *rows, ""] if rows else []
+
+
+def _items(values: list[Any]) -> list[str]:
+    return [*(f"- {_plain(value)}" for value in values), ""]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _plain(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split()).replace("|", "\\|")

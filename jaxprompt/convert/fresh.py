@@ -1,0 +1,188 @@
+"""Draws the parameters of a backbone, as its paper does, straight into their shards."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxprompt import rng
+from jaxprompt.convert.filling import digest
+from jaxprompt.convert.load import DTYPES, Loaded, Report
+from jaxprompt.convert.names import Tensor
+from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
+from jaxprompt.errors import InputError
+from jaxprompt.sharding import Placement
+from jaxprompt.tree import flatten, unflatten
+
+_PAD = {"bert": 0, "roberta": 1, "electra": 0}  # of the rows that are zero, where the config is mute
+
+
+class Draw(NamedTuple):
+    """How a family's parameters are drawn: N(0, deviation^2), a norm's scale constant."""
+
+    family: str
+    config: Mapping[str, Any]
+    sizes: Mapping[str, int]
+
+    def deviation(self, tensor: Tensor) -> float:
+        """Gives the standard deviation of a kernel or a table.
+
+        BERT and its kin: one for all (Devlin et al. 2019, appendix A.2). GPT-2: what writes into
+        the residual stream is divided by the square root of the number of writers, two a layer
+        (Radford et al. 2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
+        attention has no 1 / sqrt(D), so the query's kernel holds it; the word table is N(0, 1).
+        """
+        if self.family != "t5":
+            base = self._amount("initializer_range", 0.02)
+            writes = tensor.path in ("layers/attention/out/kernel", "layers/mlp/down/kernel")
+            if self.family == "gpt2" and writes:
+                return base / math.sqrt(2 * self.sizes["L"])
+            return base
+        factor = self._amount("initializer_factor", 1.0)
+        if tensor.path == "embed/word/table":
+            return factor
+        inputs = tensor.file_axes[-1] if tensor.transposed else "H"
+        scale = math.prod(self.sizes[axis] for axis in inputs)
+        if "/query/" in tensor.path:
+            scale *= self.sizes["D"]
+        return factor / math.sqrt(scale)
+
+    def scale(self) -> float:
+        """Gives the scale of a norm."""
+        return self._amount("initializer_factor", 1.0) if self.family == "t5" else 1.0
+
+    def zero_row(self, tensor: Tensor) -> int | None:
+        """Gives the row of padding in a table of embeddings, which transformers sets to zero."""
+        tables = ("embed/word/table",) + ("embed/position/table",) * (self.family == "roberta")
+        if self.family not in _PAD or tensor.path not in tables:
+            return None
+        return self.config.get("pad_token_id", _PAD[self.family])
+
+    def make(self, tensor: Tensor, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Draws one parameter. Traceable. -> float32"""
+        if tensor.path.endswith("/bias"):
+            return jnp.zeros(shape)
+        if tensor.path.endswith("/scale"):
+            return jnp.full(shape, self.scale())
+        x = self.deviation(tensor) * jax.random.normal(rng.for_name(key, tensor.path), shape)
+        if tensor.stack or not tensor.path.endswith("/table"):
+            return x
+        # A padded table has the numbers of the whole one: they are counted row by row.
+        rows = jnp.arange(shape[0])
+        real = rows < self.sizes[tensor.axes[0]]
+        if (pad := self.zero_row(tensor)) is not None:
+            real &= rows != pad
+        return jnp.where(real[:, None], x, 0.0)
+
+    def _amount(self, field: str, default: float) -> float:
+        value = self.config.get(field, default)
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (known and math.isfinite(value) and value > 0):
+            raise InputError(f"config.json has {field}={value!r}; it must be a number above 0")
+        return value
+
+
+def draw_backbone(
+    family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
+    placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
+) -> Loaded:  # fmt: skip
+    """Draws a trunk and heads from a transformers config alone.
+
+    `part` is what the parameters are called in the tree, "backbone" or "generator": models of one
+    seed differ by it. A parameter is the same on every mesh. `dtype` and `rescale` as in load.py.
+    Raises InputError where the config lacks a size or has a deviation that is none.
+    """
+    table = family_of(family)
+    sizes = axis_sizes(config, table)
+    tied = bool(config.get("tie_word_embeddings", True)) or not {"mlm", "lm"} & set(heads)
+    tensors = select(table, config, sizes, heads, tied=tied)
+    given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
+    flat = _draw(Draw(family, config, sizes), tensors, **given)
+    report = Report(
+        heads=(), fresh=tuple(heads), missing=(), unused=(), tied=tied, bytes=_bytes(flat),
+        fingerprint=_mark("drawn", Draw(family, config, sizes), tensors, **given),
+    )  # fmt: skip
+    return Loaded(unflatten(flat), report)
+
+
+def with_heads(
+    loaded: Loaded, family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
+    placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
+) -> Loaded:  # fmt: skip
+    """Leaves a loaded backbone the heads that are asked for, and draws those that it lacks.
+
+    The report lists a head left out under `unused`, and one that was drawn under `fresh`. Raises
+    InputError where the family has no such head.
+    """
+    table = family_of(family)
+    sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
+    absent = [head for head in heads if head not in table.heads and head not in table.always]
+    if absent:
+        known = ", ".join((*table.heads, *table.always))
+        raise InputError(f"a {family} has no {absent[0]} head; its heads are {known}")
+    out = [head for head in table.heads if head in params and head not in heads]
+    for head in out:
+        del params[head]
+    fresh = [head for head in heads if head in table.heads and head not in params]
+    tied = old.tied
+    tensors = [tensor for head in fresh for tensor in table.heads[head]]
+    if "mlm" in fresh:
+        tied = bool(config.get("tie_word_embeddings", True))
+        tensors += [] if tied else [table.decoder]
+    given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
+    draw = Draw(family, config, sizes)
+    flat = flatten(params) | (_draw(draw, tensors, **given) if tensors else {})
+    names = lambda tensors: tuple(names_of(tensor, 0, table.prefix)[-1] for tensor in tensors)
+    report = old._replace(
+        heads=tuple(head for head in old.heads if head in heads),
+        fresh=tuple(fresh),
+        missing=names(tensors),
+        unused=old.unused + names(tensor for head in out for tensor in table.heads[head]),
+        tied=tied or "mlm" in out,
+        bytes=_bytes(flat),
+        fingerprint=_mark(old.fingerprint, draw, tensors, **given) if tensors else old.fingerprint,
+    )
+    return Loaded(unflatten(flat), report)
+
+
+def _draw(
+    draw: Draw, tensors: Iterable[Tensor], *, seed: int, placement: Placement, part: str,
+    dtype: str, rescale: float,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """Draws parameters in one program. -> by flat name"""
+    shapes, places = {}, {}
+    for tensor in tensors:
+        sizes = [
+            placement.padded(draw.sizes[axis]) if axis == "V" else draw.sizes[axis]
+            for axis in tensor.stack + tensor.axes
+        ]
+        shapes[tensor] = tuple(sizes)
+        places[tensor.path] = placement.parameter(f"{part}/{tensor.path}", len(sizes))
+
+    def make(key: jax.Array) -> dict[str, jax.Array]:
+        return {
+            tensor.path: (draw.make(tensor, key, shape) / rescale**tensor.residual).astype(
+                DTYPES[dtype]
+            )
+            for tensor, shape in shapes.items()
+        }
+
+    return jax.jit(make, out_shardings=places)(rng.key_for(seed, part))
+
+
+def _mark(
+    start: str, draw: Draw, tensors: Iterable[Tensor], *, seed: int, part: str, **_: Any
+) -> str:
+    """Sums up what was drawn: equal for equal draws. Nothing is read back from the devices."""
+    facts = [
+        f"{tensor.path} {[draw.sizes[axis] for axis in tensor.stack + tensor.axes]}"
+        f" {0.0 if tensor.path.endswith('/bias') else draw.deviation(tensor)}"
+        for tensor in tensors
+    ]
+    return digest(start, draw.family, part, str(seed), *facts)
+
+
+def _bytes(flat: Mapping[str, Any]) -> int:
+    return sum(array.nbytes for array in flat.values())

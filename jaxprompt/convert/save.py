@@ -1,0 +1,312 @@
+"""Writes a backbone as a folder that transformers loads: the inverse of load.py, by its tables.
+
+A folder is written beside its place and renamed once it is whole. Several processes that share the
+parameters call together; process 0 writes.
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import hosts
+from jaxprompt.convert.card import render_card
+from jaxprompt.convert.folder import TOKENIZER_FILES, read_json
+from jaxprompt.convert.load import DTYPES
+from jaxprompt.convert.names import Family, Tensor
+from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
+from jaxprompt.convert.weights import NUMPY_NAMES
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.tree import flatten
+
+FILE_BYTES = 5 * 10**9
+TRAINING = "training.json"  # the run that a folder belongs to, and its card for programs
+# Of a config: what transformers writes anew, and what no longer holds of the saved weights.
+_RENEWED = (
+    "architectures", "auto_map", "dtype", "quantization_config", "torch_dtype",
+    "transformers_version", "_name_or_path",
+)  # fmt: skip
+
+
+class _Entry(NamedTuple):
+    """One tensor of the file: the parameters whose parts stand in it, in their order."""
+
+    parts: list[Tensor]
+    layer: int
+    shape: tuple[int, ...]
+
+
+def save_backbone(
+    folder: str | Path, family: str, config: Mapping[str, Any], params: Mapping[str, Any], *,
+    tokenizer: str | Path, card: Mapping[str, Any], run: str, dtype: str = "float32",
+    rescale: float = 1.0, file_bytes: int = FILE_BYTES,
+) -> Path:  # fmt: skip
+    """Writes weights, config.json, tokenizer and card. -> the folder
+
+    `params` is a nested dict as load_backbone gives it, of arrays on any mesh: padding of the
+    vocabulary is cut off, a T5's `rescale` undone, and what it holds of heads is saved. `config` is
+    a transformers config.json; `tokenizer` the folder whose tokenizer files are copied; `card` as in
+    card.py. Files hold at most `file_bytes`, or one tensor; the host holds a tensor at a time.
+
+    `run` names what the folder belongs to: a folder that the same run wrote is replaced.
+    Raises InputError where the folder holds anything else, and when the disk refuses; what was
+    there before is then untouched.
+    """
+    table = family_of(family)
+    flat, sizes = flatten(params), axis_sizes(config, table)
+    heads = [head for head in table.heads if head in params] + list(table.always)
+    tied = table.decoder.path not in flat
+    tensors = select(table, config, sizes, heads, tied=tied)
+    _check_complete(flat, tensors, sizes)
+    entries = _entries(table, tensors, sizes, tied=tied)
+    saved = describe(family, config, heads, dtype)
+    title, architecture = Path(folder).name, saved["architectures"][0]
+    texts = {
+        "config.json": json.dumps(saved, indent=2, sort_keys=True),
+        "README.md": render_card(title, architecture, card),
+        TRAINING: json.dumps({"run": run, **card}, indent=2, allow_nan=False),
+    }
+    files = _divide(entries, DTYPES[dtype], file_bytes)
+    if len(files) > 1:
+        where = {name: file for file, names in files.items() for name in names}
+        size = sum(math.prod(e.shape) for e in entries.values()) * DTYPES[dtype].itemsize
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        texts["model.safetensors.index.json"] = json.dumps(index, indent=2, sort_keys=True)
+
+    target = Path(os.path.abspath(folder))
+    partial = target.with_name(f".{target.name}.partial")
+
+    def prepare() -> None:
+        _check_free(target, run)
+        found = _tokenizer_files(Path(tokenizer))
+        shutil.rmtree(partial, ignore_errors=True)
+        make_folder(partial)
+        for path in found:
+            shutil.copyfile(path, partial / path.name)
+        for name, text in texts.items():
+            write_atomic(partial / name, text + "\n")
+        for name, names in files.items():
+            _reserve(partial / name, {n: entries[n].shape for n in names}, dtype)
+
+    with _removed_on_failure(partial, target):
+        hosts.on_first(_told(prepare, target))
+        for file, names in files.items():
+            with _opened(partial / file) as out:
+                for name in names:
+                    array = _gather(flat, entries[name], sizes, rescale)
+                    if out is not None:
+                        array = array.astype(DTYPES[dtype], order="C", copy=False)
+                        out.write(array.reshape(-1).view(np.uint8))  # bfloat16 has no buffer
+        hosts.on_first(_told(lambda: _take_place(partial, target), target))
+    return Path(folder)
+
+
+def describe(
+    family: str, config: Mapping[str, Any], heads: list[str], dtype: str = "float32"
+) -> dict[str, Any]:
+    """Makes the config.json of saved weights, with the class that transformers loads them with.
+
+    Transformers' own config class fills in what is left out; what `config` says stays as it is.
+    Raises InputError where that class refuses the config.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = config.get("model_type") or family
+    given = {name: value for name, value in config.items() if name not in _RENEWED}
+    given["model_type"] = kind
+    try:
+        filled = AutoConfig.for_model(**given)
+    # Strict data classes, validators and lookups of names each raise a class of their own.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"transformers refuses the config ({reason}); give the config.json of a {kind}"
+        ) from error
+    known = {
+        "rtd": (auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,),
+        "mlm": (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,),
+        "lm": (
+            auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        ),
+    }
+    tables = [table for head in known if head in heads for table in known[head]]
+    name = next(table[kind] for table in (*tables, auto.MODEL_MAPPING_NAMES) if kind in table)
+    own = json.loads(filled.to_json_string())
+    return own | given | {"architectures": [name], "dtype": dtype}
+
+
+def _check_complete(
+    flat: Mapping[str, Any], tensors: list[Tensor], sizes: Mapping[str, int]
+) -> None:
+    """Raises ValueError where the parameters are not those of the config."""
+    wanted = {tensor.path: tensor for tensor in tensors}
+    differing = sorted(wanted.keys() ^ flat.keys())
+    for name in wanted.keys() & flat.keys():
+        axes, shape = wanted[name].stack + wanted[name].axes, flat[name].shape
+        own = tuple(sizes[axis] for axis in axes)
+        padded = axes[0] == "V" and shape[:1] > own[:1]
+        if shape != own and not (padded and shape[1:] == own[1:]):
+            differing.append(name)
+    if differing:
+        raise ValueError(f"parameters and config differ in {', '.join(differing[:5])}")
+
+
+def _entries(
+    table: Family, tensors: list[Tensor], sizes: Mapping[str, int], *, tied: bool
+) -> dict[str, _Entry]:
+    """Finds what stands where. -> {name in the file: entry}"""
+    with_head = any(tensor.path.startswith(("mlm/", "rtd/")) for tensor in tensors)
+    prefix = table.prefix if (with_head or table.always) and not table.bare else ""
+    entries: dict[str, _Entry] = {}
+    for tensor in tensors:
+        for layer in range(copies(tensor, sizes)):
+            names = names_of(tensor, layer, prefix)
+            # Torch's untied decoder adds a bias of its own; the other is a parameter all the same.
+            for name in names if tensor.path == "mlm/bias" and not tied else names[-1:]:
+                entry = entries.setdefault(name, _Entry([], layer, file_shape(tensor, sizes)))
+                entry.parts.append(tensor)
+    return entries
+
+
+def _divide(
+    entries: Mapping[str, _Entry], dtype: np.dtype, limit: int
+) -> dict[str, list[str]]:
+    """Fills files in turn. -> {file: names of its tensors}"""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, entry in entries.items():
+        own = math.prod(entry.shape) * dtype.itemsize
+        if groups[-1] and size + own > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += own
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    count = len(groups)
+    return {f"model-{i:05d}-of-{count:05d}.safetensors": g for i, g in enumerate(groups, 1)}
+
+
+def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
+    """Writes a header and takes the room of the tensors: a full disk is known before any work."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    kind = next(name for name, known in NUMPY_NAMES.items() if known == dtype)
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.flush()
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
+
+
+@contextlib.contextmanager
+def _opened(path: Path):
+    """Opens a reserved file behind its header, on process 0 alone."""
+    if not hosts.is_first():
+        yield None
+        return
+    with path.open("r+b") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _gather(
+    flat: Mapping[str, Any], entry: _Entry, sizes: Mapping[str, int], rescale: float
+) -> np.ndarray:
+    """Brings one tensor of the file to the host, in the dtype that it has on the devices."""
+    parts = []
+    for tensor in entry.parts:
+        array = _fetch(flat[tensor.path], entry.layer if tensor.stack else None)
+        array = array[tuple(slice(sizes[axis]) for axis in tensor.axes)]
+        if tensor.residual and rescale != 1.0:
+            array = array.astype(np.float32) * np.float32(rescale**tensor.residual)
+        merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
+        array = array.reshape([math.prod(sizes[axis] for axis in axes) for axes in merged])
+        parts.append(array.T if tensor.transposed else array)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+@jax.jit
+def _take(stacked, layer):
+    return jax.lax.dynamic_index_in_dim(stacked, layer, keepdims=False)
+
+
+def _fetch(leaf: Any, layer: int | None) -> np.ndarray:
+    """Brings a parameter, or one layer of it, to every host."""
+    if isinstance(leaf, np.ndarray):
+        return leaf if layer is None else leaf[layer]
+    leaf = leaf if layer is None else _take(leaf, layer)
+    if leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    from jax.experimental.multihost_utils import process_allgather
+
+    return process_allgather(leaf, tiled=True)
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    found = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
+    if not any(path.suffix in (".json", ".txt", ".model") for path in found):
+        raise InputError(f"{folder} holds no tokenizer; give the folder with tokenizer.json")
+    return sorted(path for path in found if path.is_file())
+
+
+def _check_free(target: Path, run: str) -> None:
+    """Raises InputError where the place holds what another run, or something else, has written."""
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists() or target.is_symlink():
+        marker = target / TRAINING
+        own = read_json(marker, "a saved model").get("run") if marker.is_file() else None
+        if own != run:
+            what = f"the model of another run, {own}," if own else "what this run did not write"
+            raise InputError(f"{target} holds {what}; delete it, or give another folder")
+
+
+def _take_place(partial: Path, target: Path) -> None:
+    """Renames the finished folder; one that was there goes when the new one stands."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _told(action, target: Path):
+    """Makes an action's OSError the one line that names the folder."""
+
+    def act() -> None:
+        try:
+            action()
+        except OSError as error:
+            raise write_error(target, error) from error
+
+    return act
+
+
+@contextlib.contextmanager
+def _removed_on_failure(partial: Path, target: Path):
+    try:
+        yield
+    except BaseException as error:
+        if hosts.is_first():
+            shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise write_error(target, error) from error
+        raise

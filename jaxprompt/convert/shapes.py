@@ -1,0 +1,78 @@
+"""What a config makes of the tables of names: the size of each axis, the tensors of the model."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxprompt.convert.names import FAMILIES, Family, Tensor
+from jaxprompt.errors import InputError, nearest
+
+HEADS = ("mlm/", "rtd/", "lm/")  # their tensors never follow a prefix
+
+
+def family_of(name: str) -> Family:
+    """Looks a table up. Raises InputError for an unknown family."""
+    if name not in FAMILIES:
+        raise InputError(f"unknown backbone family {name!r}; {nearest(name, FAMILIES)}")
+    return FAMILIES[name]
+
+
+def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
+    """Reads the size of every axis letter from config.json."""
+    sizes: dict[str, int] = {"1": 1}
+    for letter, field in family.sizes.items():
+        if field in sizes:
+            sizes[letter] = sizes[field]
+            continue
+        value = config.get(field)
+        if value is None:  # what a config may leave out
+            value = {
+                "relative_attention_num_buckets": 32,
+                "num_decoder_layers": sizes.get("L"),
+                "n_inner": 4 * sizes.get("H", 0),
+            }.get(field)
+        if type(value) is not int or value < 1:
+            raise InputError(f"config.json has {field}={value!r}; it must be a positive integer.")
+        sizes[letter] = value
+    if "D" not in sizes:
+        width, heads = sizes["H"], sizes["N"]
+        if width % heads:
+            fields = f"{family.sizes['H']}={width}", f"{family.sizes['N']}={heads}"
+            raise InputError(f"{fields[0]} must divide by {fields[1]}.")
+        sizes["D"] = width // heads
+    return sizes
+
+
+def gate_of(config: Mapping[str, Any]) -> str:
+    """Reads how a T5's feed-forward block is gated, "" = not at all."""
+    return str(config.get("feed_forward_proj", "relu")).rpartition("-")[0]
+
+
+def select(
+    family: Family, config: Mapping[str, Any], sizes: Mapping[str, int], heads: Collection[str],
+    *, tied: bool,
+) -> list[Tensor]:  # fmt: skip
+    """Lists the tensors of a model: its trunk, its heads, its own output table where not tied."""
+    known = {"", "gated" if gate_of(config) else "ungated"}
+    if sizes["E"] != sizes["H"]:
+        known.add("projected")
+    found = [tensor for tensor in family.trunk if tensor.when in known]
+    found += [tensor for head in heads for tensor in family.heads.get(head, ())]
+    return found if tied else [*found, family.decoder]
+
+
+def copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    """Counts how often a tensor stands in the file: once a layer, or once."""
+    return sizes[tensor.stack] if tensor.stack else 1
+
+
+def names_of(tensor: Tensor, layer: int, prefix: str) -> list[str]:
+    """Lists the names that a layer of a tensor may have in a file, today's last."""
+    prefix = "" if tensor.path.startswith(HEADS) else prefix
+    return [prefix + source.format(i=layer) for source in tensor.sources]
+
+
+def file_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Gives the shape of the file's tensor, all of its parts together."""
+    *most, last = (math.prod(sizes[axis] for axis in axes) for axes in tensor.file_axes)
+    return (*most, last * tensor.part[1])

@@ -1,0 +1,59 @@
+"""Heads of pre-training: what stands at the positions read, and which tokens were replaced."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.heads.linear import take
+from jaxprompt.layers.output import Scored, score_targets
+from jaxprompt.types import ABSENT, Batch
+
+
+class TargetHead(nn.Module):
+    """Scores `batch.targets` among the whole vocabulary. [B, T, H] -> Scored, arrays [B, M]
+
+    With `draws` it draws a token at each position as well, by the rng "draw".
+    """
+
+    block: int = 2048  # positions of a device whose logits are held at a time
+    draws: bool = False
+    reads_all: ClassVar[bool] = False
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Scored:
+        """Scores the targets."""
+        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        table, bias = backbone.lm_table()
+        shape = batch.targets.shape
+        chances = jax.random.uniform(self.make_rng("draw"), shape) if self.draws else None
+        return score_targets(
+            features, table, bias, batch.targets, block=self.block, chances=chances
+        )
+
+
+class Detected(NamedTuple):
+    """What the replaced-token head tells of each token. Arrays are [B, T]."""
+
+    logp: Any  # float32, log-probability of what the token is, ABSENT = not asked
+    hit: Any  # bool, it was told rightly
+    replaced: Any  # bool, what the token is
+
+
+class ReplacedHead(nn.Module):
+    """Tells by the checkpoint's own head which tokens were replaced (Clark et al. 2020, section 2).
+
+    [B, T, H], targets [B, T] of 1 = replaced, 0 = original, -1 = not asked -> Detected
+    """
+
+    reads_all: ClassVar[bool] = True
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Detected:
+        """Scores the tokens."""
+        logits = backbone.rtd(hidden).astype(jnp.float32)  # [B, T]
+        replaced = batch.targets == 1
+        logp = jax.nn.log_sigmoid(jnp.where(replaced, logits, -logits))
+        hit = (logits > 0) == replaced
+        return Detected(jnp.where(batch.targets >= 0, logp, ABSENT), hit, replaced)

@@ -1,0 +1,137 @@
+"""The softmax over a vocabulary, block by block: the logits of all positions are never held."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxprompt.sharding import constrain, parts
+from jaxprompt.types import ABSENT
+
+GROUP = 128  # tokens
+TINY, BELOW_ONE = 1e-30, 1 - 2**-24  # of float32
+
+
+class Scored(NamedTuple):
+    """What is known of each target. Arrays are [B, M]."""
+
+    logp: Any  # float32, its log-probability, ABSENT = there is no target
+    hit: Any  # bool, no token is more likely
+    drawn: Any = None  # int32, a token drawn from the distribution
+
+
+def score_targets(features, table, bias, targets, *, block: int, chances=None) -> Scored:
+    """Scores targets among the whole vocabulary; with chances, draws a token by each of them too.
+
+    [B, M, X], [V, X], [V] or None, int [B, M] with -1 = none, float32 [B, M] in [0, 1) -> [B, M]
+
+    At most `block` positions a device have logits at a time, in float32; the backward pass computes
+    them again.
+    """
+    rows, width = targets.shape
+    devices = parts("act_batch")
+    devices = devices if rows % devices == 0 else 1
+    own = rows // devices * width  # positions of a device
+    count = -(-own // block)
+    size = -(-own // count)
+
+    def cut(x):  # [B, M, ...] -> [J, D, R, ...]
+        x = x.reshape(devices, own, *x.shape[2:])
+        x = jnp.pad(x, [(0, 0), (0, count * size - own)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(devices, count, size, *x.shape[2:]).swapaxes(0, 1)
+        return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
+
+    def join(x):  # [J, D, R] -> [B, M]
+        x = x.swapaxes(0, 1).reshape(devices, count * size)[:, :own].reshape(rows, width)
+        return constrain(x, "act_batch", None)
+
+    there = targets >= 0
+    chances = None if chances is None else cut(chances)
+    found = _score(cut(features), table, bias, cut(jnp.where(there, targets, 0)), chances)
+    logp, hit, drawn = jax.tree.map(join, found)
+    return Scored(jnp.where(there, logp, ABSENT), hit & there, drawn)
+
+
+# J blocks, D devices that a batch is divided over, R positions of a device in a block.
+
+
+@jax.custom_vjp
+def _score(features, table, bias, targets, chances):
+    """[J, D, R, X], [V, X], [V] or None, [J, D, R] x 2 -> logp, hit, drawn, each [J, D, R]"""
+    return _forward(features, table, bias, targets, chances)[0]
+
+
+def _forward(features, table, bias, targets, chances):
+    narrow = table.astype(features.dtype)
+
+    def one(_, part):
+        x, target, chance = part
+        logits = _logits(x, narrow, bias)  # [D, R, V]
+        norm = jax.nn.logsumexp(logits, axis=-1)
+        own = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+        drawn = None if chance is None else _draw(logits, norm, chance)
+        # An argmax takes many times longer than the maximum, which the norm needs anyway.
+        return None, (own - norm, own >= logits.max(-1), drawn, norm)
+
+    _, (*found, norms) = jax.lax.scan(one, None, (features, targets, chances))
+    return tuple(found), (features, table, bias, targets, norms)
+
+
+def _backward(kept, given):
+    features, table, bias, targets, norms = kept
+    devices, (vocab, width) = features.shape[1], table.shape
+    narrow = table.astype(features.dtype)
+
+    def one(sums, part):
+        x, target, norm, slope = part
+        p = jnp.exp(_logits(x, narrow, bias) - norm[..., None])
+        own = jnp.arange(vocab) == target[..., None]
+        wide = slope[..., None] * (own - p)  # [D, R, V]
+        g = wide.astype(x.dtype)
+        dx = jnp.einsum("drv,vx->drx", g, narrow, preferred_element_type=jnp.float32)
+        # Summed over the devices once, behind the loop.
+        dtable = jnp.einsum("drv,drx->dvx", g, x, preferred_element_type=jnp.float32)
+        return (sums[0] + dtable, sums[1] + wide.sum(1)), dx.astype(x.dtype)
+
+    zeros = (
+        constrain(jnp.zeros((devices, vocab, width)), "act_batch", "act_vocab", None),
+        constrain(jnp.zeros((devices, vocab)), "act_batch", "act_vocab"),
+    )
+    (dtable, dbias), dx = jax.lax.scan(one, zeros, (features, targets, norms, given[0]))
+    dbias = None if bias is None else dbias.sum(0).astype(bias.dtype)
+    return dx, dtable.sum(0).astype(table.dtype), dbias, None, None
+
+
+_score.defvjp(_forward, _backward)
+
+
+def _logits(x, table, bias):
+    logits = jnp.einsum("drx,vx->drv", x, table, preferred_element_type=jnp.float32)
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)
+    return constrain(logits, "act_batch", None, "act_vocab")
+
+
+def _draw(logits, norm, chance):
+    """Finds the tokens in whose shares the chances fall. [D, R, V], [D, R] x 2 -> int [D, R]
+
+    First the group of tokens, then the token in it: a running sum over the vocabulary is slow, and
+    the Gumbel-max trick, which needs a random number for each token, far slower.
+    """
+    *rows, vocab = logits.shape
+    widths = [(0, 0), (0, 0), (0, -vocab % GROUP)]
+    wide = jnp.pad(logits, widths, constant_values=-jnp.inf).reshape(*rows, -1, GROUP)
+    group, rest = _fall(jnp.exp(wide - norm[..., None, None]).sum(-1), chance)
+    own = jnp.take_along_axis(wide, group[..., None, None], axis=2)[..., 0, :]
+    place, _ = _fall(jnp.exp(own - norm[..., None]), rest)
+    return jnp.minimum(group * GROUP + place, vocab - 1)  # rounding may point behind the last
+
+
+def _fall(shares, chance):
+    """Lays shares end to end. -> the one in which a chance of the whole falls, and where in it"""
+    ends = shares.cumsum(-1)
+    goal = (chance * ends[..., -1])[..., None]
+    at = (ends > goal).argmax(-1)
+    pick = lambda x: jnp.take_along_axis(x, at[..., None], axis=-1)
+    inside = (goal - pick(ends)) / jnp.maximum(pick(shares), TINY) + 1.0
+    return at, jnp.clip(inside[..., 0], 0.0, BELOW_ONE)

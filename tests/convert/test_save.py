@@ -1,0 +1,318 @@
+"""Saved folders: load gives the same bits and fingerprint, nothing foreign or half is left."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import tracemalloc
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import transformers
+from folders import CARD, ENCODER, KINDS, save_model
+from processes import Processes
+from safetensors.numpy import load_file
+from tiny import CONFIGS
+
+from jaxprompt.convert import save
+from jaxprompt.convert.card import CARD_FIELDS, render_card
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.convert.save import save_backbone
+from jaxprompt.errors import InputError
+from jaxprompt.sharding import make_placement
+from jaxprompt.tree import flatten
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Returns a function of a kind that makes each folder once."""
+    root, made = tmp_path_factory.mktemp("saved"), set()
+
+    def make(kind):
+        if kind not in made:
+            save_model(root / kind, kind)
+            made.add(kind)
+        return root / kind
+
+    return make
+
+
+def load(folder, family, **options):
+    return load_backbone(folder, family, read_config(folder), **options)
+
+
+def write(folder, source, loaded, family="bert", **options):
+    given = dict(tokenizer=source, card=CARD, run="this") | options
+    return save_backbone(folder, family, read_config(source), loaded.params, **given)
+
+
+def assert_equal_trees(got, expected):
+    got, expected = flatten(got), flatten(expected)
+    assert got.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert got[name].dtype == leaf.dtype and got[name].shape == leaf.shape
+        assert np.asarray(got[name]).tobytes() == np.asarray(leaf).tobytes(), name
+
+
+@pytest.mark.parametrize("mesh", [None, (1, 1), (2, 4)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_saved_is_what_was_loaded(saved, tmp_path, kind, mesh):
+    """On 2 x 4 devices the 53 rows of the vocabulary are 56."""
+    source, family = saved(kind), KINDS[kind][0]
+    place = None
+    if mesh:
+        place = make_placement(*mesh, fsdp=True, devices=jax.devices()[: mesh[0] * mesh[1]])
+    loaded = load(source, family, placement=place)
+    if mesh == (2, 4):
+        assert loaded.params["embed"]["word"]["table"].shape[0] == 56
+    write(tmp_path / "out", source, loaded, family)
+    again = load(tmp_path / "out", family)
+    assert again.report.fingerprint == loaded.report.fingerprint
+    assert again.report.heads == loaded.report.heads and again.report.unused == ()
+    assert again.report.tied == loaded.report.tied
+    assert_equal_trees(again.params, load(source, family).params)
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "gpt2", "generator"])
+def test_names_and_shapes_are_those_of_transformers(saved, tmp_path, kind):
+    source, family = saved(kind), KINDS[kind][0]
+    write(tmp_path / "out", source, load(source, family), family)
+    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path / "out", source))
+    assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
+    for name, tensor in theirs.items():
+        np.testing.assert_array_equal(ours[name], tensor, err_msg=name)
+
+
+def test_files_above_the_limit_are_divided(saved, tmp_path):
+    source = saved("bert")
+    loaded = load(source, "bert")
+    write(tmp_path / "out", source, loaded, file_bytes=4000)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 3 and files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    assert all(sum(t.nbytes for t in load_file(f).values()) <= 4000 for f in files)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == loaded.report.bytes
+    assert {n: f for f in files for n in load_file(f)}.keys() == index["weight_map"].keys()
+    assert load(tmp_path / "out", "bert").report == loaded.report
+
+
+def test_bfloat16(saved, tmp_path):
+    source = saved("bert")
+    loaded = load(source, "bert")
+    write(tmp_path / "out", source, loaded, dtype="bfloat16")
+    assert read_config(tmp_path / "out")["dtype"] == "bfloat16"
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {t.dtype for t in stored.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    narrow = load(source, "bert", dtype="bfloat16")
+    assert_equal_trees(load(tmp_path / "out", "bert", dtype="bfloat16").params, narrow.params)
+    write(tmp_path / "wide", source, narrow)
+    assert_equal_trees(
+        load(tmp_path / "wide", "bert", dtype="bfloat16").params, narrow.params
+    )
+
+
+@pytest.mark.parametrize("factor, tolerance", [(4.0, 0.0), (100.0, 2e-7)])
+def test_rescale_is_undone(saved, tmp_path, factor, tolerance):
+    source = saved("t5-gated")
+    plain, divided = load(source, "t5"), load(source, "t5", rescale=factor)
+    write(tmp_path / "out", source, divided, "t5", rescale=factor)
+    found = flatten(load(tmp_path / "out", "t5").params)
+    for name, leaf in flatten(plain.params).items():
+        np.testing.assert_allclose(found[name], leaf, rtol=tolerance, err_msg=name)
+
+
+def test_config_keeps_what_was_said(saved, tmp_path):
+    source = saved("t5-gated")
+    config = read_config(source) | dict(torch_dtype="float16", task_specific_params={"a": 1})
+    loaded = load(source, "t5")
+    options = dict(tokenizer=source, card=CARD, run="r")
+    save_backbone(tmp_path / "out", "t5", config, loaded.params, **options)
+    found = read_config(tmp_path / "out")
+    assert found["architectures"] == ["T5ForConditionalGeneration"]
+    assert found["dtype"] == "float32" and "torch_dtype" not in found
+    assert found["task_specific_params"] == {"a": 1}
+    assert found["tie_word_embeddings"] is False and found["scale_decoder_outputs"] is False
+    assert found["transformers_version"] == transformers.__version__
+
+
+@pytest.mark.parametrize(
+    "family, heads, kind, expected",
+    [
+        ("bert", ["pooler", "mlm"], "bert", "BertForMaskedLM"),
+        ("bert", ["pooler"], "", "BertModel"),
+        ("roberta", ["mlm"], "xlm-roberta", "XLMRobertaForMaskedLM"),
+        ("electra", ["rtd"], "electra", "ElectraForPreTraining"),
+        ("electra", ["mlm"], "electra", "ElectraForMaskedLM"),
+        ("t5", ["lm"], "mt5", "MT5ForConditionalGeneration"),
+        ("gpt2", ["lm"], "gpt2", "GPT2LMHeadModel"),
+    ],
+)
+def test_the_class_that_loads_it_is_named(family, heads, kind, expected):
+    found = save.describe(family, {"model_type": kind}, heads)
+    assert found["architectures"] == [expected]
+
+
+def test_a_config_that_transformers_refuses_is_one_line():
+    with pytest.raises(InputError, match="refuses the config .*hidden_act.* of a bert") as caught:
+        save.describe("bert", CONFIGS["bert"] | {"hidden_act": 3}, ["mlm"])
+    assert "\n" not in str(caught.value)
+
+
+def test_tokenizer_and_card(saved, tmp_path):
+    source = saved("bert")
+    for name in ("vocab.txt", "spiece.model", "special_tokens_map.json", "notes.txt"):
+        (source / name).write_text(name)
+    write(tmp_path / "out", source, load(source, "bert"))
+    found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert found == {
+        "config.json", "model.safetensors", "README.md", "training.json", "tokenizer.json",
+        "vocab.txt", "spiece.model", "special_tokens_map.json",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "out" / "training.json").read_text()) == {"run": "this"} | CARD
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert text.startswith("---\nlibrary_name: transformers\n")
+    for line in (
+        "# out", "`BertForMaskedLM`, pre-trained with jaxprompt.", "| steps | 10 |",
+        "## corpus", "| texts | a\\|b |", "| held out.loss | 2.34568 |",
+        "- the [MASK] ran home -> dog",
+    ):  # fmt: skip
+        assert line in text.splitlines(), line
+
+
+@pytest.mark.parametrize("field", CARD_FIELDS)
+def test_a_card_without_a_field_is_refused(field):
+    with pytest.raises(ValueError, match=f"the card lacks {field}"):
+        render_card("x", "X", {name: v for name, v in CARD.items() if name != field})
+
+
+def test_a_folder_without_a_tokenizer_is_refused(saved, tmp_path):
+    source = saved("bert")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match="holds no tokenizer; give"):
+        write(tmp_path / "out", source, load(source, "bert"), tokenizer=tmp_path / "none")
+    assert sorted(os.listdir(tmp_path)) == ["none"]
+
+
+def test_only_a_folder_of_the_same_run_is_replaced(saved, tmp_path):
+    source = saved("bert")
+    loaded, other = load(source, "bert"), load(source, "bert")
+    other.params["mlm"]["bias"] = other.params["mlm"]["bias"] + 1
+    out = tmp_path / "out"
+    out.mkdir()  # an empty folder is free
+    write(out, source, loaded)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(InputError, match="holds the model of another run, this,; delete"):
+        write(out, source, other, run="that")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    write(out, source, other)
+    assert_equal_trees(load(out, "bert").params, other.params)
+    assert os.listdir(tmp_path) == ["out"]
+    foreign = shutil.copytree(source, tmp_path / "foreign")
+    with pytest.raises(InputError, match="holds what this run did not write; delete it"):
+        write(foreign, source, loaded)
+    with pytest.raises(InputError, match="holds what this run did not write"):
+        write(source / "config.json", source, loaded)
+
+
+def test_parameters_of_another_config_are_refused(saved, tmp_path):
+    source = saved("bert")
+    loaded = load(source, "bert")
+    del loaded.params["mlm"]["dense"]
+    with pytest.raises(ValueError, match="differ in mlm/dense/bias, mlm/dense/kernel"):
+        write(tmp_path / "out", source, loaded)
+    loaded = load(saved("bert-trunk"), "bert")
+    loaded.params["layers"]["mlp"]["up"]["bias"] = np.zeros((2, 25), np.float32)
+    with pytest.raises(ValueError, match="differ in layers/mlp/up/bias"):
+        write(tmp_path / "out", source, loaded)
+
+
+def refuse(*_):
+    raise OSError(28, os.strerror(28))
+
+
+@pytest.mark.parametrize("where", ["posix_fallocate", "fsync", "rename"])
+def test_a_full_disk_is_one_line_and_loses_nothing(saved, tmp_path, monkeypatch, where):
+    source = saved("bert")
+    loaded, out = load(source, "bert"), tmp_path / "out"
+    write(out, source, loaded)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    if where == "rename":
+        monkeypatch.setattr(save.Path, "rename", refuse)
+    else:
+        monkeypatch.setattr(save.os, where, refuse)
+    with pytest.raises(InputError, match="cannot write .*: No space left on device; ") as caught:
+        write(out, source, loaded)
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["out"]
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_limit_of_the_system_is_one_line(saved, tmp_path):
+    """The weights are some 30 KB, all else is smaller."""
+    source = saved("bert")
+    loaded = load(source, "bert")
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, old[1]))
+    try:
+        with pytest.raises(InputError, match="cannot write .*/out: File too large"):
+            write(tmp_path / "out", source, loaded)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_write_leaves_nothing_that_looks_finished(saved, tmp_path, monkeypatch):
+    source = saved("bert")
+    loaded = load(source, "bert")
+
+    def killed(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(save, "_gather", killed)
+    monkeypatch.setattr(save.shutil, "rmtree", lambda *_, **__: None)  # nor is it cleaned up
+    with pytest.raises(SystemExit):
+        write(tmp_path / "out", source, loaded)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == [".out.partial"]
+    write(tmp_path / "out", source, loaded)
+    assert os.listdir(tmp_path) == ["out"]
+    assert load(tmp_path / "out", "bert").report == loaded.report
+
+
+def test_the_host_holds_a_tensor_at_a_time(tmp_path):
+    config = ENCODER | dict(
+        model_type="bert", hidden_size=96, intermediate_size=384, num_hidden_layers=12
+    )
+    transformers.BertModel(transformers.BertConfig(**config)).save_pretrained(tmp_path / "big")
+    (tmp_path / "big" / "tokenizer.json").write_text("{}")
+    place = make_placement(2, 4)
+    loaded = load(tmp_path / "big", "bert", placement=place)
+    write(tmp_path / "first", tmp_path / "big", loaded)  # compiles, and imports
+    tracemalloc.start()
+    write(tmp_path / "out", tmp_path / "big", loaded)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    largest = 96 * 384 * 4
+    assert loaded.report.bytes > 30 * largest
+    assert peak <= 4 * largest
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5-gated"])
+def test_two_processes_save_what_they_share(saved, tmp_path, kind):
+    source, family = saved(kind), KINDS[kind][0]
+    job = os.path.join(os.path.dirname(__file__), "save_job.py")
+    with Processes(tmp_path / "logs") as processes:
+        processes.start_all(2, [job, source, tmp_path / "out"])
+        assert processes.wait() == [0, 0], processes.told()
+        told = [processes.out(i).split("\n")[0] for i in range(2)]
+    assert told[0] == told[1] and "holds the model of another run" in told[0]
+    again, expected = load(tmp_path / "out", family), load(source, family)
+    assert again.report == expected.report
+    assert_equal_trees(again.params, expected.params)

@@ -1,0 +1,59 @@
+"""Tiny folders as transformers saves them, of every kind that is read."""
+
+import json
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+from tiny import CONFIGS
+
+from jaxprompt.convert.folder import read_config
+
+ENCODER = CONFIGS["bert"] | dict(num_attention_heads=4)
+NARROW = ENCODER | dict(embedding_size=12)
+T5 = CONFIGS["t5"] | dict(num_heads=4, decoder_start_token_id=0)
+TIED = T5 | dict(feed_forward_proj="relu", tie_word_embeddings=True)
+GPT2 = CONFIGS["gpt2"] | dict(n_head=4)
+UNTIED = dict(tie_word_embeddings=False)
+# kind: (family, class, config)
+KINDS = {
+    "bert": ("bert", "BertForMaskedLM", ENCODER),
+    "bert-untied": ("bert", "BertForMaskedLM", ENCODER | UNTIED),
+    "bert-trunk": ("bert", "BertModel", ENCODER),
+    "bert-both": ("bert", "BertForPreTraining", ENCODER),
+    "roberta": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
+    "roberta-untied": ("roberta", "RobertaForMaskedLM", ENCODER | dict(pad_token_id=1) | UNTIED),
+    "xlm-roberta": ("roberta", "XLMRobertaForMaskedLM", ENCODER | dict(pad_token_id=1)),
+    "discriminator": ("electra", "ElectraForPreTraining", NARROW),
+    "generator": ("electra", "ElectraForMaskedLM", NARROW),
+    "generator-untied": ("electra", "ElectraForMaskedLM", NARROW | UNTIED),
+    "t5": ("t5", "T5ForConditionalGeneration", TIED),
+    "t5-gated": ("t5", "T5ForConditionalGeneration", T5),
+    "mt5": ("t5", "MT5ForConditionalGeneration", T5),
+    "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
+}
+CARD = {
+    "start": "seed 3", "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},
+    "steps": 10, "scores": {"held out": {"loss": 2.3456789, "accuracy": 0.25}},
+    "versions": {"jaxprompt": "1"}, "examples": ["the [MASK] ran\nhome -> dog"],
+}  # fmt: skip
+
+
+def save_model(folder, kind):
+    """Saves a random transformers model whose every number counts, and a tokenizer's file."""
+    family, name, config = KINDS[kind]
+    model_class = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    if family == "t5" and not config["tie_word_embeddings"]:  # transformers 5 ties every T5
+        tensors, table = load_file(folder / "model.safetensors"), np.random.default_rng(0)
+        tensors["lm_head.weight"] = table.normal(size=(53, 16)).astype(np.float32)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        path = folder / "config.json"
+        path.write_text(json.dumps(read_config(folder) | UNTIED))
+    (folder / "tokenizer.json").write_text("{}")
