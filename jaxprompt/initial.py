@@ -14,31 +14,32 @@ from jaxprompt.convert.save import describe
 from jaxprompt.data.corpus.index import check_vocabulary
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
+from jaxprompt.fields import check_fields
 from jaxprompt.scorer import Backbone, shape_backbone
 from jaxprompt.sharding import Placement
 
 
-def open_config(
-    block: Mapping[str, Any], config: str | Path, heads: Sequence[str],
-    tokenizer: str | Path | None = None,
-) -> Backbone:  # fmt: skip
-    """Shapes a backbone that is not trained yet from a transformers config.json.
+def open_config(block: Mapping[str, Any], heads: Sequence[str]) -> Backbone:
+    """Shapes a backbone that is not trained yet from block["init"], a transformers config.json.
 
-    Its tokenizer stands beside the config, or in the folder `tokenizer`; Backbone.folder is that
+    The tokenizer is that of block["path"], "" = the folder of the config; Backbone.folder is its
     folder. Raises InputError for a config that is none, that transformers would refuse or that asks
     for what is not done here, and for a tokenizer whose ids exceed the embedding.
     """
-    path = Path(config).expanduser()
+    check_fields(block, "backbone")
+    path = Path(block["init"]).expanduser()
     hf = folder.read_json(path, "the config.json of a transformers model")
     backbone = shape_backbone(block, path, hf, tuple(heads))
     try:
-        describe(backbone.family, hf, list(heads))
+        describe(backbone.family, hf, heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    where = Path(tokenizer).expanduser() if tokenizer else path.parent
-    known = load_tokenizer(where)
-    check_vocabulary(known, backbone.module.cfg.vocab)
-    return backbone._replace(folder=where, tokenizer=known)
+    where = path.parent
+    if block["path"]:
+        where = folder.resolve(block["path"], block["revision"] or None)
+    tokenizer = load_tokenizer(where)
+    check_vocabulary(tokenizer, backbone.module.cfg.vocab)
+    return backbone._replace(folder=where, tokenizer=tokenizer)
 
 
 def draw_weights(
@@ -62,7 +63,8 @@ def with_heads(
 ) -> tuple[Backbone, Loaded]:  # fmt: skip
     """Gives loaded weights the heads of an objective and no others; those they lack are drawn.
 
-    A head that does not train with its trunk would no longer fit it. The report tells of both.
+    A head that does not train with its trunk would no longer fit it. The report lists what was
+    drawn as `fresh`.
     """
     changed = fresh.with_heads(
         loaded, backbone.family, backbone.hf, heads, seed=seed, placement=placement, part=part,

@@ -34,9 +34,9 @@ KINDS = {
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
 }
 CARD = {
-    "start": "seed 3", "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},
-    "steps": 10, "scores": {"held out": {"loss": 2.3456789, "accuracy": 0.25}},
-    "versions": {"jaxprompt": "1"}, "examples": ["the [MASK] ran\nhome -> dog"],
+    "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},
+    "steps": 10, "held_out": {"mlm": {"loss": 2.3456789, "accuracy": 0.25}},
+    "examples": ["the [MASK] ran\nhome -> dog"],
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ RANKS = {
     "state": 4, "folding": 4, "fields": 4, "generate": 4,
     "steps": 5, "checkpoint": 5,
     "evaluate": 6, "scorer": 6, "pretraining": 6,
-    "build": 7, "exported": 7,
+    "build": 7, "exported": 7, "initial": 7,
     "planning": 8, "group": 8, "loop": 8,
     "cli": 9,
     "__main__": 10,

@@ -3,21 +3,20 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# What every card holds; mappings become tables, lists become items.
+# What every card holds, next to "run" and "versions", which the writer adds.
 CARD_FIELDS = (
-    "start",  # the checkpoint and its fingerprint, or the seed of the drawn weights
-    "corpus",  # its texts, their size, what was held out
+    "corpus",  # its texts, their size
     "objective",  # name and settings
     "steps",  # of how many tokens
-    "scores",  # on the documents held out
-    "versions",  # of the packages that made it, see artifact.package_versions
+    "held_out",  # scores on the documents held out
 )
 
 
 def render_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
     """Writes a card as Markdown, with the header that the hub reads.
 
-    `card` is plain JSON. Raises ValueError where it lacks one of CARD_FIELDS.
+    `card` is plain JSON: mappings become tables, lists become items. Raises ValueError where it
+    lacks one of CARD_FIELDS.
     """
     missing = [field for field in CARD_FIELDS if field not in card]
     if missing:

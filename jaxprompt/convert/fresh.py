@@ -1,22 +1,26 @@
 """Draws the parameters of a backbone, as its paper does, straight into their shards."""
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxprompt import rng
 from jaxprompt.convert.filling import digest
 from jaxprompt.convert.load import DTYPES, Loaded, Report
-from jaxprompt.convert.names import Tensor
+from jaxprompt.convert.names import Family, Tensor
 from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
 from jaxprompt.errors import InputError
 from jaxprompt.sharding import Placement
 from jaxprompt.tree import flatten, unflatten
 
-_PAD = {"bert": 0, "roberta": 1, "electra": 0}  # of the rows that are zero, where the config is mute
+# The padding's id, whose rows are zero, where the config does not tell it.
+_PAD = {"bert": 0, "roberta": 1, "electra": 0}
 
 
 class Draw(NamedTuple):
@@ -29,9 +33,9 @@ class Draw(NamedTuple):
     def deviation(self, tensor: Tensor) -> float:
         """Gives the standard deviation of a kernel or a table.
 
-        BERT and its kin: one for all (Devlin et al. 2019, appendix A.2). GPT-2: what writes into
-        the residual stream is divided by the square root of the number of writers, two a layer
-        (Radford et al. 2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
+        BERT and its kin: one for all, as in the released code. GPT-2: what writes into the residual
+        stream is divided by the square root of the number of writers, two a layer (Radford et al.
+        2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
         attention has no 1 / sqrt(D), so the query's kernel holds it; the word table is N(0, 1).
         """
         if self.family != "t5":
@@ -49,10 +53,6 @@ class Draw(NamedTuple):
             scale *= self.sizes["D"]
         return factor / math.sqrt(scale)
 
-    def scale(self) -> float:
-        """Gives the scale of a norm."""
-        return self._amount("initializer_factor", 1.0) if self.family == "t5" else 1.0
-
     def zero_row(self, tensor: Tensor) -> int | None:
         """Gives the row of padding in a table of embeddings, which transformers sets to zero."""
         tables = ("embed/word/table",) + ("embed/position/table",) * (self.family == "roberta")
@@ -60,21 +60,13 @@ class Draw(NamedTuple):
             return None
         return self.config.get("pad_token_id", _PAD[self.family])
 
-    def make(self, tensor: Tensor, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Draws one parameter. Traceable. -> float32"""
+    def constant(self, tensor: Tensor) -> float | None:
+        """Gives what biases and the scales of norms are filled with, None for what is drawn."""
         if tensor.path.endswith("/bias"):
-            return jnp.zeros(shape)
+            return 0.0
         if tensor.path.endswith("/scale"):
-            return jnp.full(shape, self.scale())
-        x = self.deviation(tensor) * jax.random.normal(rng.for_name(key, tensor.path), shape)
-        if tensor.stack or not tensor.path.endswith("/table"):
-            return x
-        # A padded table has the numbers of the whole one: they are counted row by row.
-        rows = jnp.arange(shape[0])
-        real = rows < self.sizes[tensor.axes[0]]
-        if (pad := self.zero_row(tensor)) is not None:
-            real &= rows != pad
-        return jnp.where(real[:, None], x, 0.0)
+            return self._amount("initializer_factor", 1.0) if self.family == "t5" else 1.0
+        return None
 
     def _amount(self, field: str, default: float) -> float:
         value = self.config.get(field, default)
@@ -92,9 +84,10 @@ def draw_backbone(
 
     `part` is what the parameters are called in the tree, "backbone" or "generator": models of one
     seed differ by it. A parameter is the same on every mesh. `dtype` and `rescale` as in load.py.
-    Raises InputError where the config lacks a size or has a deviation that is none.
+    Raises InputError where the config lacks a size or has a deviation that is none, and where the
+    family has no such head.
     """
-    table = family_of(family)
+    table = _with_heads_of(family, heads)
     sizes = axis_sizes(config, table)
     tied = bool(config.get("tie_word_embeddings", True)) or not {"mlm", "lm"} & set(heads)
     tensors = select(table, config, sizes, heads, tied=tied)
@@ -113,15 +106,11 @@ def with_heads(
 ) -> Loaded:  # fmt: skip
     """Leaves a loaded backbone the heads that are asked for, and draws those that it lacks.
 
-    The report lists a head left out under `unused`, and one that was drawn under `fresh`. Raises
+    The report lists what was drawn: `fresh`, and `missing` by the names in a file. Raises
     InputError where the family has no such head.
     """
-    table = family_of(family)
+    table = _with_heads_of(family, heads)
     sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
-    absent = [head for head in heads if head not in table.heads and head not in table.always]
-    if absent:
-        known = ", ".join((*table.heads, *table.always))
-        raise InputError(f"a {family} has no {absent[0]} head; its heads are {known}")
     out = [head for head in table.heads if head in params and head not in heads]
     for head in out:
         del params[head]
@@ -134,12 +123,10 @@ def with_heads(
     given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
     draw = Draw(family, config, sizes)
     flat = flatten(params) | (_draw(draw, tensors, **given) if tensors else {})
-    names = lambda tensors: tuple(names_of(tensor, 0, table.prefix)[-1] for tensor in tensors)
     report = old._replace(
         heads=tuple(head for head in old.heads if head in heads),
         fresh=tuple(fresh),
-        missing=names(tensors),
-        unused=old.unused + names(tensor for head in out for tensor in table.heads[head]),
+        missing=tuple(names_of(tensor, 0, table.prefix)[-1] for tensor in tensors),
         tied=tied or "mlm" in out,
         bytes=_bytes(flat),
         fingerprint=_mark(old.fingerprint, draw, tensors, **given) if tensors else old.fingerprint,
@@ -147,29 +134,57 @@ def with_heads(
     return Loaded(unflatten(flat), report)
 
 
+def _with_heads_of(family: str, heads: Collection[str]) -> Family:
+    """Looks a family up. Raises InputError where it lacks one of the heads."""
+    table = family_of(family)
+    known = (*table.heads, *table.always)
+    absent = [head for head in heads if head not in known]
+    if absent:
+        raise InputError(
+            f"a {family} has no {absent[0]} head; take an objective for {' or '.join(known)}, or "
+            "another backbone"
+        )
+    return table
+
+
 def _draw(
     draw: Draw, tensors: Iterable[Tensor], *, seed: int, placement: Placement, part: str,
     dtype: str, rescale: float,
 ) -> dict[str, jax.Array]:  # fmt: skip
-    """Draws parameters in one program. -> by flat name"""
-    shapes, places = {}, {}
+    """Makes parameters, one after the other. -> by flat name"""
+    flat, base = {}, rng.key_for(seed, part)
     for tensor in tensors:
-        sizes = [
-            placement.padded(draw.sizes[axis]) if axis == "V" else draw.sizes[axis]
-            for axis in tensor.stack + tensor.axes
-        ]
-        shapes[tensor] = tuple(sizes)
-        places[tensor.path] = placement.parameter(f"{part}/{tensor.path}", len(sizes))
+        letters = tensor.stack + tensor.axes
+        own = tuple(draw.sizes[axis] for axis in letters)
+        shape = tuple(
+            placement.padded(size) if axis == "V" else size
+            for axis, size in zip(letters, own, strict=True)
+        )
+        place = placement.parameter(f"{part}/{tensor.path}", len(shape))
+        if (value := draw.constant(tensor)) is not None:
+            whole = np.broadcast_to(np.asarray(value, DTYPES[dtype]), shape)
+            flat[tensor.path] = jax.make_array_from_callback(shape, place, whole.__getitem__)
+            continue
+        pad = draw.zero_row(tensor)
+        program = _program(shape, place, DTYPES[dtype])
+        deviation = draw.deviation(tensor) / rescale**tensor.residual
+        key = rng.for_name(base, tensor.path)
+        flat[tensor.path] = program(key, deviation, own[0], -1 if pad is None else pad)
+    return flat
 
-    def make(key: jax.Array) -> dict[str, jax.Array]:
-        return {
-            tensor.path: (draw.make(tensor, key, shape) / rescale**tensor.residual).astype(
-                DTYPES[dtype]
-            )
-            for tensor, shape in shapes.items()
-        }
 
-    return jax.jit(make, out_shardings=places)(rng.key_for(seed, part))
+@functools.cache
+def _program(shape: tuple[int, ...], place: NamedSharding, dtype: np.dtype):
+    """Compiles the draw of an array, once for all of its shape and place."""
+
+    def make(key, deviation, rows, pad):
+        x = deviation * jax.random.normal(key, shape)
+        # Numbers are counted row by row: those of a padded table begin with those of the whole.
+        at = jnp.arange(shape[0])
+        real = ((at < rows) & (at != pad)).reshape(-1, *[1] * (len(shape) - 1))
+        return jnp.where(real, x, 0.0).astype(dtype)
+
+    return jax.jit(make, out_shardings=place)
 
 
 def _mark(
@@ -178,7 +193,7 @@ def _mark(
     """Sums up what was drawn: equal for equal draws. Nothing is read back from the devices."""
     facts = [
         f"{tensor.path} {[draw.sizes[axis] for axis in tensor.stack + tensor.axes]}"
-        f" {0.0 if tensor.path.endswith('/bias') else draw.deviation(tensor)}"
+        f" {draw.constant(tensor)} {draw.deviation(tensor)} {draw.zero_row(tensor)}"
         for tensor in tensors
     ]
     return digest(start, draw.family, part, str(seed), *facts)

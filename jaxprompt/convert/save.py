@@ -9,14 +9,15 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxprompt import hosts
+from jaxprompt.convert.artifact import package_versions
 from jaxprompt.convert.card import render_card
 from jaxprompt.convert.folder import TOKENIZER_FILES, read_json
 from jaxprompt.convert.load import DTYPES
@@ -51,10 +52,10 @@ def save_backbone(
 ) -> Path:  # fmt: skip
     """Writes weights, config.json, tokenizer and card. -> the folder
 
-    `params` is a nested dict as load_backbone gives it, of arrays on any mesh: padding of the
-    vocabulary is cut off, a T5's `rescale` undone, and what it holds of heads is saved. `config` is
-    a transformers config.json; `tokenizer` the folder whose tokenizer files are copied; `card` as in
-    card.py. Files hold at most `file_bytes`, or one tensor; the host holds a tensor at a time.
+    `params` is a nested dict as load_backbone gives it, of arrays on any mesh, with the heads that
+    are to be saved: padding of the vocabulary is cut off, a T5's `rescale` undone. `config` is a
+    transformers config.json, `tokenizer` the folder whose tokenizer files are copied, `card` as in
+    card.py. A file holds at most `file_bytes`, or one tensor; the host holds a tensor at a time.
 
     `run` names what the folder belongs to: a folder that the same run wrote is replaced.
     Raises InputError where the folder holds anything else, and when the disk refuses; what was
@@ -67,19 +68,15 @@ def save_backbone(
     tensors = select(table, config, sizes, heads, tied=tied)
     _check_complete(flat, tensors, sizes)
     entries = _entries(table, tensors, sizes, tied=tied)
-    saved = describe(family, config, heads, dtype)
-    title, architecture = Path(folder).name, saved["architectures"][0]
-    texts = {
-        "config.json": json.dumps(saved, indent=2, sort_keys=True),
-        "README.md": render_card(title, architecture, card),
-        TRAINING: json.dumps({"run": run, **card}, indent=2, allow_nan=False),
-    }
     files = _divide(entries, DTYPES[dtype], file_bytes)
+    saved = describe(family, config, heads, dtype)
+    card = {**card, "versions": package_versions()}
+    texts = {
+        "README.md": render_card(Path(folder).name, saved["architectures"][0], card),
+        TRAINING: _json({"run": run, **card}),
+    }
     if len(files) > 1:
-        where = {name: file for file, names in files.items() for name in names}
-        size = sum(math.prod(e.shape) for e in entries.values()) * DTYPES[dtype].itemsize
-        index = {"metadata": {"total_size": size}, "weight_map": where}
-        texts["model.safetensors.index.json"] = json.dumps(index, indent=2, sort_keys=True)
+        texts["model.safetensors.index.json"] = _json(_index(files, entries, DTYPES[dtype]))
 
     target = Path(os.path.abspath(folder))
     partial = target.with_name(f".{target.name}.partial")
@@ -92,9 +89,14 @@ def save_backbone(
         for path in found:
             shutil.copyfile(path, partial / path.name)
         for name, text in texts.items():
-            write_atomic(partial / name, text + "\n")
+            write_atomic(partial / name, text)
         for name, names in files.items():
             _reserve(partial / name, {n: entries[n].shape for n in names}, dtype)
+
+    def finish() -> None:
+        # Last: what a killed write leaves behind cannot be loaded.
+        write_atomic(partial / "config.json", _json(saved))
+        _take_place(partial, target)
 
     with _removed_on_failure(partial, target):
         hosts.on_first(_told(prepare, target))
@@ -105,12 +107,12 @@ def save_backbone(
                     if out is not None:
                         array = array.astype(DTYPES[dtype], order="C", copy=False)
                         out.write(array.reshape(-1).view(np.uint8))  # bfloat16 has no buffer
-        hosts.on_first(_told(lambda: _take_place(partial, target), target))
+        hosts.on_first(_told(finish, target))
     return Path(folder)
 
 
 def describe(
-    family: str, config: Mapping[str, Any], heads: list[str], dtype: str = "float32"
+    family: str, config: Mapping[str, Any], heads: Collection[str], dtype: str = "float32"
 ) -> dict[str, Any]:
     """Makes the config.json of saved weights, with the class that transformers loads them with.
 
@@ -178,9 +180,7 @@ def _entries(
     return entries
 
 
-def _divide(
-    entries: Mapping[str, _Entry], dtype: np.dtype, limit: int
-) -> dict[str, list[str]]:
+def _divide(entries: Mapping[str, _Entry], dtype: np.dtype, limit: int) -> dict[str, list[str]]:
     """Fills files in turn. -> {file: names of its tensors}"""
     groups: list[list[str]] = [[]]
     size = 0
@@ -195,6 +195,18 @@ def _divide(
         return {"model.safetensors": groups[0]}
     count = len(groups)
     return {f"model-{i:05d}-of-{count:05d}.safetensors": g for i, g in enumerate(groups, 1)}
+
+
+def _index(
+    files: Mapping[str, list[str]], entries: Mapping[str, _Entry], dtype: np.dtype
+) -> dict[str, Any]:
+    where = {name: file for file, names in files.items() for name in names}
+    size = sum(math.prod(entry.shape) for entry in entries.values()) * dtype.itemsize
+    return {"metadata": {"total_size": size}, "weight_map": where}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
@@ -214,7 +226,7 @@ def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> N
 
 
 @contextlib.contextmanager
-def _opened(path: Path):
+def _opened(path: Path) -> Iterator[BinaryIO | None]:
     """Opens a reserved file behind its header, on process 0 alone."""
     if not hosts.is_first():
         yield None
@@ -288,7 +300,7 @@ def _take_place(partial: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _told(action, target: Path):
+def _told(action: Callable[[], None], target: Path) -> Callable[[], None]:
     """Makes an action's OSError the one line that names the folder."""
 
     def act() -> None:
@@ -301,7 +313,7 @@ def _told(action, target: Path):
 
 
 @contextlib.contextmanager
-def _removed_on_failure(partial: Path, target: Path):
+def _removed_on_failure(partial: Path, target: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:

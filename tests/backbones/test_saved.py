@@ -1,4 +1,4 @@
-"""Saved folders in torch: every key in its place, the very outputs of the model it was read from."""
+"""Saved folders in torch: every key in its place, the outputs of the model that was read."""
 
 import jax.numpy as jnp
 import numpy as np

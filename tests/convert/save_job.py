@@ -1,6 +1,6 @@
-"""Saves as one of several processes: `save_job.py SOURCE FOLDER --coordinator=X ...`.
+"""Saves as one of several processes: `save_job.py SOURCE FOLDER [--seed=0] --coordinator=X ...`.
 
-Prints what a second run is told.
+With a seed the weights are drawn, else loaded. Prints what a second run is told.
 """
 
 import argparse
@@ -8,18 +8,20 @@ import sys
 
 from jaxprompt import hosts
 from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.fresh import draw_backbone
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.sharding import make_placement
 
-CARD = dict.fromkeys(("start", "corpus", "objective", "steps", "scores", "versions"), "x")
+CARD = dict.fromkeys(("corpus", "objective", "steps", "held_out"), "x")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("source")
     parser.add_argument("folder")
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
@@ -27,7 +29,11 @@ def main() -> None:
     hosts.start(args.coordinator, args.processes, args.process)
     config = read_config(args.source)
     family = {"mt5": "t5"}.get(config["model_type"], config["model_type"])
-    loaded = load_backbone(args.source, family, config, placement=make_placement(1, -1, fsdp=True))
+    place = make_placement(1, -1, fsdp=True)
+    if args.seed is None:
+        loaded = load_backbone(args.source, family, config, placement=place)
+    else:
+        loaded = draw_backbone(family, config, ["mlm"], seed=args.seed, placement=place)
     for run in ("first", "second"):
         try:
             save_backbone(

@@ -110,9 +110,7 @@ def test_bfloat16(saved, tmp_path):
     narrow = load(source, "bert", dtype="bfloat16")
     assert_equal_trees(load(tmp_path / "out", "bert", dtype="bfloat16").params, narrow.params)
     write(tmp_path / "wide", source, narrow)
-    assert_equal_trees(
-        load(tmp_path / "wide", "bert", dtype="bfloat16").params, narrow.params
-    )
+    assert_equal_trees(load(tmp_path / "wide", "bert", dtype="bfloat16").params, narrow.params)
 
 
 @pytest.mark.parametrize("factor, tolerance", [(4.0, 0.0), (100.0, 2e-7)])
@@ -172,12 +170,15 @@ def test_tokenizer_and_card(saved, tmp_path):
         "config.json", "model.safetensors", "README.md", "training.json", "tokenizer.json",
         "vocab.txt", "spiece.model", "special_tokens_map.json",
     }  # fmt: skip
-    assert json.loads((tmp_path / "out" / "training.json").read_text()) == {"run": "this"} | CARD
+    told = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert told.pop("versions")["transformers"] == transformers.__version__
+    assert told == {"run": "this"} | CARD
     text = (tmp_path / "out" / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: transformers\n")
     for line in (
         "# out", "`BertForMaskedLM`, pre-trained with jaxprompt.", "| steps | 10 |",
-        "## corpus", "| texts | a\\|b |", "| held out.loss | 2.34568 |",
+        f"| transformers | {transformers.__version__} |", "## corpus", "| texts | a\\|b |",
+        "| mlm.loss | 2.34568 |",
         "- the [MASK] ran home -> dog",
     ):  # fmt: skip
         assert line in text.splitlines(), line
@@ -281,6 +282,7 @@ def test_a_killed_write_leaves_nothing_that_looks_finished(saved, tmp_path, monk
         write(tmp_path / "out", source, loaded)
     monkeypatch.undo()
     assert os.listdir(tmp_path) == [".out.partial"]
+    assert not (tmp_path / ".out.partial" / "config.json").exists()
     write(tmp_path / "out", source, loaded)
     assert os.listdir(tmp_path) == ["out"]
     assert load(tmp_path / "out", "bert").report == loaded.report

@@ -1,0 +1,141 @@
+"""Goes on with a backbone's own pre-training on a corpus; the same command resumes."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.cli.options import (
+    Parser,
+    Terminated,
+    add_hosts,
+    load_config,
+    need,
+    resolved,
+    several_hosts,
+)
+from jaxprompt.cli.train import facts, keep_compiled, read_result
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
+    parser = Parser(__doc__)
+    add_hosts(parser)
+    args, overrides = parser.read(argv)
+    need(args, "config", "workdir")
+    c = load_config(args.config, overrides)
+    keep_compiled(Path(args.workdir) / "compiled")
+    with several_hosts(args) as is_first:
+        result = run(c, args.workdir)
+        if result is not None and is_first:
+            print(json.dumps(result))
+    return 0
+
+
+def run(c: Any, workdir: str) -> dict[str, Any] | None:
+    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+    from jaxprompt import build, hosts, loop, rng, steps, tree
+    from jaxprompt.build import adapting
+    from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
+    from jaxprompt.convert.save import save_backbone
+    from jaxprompt.data.corpus import check_unchanged
+    from jaxprompt.data.denoise.batches import Pass, Visits
+    from jaxprompt.data.tokenizer import load_tokenizer
+    from jaxprompt.files import make_folder, write_atomic
+    from jaxprompt.runlog import RunLog
+    from jaxprompt.state import place_state
+
+    # -- text and backbone: everything that a config can get wrong --------------------------------
+    build.check_config(c)
+    adapting.check_objective(c)
+    check_workdir(workdir, resolved(c), build.FREE)
+    finished, started = read_result(Path(workdir) / "result.json"), Checkpoints(workdir).latest()
+    hosts.agree(facts(c) | {"result.json": str(bool(finished))})
+    if finished is not None:
+        say = f"already adapted, nothing to do: {workdir} (delete it to start again)"
+        print(say, file=sys.stderr)
+        return finished
+    make_folder(workdir)
+    placement = build.build_placement(c)
+    backbone = adapting.open_adaptable(c)
+    tokenizer = load_tokenizer(backbone.folder)
+    denoiser = adapting.make_denoiser(c, tokenizer, backbone.hf)
+    tell = lambda line: print(line, file=sys.stderr)
+    corpus = adapting.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
+    path = Path(workdir) / "corpus.json"
+    if path.exists():
+        check_unchanged(json.loads(path.read_text()), corpus.fingerprint)
+    rows, held = adapting.read_rows(c, corpus, denoiser, tokenizer)
+    share = placement.share()
+    batches = Visits(rows, batch=c.data.batch, seed=c.seed, share=share)
+    dev = Pass(
+        held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows, share=share
+    )
+    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    adapted = adapting.load_adaptable(c, backbone, placement)
+    tx = build.build_optimizer(c, adapted.trainable, plan, batches.steps_per_epoch)
+    step = steps.make_train_step(
+        adapted.model, tx, adapted.objectives, accumulate=c.optim.accumulate
+    )
+    state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))
+
+    # -- the run ----------------------------------------------------------------------------------
+    guard_workdir(workdir, resolved(c), build.FREE)
+    if hosts.is_first():
+        write_atomic(path, json.dumps(corpus.fingerprint))
+    job = loop.Job(
+        placement, step, state, adapted.frozen, batches, lambda: next(batches),
+        adapting.build_scores(placement, adapted, dev, c.seed), lambda found: -found["loss"], plan,
+        c.train, adapted.report.fingerprint,
+    )  # fmt: skip
+    with RunLog(
+        workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
+    ) as log:
+        log.resume(-1 if started is None else started)
+        tell_start(log, c, corpus, rows, dev, adapted, plan, started)
+        with Terminated() as terminated:
+            ended = loop.run(job, workdir, log, terminated)
+    if ended is None:
+        return None
+
+    # -- the result: a folder that transformers loads ---------------------------------------------
+    result = {
+        "objective": c.objective.name,
+        "seed": c.seed,
+        "trained": tree.count(adapted.trainable),
+        "steps": ended.step,
+        "skipped": ended.skipped,
+        "best_step": ended.best["step"],
+        "held_out": ended.best["dev"],
+        "time": ended.time,
+    }
+    params = tree.merge(ended.numbers, adapted.frozen)
+    card = result | {"corpus": c.corpus.path, "documents": len(corpus)}
+    save_backbone(
+        Path(workdir) / "backbone", adapted.backbone.family, adapted.backbone.hf,
+        params["backbone"], tokenizer=backbone.folder, card=card, run=str(workdir),
+        dtype="float32", rescale=c.backbone.rescale,
+    )  # fmt: skip
+    if hosts.is_first():
+        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def tell_start(log, c, corpus, rows, dev, adapted, plan, started) -> None:
+    """Says what was read, what trains, and what is fresh."""
+    from jaxprompt import tree
+
+    source = c.backbone.init or c.backbone.path
+    log.say(f"backbone {source} ({adapted.backbone.family}), {adapted.report.fingerprint[:12]}")
+    if adapted.fresh:
+        log.say(f"fresh, not in the checkpoint: {', '.join(adapted.fresh)}")
+    log.say(
+        f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens; "
+        f"{len(rows):,} rows of {c.data.max_len}, {dev.size} held-out rows"
+    )
+    if corpus.skipped:
+        log.say(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
+    log.say(tree.overview(adapted.trainable, adapted.frozen))
+    where = "from the start" if started is None else f"resumed at step {started}"
+    log.say(f"{c.objective.name}: {plan.total} steps, {where}")
