@@ -1,7 +1,6 @@
 """From a config to a run that goes on with a backbone's own pre-training."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprompt import metrics, rng, tree
-from jaxprompt.convert import folder, fresh, load
+from jaxprompt import initial, metrics, rng, tree
+from jaxprompt.convert.load import Report
 from jaxprompt.data.corpus import Corpus, TextSettings, check_vocabulary, divide, index_corpus
 from jaxprompt.data.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.data.denoise.batches import Pass, Rows
@@ -21,7 +20,7 @@ from jaxprompt.losses import count_hits, on_targets
 from jaxprompt.model import Model
 from jaxprompt.pretraining import generator_config, make_objectives, make_pair, untie
 from jaxprompt.prompts import make_prompt
-from jaxprompt.scorer import Backbone, open_backbone, shape_backbone
+from jaxprompt.scorer import Backbone, load_weights, open_backbone, shape_backbone
 from jaxprompt.sharding import Placement, put_batch, within
 from jaxprompt.steps import Objective, make_count_step
 from jaxprompt.types import Batch
@@ -31,7 +30,6 @@ NEEDS = {
     "mlm": ("masked", "mlm"), "rtd": ("masked", "rtd"), "clm": ("causal", "lm"),
     "prefix_lm": ("seq2seq", "lm"), "span_corruption": ("seq2seq", "lm"),
 }  # fmt: skip
-_HEADS = ("pooler", "mlm", "rtd", "lm")
 
 
 class Adapted(NamedTuple):
@@ -43,8 +41,7 @@ class Adapted(NamedTuple):
     objectives: list[Objective]
     trainable: tree.Flat  # float32
     frozen: tree.Flat
-    report: load.Report
-    fresh: tuple[str, ...]  # heads that were drawn
+    report: Report
 
 
 def check_objective(c: Any) -> None:
@@ -86,7 +83,7 @@ def read_rows(c: Any, corpus: Corpus, objective: Any, tokenizer: Any) -> tuple[R
     return train, held
 
 
-def make_denoiser(c: Any, tokenizer: Any, hf: Mapping[str, Any]) -> Any:
+def make_denoiser(c: Any, tokenizer: Any, backbone: Backbone) -> Any:
     """Makes what turns text into rows. Raises InputError where the tokenizer lacks a token."""
     o, length = c.objective, c.data.max_len
     if o.name == "clm":
@@ -94,7 +91,7 @@ def make_denoiser(c: Any, tokenizer: Any, hf: Mapping[str, Any]) -> Any:
     if o.name in ("mlm", "rtd"):
         make = {"mlm": mlm.make, "rtd": rtd.make}[o.name]
         return make(tokenizer, length, rate=o.rate, whole_words=o.whole_words, apart=o.apart)
-    given = dict(start=hf["decoder_start_token_id"], pattern=c.backbone.sentinel, apart=o.apart)
+    given = dict(start=backbone.module.cfg.start, pattern=c.backbone.sentinel, apart=o.apart)
     if o.name == "prefix_lm":
         return prefix_lm.make(tokenizer, length, share=o.share, **given)
     return span_corruption.make(tokenizer, length, density=o.rate, span=o.span, **given)
@@ -104,90 +101,52 @@ def make_denoiser(c: Any, tokenizer: Any, hf: Mapping[str, Any]) -> Any:
 
 
 def open_adaptable(c: Any) -> Backbone:
-    """Opens a backbone, or the config.json of one to be drawn, with the head that is trained."""
+    """Opens a backbone, or the config.json of one to be drawn.
+
+    Its weights will be float32, whatever it computes in: all of them train.
+    """
     style, head = NEEDS[c.objective.name]
     block = c.backbone.to_dict()
-    if c.backbone.init:
-        where = folder.resolve(c.backbone.path)
-        hf = folder.read_json(Path(c.backbone.init), "a transformers config")
-        backbone = shape_backbone(block, where, hf, (head,))
-    else:
-        backbone = open_backbone(block)
+    backbone = initial.open_config(block, (head,)) if block["init"] else open_backbone(block)
     if backbone.module.STYLE != style:
         known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
         raise InputError(
-            f"objective.name={c.objective.name} is not for {backbone.family}; take {known}"
+            f"objective.name={c.objective.name} is not for a {backbone.family}; take {known}"
         )
-    family, hf = backbone.family, dict(backbone.hf)
-    if head == "rtd" and family == "bert":  # the same trunk, under ELECTRA's names
-        family = "electra"
-        hf |= {"model_type": family, "embedding_size": hf["hidden_size"]}
-    present = set() if c.backbone.init else set(backbone.module.cfg.model_heads)
-    keeps = present - {"pooler"} if family != backbone.family else present
-    return shape_backbone(block | {"family": family}, backbone.folder, hf, sorted(keeps | {head}))
+    return backbone._replace(block=block | {"dtype": "float32"})
 
 
 def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
     """Reads or draws the weights, and makes the model that pre-trains them."""
-    loaded, backbone = _read(c, backbone, placement)
-    params = {"backbone": loaded.params}
-    generator = None
-    if c.objective.name == "rtd":
+    head = NEEDS[c.objective.name][1]
+    if c.backbone.init:
+        backbone, loaded = initial.draw_weights(backbone, placement, c.seed)
+    else:
+        backbone, loaded = load_weights(backbone, placement)
+        if head == "rtd":
+            backbone = initial.as_electra(backbone)
+        backbone, loaded = initial.with_heads(backbone, loaded, (head,), placement, c.seed)
+    params, generator = {"backbone": loaded.params}, None
+    if head == "rtd":
         o = c.objective
         hf = generator_config(backbone.hf, width=o.generator, layers=o.generator_layers)
-        generator = shape_backbone(backbone.block, backbone.folder, hf, ("mlm",))
-        drawn = fresh.draw_backbone(
-            "electra", hf, ("mlm",), seed=c.seed, placement=placement, part="generator",
-            dtype=c.backbone.dtype,
-        )  # fmt: skip
-        generator = _fit(generator, drawn, placement)
-        model = make_pair(generator.module, backbone.module)
+        # Its module computes like the discriminator's.
+        block = c.backbone.to_dict() | {"family": "electra"}
+        generator = shape_backbone(block, backbone.folder, hf, ("mlm",))
+        generator = generator._replace(block=block | {"dtype": "float32"})
+        generator, drawn = initial.draw_weights(generator, placement, c.seed, part="generator")
         params["generator"] = untie(drawn.params)
-        objectives = make_objectives(o.weight)
+        model, objectives = make_pair(generator.module, backbone.module), make_objectives(o.weight)
     else:
         module = backbone.module
         model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
         objectives = [Objective("main", on_targets, sums=count_hits)]
-    patterns = tuple(c.trainable) or _patterns(c.objective.name, params)
+    patterns = tuple(c.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
     # Copied: a step takes the state's buffers over.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Adapted(
-        backbone, generator, model, objectives, trainable, frozen, loaded.report,
-        loaded.report.fresh,
-    )  # fmt: skip
-
-
-def _read(c: Any, backbone: Backbone, placement: Placement) -> tuple[load.Loaded, Backbone]:
-    heads = tuple(sorted(backbone.module.cfg.model_heads))
-    given = dict(seed=c.seed, placement=placement, dtype=c.backbone.dtype)
-    given |= {"rescale": c.backbone.rescale}
-    if c.backbone.init:
-        loaded = fresh.draw_backbone(backbone.family, backbone.hf, heads, **given)
-        return loaded, _fit(backbone, loaded, placement)
-    family, hf = backbone.family, folder.read_config(backbone.folder)
-    loaded = load.load_backbone(
-        backbone.folder, hf["model_type"] if c.backbone.family == "" else c.backbone.family, hf,
-        dtype=c.backbone.dtype, rescale=c.backbone.rescale, placement=placement,
-    )  # fmt: skip
-    loaded = fresh.with_heads(loaded, family, backbone.hf, heads, **given)
-    return loaded, _fit(backbone, loaded, placement)
-
-
-def _fit(backbone: Backbone, loaded: load.Loaded, placement: Placement) -> Backbone:
-    cfg = backbone.module.cfg
-    rows, tied = placement.padded(cfg.vocab), cfg.tied and loaded.report.tied
-    cfg = dataclasses.replace(cfg, rows=rows, tied=tied)
-    return backbone._replace(module=backbone.module.clone(cfg=cfg))
-
-
-def _patterns(objective: str, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """All trains but the heads that the objective does not use."""
-    used = NEEDS[objective][1]
-    idle = [head for head in _HEADS if head in params["backbone"] and head != used]
-    but = f"(?!(?:{'|'.join(map(re.escape, idle))})/)" if idle else ""
-    return (rf"backbone/{but}.*", *([r"generator/.*"] * ("generator" in params)))
+    return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report)
 
 
 # -- scores ---------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt.data.denoise.batches import Pass, Visits
     from jaxprompt.data.tokenizer import load_tokenizer
     from jaxprompt.files import make_folder, write_atomic
+    from jaxprompt.pretraining import tie
     from jaxprompt.runlog import RunLog
     from jaxprompt.state import place_state
 
@@ -60,7 +61,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     placement = build.build_placement(c)
     backbone = adapting.open_adaptable(c)
     tokenizer = load_tokenizer(backbone.folder)
-    denoiser = adapting.make_denoiser(c, tokenizer, backbone.hf)
+    denoiser = adapting.make_denoiser(c, tokenizer, backbone)
     tell = lambda line: print(line, file=sys.stderr)
     corpus = adapting.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
     path = Path(workdir) / "corpus.json"
@@ -111,12 +112,17 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         "time": ended.time,
     }
     params = tree.merge(ended.numbers, adapted.frozen)
-    card = result | {"corpus": c.corpus.path, "documents": len(corpus)}
-    save_backbone(
-        Path(workdir) / "backbone", adapted.backbone.family, adapted.backbone.hf,
-        params["backbone"], tokenizer=backbone.folder, card=card, run=str(workdir),
-        dtype="float32", rescale=c.backbone.rescale,
-    )  # fmt: skip
+    card = result | {
+        "corpus": f"{c.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} tokens",
+        "start": c.backbone.init or f"{c.backbone.path} ({adapted.report.fingerprint[:12]})",
+    }
+    given = dict(tokenizer=backbone.folder, card=card, run=str(workdir))
+    given |= {"rescale": c.backbone.rescale}
+    own = adapted.backbone
+    save_backbone(Path(workdir) / "backbone", own.family, own.hf, params["backbone"], **given)
+    if adapted.generator is not None:
+        own, both = adapted.generator, tie(params["generator"], params["backbone"])
+        save_backbone(Path(workdir) / "generator", own.family, own.hf, both, **given)
     if hosts.is_first():
         write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
     return result
@@ -128,8 +134,8 @@ def tell_start(log, c, corpus, rows, dev, adapted, plan, started) -> None:
 
     source = c.backbone.init or c.backbone.path
     log.say(f"backbone {source} ({adapted.backbone.family}), {adapted.report.fingerprint[:12]}")
-    if adapted.fresh:
-        log.say(f"fresh, not in the checkpoint: {', '.join(adapted.fresh)}")
+    if adapted.report.fresh:
+        log.say(f"fresh, not in the checkpoint: {', '.join(adapted.report.fresh)}")
     log.say(
         f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens; "
         f"{len(rows):,} rows of {c.data.max_len}, {dev.size} held-out rows"

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jaxprompt import rng
 from jaxprompt.convert.filling import digest
 from jaxprompt.convert.load import DTYPES, Loaded, Report
-from jaxprompt.convert.names import Family, Tensor
+from jaxprompt.convert.names import FAMILIES, Family, Tensor
 from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
 from jaxprompt.errors import InputError
 from jaxprompt.sharding import Placement
@@ -21,6 +21,7 @@ from jaxprompt.tree import flatten, unflatten
 
 # The padding's id, whose rows are zero, where the config does not tell it.
 _PAD = {"bert": 0, "roberta": 1, "electra": 0}
+_HEADS = {head for family in FAMILIES.values() for head in family.heads}
 
 
 class Draw(NamedTuple):
@@ -111,7 +112,8 @@ def with_heads(
     """
     table = _with_heads_of(family, heads)
     sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
-    out = [head for head in table.heads if head in params and head not in heads]
+    # Of all families: a BERT's trunk may go on under ELECTRA's names.
+    out = [head for head in params if head in _HEADS and head not in heads]
     for head in out:
         del params[head]
     fresh = [head for head in heads if head in table.heads and head not in params]
