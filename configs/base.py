@@ -114,6 +114,8 @@ def get_config() -> ConfigDict:
     c.objective.weight = 50.0  # rtd: of the discriminator's loss
     c.objective.generator = 0.25  # rtd: the generator's width, of the discriminator's
     c.objective.generator_layers = 1.0  # and its layers
+    c.objective.generator_path = ""  # rtd: a masked LM to begin with; "" = a fresh one of that size
+    c.objective.examples = 10  # held-out rows that are written out as the model fills them
 
     c.optim = ConfigDict()
     c.optim.name = "adamw"  # adamw | adafactor

@@ -56,6 +56,15 @@ _TABLE = (
     _tpu("v6e", 32, 918, 1638, 800),
 )
 DEVICES = {device.name: device for device in _TABLE}
+_TPU_KINDS = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+
+
+def of_kind(kind: str) -> Device | None:
+    """Finds a device by its name in JAX ("NVIDIA H200", "TPU v5 lite"), None = it is not here."""
+    kind = _TPU_KINDS.get(kind, kind).lower()
+    found = [own for name, own in DEVICES.items() if re.search(rf"\b{name.split('-')[0]}\b", kind)]
+    sized = [own for own in found if f"{own.name.partition('-')[2]}gb" in kind]
+    return (sized or found or [None])[-1]
 
 
 def parse_devices(text: str) -> tuple[int, Device]:

@@ -76,7 +76,7 @@ FIELDS = {
     "objective": dict(
         name=Field(str, OBJECTIVES, True), packed=_FLAG, apart=_FLAG, rate=_SHARE,
         whole_words=_FLAG, span=_POSITIVE, share=_SHARE, weight=_AMOUNT, generator=_POSITIVE,
-        generator_layers=_POSITIVE,
+        generator_layers=_POSITIVE, generator_path=_TEXT, examples=_COUNT,
     ),
     "optim": dict(
         name=Field(str, OPTIMIZERS), lr=_AMOUNT, lr_head=_AMOUNT._replace(optional=True),

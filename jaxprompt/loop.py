@@ -32,6 +32,8 @@ class Job(NamedTuple):
     plan: build.Plan
     train: Any  # the config's block
     fingerprint: str  # of the weights that it starts from
+    # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
+    describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
 
 
 class Ended(NamedTuple):
@@ -71,11 +73,12 @@ def run(job: Job, workdir: str, log: RunLog, terminated: Callable[[], bool]) -> 
         checkpoints.save(step, state, position | stand)
 
     clock, seen, pending = time.monotonic(), set(), None
+    since = step, clock  # what a rate counts from
     stop, flags = False, sharding.put_flag(place, False)
     while step < plan.total and not position["done"]:
         batch = job.take()
         shape = batch.encoder.ids.shape
-        if shape not in seen:
+        if is_new := shape not in seen:
             seen.add(shape)
             log.say(f"compiling the step for {shape[0]} rows x {shape[1]} tokens")
         if not alone:
@@ -83,14 +86,20 @@ def run(job: Job, workdir: str, log: RunLog, terminated: Callable[[], bool]) -> 
         batch = sharding.put_batch(place, batch)
         state, measured, raised = train_step(state, job.frozen, batch, flags)
         step += 1
+        if is_new:  # it runs from now on
+            since = step - 1, time.monotonic()
         # The step before is looked at, so that the device never waits for the host.
         if pending is not None:
             _stop_if_broken(pending[0], job.train.max_streak, save, step)
             stop = bool(pending[1])  # the same on every process
         pending = measured, raised
         if step % job.train.log_steps == 0 or step == plan.total:
-            seconds = {"seconds": time.monotonic() - clock}
-            log.write(step, **jax.device_get(measured), time=seconds)
+            found = jax.device_get(measured)  # waits for the step
+            now = time.monotonic()
+            said = job.describe(found, step - since[0], now - since[1])
+            spent = {"seconds": now - clock} | said.pop("time", {})
+            log.write(step, **said, time=spent)
+            since = step, now
         log.progress(step)
         last = step == plan.total
         if step % plan.evaluate == 0 or last:
@@ -106,8 +115,10 @@ def run(job: Job, workdir: str, log: RunLog, terminated: Callable[[], bool]) -> 
             position["done"] = last or 0 < job.train.patience <= position["since"]
             if position["done"] or not plan.save:
                 save()
+            since = step, time.monotonic()
         if plan.save and step % plan.save == 0:
             save()
+            since = step, time.monotonic()
         if (terminated() if alone else stop) and not position["done"]:
             save()
             log.say(f"stopped by SIGTERM at step {step}; the same command resumes")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxprompt.devices import DEVICES, parse_devices
+from jaxprompt.devices import DEVICES, of_kind, parse_devices
 from jaxprompt.errors import InputError
 
 
@@ -54,3 +54,20 @@ def test_what_has_no_bfloat16_widens_it():
     assert DEVICES["v100-32"].peak("bfloat16") == 15.7e12
     assert DEVICES["a100-40"].peak("bfloat16") == 312e12
     assert DEVICES["v5e"].is_gpu is False and DEVICES["h100"].is_gpu
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"), ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("Tesla V100-SXM2-16GB", "v100-16"), ("TPU v4", "v4"), ("TPU v5 lite", "v5e"),
+        ("TPU v5p", "v5p"), ("TPU v6 lite", "v6e"),
+    ],
+)  # fmt: skip
+def test_names_that_jax_gives(kind, name):
+    assert of_kind(kind).name == name
+
+
+def test_unknown_kinds_have_no_peak():
+    assert of_kind("cpu") is None and of_kind("NVIDIA GeForce RTX 4090") is None

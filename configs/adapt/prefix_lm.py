@@ -1,8 +1,11 @@
-"""LM adaptation of a T5: prefix language modelling (Lester et al. 2021, section 3.1)."""
+"""LM adaptation of a T5: prefix language modelling."""
 
-from configs.parts.adapting import adapting
+from configs import base
+from configs.parts import adapting
 
 
 def get_config():
     """Returns one run; give corpus.path and backbone.path."""
-    return adapting("prefix_lm", length=512, batch=32, lr=1e-3)
+    c = base.get_config()
+    adapting.prefix_lm(c)
+    return c

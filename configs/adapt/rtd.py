@@ -1,8 +1,11 @@
-"""Replaced-token detection of an ELECTRA (Clark et al. 2020), or of a BERT's trunk."""
+"""Replaced-token detection of an ELECTRA, or of a BERT that becomes one."""
 
-from configs.parts.adapting import adapting
+from configs import base
+from configs.parts import adapting
 
 
 def get_config():
     """Returns one run; give corpus.path and backbone.path."""
-    return adapting("rtd", length=128, batch=64, lr=1e-4)
+    c = base.get_config()
+    adapting.rtd(c)
+    return c

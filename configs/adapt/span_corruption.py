@@ -1,8 +1,11 @@
-"""Span corruption of a T5 (Raffel et al. 2020, section 3.1.4)."""
+"""Span corruption of a T5."""
 
-from configs.parts.adapting import adapting
+from configs import base
+from configs.parts import adapting
 
 
 def get_config():
     """Returns one run; give corpus.path and backbone.path."""
-    return adapting("span_corruption", length=512, batch=32, lr=1e-3)
+    c = base.get_config()
+    adapting.span_corruption(c)
+    return c

@@ -1,7 +1,7 @@
 """From a config to a run that goes on with a backbone's own pre-training."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,18 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import initial, metrics, rng, tree
-from jaxprompt.convert.load import Report
+from jaxprompt.build.filling import make_fill_step, render
+from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.data.corpus import Corpus, TextSettings, check_vocabulary, divide, index_corpus
 from jaxprompt.data.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.data.denoise.batches import Pass, Rows
+from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
+from jaxprompt.flops import count_flops
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.losses import count_hits, on_targets
 from jaxprompt.model import Model
-from jaxprompt.pretraining import generator_config, make_objectives, make_pair, untie
+from jaxprompt.pretraining import Pair, generator_config, make_objectives, make_pair, untie
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scorer import Backbone, load_weights, open_backbone, shape_backbone
-from jaxprompt.sharding import Placement, put_batch, within
+from jaxprompt.sharding import DATA, Placement, put_batch, within
 from jaxprompt.steps import Objective, make_count_step
 from jaxprompt.types import Batch
 
@@ -46,13 +49,13 @@ class Adapted(NamedTuple):
 
 def check_objective(c: Any) -> None:
     """Raises InputError where a config lacks what only `adapt` needs."""
-    for block, name, cure in (
-        ("objective", "name", f"give one of {', '.join(NEEDS)}"),
-        ("corpus", "path", "give a folder, a file or a glob of text, hub:ID or tfds:NAME"),
-        ("backbone", "path", "give a folder with weights, or with a tokenizer for backbone.init"),
-    ):
-        if not c[block][name]:
-            raise InputError(f"{block}.{name} is empty; {cure}")
+    if not c.objective.name:
+        raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
+    need_corpus(c)
+    if not (c.backbone.path or c.backbone.init):
+        raise InputError(
+            "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"
+        )
     if not c.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
 
@@ -60,14 +63,27 @@ def check_objective(c: Any) -> None:
 # -- text -------------------------------------------------------------------------------------
 
 
+def need_corpus(c: Any) -> None:
+    """Raises InputError where a config names no text."""
+    if not c.corpus.path:
+        raise InputError(
+            "corpus.path is empty; give a folder, a file or a glob of text, hub:ID or tfds:NAME"
+        )
+
+
+def text_settings(c: Any) -> TextSettings:
+    """Tells how the text of a config becomes documents and units."""
+    names = (field.name for field in dataclasses.fields(TextSettings))
+    return TextSettings(**{name: c.corpus[name] for name in names})
+
+
 def read_corpus(
     c: Any, tokenizer: Any, vocab: int, workdir: str, say: Callable[[str], None]
 ) -> Corpus:
     """Opens the indexed text of a config; indexes it where that was not done yet."""
     check_vocabulary(tokenizer, vocab)
-    own = {field.name: c.corpus[field.name] for field in dataclasses.fields(TextSettings)}
     return index_corpus(
-        c.corpus.path, tokenizer, c.corpus.store or Path(workdir) / "corpus", TextSettings(**own),
+        c.corpus.path, tokenizer, c.corpus.store or Path(workdir) / "corpus", text_settings(c),
         processes=c.corpus.processes, cache_dir=c.data.cache_dir or None, report=say,
     )  # fmt: skip
 
@@ -128,15 +144,10 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         backbone, loaded = initial.with_heads(backbone, loaded, (head,), placement, c.seed)
     params, generator = {"backbone": loaded.params}, None
     if head == "rtd":
-        o = c.objective
-        hf = generator_config(backbone.hf, width=o.generator, layers=o.generator_layers)
-        # Its module computes like the discriminator's.
-        block = c.backbone.to_dict() | {"family": "electra"}
-        generator = shape_backbone(block, backbone.folder, hf, ("mlm",))
-        generator = generator._replace(block=block | {"dtype": "float32"})
-        generator, drawn = initial.draw_weights(generator, placement, c.seed, part="generator")
+        generator, drawn = _load_generator(c, backbone, placement)
         params["generator"] = untie(drawn.params)
-        model, objectives = make_pair(generator.module, backbone.module), make_objectives(o.weight)
+        model = make_pair(generator.module, backbone.module)
+        objectives = make_objectives(c.objective.weight)
     else:
         module = backbone.module
         model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
@@ -147,6 +158,51 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
     return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report)
+
+
+def _load_generator(c: Any, backbone: Backbone, placement: Placement) -> tuple[Backbone, Loaded]:
+    """Draws a generator of a discriminator's kind, or reads one that is trained."""
+    o, block = c.objective, c.backbone.to_dict()  # its module computes like the discriminator's
+    if not o.generator_path:
+        hf = generator_config(backbone.hf, width=o.generator, layers=o.generator_layers)
+        block["family"] = "electra"
+        drawn = shape_backbone(block, backbone.folder, hf, ("mlm",))
+        drawn = drawn._replace(block=block | {"dtype": "float32"})
+        return initial.draw_weights(drawn, placement, c.seed, part="generator")
+    block |= {"path": o.generator_path, "revision": "", "family": "", "init": ""}
+    opened = open_backbone(block)
+    words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
+    if words[0] != words[1]:
+        raise InputError(
+            f"objective.generator_path={o.generator_path!r} has another vocabulary than "
+            f"{backbone.folder}; give a generator with the same tokenizer"
+        )
+    opened, loaded = load_weights(opened._replace(block=block | {"dtype": "float32"}), placement)
+    if "mlm" not in loaded.report.heads:
+        raise InputError(
+            f"objective.generator_path={o.generator_path!r} has no masked-LM head; give a model "
+            "that `adapt` made by mlm, or leave it empty for a fresh generator"
+        )
+    return initial.with_heads(opened, loaded, ("mlm",), placement, c.seed, part="generator")
+
+
+def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> float:
+    """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
+
+    That is three times its forward pass: each product once more for either of its sides.
+    """
+    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    count = make_count_step(_spelt_out(adapted.model), adapted.objectives)
+    given = adapted.trainable, adapted.frozen, jax.tree.map(shape, like), jax.random.key(0)
+    return 3 * count_flops(within(placement, count), *given)
+
+
+def _spelt_out(model: Any) -> Any:
+    """Takes fused kernels out of a model: their products cannot be seen."""
+    if isinstance(model, Pair):
+        return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
+    cfg = dataclasses.replace(model.backbone.cfg, attention="einsum")
+    return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))
 
 
 # -- scores ---------------------------------------------------------------------------------------
@@ -184,6 +240,18 @@ def score_sums(sums: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return found | {f"generator_{name}": value for name, value in other.items()}
 
 
-def tokens_of(batches: Iterable[Batch]) -> int:
-    """Counts the tokens of batches, padding aside."""
-    return sum(int(batch.encoder.mask.sum()) for batch in batches)
+def fill(
+    c: Any, placement: Placement, adapted: Adapted, trainable: tree.Flat, held: Rows, tokenizer: Any
+) -> str:
+    """Fills the first of the held-out rows, and writes them out."""
+    devices = placement.mesh.shape[DATA]
+    size = -(-c.objective.examples // devices) * devices
+    given = dict(batch=size, seed=c.data.seed, limit=c.objective.examples)
+    own = next(iter(Pass(held, share=placement.share(), **given)))
+    step = jax.jit(
+        within(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
+    )
+    key = rng.key_for(c.seed, "held out")
+    found = step(trainable, adapted.frozen, put_batch(placement, own), key)
+    whole = next(iter(Pass(held, **given)))
+    return "\n\n".join(render(c.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"

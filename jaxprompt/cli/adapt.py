@@ -22,21 +22,28 @@ def main(argv: Sequence[str]) -> int:
     """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
     parser = Parser(__doc__)
     add_hosts(parser)
+    parser.add_argument(
+        "--score", action="store_true", help="score held-out text as the weights are, no more"
+    )
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
     keep_compiled(Path(args.workdir) / "compiled")
     with several_hosts(args) as is_first:
-        result = run(c, args.workdir)
+        result = run(c, args.workdir, score=args.score)
         if result is not None and is_first:
             print(json.dumps(result))
     return 0
 
 
-def run(c: Any, workdir: str) -> dict[str, Any] | None:
-    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
+    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early.
+
+    With `score` the result is the scores of held-out text before the first step.
+    """
     from jaxprompt import build, hosts, loop, rng, steps, tree
     from jaxprompt.build import adapting
+    from jaxprompt.build.meter import Meter
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
     from jaxprompt.convert.save import save_backbone
     from jaxprompt.data.corpus import check_unchanged
@@ -50,8 +57,11 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     # -- text and backbone: everything that a config can get wrong --------------------------------
     build.check_config(c)
     adapting.check_objective(c)
-    check_workdir(workdir, resolved(c), build.FREE)
-    finished, started = read_result(Path(workdir) / "result.json"), Checkpoints(workdir).latest()
+    finished = started = None
+    if not score:
+        check_workdir(workdir, resolved(c), build.FREE)
+        finished = read_result(Path(workdir) / "result.json")
+        started = Checkpoints(workdir).latest()
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
     if finished is not None:
         say = f"already adapted, nothing to do: {workdir} (delete it to start again)"
@@ -65,7 +75,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     tell = lambda line: print(line, file=sys.stderr)
     corpus = adapting.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
     path = Path(workdir) / "corpus.json"
-    if path.exists():
+    if path.exists() and not score:
         check_unchanged(json.loads(path.read_text()), corpus.fingerprint)
     rows, held = adapting.read_rows(c, corpus, denoiser, tokenizer)
     share = placement.share()
@@ -75,6 +85,10 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     )
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     adapted = adapting.load_adaptable(c, backbone, placement)
+    measure = adapting.build_scores(placement, adapted, dev, c.seed)
+    if score:
+        batches.close()
+        return {"held_out": measure(adapted.trainable), "rows": dev.size}
     tx = build.build_optimizer(c, adapted.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(
         adapted.model, tx, adapted.objectives, accumulate=c.optim.accumulate
@@ -85,10 +99,12 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     guard_workdir(workdir, resolved(c), build.FREE)
     if hosts.is_first():
         write_atomic(path, json.dumps(corpus.fingerprint))
+    flops = adapting.flops_of(adapted, next(iter(dev)), c.data.batch, placement)
+    meter = Meter(batches, adapting.score_sums, flops, c.backbone.dtype)
     job = loop.Job(
-        placement, step, state, adapted.frozen, batches, lambda: next(batches),
-        adapting.build_scores(placement, adapted, dev, c.seed), lambda found: -found["loss"], plan,
-        c.train, adapted.report.fingerprint,
+        placement, step, state, adapted.frozen, batches, meter.take,
+        measure, lambda found: -found["loss"], plan, c.train, adapted.report.fingerprint,
+        meter.describe,
     )  # fmt: skip
     with RunLog(
         workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
@@ -123,6 +139,10 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     if adapted.generator is not None:
         own, both = adapted.generator, tie(params["generator"], params["backbone"])
         save_backbone(Path(workdir) / "generator", own.family, own.hf, both, **given)
+    if c.objective.examples:
+        text = adapting.fill(c, placement, adapted, ended.numbers, held, tokenizer)
+        if hosts.is_first():
+            write_atomic(Path(workdir) / "examples.txt", text)
     if hosts.is_first():
         write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
     return result

@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
     if not rows:
         raise InputError(f"{args.input or 'stdin'} holds no text; give at least one")
     block = dict(
-        path=args.backbone, revision="", family="", dtype=args.dtype, stack="scan", remat="none",
-        attention="auto", dropout=None, sentinel="", rescale=1.0,
+        path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
+        remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
     )  # fmt: skip
     placement = _placement(args.mesh, args.batch)
     exported = unpack(

@@ -33,6 +33,24 @@ class TargetHead(nn.Module):
         )
 
 
+class LikeliestHead(nn.Module):
+    """Names the likeliest token at each position read. [B, T, H] -> int32 [B, M]"""
+
+    reads_all: ClassVar[bool] = False
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+        """Scores row by row: the logits of all would be large."""
+        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        table, bias = backbone.lm_table()
+
+        def one(row):  # [M, X]
+            logits = jnp.einsum("mx,vx->mv", row, table.astype(row.dtype))
+            return (logits if bias is None else logits + bias).argmax(-1)
+
+        return jax.lax.map(one, features)
+
+
 class Detected(NamedTuple):
     """What the replaced-token head tells of each token. Arrays are [B, T]."""
 

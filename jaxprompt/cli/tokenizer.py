@@ -1,0 +1,32 @@
+"""Trains a tokenizer on a corpus, for a backbone that is to be made from nothing."""
+
+import sys
+from collections.abc import Sequence
+
+from jaxprompt.cli.options import Parser, load_config, need
+
+
+def main(argv: Sequence[str]) -> int:
+    """Reads the documents that the block `corpus` of a config names; prints what was written."""
+    parser = Parser(__doc__, config=False)
+    parser.add_argument("--config", help="a config with a block `corpus`, as configs/adapt/mlm.py")
+    parser.add_argument("--family", help="bert | electra | roberta | gpt2 | t5")
+    parser.add_argument("--size", type=int, default=30_000, help="tokens (default: 30000)")
+    parser.add_argument("--output", help="folder that is written")
+    parser.add_argument("--cased", action="store_true", help="bert, electra: keep upper case")
+    args, overrides = parser.read(argv)
+    need(args, "config", "family", "output")
+    c = load_config(args.config, overrides)
+    # Imported here, so that --help and a bad flag answer at once.
+    from jaxprompt import build
+    from jaxprompt.build.adapting import need_corpus, text_settings
+    from jaxprompt.data.corpus import train_tokenizer
+
+    build.check_config(c)
+    need_corpus(c)
+    tokenizer = train_tokenizer(
+        args.family, c.corpus.path, args.output, args.size, text_settings(c),
+        lowercase=not args.cased, cache_dir=c.data.cache_dir or None,
+    )  # fmt: skip
+    print(f"{args.output}: {args.family} tokenizer of {len(tokenizer):,} tokens", file=sys.stderr)
+    return 0
