@@ -29,8 +29,8 @@ LOOK, REST = 0.4, 0.95  # a look's time, of training on those rows; share of a b
 GAIN = 1.15  # of speed that a batch of double size must give
 DEV_ROWS = 512
 T5 = {
-    "model_type": "t5", "d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 6,
-    "num_decoder_layers": 6, "num_heads": 8, "feed_forward_proj": "gated-gelu",
+    "model_type": "t5", "d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 4,
+    "num_decoder_layers": 4, "num_heads": 8, "feed_forward_proj": "gated-gelu",
     "tie_word_embeddings": False, "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }  # fmt: skip
@@ -78,11 +78,11 @@ def folder_of(path: str) -> Path:
 def make_t5(args: argparse.Namespace, work: Path) -> Path:
     """Trains a tokenizer and writes the config beside it."""
     folder, config = work / "tokenizer", work / "tokenizer" / "config.json"
-    if not config.exists():
+    if not (folder / "tokenizer.json").exists():
         words = ["--family=t5", f"--size={T5_TOKENS}", f"--output={folder}"]
         config_file = f"--config={ROOT / 'configs/adapt/span_corruption.py'}"
         call("tokenizer", config_file, f"--config.corpus.path={args.corpus}", *words, *args.fields)
-        config.write_text(json.dumps(T5 | {"vocab_size": T5_TOKENS}, indent=2) + "\n")
+    config.write_text(json.dumps(T5 | {"vocab_size": T5_TOKENS}, indent=2) + "\n")
     return config
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a T5 of 18 M parameters from nothing, from a folder of text.
+# Makes a T5 of 14 M parameters from nothing, from a folder of text.
 # usage: bash launch/small_t5.sh --corpus TEXT --workdir DIR [--minutes 60] [more: launch/small.py]
 set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"

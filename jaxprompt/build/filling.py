@@ -76,7 +76,7 @@ def _inline(
         if told is None and at in places:
             shown = _names(tokenizer, [new] if new == old else [new, old])
         elif told is not None and new != old:
-            shown = "-+"[told[at]] + _names(tokenizer, [new, old])
+            shown = "-+"[int(told[at])] + _names(tokenizer, [new, old])
         elif told is not None and not told[at]:
             shown = "!" + _names(tokenizer, [new])
         else:

@@ -1,0 +1,167 @@
+"""The recipes that make a small backbone, on tiny ones and in this process."""
+
+import contextlib
+import io
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from tiny_adapt import QUICK
+from tiny_run import ROOT, sentences, write_rows
+
+from jaxprompt.__main__ import main
+from jaxprompt.cli.options import load_module
+
+small = load_module(str(ROOT / "launch" / "small.py"))
+PLAN = dict(
+    data__batch=16, data__eval_batch=16, backbone__dtype="float32", train__total_steps=6,
+    train__eval_steps=3, train__save_steps=3, optim__warmup_steps=1,
+)  # fmt: skip
+T5 = dict(d_model=16, d_kv=8, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    texts = [". ".join(row["text"] for row in sentences(seed, 8)) for seed in range(40)]
+    return write_rows(path, [{"text": text} for text in texts])
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """Runs the verbs in this process; notes them."""
+    monkeypatch.setattr("jaxprompt.compiled._options", lambda: QUICK)
+    called = []
+
+    def call(verb, *words):
+        called.append((verb, *words))
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = main([verb, *words])
+        if code:
+            raise subprocess.CalledProcessError(code, verb)
+        return out.getvalue()
+
+    monkeypatch.setattr(small, "call", call)
+    monkeypatch.setattr(small, "DEV_ROWS", 16)
+    monkeypatch.setattr(small, "T5", small.T5 | T5)
+    monkeypatch.setattr(small, "T5_TOKENS", 300)
+    return called
+
+
+@pytest.fixture
+def recipe(corpus, tmp_path, monkeypatch, capsys):
+    """Runs a recipe. -> its report"""
+
+    def run(*words):
+        for stage in ("mlm", "rtd", "span_corruption", "prefix_lm"):
+            (tmp_path / "work").mkdir(exist_ok=True)
+            (tmp_path / "work" / f"{stage}.json").write_text(json.dumps(PLAN))
+        given = ["--corpus", str(corpus), "--workdir", str(tmp_path / "work"), "--minutes=0.01"]
+        given += ["--config.data.max_len=24", "--config.corpus.held_out=0.2"]
+        monkeypatch.setattr("sys.argv", ["small.py", *words, *given])
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "set by the tests")
+        small.main()
+        report = (tmp_path / "work" / "report.md").read_text()
+        assert report == capsys.readouterr().out.removesuffix("\n")
+        return report
+
+    return run
+
+
+def scores(report, name):
+    """Reads a row of the table of held-out scores."""
+    (line,) = [line for line in report.splitlines() if line.startswith(f"| {name} |")]
+    return [float(cell) for cell in line.split("|")[2:-1]]
+
+
+def test_a_masked_lm_is_made_once_and_compared(recipe, backbone, tmp_path, here):
+    report = recipe("mlm", f"--backbone={backbone}", "--against", str(backbone))
+    result = json.loads((tmp_path / "work" / "mlm" / "result.json").read_text())
+    own, start = scores(report, "mlm"), scores(report, backbone)
+    assert own == pytest.approx(list(result["held_out"].values()), rel=1e-3)
+    assert own[0] < start[0]  # the backbone's own head, on the same rows
+    assert report.count("\n[CLS]") == 10
+    here.clear()
+    assert recipe("mlm", f"--backbone={backbone}", "--against", str(backbone)) == report
+    assert len(here) == 2  # what is done is not tried or trained again
+
+
+def test_a_discriminator_begins_with_a_generator(recipe, backbone, tmp_path):
+    report = recipe("electra", f"--backbone={backbone}", f"--generator={backbone}")
+    config = json.loads((tmp_path / "work" / "rtd" / "generator" / "config.json").read_text())
+    assert config["model_type"] == "bert" and config["hidden_size"] == 32
+    assert "majority" in report and "[+" in report or "[-" in report
+
+
+def test_a_t5_is_made_from_nothing(recipe, tmp_path, here):
+    report = recipe("t5")
+    assert report.index("## span_corruption") < report.index("## prefix_lm")
+    assert "truth:  <extra_id_0>" in report
+    config = json.loads((tmp_path / "work" / "prefix_lm" / "backbone" / "config.json").read_text())
+    assert config["d_model"] == 16 and config["vocab_size"] == 300
+    assert [words[0] for words in here].count("tokenizer") == 1
+
+
+def test_scratch_takes_the_shape_alone(backbone, tmp_path):
+    given = dict(kind="mlm", corpus="x", backbone=str(backbone), scratch=True)
+    (stage,) = small.stages(SimpleNamespace(**given), tmp_path)
+    assert stage.fields["backbone.init"] == backbone / "config.json"
+    assert stage.fields["backbone.path"] == str(backbone)  # for the tokenizer
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--minutes=0"], "--minutes=0 must be above 0"),
+        (["--steps=3"], "unknown flag --steps=3"),
+    ],
+)
+def test_bad_flags(monkeypatch, capsys, words, told):
+    given = ["small.py", "mlm", "--corpus=x", "--workdir=y", *words]
+    monkeypatch.setattr("sys.argv", given)
+    with pytest.raises(SystemExit) as end:
+        small.main()
+    assert end.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_what_a_verb_refuses_ends_the_recipe(monkeypatch, tmp_path, backbone, capsys):
+    work = tmp_path / "work"
+    given = ["small.py", "mlm", "--corpus", str(tmp_path / "none"), "--workdir", str(work)]
+    monkeypatch.setattr("sys.argv", [*given, f"--backbone={backbone}"])
+    with pytest.raises(SystemExit) as end:
+        small.main()
+    assert end.value.code == 2 and "none" in capsys.readouterr().err
+    assert not (work / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    "kind, count, speeds, batch",
+    [
+        ("cpu", 1, {16: 100, 32: 110}, 16),
+        ("cpu", 1, {16: 100, 32: 140}, 32),
+        ("cpu", 2, {32: 100, 64: 200}, 64),
+        ("gpu", 1, {64: 100, 128: 200, 256: 390, 512: 400}, 256),
+        ("gpu", 1, {64: 100, 128: 200, 256: None}, 128),  # it does not fit
+    ],
+)
+def test_the_batch_is_what_gains_speed_and_the_steps_fill_the_minutes(
+    monkeypatch, tmp_path, kind, count, speeds, batch
+):
+    def adapt(args, stage, folder, *, data__batch, **fields):
+        speed = speeds[data__batch]
+        if speed is None:
+            raise subprocess.CalledProcessError(1, "adapt")
+        own = {"tokens_per_second": speed, "steps_per_second": speed / data__batch}
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 12, "time": own}) + "\n")
+
+    monkeypatch.setattr(small, "adapt", adapt)
+    monkeypatch.setattr(small, "device", lambda: (kind, count))
+    args = SimpleNamespace(minutes=100)
+    plan = small.plan_stage(args, small.Stage("mlm", 0.5, {}), tmp_path)
+    assert plan["data__batch"] == plan["data__eval_batch"] == batch
+    assert plan["backbone__dtype"] == {"cpu": "float32", "gpu": "bfloat16"}[kind]
+    seconds = plan["train__total_steps"] * batch / speeds[batch]
+    assert 0.8 * 3000 < seconds < 3000
+    monkeypatch.setattr(small, "adapt", None)
+    assert small.plan_stage(args, small.Stage("mlm", 0.5, {}), tmp_path) == plan  # kept
