@@ -31,6 +31,7 @@ def open_config(block: Mapping[str, Any], heads: Sequence[str]) -> Backbone:
     hf = folder.read_json(path, "the config.json of a transformers model")
     backbone = shape_backbone(block, path, hf, tuple(heads))
     try:
+        fresh.check_heads(backbone.family, heads)
         describe(backbone.family, hf, heads)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

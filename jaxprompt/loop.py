@@ -32,6 +32,7 @@ class Job(NamedTuple):
     plan: build.Plan
     train: Any  # the config's block
     fingerprint: str  # of the weights that it starts from
+    dropped: bool = True  # it has dropout
     # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
     describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
 
@@ -55,7 +56,7 @@ def run(job: Job, workdir: str, log: RunLog, terminated: Callable[[], bool]) -> 
     checkpoints, alone = Checkpoints(workdir), jax.process_count() == 1
     place, plan, state = job.placement, job.plan, job.state
     train_step = jit(
-        sharding.within(place, with_flags(job.step)), donate_argnums=0,
+        sharding.within(place, with_flags(job.step)), donate_argnums=0, dropped=job.dropped,
         # The state comes back to where it was: else the next step would be another program.
         out_shardings=(jax.tree.map(lambda x: x.sharding, state), *[place.replicated] * 2),
     )  # fmt: skip

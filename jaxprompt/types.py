@@ -48,7 +48,8 @@ class Batch(NamedTuple):
     weights: Array  # float32 [B], 0 = a row that only fills the batch
     index: Array  # int32 [B], row of the split, -1 = filling
     decoder: Tokens | None = None  # what an encoder-decoder's decoder is fed
-    targets: Array | None = None  # int32 [B*K, M] what follows label_pos, -1 = none: free text
+    targets: Array | None = None  # int32 [B*K, M] the token asked for at label_pos, -1 = none: what
+    # follows in free text, what was hidden in pre-training (behind its generator see ReplacedHead)
     kept: Array | None = None  # [B*K, T, H] states that frozen layers gave before, see keep.py
 
     @property

@@ -14,14 +14,14 @@ usage: python launch/bench.py step    --output F [--peft-script FILE] [--stack s
        python launch/bench.py cache   --output F [--data DIR]
        python launch/bench.py runs    --output F [--kind soft|prefix] [--runs N] [--take N]
        python launch/bench.py ops     --output F [--kind soft|prefix]
+       python launch/bench.py adapt   --output F [--device cpu|gpu]
+       python launch/bench.py corpus  SOURCE --tokenizer DIR --output F
 Each prints a Markdown table and writes all figures as JSON to F. Where two sides are compared, each
 has processes of its own on the cores of --cores, and they take turns: run that on an idle machine.
 """
 
 import argparse
 import contextlib
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -29,13 +29,15 @@ import tempfile
 import time
 from pathlib import Path
 
+import bench_adapt
+import bench_corpus
 import numpy as np
 from bench_cache import CASES as CACHE_CASES
 from bench_lm import make_head_work
 from bench_load import weigh
 from bench_ops import KINDS as WORK_KINDS
 from bench_plan import CASES as PLAN_CASES
-from bench_process import call, worker
+from bench_process import call, report, worker
 from bench_runs import LENGTHS, SIZES, train_cells
 from bench_sides import LENGTH, ROOT, SHAPES, hf_config, make_batch, make_model, make_work
 
@@ -46,17 +48,6 @@ SIDES, LM_SIDES, LOADING = (
 PLAN_SIDE, CACHE_SIDE, OPS_SIDE = (
     str(ROOT / "launch" / f"bench_{name}.py") for name in ("plan", "cache", "ops")
 )
-
-
-def report(args: argparse.Namespace, rows: list[dict]) -> None:
-    """Prints rows of one kind as a Markdown table and writes them as JSON."""
-    show = lambda value: f"{value:.3f}" if isinstance(value, float) else str(value)
-    names = [name for name in rows[0] if not isinstance(rows[0][name], list)]
-    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
-    for row in rows:
-        print("| " + " | ".join(show(row[name]) for name in names) + " |")
-    load = {"load_average": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
-    Path(args.output).write_text(json.dumps({"rows": rows, **load}, indent=2) + "\n")
 
 
 # -- a step beside PEFT's ------------------------------------------------------------------------
@@ -369,10 +360,14 @@ VERBS = {
     "gpu": gpu, "lm": lm, "write": write, "scores": scores, "load": load, "plan": plan,
     "cache": cache, "runs": runs, "ops": ops,
 }  # fmt: skip
+APART = {"adapt": bench_adapt.main, "corpus": bench_corpus.main}  # verbs with flags of their own
 
 
 def main() -> None:
     """Reads the flags and makes one table."""
+    if sys.argv[1:] and sys.argv[1] in APART:
+        APART[sys.argv[1]](sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("--output", required=True)

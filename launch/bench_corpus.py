@@ -1,6 +1,6 @@
 """Measures indexing a corpus against the tokenizer alone, and its memory, on the same text.
 
-usage: python launch/bench_corpus.py SOURCE --tokenizer DIR --output F [--megabytes 32]
+usage: python launch/bench.py corpus SOURCE --tokenizer DIR --output F [--megabytes 32]
        [--processes 4] [--units sentence --language zh] [--rounds 3]
 The text of SOURCE is repeated up to --megabytes. Both sides of the speed run in one process, by
 turns, on the same number of cores: the tokenizer's threads against our processes. Memory is the sum
@@ -140,7 +140,7 @@ def weigh(args: argparse.Namespace, folder: str) -> dict:
     return {"peak MB of all processes": peak / 1e6, "whole process s": time.perf_counter() - start}
 
 
-def main() -> None:
+def main(words: list[str]) -> None:
     """Reads the flags."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("source")
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--language", default="en")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", help="index SOURCE into this folder, no more")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.store:
         index(args, args.source, args.store)
         return
@@ -170,4 +170,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    main()
+    main(sys.argv[1:])

@@ -1,10 +1,12 @@
-"""How launch/bench.py starts the processes that it measures."""
+"""How launch/bench.py starts the processes that it measures, and reports on them."""
 
+import argparse
 import contextlib
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 def environment(cores: str) -> dict[str, str]:
@@ -37,3 +39,14 @@ def worker(command: list[str], cores: str):
     with process:
         yield ask
         process.stdin.close()
+
+
+def report(args: argparse.Namespace, rows: list[dict]) -> None:
+    """Prints rows of one kind as a Markdown table and writes them as JSON."""
+    show = lambda value: f"{value:.3f}" if isinstance(value, float) else str(value)
+    names = [name for name in rows[0] if not isinstance(rows[0][name], list)]
+    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
+    for row in rows:
+        print("| " + " | ".join(show(row[name]) for name in names) + " |")
+    load = {"load_average": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
+    Path(args.output).write_text(json.dumps({"rows": rows, **load}, indent=2) + "\n")

@@ -37,13 +37,14 @@ def peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def serve(run) -> None:
-    """Answers each count on stdin with the seconds that run(count) takes."""
+def serve(run, tell=dict) -> None:
+    """Answers each count on stdin with the seconds that run(count) takes, and what `tell` gives."""
     for line in sys.stdin:
         started = time.perf_counter()
         run(int(line))
         seconds = time.perf_counter() - started
-        print(json.dumps({"seconds": seconds, "rss_peak_gib": peak_gib()}), flush=True)
+        facts = {"seconds": seconds, "rss_peak_gib": peak_gib(), **tell()}
+        print(json.dumps(facts), flush=True)
 
 
 # -- one step -------------------------------------------------------------------------------------

@@ -122,11 +122,17 @@ def open_fitting(c: Any, placement: Placement) -> Backbone:
     """Opens the backbone of a checked config; method, head, length and mesh must fit it."""
     backbone = open_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
-    if placement.mesh.size > 1:
-        cfg = backbone.module.cfg
-        rows = dataclasses.replace(cfg, rows=placement.padded(cfg.vocab))
-        check_divides(placement, backbone_shapes(backbone.module.clone(cfg=rows)))
+    check_mesh(placement, backbone.module)
     return backbone
+
+
+def check_mesh(placement: Placement, module: Any, part: str = "backbone") -> None:
+    """Raises InputError where the parameters of a backbone do not divide over the mesh."""
+    if placement.mesh.size > 1:
+        rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
+        shapes = backbone_shapes(module.clone(cfg=rows))
+        named = {f"{part}/{name.split('/', 1)[1]}": leaf for name, leaf in shapes.items()}
+        check_divides(placement, named)
 
 
 # -- data --------------------------------------------------------------------------------------

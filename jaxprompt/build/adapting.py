@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import initial, metrics, rng, tree
+from jaxprompt.build import check_mesh
 from jaxprompt.build.filling import make_fill_step, render
+from jaxprompt.compiled import jit
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.data.corpus import Corpus, TextSettings, check_vocabulary, divide, index_corpus
 from jaxprompt.data.denoise import clm, mlm, prefix_lm, rtd, span_corruption
@@ -24,7 +26,7 @@ from jaxprompt.model import Model
 from jaxprompt.pretraining import Pair, generator_config, make_objectives, make_pair, untie
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scorer import Backbone, load_weights, open_backbone, shape_backbone
-from jaxprompt.sharding import DATA, Placement, put_batch, within
+from jaxprompt.sharding import DATA, Placement, check_padding, put_batch, within
 from jaxprompt.steps import Objective, make_count_step
 from jaxprompt.types import Batch
 
@@ -116,7 +118,7 @@ def make_denoiser(c: Any, tokenizer: Any, backbone: Backbone) -> Any:
 # -- backbone -----------------------------------------------------------------------------------
 
 
-def open_adaptable(c: Any) -> Backbone:
+def open_adaptable(c: Any, placement: Placement) -> Backbone:
     """Opens a backbone, or the config.json of one to be drawn.
 
     Its weights will be float32, whatever it computes in: all of them train.
@@ -129,6 +131,17 @@ def open_adaptable(c: Any) -> Backbone:
         raise InputError(
             f"objective.name={c.objective.name} is not for a {backbone.family}; take {known}"
         )
+    if head == "rtd" and not block["init"]:
+        initial.as_electra(backbone)  # says so before the text is read
+    most = backbone.module.dims.max_len
+    if c.data.max_len > most:
+        raise InputError(
+            f"data.max_len={c.data.max_len} is over the {most} positions of {backbone.folder}; "
+            f"lower it to {most}"
+        )
+    check_mesh(placement, backbone.module)
+    if head == "rtd":
+        check_mesh(placement, _open_generator(c, backbone).module, "generator")
     return backbone._replace(block=block | {"dtype": "float32"})
 
 
@@ -154,21 +167,21 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         objectives = [Objective("main", on_targets, sums=count_hits)]
     patterns = tuple(c.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    check_padding(placement, trainable, backbone.module.cfg.vocab)
     # Copied: a step takes the state's buffers over.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
     return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report)
 
 
-def _load_generator(c: Any, backbone: Backbone, placement: Placement) -> tuple[Backbone, Loaded]:
-    """Draws a generator of a discriminator's kind, or reads one that is trained."""
+def _open_generator(c: Any, backbone: Backbone) -> Backbone:
+    """Shapes a generator of a discriminator's kind, or opens one that is trained."""
     o, block = c.objective, c.backbone.to_dict()  # its module computes like the discriminator's
     if not o.generator_path:
         hf = generator_config(backbone.hf, width=o.generator, layers=o.generator_layers)
         block["family"] = "electra"
         drawn = shape_backbone(block, backbone.folder, hf, ("mlm",))
-        drawn = drawn._replace(block=block | {"dtype": "float32"})
-        return initial.draw_weights(drawn, placement, c.seed, part="generator")
+        return drawn._replace(block=block | {"dtype": "float32"})
     block |= {"path": o.generator_path, "revision": "", "family": "", "init": ""}
     opened = open_backbone(block)
     words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
@@ -177,12 +190,20 @@ def _load_generator(c: Any, backbone: Backbone, placement: Placement) -> tuple[B
             f"objective.generator_path={o.generator_path!r} has another vocabulary than "
             f"{backbone.folder}; give a generator with the same tokenizer"
         )
-    opened, loaded = load_weights(opened._replace(block=block | {"dtype": "float32"}), placement)
-    if "mlm" not in loaded.report.heads:
+    if "mlm" not in opened.module.cfg.model_heads:
         raise InputError(
             f"objective.generator_path={o.generator_path!r} has no masked-LM head; give a model "
             "that `adapt` made by mlm, or leave it empty for a fresh generator"
         )
+    return opened._replace(block=block | {"dtype": "float32"})
+
+
+def _load_generator(c: Any, backbone: Backbone, placement: Placement) -> tuple[Backbone, Loaded]:
+    """Draws or reads the generator's weights."""
+    opened = _open_generator(c, backbone)
+    if not c.objective.generator_path:
+        return initial.draw_weights(opened, placement, c.seed, part="generator")
+    opened, loaded = load_weights(opened, placement)
     return initial.with_heads(opened, loaded, ("mlm",), placement, c.seed, part="generator")
 
 
@@ -213,7 +234,7 @@ def build_scores(
 ) -> Callable[[tree.Flat], dict[str, float]]:
     """Makes trainable -> the scores of held-out rows, with the same draws in every pass."""
     count = make_count_step(adapted.model, adapted.objectives)
-    step = jax.jit(within(placement, count), out_shardings=placement.replicated)
+    step = jit(within(placement, count), out_shardings=placement.replicated)
     key = rng.key_for(seed, "held out")
 
     def measure(trainable: tree.Flat) -> dict[str, float]:

@@ -69,7 +69,7 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
         return finished
     make_folder(workdir)
     placement = build.build_placement(c)
-    backbone = adapting.open_adaptable(c)
+    backbone = adapting.open_adaptable(c, placement)
     tokenizer = load_tokenizer(backbone.folder)
     denoiser = adapting.make_denoiser(c, tokenizer, backbone)
     tell = lambda line: print(line, file=sys.stderr)
@@ -104,7 +104,7 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
     job = loop.Job(
         placement, step, state, adapted.frozen, batches, meter.take,
         measure, lambda found: -found["loss"], plan, c.train, adapted.report.fingerprint,
-        meter.describe,
+        c.backbone.dropout != 0, meter.describe,
     )  # fmt: skip
     with RunLog(
         workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()

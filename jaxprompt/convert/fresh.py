@@ -88,7 +88,7 @@ def draw_backbone(
     Raises InputError where the config lacks a size or has a deviation that is none, and where the
     family has no such head.
     """
-    table = _with_heads_of(family, heads)
+    table = check_heads(family, heads)
     sizes = axis_sizes(config, table)
     tied = bool(config.get("tie_word_embeddings", True)) or not {"mlm", "lm"} & set(heads)
     tensors = select(table, config, sizes, heads, tied=tied)
@@ -110,7 +110,7 @@ def with_heads(
     The report lists what was drawn: `fresh`, and `missing` by the names in a file. Raises
     InputError where the family has no such head.
     """
-    table = _with_heads_of(family, heads)
+    table = check_heads(family, heads)
     sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
     # Of all families: a BERT's trunk may go on under ELECTRA's names.
     out = [head for head in params if head in _HEADS and head not in heads]
@@ -136,7 +136,7 @@ def with_heads(
     return Loaded(unflatten(flat), report)
 
 
-def _with_heads_of(family: str, heads: Collection[str]) -> Family:
+def check_heads(family: str, heads: Collection[str]) -> Family:
     """Looks a family up. Raises InputError where it lacks one of the heads."""
     table = family_of(family)
     known = (*table.heads, *table.always)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import draw_keep, thin
+from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.types import Memory, Prefix, Tokens
 
 KERNELS = ("auto", "einsum", "fused")
@@ -49,23 +50,19 @@ def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, 
             q, k, v, bias=bias, mask=full, scale=scale, implementation="cudnn"
         )
     if not dropped:
-        mix = lambda q, k, v: jnp.einsum(
-            "bnts,bsnd->btnd", _probabilities(q, k, seen, bias, scale), v
-        )
+        mix = lambda q, k, v: einsum("bnts,bsnd->btnd", _probabilities(q, k, seen, bias, scale), v)
         # The kernel keeps no scores for the backward pass; without it they are computed again.
         return (jax.checkpoint(mix) if fused else mix)(q, k, v)
     probs = _probabilities(q, k, seen, bias, scale)
     keep = draw_keep(probs.shape, dropout, key)
     # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
-    mix = jax.checkpoint(lambda p, v: jnp.einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
+    mix = jax.checkpoint(lambda p, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
     return mix(probs, v)
 
 
 def _probabilities(q, k, seen, bias, scale):
     """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
-    scores = jnp.einsum(
-        "btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, preferred_element_type=jnp.float32
-    )
+    scores = einsum("btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, jnp.float32)
     scores = scores + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
@@ -128,7 +125,9 @@ class Attention(nn.Module):
 
     def setup(self):
         """Declares the projections."""
-        dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, use_bias=self.use_bias)
+        dense = functools.partial(
+            nn.DenseGeneral, dtype=self.dtype, use_bias=self.use_bias, dot_general=dot_general
+        )
         shape = (self.heads, self.head_dim)
         self.query, self.key, self.value = dense(shape), dense(shape), dense(shape)
         self.out = dense(self.width, axis=(-2, -1))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.product import dot_general
 
 
 @jax.custom_vjp
@@ -65,9 +66,10 @@ class Mlp(nn.Module):
     def __call__(self, x):
         """Applies both maps."""
         width = x.shape[-1]
-        x = nn.Dense(self.hidden, dtype=self.dtype, name="up")(x)
+        dense = functools.partial(nn.Dense, dtype=self.dtype, dot_general=dot_general)
+        x = dense(self.hidden, name="up")(x)
         x = ACTIVATIONS[self.activation](x)
-        return nn.Dense(width, dtype=self.dtype, name="down")(x)
+        return dense(width, name="down")(x)
 
 
 class GatedMlp(nn.Module):
@@ -84,7 +86,9 @@ class GatedMlp(nn.Module):
     @nn.compact
     def __call__(self, x, *, deterministic: bool):
         """Applies the maps."""
-        dense = functools.partial(nn.Dense, use_bias=False, dtype=self.dtype)
+        dense = functools.partial(
+            nn.Dense, use_bias=False, dtype=self.dtype, dot_general=dot_general
+        )
         act = ACTIVATIONS[self.activation]
         y = dense(self.hidden, name="up")(x)
         y = act(dense(self.hidden, name="gate")(x)) * y if self.gated else act(y)

@@ -47,7 +47,7 @@ def run_stack(
     last = length if last is None else last
     if first == last:
         return x, None
-    parts = segments(per_layer, first, last)
+    params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last)
     # Slices of the stack would be copies of the weights.
     in_place = len(parts) > 1 or last - first < length
 
@@ -77,6 +77,13 @@ def run_stack(
             x, more = apply(x, (i, own, share))
             found.append(jax.tree.map(lambda leaf: leaf[None], more))
     return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+
+
+def _cast_kernels(params, dtype):
+    """Casts what products multiply: in a loop the casts would be kept for the backward pass too."""
+    is_kernel = lambda path: path[-1].key == "kernel"
+    cast = lambda path, leaf: leaf.astype(dtype) if is_kernel(path) else leaf
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def take_kept(kept, dtype):

@@ -7,7 +7,7 @@ import pytest
 from spoil import BASE
 from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
 
-from jaxprompt import compiled
+from jaxprompt import compiled, loop
 from jaxprompt.cli.options import resolved
 from jaxprompt.cli.train import run
 
@@ -33,7 +33,7 @@ def start(folder, backbone, data, method, **changes):
 def test_a_run_on_eight_devices_is_that_on_one(method, backbone, data, tmp_path, monkeypatch):
     steps, jit = [], compiled.jit
     remember = lambda *args, **kwargs: steps.append(jit(*args, **kwargs)) or steps[-1]
-    monkeypatch.setattr(compiled, "jit", remember)
+    monkeypatch.setattr(loop, "jit", remember)
     names = ("trained", "total", "steps", "best_step", "dev", "test")
     _, one, expected = start(tmp_path / "one", backbone, data, method)
     _, eight, found = start(tmp_path / "eight", backbone, data, method, **MESHES[method])

@@ -133,13 +133,14 @@ class StoreWriter:
         self._folder = folder
         self._dtype = dtype
         self._max_id = 0
-        self._open = contextlib.ExitStack()
-        self._files = {
-            name: self._open.enter_context(open(folder / file, "wb"))
-            for name, file in _FILES.items()
-        }
-        for name in ("units", "documents"):
-            self._write(name, np.zeros(1, "<i8"))
+        with contextlib.ExitStack() as stack:  # a full disk leaves no file open
+            self._files = {
+                name: stack.enter_context(open(folder / file, "wb"))
+                for name, file in _FILES.items()
+            }
+            for name in ("units", "documents"):
+                self._write(name, np.zeros(1, "<i8"))
+            self._open = stack.pop_all()
 
     def add(self, part: Encoded) -> None:
         """Appends documents, those without units left out."""

@@ -1,0 +1,64 @@
+"""Products of two arrays, with the CPU's bfloat16 units where it has some.
+
+XLA's kernels for them sum in float32 and give float32: a product that asks for bfloat16, or has one
+side widened as in the gradient of a float32 result, is computed in float32 at less than half the
+speed. Hence such a product gives float32 and is cast, and so are those of its gradient.
+"""
+
+import functools
+import re
+import string
+
+import jax
+import jax.numpy as jnp
+
+
+def _is_narrow(x, y) -> bool:
+    return x.dtype == y.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+
+
+def einsum(equation: str, x, y, dtype=None):
+    """Computes jnp.einsum of two arrays in which no letter stands alone. `dtype` None = x's"""
+    if _is_narrow(x, y):
+        return _narrow(equation, jnp.dtype(dtype or x.dtype), x, y)
+    return jnp.einsum(equation, x, y, preferred_element_type=dtype)
+
+
+def dot_general(x, kernel, dimensions, precision=None, **how):
+    """Computes lax.dot_general as flax's dense layers call it: last axes of x, first of a kernel"""
+    if not _is_narrow(x, kernel):
+        return jax.lax.dot_general(x, kernel, dimensions, precision, **how)
+    rows = x.ndim - len(dimensions[0][0])
+    letters = string.ascii_lowercase[: rows + kernel.ndim]
+    result = letters[:rows] + letters[x.ndim :]
+    return einsum(f"{letters[: x.ndim]},{letters[rows:]}->{result}", x, kernel)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _narrow(equation, dtype, x, y):
+    left, right, result = re.split(",|->", equation)
+    order = sorted(left, key=lambda letter: letter not in result)  # what is summed over comes last
+    if order != list(left):
+        # The kernels want it there. XLA would take the transposition into the product again, and
+        # then has no kernel for it at all.
+        x = jax.lax.optimization_barrier(x.transpose([left.index(letter) for letter in order]))
+    equation = f"{''.join(order)},{right}->{result}"
+    return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32).astype(dtype)
+
+
+def _forward(equation, dtype, x, y):
+    # A side is kept where the other one has a gradient: a frozen weight has none.
+    kept = x.value if y.perturbed else None, y.value if x.perturbed else None
+    return _narrow(equation, dtype, x.value, y.value), kept
+
+
+def _backward(equation, dtype, kept, g):
+    (x, y), (left, right, result) = kept, re.split(",|->", equation)
+    g = jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
+    g, narrow = g.astype(jnp.bfloat16), jnp.bfloat16
+    dx = None if y is None else _narrow(f"{result},{right}->{left}", narrow, g, y)
+    dy = None if x is None else _narrow(f"{left},{result}->{right}", narrow, x, g)
+    return dx, dy
+
+
+_narrow.defvjp(_forward, _backward, symbolic_zeros=True)

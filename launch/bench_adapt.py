@@ -1,0 +1,270 @@
+"""Tokens a second of pre-training all weights, beside a plain loop of torch transformers.
+
+usage: python launch/bench.py adapt --output F [--cases mlm span] [--dtypes float32 bfloat16]
+       [--rounds 5] [--steps 4] [--batch N] [--length N] [--cores 0,1] [--device cpu|gpu]
+       [--compiled]
+Ours is the train step of `jaxprompt adapt` with its config. The loop is loss = model(...).loss,
+backward, clip, AdamW, step; in bfloat16 its weights stay float32, as ours do, and autocast narrows.
+Both read the same full rows with the same tokens asked for, without dropout. Each has a process of
+its own on --cores, and they take turns. --compiled has torch.compile the loop's model; --device gpu
+does too, and takes the large shapes as well. Tokens are those of the (encoder's) input; TFLOP/s are
+of the products that a model needs, of what is computed twice or for nobody none.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from bench_lm import CONFIGS
+from bench_process import report, worker
+from bench_sides import ROOT, hf_config, serve
+
+MASK, CLS, SEP, PAD, EOS = 103, 101, 102, 0, 1  # of BERT's vocabulary, and of T5's
+LOWEST = 1000  # id of a word; what is below are specials in both vocabularies
+RATE = 1e-4
+KINDS = 8  # of batches, which come again and again
+
+
+class Case(NamedTuple):
+    """A model and its rows."""
+
+    objective: str
+    hf: dict[str, Any]  # its config.json
+    batch: int
+    length: int
+
+
+_BERT = dict(model_type="bert", hidden_act="gelu", type_vocab_size=2, layer_norm_eps=1e-12)
+_LARGE = dict(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
+_T5 = dict(model_type="t5", feed_forward_proj="relu")
+CASES = {
+    "mlm": Case("mlm", _BERT | hf_config("minilm"), 32, 128),
+    "span": Case("span_corruption", _T5 | CONFIGS["t5-small"], 8, 128),
+    "mlm-large": Case("mlm", _BERT | hf_config("large"), 64, 512),
+    "span-large": Case("span_corruption", _T5 | CONFIGS["t5-small"] | _LARGE, 32, 512),
+}
+
+
+def take_case(args: argparse.Namespace) -> Case:
+    """Picks the case, with the flags' size of its batches."""
+    case = CASES[args.case]
+    return case._replace(batch=args.batch or case.batch, length=args.length or case.length)
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def make_batches(case: Case) -> list:
+    """Draws batches of random text as the corpus gives them: full rows, another draw in each."""
+    from jaxprompt.data.batching import collate
+    from jaxprompt.data.denoise import mlm, span_corruption
+    from jaxprompt.data.denoise.rows import encoded, row_rng
+
+    vocab = case.hf["vocab_size"]
+    if case.objective == "mlm":
+        words = np.arange(LOWEST, vocab, dtype=np.int32)
+        objective = mlm.Objective(case.length, MASK, (CLS,), (SEP,), words)
+    else:
+        marks = np.arange(vocab - 1, vocab - 101, -1, dtype=np.int32)
+        objective = span_corruption.Objective(case.length, PAD, EOS, marks)
+    draws, (room,) = np.random.RandomState(0), objective.fit.room
+    room -= len(objective.end) if case.objective == "mlm" else 0
+    lengths, made = (*objective.lengths, 0), []
+    for number in range(KINDS):
+        texts = draws.randint(LOWEST, vocab - 100, (case.batch, room)).astype(np.int32)
+        rows = [[encoded(objective([text], row_rng(number, i)))] for i, text in enumerate(texts)]
+        made.append(
+            collate(
+                rows, np.zeros(case.batch, np.int32), range(case.batch), batch=case.batch,
+                length=lengths[0], pad_id=PAD, label_width=objective.reads,
+                decoder_length=lengths[1],
+            )
+        )  # fmt: skip
+    assert all(batch.encoder.mask.all() for batch in made), "rows are not full"
+    return made
+
+
+# -- ours -----------------------------------------------------------------------------------------
+
+
+def time_ours(args: argparse.Namespace) -> None:
+    """Answers with the seconds of so many steps, and the last loss."""
+    import importlib
+
+    import jax
+
+    from jaxprompt import build, rng, sharding, steps
+    from jaxprompt.build import adapting
+    from jaxprompt.compiled import jit
+    from jaxprompt.devices import of_kind
+    from jaxprompt.scorer import shape_backbone
+    from jaxprompt.state import place_state
+
+    case = take_case(args)
+    c = importlib.import_module(f"configs.adapt.{case.objective}").get_config()
+    c.data.batch = c.data.eval_batch = case.batch
+    c.backbone.dtype, c.backbone.stack = args.dtype, args.stack
+    c.optim.name, c.optim.schedule, c.optim.lr = "adamw", "constant", RATE
+    with tempfile.TemporaryDirectory() as folder:
+        c.backbone.init = str(Path(folder) / "config.json")
+        Path(c.backbone.init).write_text(json.dumps(case.hf))
+        block, head = c.backbone.to_dict(), adapting.NEEDS[case.objective][1]
+        backbone = shape_backbone(block, Path(folder), case.hf, (head,))
+        backbone = backbone._replace(block=block | {"dtype": "float32"})
+        placement = build.build_placement(c)
+        adapted = adapting.load_adaptable(c, backbone, placement)
+    plan = build.make_plan(c.train, KINDS, case.batch)
+    tx = build.build_optimizer(c, adapted.trainable, plan, KINDS)
+    step = steps.make_train_step(adapted.model, tx, adapted.objectives)
+    state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))
+    step = jit(
+        sharding.within(placement, step), donate_argnums=0, dropped=False,
+        out_shardings=(jax.tree.map(lambda x: x.sharding, state), placement.replicated),
+    )  # fmt: skip
+    batches, measured = cycle(make_batches(case)), None
+
+    def run(count: int) -> None:
+        nonlocal state, measured
+        for _ in range(count):
+            batch = sharding.put_batch(placement, next(batches))
+            state, measured = step(state, adapted.frozen, batch)
+        jax.block_until_ready((state, measured))
+
+    batch, device = next(batches), of_kind(jax.devices()[0].device_kind)
+    flop = adapting.flops_of(adapted, batch, case.batch, placement)
+    facts = {"flop": flop, "peak": device.peak(args.dtype) if device else 0.0}
+    serve(run, lambda: facts | {"loss": float(measured["loss"])})
+
+
+# -- torch ----------------------------------------------------------------------------------------
+
+
+def torch_batch(case: Case, batch) -> dict:
+    """Lays a batch out for transformers: labels at the positions asked for, -100 elsewhere."""
+    import torch
+
+    ids = batch.encoder.ids
+    labels = batch.targets
+    if case.objective == "mlm":
+        labels = np.full_like(ids, -100)
+        rows, columns = np.nonzero(batch.targets >= 0)
+        labels[rows, batch.label_pos[rows, columns]] = batch.targets[rows, columns]
+    given = dict(input_ids=ids, attention_mask=batch.encoder.mask, labels=labels)
+    return {name: torch.from_numpy(x.astype(np.int64)) for name, x in given.items()}
+
+
+def time_torch(args: argparse.Namespace) -> None:
+    """Answers with the seconds of so many steps, and the last loss."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs, JAX's default there
+    case, device = take_case(args), "cuda" if args.device == "gpu" else "cpu"
+    if case.objective == "mlm":
+        still = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**case.hf | still))
+    else:
+        config = transformers.T5Config(**case.hf | dict(dropout_rate=0.0))
+        model = transformers.T5ForConditionalGeneration(config)
+    model = model.to(device).train()
+    weights = list(model.parameters())
+    optimizer = torch.optim.AdamW(
+        weights, lr=RATE, weight_decay=0.01, fused=True if device == "cuda" else None
+    )
+    forward = torch.compile(model) if args.compiled or device == "cuda" else model
+    narrow = torch.autocast(device, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    batches, loss = cycle([torch_batch(case, batch) for batch in make_batches(case)]), None
+
+    def run(count: int) -> None:
+        nonlocal loss
+        for _ in range(count):
+            batch = {name: x.to(device) for name, x in next(batches).items()}
+            with narrow:
+                loss = forward(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    serve(run, lambda: {"loss": loss.item()})
+
+
+# -- both -----------------------------------------------------------------------------------------
+
+
+def compare(args: argparse.Namespace, case: str, dtype: str) -> dict:
+    """Lets both sides train in turns. Returns medians, and those of each turn's ratios."""
+    flags = ["--case", case, "--dtype", dtype, "--device", args.device, "--stack", args.stack]
+    flags += ["--batch", str(args.batch), "--length", str(args.length)]
+    sides = [[__file__, side, *flags] for side in ("ours", "torch")]
+    sides[1] += ["--compiled"] * args.compiled
+    with worker(sides[0], args.cores) as ours, worker(sides[1], args.cores) as theirs:
+        for ask in (ours, theirs):
+            ask(2)
+        pairs = [(ours(args.steps), theirs(args.steps)) for _ in range(args.rounds)]
+    own = take_case(argparse.Namespace(case=case, batch=args.batch, length=args.length))
+    row = {"case": case, "dtype": dtype, "rows": f"{own.batch} x {own.length}"}
+    times = [[side["seconds"] / args.steps for side in pair] for pair in pairs]
+    row["time ratio"] = statistics.median(a / b for a, b in times)
+    flop, peak = pairs[0][0]["flop"], pairs[0][0]["peak"]
+    for name, told, seconds in zip(
+        ("ours", "torch"), pairs[-1], zip(*times, strict=True), strict=True
+    ):
+        spent = statistics.median(seconds)
+        row |= {f"{name} ms": 1e3 * spent, f"{name} tokens/s": own.batch * own.length / spent}
+        row |= {f"{name} TFLOP/s": 1e-12 * flop / spent}
+        row |= {f"{name} share of peak": flop / spent / peak} if peak else {}
+        row |= {f"{name} peak GiB": told["rss_peak_gib"], f"{name} loss": told["loss"]}
+    return row | {"times": times}
+
+
+def main(words: list[str]) -> None:
+    """Reads the flags and makes the table."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--cases", nargs="+", choices=CASES)
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
+    parser.add_argument("--cores", default="0,1")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="of a turn")
+    parser.add_argument("--batch", type=int, default=0, help="rows; 0 = the case's")
+    parser.add_argument("--length", type=int, default=0, help="tokens of a row; 0 = the case's")
+    parser.add_argument("--stack", default="scan")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile on the CPU too")
+    args = parser.parse_args(words)
+    on_gpu = args.device == "gpu"
+    cases = args.cases or (list(CASES) if on_gpu else ["mlm", "span"])
+    dtypes = args.dtypes or (["bfloat16"] if on_gpu else ["float32", "bfloat16"])
+    report(args, [compare(args, case, dtype) for case in cases for dtype in dtypes])
+
+
+def answer() -> None:
+    """Reads the flags of one side and serves it."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("side", choices=("ours", "torch"))
+    parser.add_argument("--case", choices=CASES, required=True)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--stack", default="scan")
+    parser.add_argument("--batch", type=int, default=0)
+    parser.add_argument("--length", type=int, default=0)
+    parser.add_argument("--compiled", action="store_true")
+    args = parser.parse_args()
+    {"ours": time_ours, "torch": time_torch}[args.side](args)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    answer()

@@ -1,0 +1,64 @@
+"""`adapt` on eight devices, and by two processes: the same run."""
+
+import json
+
+import numpy as np
+import pytest
+from processes import Processes
+from tiny_adapt import (
+    SCORED,
+    adapt,
+    adapted,
+    compile_quickly,
+    losses,
+    scores,
+    words_of,
+)
+
+# As many steps as the first look at dev needs.
+SHORT = dict(train__total_steps=SCORED)
+MESHES = {
+    "mlm-bert": dict(mesh__data=4, mesh__model=2),
+    "span_corruption-t5": dict(mesh__data=8, mesh__fsdp=True),
+}
+
+FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Spares the compiler's time."""
+    compile_quickly(monkeypatch)
+
+
+def assert_same(workdir, alone) -> None:
+    """Compares the loss of each step and the first scores, up to the order of sums."""
+    assert len(losses(workdir)) == SCORED
+    np.testing.assert_allclose(losses(workdir), losses(alone)[:SCORED], rtol=1e-5)
+    assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_eight_devices_adapt_as_one(name, tmp_path_factory, tmp_path):
+    alone = adapted(tmp_path_factory, name)
+    workdir = adapt(tmp_path_factory, name, tmp_path / "run", **MESHES[name], **SHORT)
+    assert_same(workdir, alone)
+
+
+def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path, compiled):
+    """Of dev's last batch, which is short, the second has filling alone."""
+    alone = adapted(tmp_path_factory, "mlm-bert")
+    workdir = tmp_path / "run"
+    words = words_of(tmp_path_factory, "mlm-bert", workdir, mesh__data=2, **SHORT)
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {FAST}",
+    }
+    with Processes(tmp_path / "logs", env) as processes:
+        processes.start_all(2, ["-m", "jaxprompt", *words])
+        assert processes.wait() == [0, 0], processes.told()
+        assert json.loads(processes.out(0)) == json.loads((workdir / "result.json").read_text())
+        assert processes.out(1) == "" and f"step {SCORED}/{SCORED}" in processes.err(0)
+    assert_same(workdir, alone)
+    assert (workdir / "backbone/model.safetensors").exists()
+    assert not list(workdir.glob(".*.partial"))
