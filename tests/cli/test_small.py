@@ -128,6 +128,7 @@ def test_bad_flags(monkeypatch, capsys, words, told):
 def test_what_a_verb_refuses_ends_the_recipe(monkeypatch, tmp_path, backbone, capsys):
     work = tmp_path / "work"
     given = ["small.py", "mlm", "--corpus", str(tmp_path / "none"), "--workdir", str(work)]
+    given += ["--config.data.max_len=24"]
     monkeypatch.setattr("sys.argv", [*given, f"--backbone={backbone}"])
     with pytest.raises(SystemExit) as end:
         small.main()

@@ -187,6 +187,6 @@ def without_result(workdir: Path, copy: Path) -> Path:
 if __name__ == "__main__":
     from jaxprompt import compiled
 
-    compiled._options = lambda: QUICK
+    compiled._options = lambda dropped: QUICK
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
