@@ -1,6 +1,7 @@
 """From a config to a run that goes on with a backbone's own pre-training."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class Adapted(NamedTuple):
     trainable: tree.Flat  # float32
     frozen: tree.Flat
     report: Report
+    fingerprint: str  # of all weights that it starts from
 
 
 def check_objective(c: Any) -> None:
@@ -155,10 +157,11 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         if head == "rtd":
             backbone = initial.as_electra(backbone)
         backbone, loaded = initial.with_heads(backbone, loaded, (head,), placement, c.seed)
-    params, generator = {"backbone": loaded.params}, None
+    params, generator, mark = {"backbone": loaded.params}, None, loaded.report.fingerprint
     if head == "rtd":
         generator, drawn = _load_generator(c, backbone, placement)
         params["generator"] = untie(drawn.params)
+        mark = hashlib.sha256(f"{mark} {drawn.report.fingerprint}".encode()).hexdigest()
         model = make_pair(generator.module, backbone.module)
         objectives = make_objectives(c.objective.weight)
     else:
@@ -171,7 +174,7 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
     # Copied: a step takes the state's buffers over.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
     trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report)
+    return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report, mark)
 
 
 def _open_generator(c: Any, backbone: Backbone) -> Backbone:

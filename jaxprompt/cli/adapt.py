@@ -103,7 +103,7 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
     meter = Meter(batches, adapting.score_sums, flops, c.backbone.dtype)
     job = loop.Job(
         placement, step, state, adapted.frozen, batches, meter.take,
-        measure, lambda found: -found["loss"], plan, c.train, adapted.report.fingerprint,
+        measure, lambda found: -found["loss"], plan, c.train, adapted.fingerprint,
         c.backbone.dropout != 0, meter.describe,
     )  # fmt: skip
     with RunLog(
@@ -156,6 +156,8 @@ def tell_start(log, c, corpus, rows, dev, adapted, plan, started) -> None:
     log.say(f"backbone {source} ({adapted.backbone.family}), {adapted.report.fingerprint[:12]}")
     if adapted.report.fresh:
         log.say(f"fresh, not in the checkpoint: {', '.join(adapted.report.fresh)}")
+    if adapted.generator is not None:
+        log.say(f"generator {c.objective.generator_path or 'drawn'} ({adapted.generator.family})")
     log.say(
         f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens; "
         f"{len(rows):,} rows of {c.data.max_len}, {dev.size} held-out rows"
