@@ -64,7 +64,7 @@ CONFIG = [
     ("train.test", "maybe", ["train.test='maybe' must be true or false"]),
     ("optim.accumulate", "3", ["data.batch=16 must divide by optim.accumulate=3"]),
     ("optim.name", "adam", ["optim.name='adam' is unknown", "nearest: adamw"]),
-    ("optim.schedule", "cosine", ["optim.schedule='cosine' is unknown", "nearest: linear"]),
+    ("optim.schedule", "linar", ["optim.schedule='linar' is unknown", "nearest: linear"]),
     ("optim.no_decay", "a(", ["'a(' is no regular expression"]),
     ("trainable", "head/(", ["trainable: 'head/(' is no regular expression"]),
     ("prompt.name", "prefx", ["unknown method prompt.name='prefx'", "nearest: prefix"]),
