@@ -47,27 +47,46 @@ class Ended(NamedTuple):
     time: dict[str, float]
 
 
-def run(job: Job, workdir: str, log: RunLog, terminated: Callable[[], bool]) -> Ended | None:
-    """Trains from the start or the newest checkpoint to the end.
+class Stand(NamedTuple):
+    """Where a run stands."""
 
-    Returns None where SIGTERM ended it early; it is saved then. Raises InputError for a checkpoint
-    of other weights, and after too many steps in a row that were not finite.
+    checkpoints: Checkpoints
+    state: TrainState
+    position: dict[str, Any]  # JSON
+    step: int
+
+
+def take_up(job: Job, workdir: str) -> Stand:
+    """Goes to the newest checkpoint of a run, or to its start.
+
+    Raises InputError for a checkpoint that is damaged, or of another model or other weights.
     """
-    checkpoints, alone = Checkpoints(workdir), jax.process_count() == 1
-    place, plan, state = job.placement, job.plan, job.state
-    train_step = jit(
-        sharding.within(place, with_flags(job.step)), donate_argnums=0, dropped=job.dropped,
-        # The state comes back to where it was: else the next step would be another program.
-        out_shardings=(jax.tree.map(lambda x: x.sharding, state), *[place.replicated] * 2),
-    )  # fmt: skip
+    checkpoints, state = Checkpoints(workdir), job.state
     position: dict[str, Any] = {"best": None, "since": 0, "done": False}
     started = checkpoints.latest()
     if started is not None:
         state, position = checkpoints.restore(state)
         build.check_backbone(position, job.fingerprint, workdir)
         job.batches.set_state(position["data"])
+        for leaf in jax.tree.leaves(job.state):  # else both would stay in memory
+            leaf.delete()
     checkpoints.rewind(-1 if started is None else started)
-    step = started or 0
+    return Stand(checkpoints, state, position, started or 0)
+
+
+def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> Ended | None:
+    """Trains from where a run stands to the end.
+
+    Returns None where SIGTERM ended it early; it is saved then. Raises InputError after too many
+    steps in a row that were not finite.
+    """
+    alone, place, plan = jax.process_count() == 1, job.placement, job.plan
+    checkpoints, state, position, step = stand
+    train_step = jit(
+        sharding.within(place, with_flags(job.step)), donate_argnums=0, dropped=job.dropped,
+        # The state comes back to where it was: else the next step would be another program.
+        out_shardings=(jax.tree.map(lambda x: x.sharding, state), *[place.replicated] * 2),
+    )  # fmt: skip
 
     def save() -> None:
         stand = {"data": job.batches.get_state(), "fingerprint": job.fingerprint}

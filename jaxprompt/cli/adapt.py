@@ -106,13 +106,14 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
         measure, lambda found: -found["loss"], plan, c.train, adapted.fingerprint,
         c.backbone.dropout != 0, meter.describe,
     )  # fmt: skip
+    stand = loop.take_up(job, workdir)
     with RunLog(
         workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
     ) as log:
         log.resume(-1 if started is None else started)
         tell_start(log, c, corpus, rows, dev, adapted, plan, started)
         with Terminated() as terminated:
-            ended = loop.run(job, workdir, log, terminated)
+            ended = loop.run(job, stand, log, terminated)
     if ended is None:
         return None
 

@@ -87,6 +87,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         lambda: kept.give(splits["train"], next(batches)), lambda numbers: score("dev", numbers),
         lambda dev: dev[scorer.task.metric], plan, c.train, report.fingerprint,
     )  # fmt: skip
+    stand = loop.take_up(job, workdir)
     with RunLog(
         workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
     ) as log:
@@ -94,7 +95,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         tell_start(log, c, backbone, scorer, splits, weights, plan, started)
         fill(log.say)
         with Terminated() as terminated:
-            ended = loop.run(job, workdir, log, terminated)
+            ended = loop.run(job, stand, log, terminated)
     if ended is None:
         return None
 
