@@ -1,0 +1,111 @@
+"""Measures how fast the examples that pre-train prompts are made, on the text of a corpus.
+
+usage: python launch/bench_ppt.py SOURCE --tokenizer DIR [--output F] [--processes 2] [--seconds 5]
+       [--style en] [--backbone seq2seq] [--batch 64] [--store DIR]
+Each of --processes makes batches of its own, as hosts do, and their rates are added up; beside it
+stands the rate of one process whose batches are prefetched by threads, as in training. Prints a
+Markdown table and writes all figures as JSON to F.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LENGTHS = {"nsp": 512, "nss": 1024, "unified": 768}
+SLOTS = 100
+
+
+def index(args: argparse.Namespace, store: str):
+    """Indexes the source, or opens what was indexed."""
+    from jaxprompt.data.corpus import index_corpus
+    from jaxprompt.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(args.tokenizer)
+    return index_corpus(args.source, tokenizer, store, processes=args.processes)
+
+
+def make_rows(args: argparse.Namespace, name: str, folder: str):
+    """Makes the rows of a task from all documents of an indexed corpus."""
+    from jaxprompt.data import ppt
+    from jaxprompt.data.batching import Layout
+    from jaxprompt.data.corpus import Corpus
+    from jaxprompt.data.ppt import nsp, selection
+    from jaxprompt.data.tokenizer import load_tokenizer
+
+    tokenizer, corpus = load_tokenizer(args.tokenizer), Corpus(folder)
+    options = (0,) if name == "nsp" else ppt.numbers_of_options(name)
+    forms = ppt.make_forms(
+        name, ppt.get_pattern(name, args.style), tokenizer, args.backbone, num_slots=SLOTS,
+        max_len=LENGTHS[name], options=options,
+    )  # fmt: skip
+    documents = range(len(corpus))
+    if name == "nsp":
+        task = nsp.make(corpus, documents, forms)
+    else:
+        task = selection.make(name, corpus, documents, forms)
+    return ppt.Rows(task, forms, Layout(args.batch, LENGTHS[name], forms.pad))
+
+
+def make_batches(args: argparse.Namespace, name: str, folder: str, prefetch: int, seed: int):
+    """Gives examples a second of one stream of batches."""
+    from jaxprompt.data.denoise.batches import Visits
+
+    stream = Visits(make_rows(args, name, folder), batch=args.batch, seed=seed, prefetch=prefetch)
+    for _ in range(8):
+        next(stream)
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < args.seconds:
+        next(stream)
+        count += args.batch
+    rate = count / (time.perf_counter() - start)
+    stream.close()
+    return rate
+
+
+def measure(args: argparse.Namespace, name: str, folder: str) -> dict:
+    """Measures one task."""
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(args.processes) as pool:
+        jobs = [(args, name, folder, 0, seed) for seed in range(args.processes)]
+        rates = pool.starmap(make_batches, jobs, chunksize=1)
+        (alone,) = pool.starmap(make_batches, [(args, name, folder, 4, 0)])
+    return {
+        "task": name, "length": LENGTHS[name], "processes": args.processes,
+        "examples/s": sum(rates), "one process with threads": alone,
+        "load average": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Reads the flags and makes the table."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("--tokenizer", required=True, help="folder of a tokenizer")
+    parser.add_argument("--output")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--style", default="en", help="of the patterns")
+    parser.add_argument("--backbone", default="seq2seq", help="seq2seq or masked")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--store", help="where the indexed text is kept")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = str(index(args, args.store or scratch).folder)
+        rows = [measure(args, name, folder) for name in LENGTHS]
+    print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
+    for row in rows:
+        cells = (f"{value:,.1f}" if isinstance(value, float) else value for value in row.values())
+        print("| " + " | ".join(map(str, cells)) + " |")
+    if args.output:
+        Path(args.output).write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
