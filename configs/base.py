@@ -26,6 +26,7 @@ def get_config() -> ConfigDict:
     c.prompt = ConfigDict()
     c.prompt.name = "prefix"
     c.prompt.length = 20
+    c.prompt.init = ""  # an export to start from; "" = draws, or what prompt.start says
     c.prompt.layers = ""  # interval of layers, as in "17-24"; "" = all
     c.prompt.decoder = 0  # T5: length in the decoder's own attention; 0 = none
     c.prompt.decoder_layers = ""  # interval of the decoder's layers, as in "1-6"; "" = all
@@ -88,7 +89,7 @@ def get_config() -> ConfigDict:
     c.data.group = 1  # batches whose examples are sorted by length together; 1 = none
     c.data.side = "right"  # where padding stands
 
-    c.corpus = ConfigDict()  # running text, for `adapt`
+    c.corpus = ConfigDict()  # running text, for `adapt` and `pretrain`
     c.corpus.path = ""  # folder, file or glob of .txt, JSONL or Parquet; hub:owner/name, tfds:name
     c.corpus.field = "text"  # JSONL, Parquet, hub, TFDS: where a document stands
     c.corpus.split = "train"  # hub, TFDS
@@ -116,6 +117,15 @@ def get_config() -> ConfigDict:
     c.objective.generator_layers = 1.0  # and its layers
     c.objective.generator_path = ""  # rtd: a masked LM to begin with; "" = a fresh one of that size
     c.objective.examples = 10  # held-out rows that are written out as the model fills them
+
+    c.ppt = ConfigDict()  # what `pretrain` learns a prompt by; head, task.answer and .eos say how
+    c.ppt.task = ""  # nsp | nss | unified | cls
+    c.ppt.patterns = "en"  # en: as released | en_paper: as published | zh
+    c.ppt.least = 2  # unified: options of an example, at least
+    c.ppt.most = 16  # and at most
+    c.ppt.matched = True  # nsp, nss, unified: negatives are as long as what is next to a text
+    c.ppt.annotations = ""  # cls: folder with the label of each unit of the text
+    c.ppt.thresholds = ()  # cls: what a label's probability exceeds, by class; () = as released
 
     c.optim = ConfigDict()
     c.optim.name = "adamw"  # adamw | adafactor

@@ -71,11 +71,13 @@ def pack(
     fingerprint: str,
     config: Mapping[str, Any],
     metrics: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Folds the prompt and describes it. -> (tensors by flat name, card)
 
     `config` is the run's, `backbone` its block with the family found; trained weights of the
-    backbone, where there are any, go along.
+    backbone, where there are any, go along. `origin` tells of pre-training: {"pretrained": ...} of
+    its own, {"init": ...} of the export that it started from, or nothing.
     """
     params = tree.merge(trainable, frozen)
     example = Example({name: "" for name in scorer.task.fields}, ("",) * scorer.layout.num_rows)
@@ -122,6 +124,7 @@ def pack(
         "seed": config["seed"],
         "versions": package_versions(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **origin,
     }
     return tensors, card
 

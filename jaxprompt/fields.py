@@ -8,6 +8,7 @@ from jaxprompt.backbones import families
 from jaxprompt.data.corpus.read import DOCUMENTS, ON_ERROR
 from jaxprompt.data.corpus.split import PARAGRAPHS, UNITS
 from jaxprompt.data.fewshot import PROTOCOLS
+from jaxprompt.data.ppt import PATTERNS, TASKS
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.layers.attention import KERNELS
@@ -77,6 +78,10 @@ FIELDS = {
         name=Field(str, OBJECTIVES, True), packed=_FLAG, apart=_FLAG, rate=_SHARE,
         whole_words=_FLAG, span=_POSITIVE, share=_SHARE, weight=_AMOUNT, generator=_POSITIVE,
         generator_layers=_POSITIVE, generator_path=_TEXT, examples=_COUNT,
+    ),
+    "ppt": dict(
+        task=Field(str, TASKS, True), patterns=Field(str, tuple(PATTERNS)), least=_SIZE, most=_SIZE,
+        matched=_FLAG, annotations=_TEXT, thresholds=_SHARE._replace(many=True),
     ),
     "optim": dict(
         name=Field(str, OPTIMIZERS), lr=_AMOUNT, lr_head=_AMOUNT._replace(optional=True),

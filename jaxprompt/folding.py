@@ -1,6 +1,7 @@
 """Folding: a trained method as the constants that it adds, without what computed them."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -39,6 +40,16 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
             arrays[f"{name}k"] = np.asarray(prefix.k[first:last, 0], np.float32)  # [L, P, N, D]
             arrays[f"{name}v"] = np.asarray(prefix.v[first:last, 0], np.float32)
     return Fixed(dims=prompt.dims, **fields), arrays
+
+
+def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gives the params that fold to constants, of a prompt that is computed from nothing else."""
+    rows = [arrays[name] for name in ("slots", "decoder_slots") if name in arrays]
+    if rows:
+        return {"table": np.concatenate(rows)}
+    prefixes = [name for name in PARTS.values() if f"{name}k" in arrays]
+    pair = lambda name: np.stack([arrays[f"{name}k"], arrays[f"{name}v"]], axis=1)
+    return {f"{name}table": pair(name) for name in prefixes}  # [L, 2, P, N, D]
 
 
 def fold_flat(

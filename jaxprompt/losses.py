@@ -54,6 +54,11 @@ def count_hits(scores, labels, weights):
     return {"hits": (_asked(scores, weights) * scores.hit).sum()}
 
 
+def count_classes(scores, labels, weights):
+    """Counts the examples whose right class is the best, of scores as in `make_loss`."""
+    return {"hits": (weights * (scores.argmax(-1) == labels)).sum()}
+
+
 def count_replaced(scores, labels, weights):
     """Counts tokens told rightly, replaced, called replaced, and both. Detected, _, [B]"""
     asked, called = _asked(scores, weights), scores.hit == scores.replaced

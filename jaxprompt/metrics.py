@@ -89,6 +89,16 @@ def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
     return {"loss": loss, "accuracy": float(sums["hits"]) / n, "perplexity": perplexity}
 
 
+def score_classes(sums: Mapping[str, float], majority: float) -> dict[str, float]:
+    """Accuracy and loss of classes, of sums over examples, beside the accuracy of a constant.
+
+    `sums`: loss, n and hits, each added up over batches. Without an example the first are NaN.
+    """
+    n = float(sums["n"]) or math.nan
+    accuracy, loss = (float(sums[name]) / n for name in ("hits", "loss"))
+    return {"accuracy": accuracy, "loss": loss, "majority": majority}
+
+
 def score_detection(sums: Mapping[str, float]) -> dict[str, float]:
     """Loss and accuracy of replaced-token detection, and how well replaced tokens are found.
 

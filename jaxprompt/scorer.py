@@ -261,7 +261,8 @@ def build_scorer(
     )  # fmt: skip
     verbalizer, follows, heads = None, Answer(), {}
     if by_lm:
-        verbalizer = make_verbalizer(tokenizer, choose_words(task, style, form))
+        label_words = choose_words(task, style, form)
+        verbalizer = make_verbalizer(tokenizer, label_words, leading_space=task.spaced)
         around = frame(said, specials) if style == "seq2seq" else Frame((), ())
         whole = head["span"] == "target"
         if style == "masked":

@@ -9,6 +9,7 @@ def prefix(c, length=20, lr=1e-2, dropout=0.1):
         dict(
             name="prefix",
             length=length,
+            init="",
             layers="",
             decoder=0,
             decoder_layers="",
@@ -27,7 +28,16 @@ def prefix(c, length=20, lr=1e-2, dropout=0.1):
 def soft(c, length=20, lr=3e-2, start="vocab"):
     """Soft prompts. start: normal | uniform | vocab | frequent | labels | text | task | file."""
     c.prompt = ConfigDict(
-        dict(name="soft", length=length, decoder=0, start=start, scale=0.02, text="", file="")
+        dict(
+            name="soft",
+            length=length,
+            init="",
+            decoder=0,
+            start=start,
+            scale=0.02,
+            text="",
+            file="",
+        )
     )
     c.trainable = ()
     c.optim.lr = lr

@@ -4,19 +4,15 @@ import dataclasses
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.build.examples import SPLITS, Examples, read_examples, read_task
 from jaxprompt.build.keeping import Kept
+from jaxprompt.build.weights import Weights, check_init, start
 from jaxprompt.checkpoint import Checkpoints, check_workdir
-from jaxprompt.convert import artifact, load, peft
-from jaxprompt.data import words
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.target import read_answer
 from jaxprompt.errors import InputError, at_least
@@ -28,7 +24,6 @@ from jaxprompt.metrics import score_texts
 from jaxprompt.model import Model, backbone_shapes
 from jaxprompt.optim import make_optimizer, make_schedule
 from jaxprompt.prompts import make_prompt
-from jaxprompt.prompts.soft import warm_start
 from jaxprompt.scorer import (
     Backbone,
     Scorer,
@@ -40,7 +35,7 @@ from jaxprompt.scorer import (
     load_weights,
     open_backbone,
 )
-from jaxprompt.sharding import Placement, check_divides, check_padding, make_placement
+from jaxprompt.sharding import Placement, check_divides, make_placement
 from jaxprompt.steps import Objective, make_eval_step
 from jaxprompt.types import Dims
 
@@ -50,14 +45,6 @@ FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
 FREE_TRAINED = ("optim", "train", "data", "generate", "cache")
 FREE_TRAINED += tuple(f"backbone.{name}" for name in ("dtype", "stack", "remat", "attention"))
-
-
-class Weights(NamedTuple):
-    """The numbers of a run before its first step."""
-
-    trainable: tree.Flat
-    frozen: tree.Flat
-    report: load.Report
 
 
 # -- the config itself ---------------------------------------------------------------------------
@@ -80,6 +67,8 @@ def check_config(c: Any) -> None:
     if c.cache.folder and c.cache.where != "disk":
         raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
     prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
+    if c.ppt.task:  # its texts and words are those of a pattern
+        return
     task = read_task(c.task)
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
     text = choose_template(task, style, c.head.name, c.task.form, c.task.template)
@@ -122,6 +111,7 @@ def open_fitting(c: Any, placement: Placement) -> Backbone:
     """Opens the backbone of a checked config; method, head, length and mesh must fit it."""
     backbone = open_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    check_init(c, backbone.module.dims)
     check_mesh(placement, backbone.module)
     return backbone
 
@@ -213,80 +203,7 @@ def build_measure(
     return measure
 
 
-# -- weights ------------------------------------------------------------------------------------
-
-
-def start(
-    c: Any, scorer: Scorer, loaded: load.Loaded, train: Split, placement: Placement
-) -> Weights:
-    """Draws prompt and head, and splits what trains, in float32, from what is frozen."""
-    params = scorer.model.init(
-        rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
-        placement=placement,
-    )  # fmt: skip
-    if c.prompt.name == "soft":
-        params["prompt"] = _start_rows(c, scorer, params, train, placement)
-    head = params["head"]["main"]
-    if "pooler" in head and "pooler" in loaded.params:
-        head["pooler"] = loaded.params["pooler"]
-    trainable, frozen = divide(c, scorer, params)
-    check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
-    # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
-    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
-    trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Weights(trainable, frozen, loaded.report)
-
-
-def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
-    """Splits parameters into what trains and what is frozen."""
-    patterns = tuple(c.trainable) or scorer.model.prompt.TRAINABLE
-    if not params["head"]["main"]:  # a verbalizer has no numbers of its own
-        patterns = tuple(p for p in patterns if p != r"head/.*")
-    return tree.split(params, tree.trainable_mask(params, patterns))
-
-
-def _start_rows(c: Any, scorer: Scorer, params: Any, train: Split, placement: Placement) -> Any:
-    kind, embed = c.prompt.start, params["backbone"]["embed"]["word"]["table"]
-    if kind in ("normal", "uniform"):
-        return params["prompt"]
-    if kind == "file":
-        return {"table": read_rows(c.prompt.file, scorer.model.prompt, c.backbone.rescale)}
-    label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    length = c.prompt.length + c.prompt.decoder
-    rows = words.choose_rows(
-        kind, scorer.tokenizer, length=length, seed=c.seed,
-        vocab_size=scorer.model.prompt.dims.vocab,
-        tokens=words.text_ids(train.rows), words=label_words, text=c.prompt.text,
-    )  # fmt: skip
-    # The table may lie on several hosts: only what is needed of it is brought here.
-    ids = sorted({i for row in rows for i in row})
-    pick = jax.jit(lambda table, ids: table[ids], out_shardings=placement.replicated)
-    picked = np.asarray(pick(embed, np.array(ids)))
-    return warm_start(params["prompt"], picked, [[ids.index(i) for i in row] for row in rows])
-
-
-def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
-    """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]
-
-    They are divided like the embeddings among which they stand, by `rescale`; those of an export
-    may be divided already.
-    """
-    divided = 1.0
-    shape = (prompt.length + prompt.decoder, prompt.dims.embed)
-    if path.endswith(".npy"):
-        rows = artifact.import_npy(path, shape[1])
-    elif (Path(path) / "adapter_config.json").exists():
-        rows = peft.read_peft(path).soft
-        if rows is None:
-            raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
-    else:
-        tensors, card = artifact.read_artifact(path)
-        if "prompt/slots" not in tensors:
-            raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
-        rows, divided = tensors["prompt/slots"], card["backbone"].get("rescale", 1.0)
-    if rows.shape != shape:
-        raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
-    return rows * np.float32(divided / rescale) if divided != rescale else rows
+# -- a trained run -------------------------------------------------------------------------------
 
 
 class Trained(NamedTuple):

@@ -37,6 +37,8 @@ NEEDS = {
     "prefix_lm": ("seq2seq", "lm"), "span_corruption": ("seq2seq", "lm"),
 }  # fmt: skip
 
+Sums = Mapping[str, Mapping[str, float]]  # objective -> what it counts
+
 
 class Adapted(NamedTuple):
     """A backbone, what it is pre-trained by, and its numbers before the first step."""
@@ -216,26 +218,39 @@ def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> 
     That is three times its forward pass: each product once more for either of its sides.
     """
     shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-    count = make_count_step(_spelt_out(adapted.model), adapted.objectives)
+    count = make_count_step(spelt_out(adapted.model), adapted.objectives)
     given = adapted.trainable, adapted.frozen, jax.tree.map(shape, like), jax.random.key(0)
     return 3 * count_flops(within(placement, count), *given)
 
 
-def _spelt_out(model: Any) -> Any:
-    """Takes fused kernels out of a model: their products cannot be seen."""
+def spelt_out(model: Any) -> Any:
+    """Takes fused kernels out of a model, whose products cannot be seen, and recomputation."""
     if isinstance(model, Pair):
-        return Pair(_spelt_out(model.generator), _spelt_out(model.discriminator))
-    cfg = dataclasses.replace(model.backbone.cfg, attention="einsum")
+        return Pair(spelt_out(model.generator), spelt_out(model.discriminator))
+    cfg = dataclasses.replace(model.backbone.cfg, attention="einsum", remat="none")
     return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))
 
 
 # -- scores ---------------------------------------------------------------------------------------
 
 
+def score_sums(sums: Sums) -> dict[str, float]:
+    """Turns the sums of objectives into scores."""
+    if "main" in sums:
+        return metrics.score_targets(sums["main"])
+    found = metrics.score_detection(sums["discriminator"])
+    other = metrics.score_targets(sums["generator"])
+    return found | {f"generator_{name}": value for name, value in other.items()}
+
+
 def build_scores(
-    placement: Placement, adapted: Adapted, held: Pass, seed: int
-) -> Callable[[tree.Flat], dict[str, float]]:
-    """Makes trainable -> the scores of held-out rows, with the same draws in every pass."""
+    placement: Placement, adapted: Any, held: Pass, seed: int,
+    score: Callable[[Sums], dict[str, float]] = score_sums,
+) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
+    """Makes trainable -> the scores of held-out rows, with the same draws in every pass.
+
+    `adapted` has a model, objectives, and what is frozen.
+    """
     count = make_count_step(adapted.model, adapted.objectives)
     step = jit(within(placement, count), out_shardings=placement.replicated)
     key = rng.key_for(seed, "held out")
@@ -250,18 +265,9 @@ def build_scores(
             add = lambda old, new: old + np.float64(new)
             own = jax.device_get(own)
             total = jax.tree.map(add, total, own) if total else jax.tree.map(np.float64, own)
-        return score_sums(total)
+        return score(total)
 
     return measure
-
-
-def score_sums(sums: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Turns the sums of objectives into scores."""
-    if "main" in sums:
-        return metrics.score_targets(sums["main"])
-    found = metrics.score_detection(sums["discriminator"])
-    other = metrics.score_targets(sums["generator"])
-    return found | {f"generator_{name}": value for name, value in other.items()}
 
 
 def fill(

@@ -33,6 +33,15 @@ def read_task(block: Mapping[str, Any]) -> Task:
     return dataclasses.replace(task, words=given, causal_words=(), targets=first)
 
 
+def check_tunes(c: Any) -> None:
+    """Raises InputError where a config is for pre-training a prompt."""
+    if c.ppt.task:
+        raise InputError(
+            f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain and export take; give "
+            "another config, or set ppt.task=''"
+        )
+
+
 class Examples(NamedTuple):
     """The splits of a run, read and divided, not yet encoded."""
 
@@ -45,6 +54,7 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
 
     Raises InputError where dev is wanted and there is none.
     """
+    check_tunes(c)
     task, data = read_task(c.task), c.data
     files = {name: path for name, path in data.files.items() if path}
     place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)

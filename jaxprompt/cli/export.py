@@ -19,20 +19,26 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
 
     from jaxprompt import build
+    from jaxprompt.build import ppt
+    from jaxprompt.build.weights import read_origin
     from jaxprompt.cli.train import read_result
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.peft import write_peft
     from jaxprompt.exported import as_peft, pack
 
-    trained = build.restore(c, args.workdir)
+    restore = ppt.restore if c.ppt.task else build.restore
+    trained = restore(c, args.workdir)
     scorer, weights = trained.scorer, trained.weights
     result = read_result(Path(args.workdir) / "result.json") or {}
-    metrics = {name: result[name] for name in ("dev", "test") if name in result}
+    metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
+    origin = {"init": read_origin(c)} if c.prompt.get("init") else {}
+    if c.ppt.task:
+        origin["pretrained"] = ppt.read_about(args.workdir, trained.best)
     tensors, card = pack(
         scorer, weights.trainable, weights.frozen,
         backbone=c.backbone.to_dict() | {"family": trained.family},
         fingerprint=weights.report.fingerprint, config=c.to_dict(),
-        metrics=metrics or {"dev": trained.best.get("dev")},
+        metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
     )  # fmt: skip
     adapter = as_peft(tensors, card) if args.peft else {}
     paths = write_artifact(args.output or Path(args.workdir) / "export", tensors, card)

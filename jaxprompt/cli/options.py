@@ -205,6 +205,7 @@ def _parse(field: str, text: str, kind: type) -> Any:
 
 
 _NUMBERS = tuple(f"runs.{name}" for name in ("seeds", "data_seeds", "lr", "weight_decay"))
+_NUMBERS += ("ppt.thresholds",)
 _KINDS = {
     bool: "true or false",
     int: "a whole number",

@@ -145,6 +145,8 @@ def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None
     log.say(f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}")
     if report.unused:
         log.say(f"  unused: {len(report.unused)} tensors, {', '.join(report.unused[:5])}")
+    if c.prompt.get("init"):
+        log.say(f"prompt from {c.prompt.init}")
     log.say(f"task {scorer.task.name}, template {scorer.template!r}")
     log.say("  " + ", ".join(f"{name} {len(part.labels)}" for name, part in splits.items()))
     log.say(tree.overview(weights.trainable, weights.frozen))

@@ -21,8 +21,8 @@ SEEDS = ("seed", "data.seed")
 # What leaves the shapes of a run as they are. Where it does not, as label words of other lengths,
 # the runs are told apart once they are prepared.
 VARIES = (
-    *AXES.values(), "optim.lr_head", "optim.lr_backbone", "prompt.file", "prompt.scale",
-    "data.fold", "data.rows",
+    *AXES.values(), "optim.lr_head", "optim.lr_backbone", "prompt.file", "prompt.init",
+    "prompt.scale", "data.fold", "data.rows",
 )  # fmt: skip
 _SHOWN = 40  # letters of a value in a name
 

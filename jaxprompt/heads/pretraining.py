@@ -33,6 +33,26 @@ class TargetHead(nn.Module):
         )
 
 
+class Answered(NamedTuple):
+    """Scores of the classes as `heads.lm.Head` gives them, [B, C] or [B, C + 1] each."""
+
+    words: Any  # by their words
+    whole: Any  # by all that is written
+
+
+class AnswerHead(nn.Module):
+    """Scores classes by their words and by whole answers. [B, T, H] -> Answered"""
+
+    words: nn.Module
+    whole: nn.Module
+    reads_all: ClassVar[bool] = False
+
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Answered:
+        """Scores the classes twice, by the same log-probabilities."""
+        given = hidden, batch, backbone
+        return Answered(*(h(*given, deterministic=deterministic) for h in (self.words, self.whole)))
+
+
 class LikeliestHead(nn.Module):
     """Names the likeliest token at each position read. [B, T, H] -> int32 [B, M]"""
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxprompt import build
+from jaxprompt.build.examples import check_tunes
 from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.devices import Device
 from jaxprompt.errors import InputError, nearest
@@ -67,6 +68,7 @@ def open_run(c: Any, device: Device | None = None) -> Run:
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
     """
     build.check_config(c)
+    check_tunes(c)
     backbone, notes = find_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
     if device is not None and device.is_gpu and device.bfloat16 and _is_fused(backbone.module):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt import build, rng, tree
+from jaxprompt.build.weights import divide
 from jaxprompt.hlo import Work, read_work
 from jaxprompt.model import backbone_shapes
 from jaxprompt.planning.abstract import Run
@@ -119,7 +120,7 @@ def _numbers(run: Run, rows: int) -> tuple[tree.Flat, tree.Flat, Any]:
         }
         loaded = tree.unflatten(backbone)["backbone"]
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)
-        trainable, frozen = build.divide(run.config, run.scorer, params)
+        trainable, frozen = divide(run.config, run.scorer, params)
         return tree.cast(trainable, jnp.float32), frozen
 
     trainable, frozen = jax.eval_shape(draw, jax.random.key(0))

@@ -82,11 +82,12 @@ def methods() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def make_prompt(name: str, dims: Dims, **fields: Any) -> Method:
+def make_prompt(name: str, dims: Dims, init: str = "", **fields: Any) -> Method:
     """Makes a method by name.
 
-    Raises InputError for an unknown name, and a hyper-parameter that is unknown, of another type or
-    out of its range.
+    `init`, the export that its numbers are read from, is none of its hyper-parameters. Raises
+    InputError for an unknown name, and a hyper-parameter that is unknown, of another type or out of
+    its range.
     """
     if name not in methods():
         raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
@@ -97,6 +98,7 @@ def make_prompt(name: str, dims: Dims, **fields: Any) -> Method:
         if field not in known:
             raise InputError(f"method {name!r} has no field {field!r}; {nearest(field, known)}")
         check_kind(f"prompt.{field}", value, known[field])
+    check_kind("prompt.init", init, str)
     prompt = cls(dims=dims, **fields)
     prompt.check()
     return prompt

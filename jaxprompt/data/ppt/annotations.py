@@ -58,19 +58,27 @@ class Annotations:
                 f"{self.folder} annotates other text ({len(self):,} units) than {corpus.folder} "
                 f"({corpus.num_units:,}), or divided otherwise; annotate this corpus"
             )
+        self.check_classes(classes)
+
+    def check_classes(self, classes: int) -> None:
+        """Raises InputError where there are other than so many classes."""
         if classes != len(self.classes):
             raise InputError(
                 f"the annotator has {len(self.classes)} classes ({', '.join(self.classes)}), the "
                 f"pattern {classes} words; give a word a class, in that order"
             )
 
-    def labels(self, thresholds: Sequence[float] = PUBLISHED) -> np.ndarray:
-        """Gives each unit its likeliest class if that is above its threshold, else -1. int8"""
+    def check_thresholds(self, thresholds: Sequence[float]) -> None:
+        """Raises InputError where they are not one for each class."""
         if len(thresholds) != len(self.classes) or not all(0 <= t < 1 for t in thresholds):
             raise InputError(
                 f"thresholds {', '.join(map(str, thresholds))} must be {len(self.classes)} numbers "
                 f"from 0 to below 1, one for each of {', '.join(self.classes)}"
             )
+
+    def labels(self, thresholds: Sequence[float] = PUBLISHED) -> np.ndarray:
+        """Gives each unit its likeliest class if that is above its threshold, else -1. int8"""
+        self.check_thresholds(thresholds)
         limits = np.array(thresholds, np.float32)
         found = np.empty(len(self), np.int8)
         for start in range(0, len(self), _AT_ONCE):

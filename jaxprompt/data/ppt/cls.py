@@ -17,9 +17,11 @@ class Classification:
     """Examples by row, a row being a unit; nothing is drawn."""
 
     def __init__(
-        self, corpus: Corpus, units: np.ndarray, labels: np.ndarray, form: Form, classes: int
-    ):
-        """Takes units by number, one or more, and their labels."""
+        self, corpus: Corpus, units: np.ndarray, labels: np.ndarray, form: Form, classes: int,
+        offered: int,
+    ):  # fmt: skip
+        """Takes some of the units `offered`, by number, one or more, and their labels."""
+        self._offered = offered
         self._corpus, self._units, self._labels, self._form = corpus, units, labels, form
         self.counts = np.bincount(labels, minlength=classes)  # [C] units of each class
         self.majority = float(self.counts.max() / len(labels))
@@ -27,6 +29,13 @@ class Classification:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self._units)
+
+    def summary(self) -> str:
+        """Says what is used and what was left out."""
+        return (
+            f"{len(self):,} units, by class {', '.join(map(str, self.counts))}; left out: "
+            f"{self._offered - len(self):,} units below {_LEAST} tokens or unsure"
+        )
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
         """Makes an example and its label."""
@@ -58,4 +67,4 @@ def make(
             f"none of {offered} units has {_LEAST} tokens and a label above its threshold "
             f"({', '.join(map(str, thresholds))}); lower them, or add text"
         )
-    return Classification(corpus, units, labels[units], forms.forms[0], classes)
+    return Classification(corpus, units, labels[units], forms.forms[0], classes, offered)

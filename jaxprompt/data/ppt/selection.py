@@ -68,6 +68,10 @@ class Selection:
         """Number of rows."""
         return len(self.units)
 
+    def summary(self) -> str:
+        """Says what is used and what was left out."""
+        return self.units.summary()
+
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
         """Makes an example and its label, a pure function of the row and the randomness."""
         draws = Draws(rng)

@@ -53,6 +53,7 @@ class Task:
     renames: Mapping[str, str] = field(default_factory=dict)  # column of the hub -> our column
     template: str = ""  # layout for a verbalizer
     words: tuple[tuple[str, ...], ...] = ()  # label words of each class
+    spaced: bool = True  # label words are encoded behind a space
     causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
     causal_words: tuple[tuple[str, ...], ...] = ()  # label words there; () = `words`
     text: str = ""  # layout for a text-to-text model that writes the target, without a mask

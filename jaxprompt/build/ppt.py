@@ -1,0 +1,263 @@
+"""Pre-training of a prompt on running text (Gu et al. 2022, "PPT"): from a config to objects."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxprompt import build, metrics, tree
+from jaxprompt.build.adapting import Sums, need_corpus, spelt_out
+from jaxprompt.checkpoint import Checkpoints, check_workdir
+from jaxprompt.convert.load import Report
+from jaxprompt.data.corpus import Corpus, check_unchanged, divide
+from jaxprompt.data.ppt import (
+    PUBLISHED,
+    Annotations,
+    Forms,
+    Rows,
+    cls,
+    get_pattern,
+    make_forms,
+    nsp,
+    numbers_of_options,
+    selection,
+)
+from jaxprompt.data.ppt.patterns import fields
+from jaxprompt.data.tasks import Task
+from jaxprompt.errors import InputError
+from jaxprompt.flops import count_flops
+from jaxprompt.heads.pretraining import AnswerHead
+from jaxprompt.losses import count_classes, make_loss
+from jaxprompt.model import Model
+from jaxprompt.scorer import Backbone, Scorer, build_scorer, load_weights
+from jaxprompt.sharding import Placement, within
+from jaxprompt.steps import Objective, make_train_step
+from jaxprompt.types import Batch
+
+CORPUS = "corpus.json"  # in a workdir, Text.facts
+_FROM_TEXT = ("frequent", "task")  # starts of soft tokens
+
+
+class Asked(NamedTuple):
+    """A task laid out for a backbone, and what scores it."""
+
+    backbone: Backbone
+    scorer: Scorer  # of the most options
+    forms: Forms
+
+
+class Learned(NamedTuple):
+    """What learns, and its numbers before the first step."""
+
+    model: Model
+    objectives: list[Objective]
+    trainable: tree.Flat  # float32, the prompt
+    frozen: tree.Flat
+    report: Report
+
+
+def check_ppt(c: Any) -> None:
+    """Raises InputError where a config lacks, or has, what `pretrain` cannot go without, or with.
+
+    Nothing is read but the annotations.
+    """
+    task = c.ppt.task
+    if not task:
+        raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
+    need_corpus(c)
+    if not c.corpus.held_out:
+        raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+    if c.prompt.name == "none":
+        raise InputError("prompt.name=none has nothing to learn; take soft or prefix")
+    if c.prompt.get("start") in _FROM_TEXT and not c.prompt.get("init"):
+        raise InputError(
+            f"prompt.start={c.prompt.start} takes words of training rows, which a corpus has not; "
+            "take normal, uniform, vocab, labels, text or file"
+        )
+    if c.trainable:
+        raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
+    if c.head.name != "verbalizer":
+        raise InputError(f"head.name={c.head.name} reads no label words; set head.name=verbalizer")
+    if c.cache.where:
+        raise InputError(
+            f"cache.where={c.cache.where} keeps states of rows that come again, here none "
+            "does; set it to ''"
+        )
+    if any(c.runs[axis] for axis in c.runs if axis != "size"):
+        raise InputError("config.runs stands for several runs, pretrain does one; empty it")
+    options_of(c)
+    open_annotations(c)
+
+
+def options_of(c: Any) -> tuple[int, ...]:
+    """Lists the numbers of options that examples have, (0,) where they have none."""
+    if c.ppt.task not in ("nss", "unified"):
+        return (0,)
+    return numbers_of_options(c.ppt.task, c.ppt.least, c.ppt.most)
+
+
+def open_annotations(c: Any) -> Annotations | None:
+    """Opens the labels that cls needs. Raises InputError where its words are of other classes."""
+    if c.ppt.task != "cls":
+        return None
+    if not c.ppt.annotations:
+        raise InputError("ppt.annotations is empty; cls needs the folder that `annotate` wrote")
+    found = Annotations(c.ppt.annotations)
+    found.check_classes(len(get_pattern(c.ppt.task, c.ppt.patterns).words))
+    found.check_thresholds(_thresholds(c))
+    return found
+
+
+def _thresholds(c: Any) -> tuple[float, ...]:
+    return tuple(c.ppt.thresholds) or PUBLISHED
+
+
+# -- model ----------------------------------------------------------------------------------------
+
+
+def open_asked(c: Any, placement: Placement) -> Asked:
+    """Opens the backbone and lays the task out for it, as a classification task is downstream."""
+    pattern, options = get_pattern(c.ppt.task, c.ppt.patterns), options_of(c)
+    template = pattern.text(max(options))
+    backbone = build.open_fitting(c, placement)
+    style = backbone.module.STYLE
+    if style == "causal" and not template.endswith("[mask]"):
+        raise InputError(
+            f"ppt.task={c.ppt.task} with ppt.patterns={c.ppt.patterns} has text behind [mask], "
+            f"where a {backbone.family} cannot read it; take nss, unified or cls with "
+            "ppt.patterns=en, or another backbone"
+        )
+    task = Task(
+        c.ppt.task, fields(c.ppt.task, max(options)), labels=pattern.words, template=template,
+        words=tuple((word,) for word in pattern.words), spaced=pattern.space,
+    )  # fmt: skip
+    scorer = build_scorer(
+        backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), template=template,
+        form="cloze", answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
+        max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
+        batch=c.data.eval_batch, share=placement.share(),
+    )  # fmt: skip
+    given = {"answer": c.task.answer} if c.task.answer else {}
+    method, cfg = scorer.model.prompt, backbone.module.cfg
+    forms = make_forms(
+        c.ppt.task, pattern, scorer.tokenizer, style, num_slots=method.num_slots(),
+        max_len=c.data.max_len, options=options, start=cfg.start if style == "seq2seq" else 0,
+        decoder_slots=method.num_decoder_slots(), num_types=cfg.types, eos=c.task.eos,
+        sentinel=c.backbone.sentinel, whole=c.head.span == "target", **given,
+    )  # fmt: skip
+    return Asked(backbone, scorer, forms)
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+class Text(NamedTuple):
+    """The examples of a corpus, of the documents to learn from and of those held out."""
+
+    tasks: tuple[Any, Any]
+    rows: tuple[Rows, Rows]
+    facts: dict[str, Any]  # what they depend on besides the config, and what they are, as JSON
+
+
+def read_text(c: Any, corpus: Corpus, asked: Asked) -> Text:
+    """Makes the examples. Raises InputError where there are too few documents for them."""
+    labels = open_annotations(c)
+    shares = divide(len(corpus), c.corpus.held_out, c.data.seed)
+    tasks = tuple(_make(c, corpus, share, asked.forms, labels) for share in shares)
+    rows = tuple(Rows(task, asked.forms, asked.scorer.layout) for task in tasks)
+    options = options_of(c)
+    about = {
+        "task": c.ppt.task,
+        "patterns": c.ppt.patterns,
+        **({"options": [min(options), max(options)]} if max(options) else {}),
+        "corpus": c.corpus.path,
+        "documents": len(corpus),
+        "tokens": corpus.num_tokens,
+    }
+    used = None if labels is None else [labels.annotator, *tasks[0].counts.tolist()]
+    return Text(tasks, rows, {"corpus": corpus.fingerprint, "labels": used, "about": about})
+
+
+def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
+    if c.ppt.task == "cls":
+        return cls.make(corpus, documents, forms, labels, _thresholds(c))
+    if c.ppt.task == "nsp":
+        return nsp.make(corpus, documents, forms, matched=c.ppt.matched)
+    return selection.make(c.ppt.task, corpus, documents, forms, matched=c.ppt.matched)
+
+
+def check_same(path: Path, facts: Mapping[str, Any], annotations: str) -> None:
+    """Raises InputError where the text or its labels are others than those saved in a file."""
+    saved = json.loads(path.read_text())
+    check_unchanged(saved["corpus"], facts["corpus"])
+    if saved["labels"] != facts["labels"]:
+        raise InputError(
+            f"ppt.annotations={annotations} has other labels than the saved run; restore them, or "
+            "take another workdir"
+        )
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def load(c: Any, asked: Asked, placement: Placement) -> tuple[Asked, Learned]:
+    """Reads the weights and draws the prompt. -> what is asked, its module fitted; what learns"""
+    backbone, loaded = load_weights(asked.backbone, placement)
+    asked = asked._replace(backbone=backbone, scorer=asked.scorer.with_backbone(backbone))
+    trainable, frozen, report = build.start(c, asked.scorer, loaded, None, placement)
+    model, objective = make_objective(c, asked.scorer.model)
+    return asked, Learned(model, [objective], trainable, frozen, report)
+
+
+def make_objective(c: Any, model: Model) -> tuple[Model, Objective]:
+    """Makes the loss of downstream tuning, which counts right answers besides. -> model, loss"""
+    if c.head.span != "target":
+        loss = make_loss(c.head.scores, c.optim.smoothing)
+        return model, Objective("main", loss, sums=count_classes)
+    loss = make_loss("full", c.optim.smoothing)
+    both = Model(model.backbone, model.prompt, {"main": AnswerHead(*model.heads.values())})
+    on_whole = lambda scores, *given: loss(scores.whole, *given)
+    on_words = lambda scores, *given: count_classes(scores.words, *given)
+    return both, Objective("main", on_whole, sums=on_words)
+
+
+def flops_of(
+    learned: Learned, tx: Any, state: Any, like: Batch, rows: int, placement: Placement
+) -> float:
+    """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
+
+    No product of the backward pass is for a frozen weight.
+    """
+    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    step = make_train_step(spelt_out(learned.model), tx, learned.objectives)
+    return count_flops(within(placement, step), state, learned.frozen, jax.tree.map(shape, like))
+
+
+def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
+    """Makes sums of objectives -> the scores of a task's rows."""
+    return lambda sums: metrics.score_classes(sums["main"], task.majority)
+
+
+# -- what comes out -------------------------------------------------------------------------------
+
+
+def restore(c: Any, workdir: str) -> build.Trained:
+    """Reads the best prompt of a workdir; no text is read. Raises InputError as build.restore."""
+    build.check_config(c)
+    check_workdir(workdir, c.to_dict(), (*build.FREE, *build.FREE_TRAINED))
+    checkpoints = Checkpoints(workdir)
+    checkpoints.check_best()
+    placement = build.build_placement(c)
+    asked, learned = load(c, open_asked(c, placement), placement)
+    trainable, best = checkpoints.restore_best(learned.trainable)
+    build.check_backbone(best, learned.report.fingerprint, workdir)
+    weights = build.Weights(trainable, learned.frozen, learned.report)
+    return build.Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family)
+
+
+def read_about(workdir: str, best: Mapping[str, Any]) -> dict[str, Any]:
+    """Tells what the best prompt of a workdir is pre-trained on, and how well it does."""
+    saved = json.loads((Path(workdir) / CORPUS).read_text())
+    return saved["about"] | {"steps": best["step"], "held_out": best["dev"]}

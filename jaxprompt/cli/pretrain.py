@@ -1,0 +1,138 @@
+"""Pre-trains a prompt for a frozen backbone on a corpus; the same command resumes."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.cli.options import (
+    Parser,
+    Terminated,
+    add_hosts,
+    load_config,
+    need,
+    resolved,
+    several_hosts,
+)
+from jaxprompt.cli.train import facts, keep_compiled, read_result
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trains and prints the scores of held-out documents as JSON; `export` writes the prompt."""
+    parser = Parser(__doc__)
+    add_hosts(parser)
+    args, overrides = parser.read(argv)
+    need(args, "config", "workdir")
+    c = load_config(args.config, overrides)
+    keep_compiled(Path(args.workdir) / "compiled")
+    with several_hosts(args) as is_first:
+        result = run(c, args.workdir)
+        if result is not None and is_first:
+            print(json.dumps(result))
+    return 0
+
+
+def run(c: Any, workdir: str) -> dict[str, Any] | None:
+    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+    from jaxprompt import build, hosts, loop, rng, steps, tree
+    from jaxprompt.build import adapting, ppt
+    from jaxprompt.build.meter import Meter
+    from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
+    from jaxprompt.data.denoise.batches import Pass, Visits
+    from jaxprompt.files import make_folder, write_atomic
+    from jaxprompt.runlog import RunLog
+    from jaxprompt.state import place_state
+
+    # -- text and backbone: everything that a config can get wrong --------------------------------
+    build.check_config(c)
+    ppt.check_ppt(c)
+    check_workdir(workdir, resolved(c), build.FREE)
+    finished, started = read_result(Path(workdir) / "result.json"), Checkpoints(workdir).latest()
+    hosts.agree(facts(c) | {"result.json": str(bool(finished))})
+    if finished is not None:
+        say = f"already pre-trained, nothing to do: {workdir} (delete it to start again)"
+        print(say, file=sys.stderr)
+        return finished
+    make_folder(workdir)
+    placement = build.build_placement(c)
+    asked = ppt.open_asked(c, placement)
+    tell = lambda line: print(line, file=sys.stderr)
+    vocab = asked.backbone.module.cfg.vocab
+    corpus = adapting.read_corpus(c, asked.scorer.tokenizer, vocab, workdir, tell)
+    text, path = ppt.read_text(c, corpus, asked), Path(workdir) / ppt.CORPUS
+    if path.exists():
+        ppt.check_same(path, text.facts, c.ppt.annotations)
+    share, (task, held) = placement.share(), text.tasks
+    batches = Visits(text.rows[0], batch=c.data.batch, seed=c.seed, share=share)
+    dev = Pass(
+        text.rows[1], batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows,
+        share=share,
+    )  # fmt: skip
+    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    asked, learned = ppt.load(c, asked, placement)
+    measure = adapting.build_scores(placement, learned, dev, c.seed, ppt.scoring(held))
+    tx = build.build_optimizer(c, learned.trainable, plan, batches.steps_per_epoch)
+    step = steps.make_train_step(
+        learned.model, tx, learned.objectives, accumulate=c.optim.accumulate
+    )
+    state = place_state(placement, learned.trainable, tx, rng.key_for(c.seed, "dropout"))
+
+    # -- the run ----------------------------------------------------------------------------------
+    guard_workdir(workdir, resolved(c), build.FREE)
+    if hosts.is_first():
+        write_atomic(path, json.dumps(text.facts))
+    flops = ppt.flops_of(learned, tx, state, next(iter(dev)), c.data.batch, placement)
+    meter = Meter(batches, ppt.scoring(task), flops, c.backbone.dtype)
+    drops = c.backbone.dropout != 0 or c.prompt.get("dropout", 0) != 0
+    job = loop.Job(
+        placement, step, state, learned.frozen, batches, meter.take,
+        measure, lambda found: -found["loss"], plan, c.train, learned.report.fingerprint,
+        drops, meter.describe,
+    )  # fmt: skip
+    with RunLog(
+        workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
+    ) as log:
+        log.resume(-1 if started is None else started)
+        tell_start(log, c, corpus, asked, text, dev, learned, plan, started)
+        with Terminated() as terminated:
+            ended = loop.run(job, workdir, log, terminated)
+    if ended is None:
+        return None
+
+    # -- the result -------------------------------------------------------------------------------
+    result = {
+        "task": c.ppt.task,
+        "method": c.prompt.name,
+        "seed": c.seed,
+        "trained": tree.count(learned.trainable),
+        "total": tree.count(learned.trainable) + tree.count(learned.frozen),
+        "steps": ended.step,
+        "skipped": ended.skipped,
+        "best_step": ended.best["step"],
+        "held_out": ended.best["dev"],
+        "time": ended.time,
+    }
+    if hosts.is_first():
+        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def tell_start(log, c, corpus, asked, text, dev, learned, plan, started) -> None:
+    """Says what was read, what was left out of it, and what trains."""
+    from jaxprompt import tree
+
+    backbone, words = asked.backbone, asked.forms.verbalizer.words
+    log.say(f"backbone {c.backbone.path} ({backbone.family}), {learned.report.fingerprint[:12]}")
+    if c.prompt.get("init"):
+        log.say(f"prompt from {c.prompt.init}")
+    log.say(f"task {c.ppt.task}, template {asked.scorer.template!r}")
+    log.say("  words " + ", ".join(entry[0] for entry in words))
+    log.say(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
+    if corpus.skipped:
+        log.say(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
+    log.say(f"  to learn from {text.tasks[0].summary()}")
+    log.say(f"  held out {text.tasks[1].summary()}; {dev.size:,} of them scored")
+    log.say(tree.overview(learned.trainable, learned.frozen))
+    where = "from the start" if started is None else f"resumed at step {started}"
+    log.say(f"{plan.total} steps of {c.data.batch} x {c.data.max_len} tokens, {where}")

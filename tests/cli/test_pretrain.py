@@ -1,0 +1,317 @@
+"""`pretrain`: from a folder of text to a prompt that a tuned run starts from."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from processes import Processes
+from safetensors.numpy import load_file
+from tiny_adapt import compile_quickly, losses, scores
+from tiny_pretrain import (
+    CASES,
+    MEANT,
+    SCORED,
+    SLOTS,
+    STEPS,
+    corpus_texts,
+    made,
+    pretrain,
+    pretrained,
+    words_of,
+)
+from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
+
+from jaxprompt.checkpoint import OVERHEAD, OVERHEAD_ARRAY, Checkpoints
+from jaxprompt.cli.train import run
+from jaxprompt.data.corpus import divide
+from jaxprompt.exported import unpack
+from jaxprompt.sharding import make_placement
+
+KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Spares the compiler's time."""
+    compile_quickly(monkeypatch)
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path_factory):
+    """A case's name and the workdir of its run."""
+    return request.param, pretrained(tmp_path_factory, request.param)
+
+
+def result_of(workdir) -> dict:
+    return json.loads((workdir / "result.json").read_text())
+
+
+def card_of(workdir) -> dict:
+    return json.loads((workdir / "export/prompt.json").read_text())
+
+
+# -- what a run leaves ----------------------------------------------------------------------------
+
+
+def test_it_learns(case):
+    name, workdir = case
+    lines, dev = read_lines(workdir / "metrics.jsonl"), scores(workdir)
+    assert len(losses(workdir)) == STEPS and len(dev) == STEPS // SCORED
+    assert np.mean(losses(workdir)[-4:]) < 0.95 * np.mean(losses(workdir)[:2])
+    for line in lines[:3]:
+        assert set(line["scores"]) == {"accuracy", "loss", "majority"}
+        assert line["scores"]["loss"] == pytest.approx(line["loss"], rel=1e-5)
+        assert line["time"]["tokens_per_second"] > 0 and line["time"]["tflops"] > 0
+    assert all(math.isfinite(x) for own in dev for x in own.values())
+    if name in ("cls-bert", "cls-t5"):
+        assert result_of(workdir)["held_out"]["accuracy"] > dev[0]["majority"] + 0.3
+
+
+def test_the_result_and_the_card_tell_the_best_look(case):
+    name, workdir = case
+    result, dev, card = result_of(workdir), scores(workdir), card_of(workdir)
+    best = min(range(len(dev)), key=lambda i: dev[i]["loss"])
+    assert result["held_out"] == dev[best] and result["best_step"] == (best + 1) * SCORED
+    assert result["task"] == CASES[name].task and result["steps"] == STEPS
+    about = {
+        "task": CASES[name].task, "patterns": "en", "documents": 40, "tokens": count_words(),
+        "steps": result["best_step"], "held_out": dev[best],
+    }  # fmt: skip
+    found = card["pretrained"]
+    assert {part: found[part] for part in about} == about
+    assert found["corpus"].endswith("/corpus")
+    assert found.get("options") == {"nss": [6, 6], "unified": [2, 4]}.get(CASES[name].task)
+    assert card["metrics"] == {"held_out": dev[best]}
+
+
+def count_words() -> int:
+    """Counts the words of the corpus, each a token."""
+    return sum(len(text.split()) for text in corpus_texts())
+
+
+def test_only_the_prompt_is_saved(case):
+    name, workdir = case
+    tensors = load_file(workdir / "export/prompt.safetensors")
+    assert all(part.startswith("prompt/") for part in tensors)
+    trained = sum(x.size for x in tensors.values())
+    assert result_of(workdir)["trained"] == trained
+    if name == "nsp-t5":
+        assert {part: x.shape for part, x in tensors.items()} == {
+            "prompt/slots": (SLOTS, WIDTH), "prompt/decoder_slots": (1, WIDTH),
+        }  # fmt: skip
+    # Numbers and two moments of Adam; counters and rates are a few arrays more.
+    assert Checkpoints(workdir).bytes() < OVERHEAD + 12 * trained + 30 * OVERHEAD_ARRAY
+    backbone = made_of(workdir) / "model.safetensors"
+    assert backbone.stat().st_size > 3 * 4 * trained
+
+
+def made_of(workdir) -> Path:
+    return Path(card_of(workdir)["backbone"]["id"])
+
+
+def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys):
+    """The prompt stands downstream where it stood: the same accuracy, from texts."""
+    workdir = pretrained(tmp_path_factory, "cls-bert")
+    _, held = divide(40, 0.2, 0)
+    documents = corpus_texts()
+    texts = [t for i in held for t in documents[i].splitlines() if len(t.split()) >= 6]
+    file = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    words = ["predict", f"--workdir={workdir}", f"--input={file}", f"--output={tmp_path / 'out'}"]
+    code, _, err = jaxprompt(capsys, *words)
+    assert code == 0, err
+    answers = read_lines(tmp_path / "out")
+    right = [line["label"] == label_of(line["text"]) for line in answers]
+    assert np.mean(right) == pytest.approx(result_of(workdir)["held_out"]["accuracy"])
+    losses = [-np.log(line["scores"][label_of(line["text"])]) for line in answers]
+    assert np.mean(losses) == pytest.approx(result_of(workdir)["held_out"]["loss"], rel=1e-4)
+
+
+def label_of(text: str) -> str:
+    """Tells the word for the topic of a text."""
+    (label,) = {
+        word for word, own in zip(MEANT, TOPICS.values(), strict=True) if {*own} & {*text.split()}
+    }
+    return label
+
+
+def test_the_loss_is_over_all_that_is_written(tmp_path_factory):
+    """Sentinel, word and sentinel, from the exported prompt and rows of the data's own making."""
+    workdir = pretrained(tmp_path_factory, "nsp-t5")
+    held = held_out_rows(workdir)
+    scorer, params, _ = unpacked(workdir)
+    score = jax.jit(scorer.model.forward, static_argnames="head")
+    total = hits = n = 0.0
+    for batch in held:
+        own = batch.weights > 0
+        whole, words = (np.asarray(score(params, batch, head=x))[own] for x in ("target", "main"))
+        at_label = whole[np.arange(len(whole)), batch.labels[own]]
+        total, n = total - at_label.sum(), n + own.sum()
+        hits += (words.argmax(1) == batch.labels[own]).sum()
+    assert n == 64
+    found = result_of(workdir)["held_out"]
+    assert found["loss"] == pytest.approx(total / n, rel=1e-4)
+    assert found["accuracy"] == pytest.approx(hits / n)
+
+
+def unpacked(workdir):
+    block = json.loads((workdir / "config.json").read_text())["backbone"] | {"path": ""}
+    placement = make_placement(1, 1)
+    return unpack(str(workdir / "export"), backbone=block, batch=16, placement=placement)
+
+
+def held_out_rows(workdir):
+    """Makes the held-out rows of a run on pairs anew."""
+    from jaxprompt.data.batching import Layout
+    from jaxprompt.data.corpus import index_corpus
+    from jaxprompt.data.denoise.batches import Pass
+    from jaxprompt.data.ppt import Rows, get_pattern, make_forms, nsp
+    from jaxprompt.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(made_of(workdir))
+    corpus = index_corpus(
+        card_of(workdir)["pretrained"]["corpus"], tokenizer, workdir / "corpus", processes=1
+    )
+    forms = make_forms(
+        "nsp", get_pattern("nsp"), tokenizer, "seq2seq", num_slots=SLOTS, max_len=48,
+        decoder_slots=1, answer="[mask] {label} [mask]", whole=True,
+    )  # fmt: skip
+    task = nsp.make(corpus, divide(40, 0.2, 0)[1], forms)
+    return Pass(Rows(task, forms, Layout(16, 48, forms.pad)), batch=16, seed=0, limit=100)
+
+
+# -- cut off, and on other devices ----------------------------------------------------------------
+
+
+def assert_same_end(workdir, whole) -> None:
+    """Compares metrics, result and prompt."""
+    lines = (read_lines(folder / "metrics.jsonl") for folder in (workdir, whole))
+    found, expected = (list(map(timeless, own)) for own in lines)
+    assert found == expected
+    assert timeless(result_of(workdir)) == timeless(result_of(whole))
+    found, expected = (w / "export/prompt.safetensors" for w in (workdir, whole))
+    assert found.read_bytes() == expected.read_bytes()
+
+
+def test_sigkill_then_sigterm_then_the_same_end(
+    tmp_path_factory, tmp_path, compiled, capsys, monkeypatch
+):
+    """In the middle of an epoch, which has 16 steps."""
+    from jaxprompt.runlog import RunLog
+
+    whole, workdir = pretrained(tmp_path_factory, "nsp-t5"), tmp_path / "run"
+    words = words_of(tmp_path_factory, "nsp-t5", workdir)
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        "XLA_FLAGS": os.environ["XLA_FLAGS"],
+    }
+    here = Path(__file__).parent
+    with Processes(tmp_path / "logs", env) as processes:
+        script = [here / "tiny_pretrain.py", here / "killed.py", "saved", KILLED]
+        processes.start([*script, *words])
+        assert processes.wait() == [-signal.SIGKILL], processes.told()
+    progress = RunLog.progress
+
+    def progress_then_signal(self, at):
+        progress(self, at)
+        if at == STOPPED:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "progress", progress_then_signal)
+        code, out, err = jaxprompt(capsys, *words)
+    assert code == 0 and out == "" and f"{STEPS} steps of 16 x 48 tokens, resumed at step 8" in err
+    assert not (workdir / "result.json").exists()
+    code, out, err = jaxprompt(capsys, *words)
+    assert code == 0 and f"resumed at step {STOPPED}" in err
+    assert json.loads(out) == result_of(workdir)
+    place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    assert_same_end(workdir, whole)
+
+
+def test_eight_devices_pretrain_as_one(tmp_path_factory, tmp_path):
+    alone = pretrained(tmp_path_factory, "nsp-t5")
+    mesh = dict(mesh__data=4, mesh__model=2, train__total_steps=SCORED)
+    workdir = pretrain(tmp_path_factory, "nsp-t5", tmp_path / "run", **mesh)
+    np.testing.assert_allclose(losses(workdir), losses(alone)[:SCORED], rtol=1e-5)
+    assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
+
+
+def test_two_processes_pretrain_as_one(tmp_path_factory, tmp_path, compiled):
+    alone = pretrained(tmp_path_factory, "cls-bert")
+    workdir = tmp_path / "run"
+    changes = dict(mesh__data=2, train__total_steps=SCORED)
+    words = words_of(tmp_path_factory, "cls-bert", workdir, **changes)
+    fast = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {fast}",
+    }
+    with Processes(tmp_path / "logs", env) as processes:
+        processes.start_all(2, ["-m", "jaxprompt", *words])
+        assert processes.wait() == [0, 0], processes.told()
+        assert json.loads(processes.out(0)) == result_of(workdir) and processes.out(1) == ""
+    np.testing.assert_allclose(losses(workdir), losses(alone)[:SCORED], rtol=1e-5)
+    assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
+
+
+def test_a_finished_run_is_not_pretrained_again(tmp_path_factory, capsys, monkeypatch):
+    def forbid(*_args, **_kwargs):
+        raise AssertionError("pre-trained again")
+
+    workdir = pretrained(tmp_path_factory, "cls-bert")
+    monkeypatch.setattr("jaxprompt.steps.make_train_step", forbid)
+    code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, "cls-bert", workdir))
+    assert code == 0 and "already pre-trained, nothing to do" in err
+    assert json.loads(out) == result_of(workdir)
+
+
+# -- a run that starts from it --------------------------------------------------------------------
+
+METHODS = {
+    "nsp-t5": ("soft", dict(length=SLOTS), {"prompt__decoder": 1}),
+    "cls-t5": ("prefix", dict(length=SLOTS, dropout=0.0), {"prompt__cross": 2}),
+    "cls-bert": ("soft", dict(length=SLOTS), {}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data, capsys):
+    """Soft tokens of a T5 were learned among embeddings divided by 100."""
+    origin = pretrained(tmp_path_factory, name)
+    method, arguments, fields = METHODS[name]
+    c = make_config(
+        made(tmp_path_factory, CASES[name].family), data, method, arguments=arguments,
+        prompt__init=origin / "export", head__name="verbalizer", task__template="{text} [mask]",
+        task__words="terrible,maybe,great", optim__lr=0, train__total_steps=1,
+        data__max_len=32, **fields,
+    )  # fmt: skip
+    result = run(c, str(tmp_path / "run"))
+    if name != "nsp-t5":  # the classes are known already
+        assert result["test"]["accuracy"] > 0.6
+    assert f"prompt from {origin / 'export'}" in capsys.readouterr().err
+    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    old, new = (load_file(w / "export/prompt.safetensors") for w in (origin, tmp_path / "run"))
+    assert old.keys() == new.keys()
+    for part, x in old.items():
+        divided = part.endswith("slots") and name == "nsp-t5"
+        np.testing.assert_array_equal(new[part], x * np.float32(100) if divided else x)
+    card, first = card_of(tmp_path / "run"), card_of(origin)
+    assert card["init"]["path"] == str(origin / "export")
+    for part in ("pretrained", "sha256", "created", "method", "seed"):
+        assert card["init"][part] == first[part]
+    assert card["init"]["task"] == CASES[name].task and "pretrained" not in card
+
+
+def test_pretraining_goes_on_from_an_export(tmp_path_factory, tmp_path):
+    origin = pretrained(tmp_path_factory, "cls-bert")
+    changes = dict(prompt__init=origin / "export", train__total_steps=1)
+    workdir = pretrain(tmp_path_factory, "cls-bert", tmp_path / "run", **changes)
+    assert losses(workdir)[0] < 0.5 * losses(origin)[0]
