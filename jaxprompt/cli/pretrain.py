@@ -90,13 +90,14 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         measure, lambda found: -found["loss"], plan, c.train, learned.report.fingerprint,
         drops, meter.describe,
     )  # fmt: skip
+    stand = loop.take_up(job, workdir)
     with RunLog(
         workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
     ) as log:
         log.resume(-1 if started is None else started)
         tell_start(log, c, corpus, asked, text, dev, learned, plan, started)
         with Terminated() as terminated:
-            ended = loop.run(job, workdir, log, terminated)
+            ended = loop.run(job, stand, log, terminated)
     if ended is None:
         return None
 
