@@ -1,54 +1,27 @@
 """PPT (Gu et al. 2022): pre-training of prompts, and prompt tuning of T5 and mT5, its baseline.
 
-A baseline's config takes a task as its argument, `--config=configs/ppt/t5_xxl.py:boolq`; that of a
-pre-training task a kind of backbone, `--config=configs/ppt/nsp.py:masked` or `:t5-deep`.
+A size takes TASK or TASK,METHOD of configs/parts/ppt.py as its argument, as in
+`--config=configs/ppt/t5_xxl.py:boolq,ppt`; a pre-training task takes a kind of backbone,
+`--config=configs/ppt/nsp.py:masked` or `:t5-deep`.
 """
 
 from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
-
-SEEDS = (10, 20, 30, 40, 50)
-# Template, label words in the order of the task's classes, rate: as in the released code, where
-# nothing but the sentinel stands among the texts.
-TASKS = {
-    "boolq": ("{question} [mask] {passage}", ("no", "yes"), 5e-3),
-    "cb": ("{hypothesis} [mask] {premise}", ("yes", "no", "maybe"), 5e-2),
-    "rte": ("{premise} [mask] {hypothesis}", ("yes", "no"), 5e-3),
-    "sst2": ("{sentence} [mask]", ("bad", "good"), 1e-2),
-    "sst5": ("{text} [mask]", ("terrible", "bad", "maybe", "good", "great"), 1e-2),
-    "lcqmc": ("{sentence1} [mask] {sentence2}", ("不同", "相同"), 5e-3),
-    "chnsenticorp": ("{text} [mask]", ("差", "好"), 1e-2),
-}
+from configs.parts.ppt import KINDS, METHODS, SEEDS
 
 
-def tune(backbone, size, task, *, model=1):
-    """Returns few-shot prompt tuning of a size; `model` devices divide the heads and widths.
+def tune(backbone, size, cell, *, model=1):
+    """Returns few-shot tuning of a size; `model` devices divide the heads and widths.
 
-    `backbone` is "t5" (1.1, not LM-adapted) or "mt5".
+    `backbone` is "t5" (1.1, not LM-adapted but for the method lm_adapt) or "mt5".
     """
+    task, method = (*cell.split(","), "pt")[:2]
     c = base()
-    getattr(backbones, backbone)(c, size)
-    c.backbone.dtype = "bfloat16"
-    c.backbone.dropout = 0.0
-    # Divided for float16 there; the rates below and the scale of the start are of that space.
-    c.backbone.rescale = 100.0
+    getattr(backbones, "t5_lm" if method == "lm_adapt" else backbone)(c, size)
+    METHODS[method](c, task)
     c.mesh.model = model
-    template, words, rate = TASKS[task]
-    c.task.name, c.task.template, c.task.words = task, template, words
-    c.task.eos = False
-    c.head.name, c.head.scores, c.head.span = "verbalizer", "full", "target"
-    methods.soft(c, length=100, lr=rate, start="normal")  # section 5.1: 100 soft tokens
-    c.prompt.scale = 5e-3  # 0.5 in T5's own space, near what its embeddings have
-    c.data.protocol, c.data.n = "balanced", 32  # section 5.1: 32 rows, as many for dev
-    c.data.max_len, c.data.multiple = 512, 64
-    c.data.batch = 16  # 8 a group of 4 GPUs on 8 of them (few-shot scripts), as below
-    c.optim.schedule = "constant"
-    c.optim.weight_decay = 1e-2  # of soft tokens too
-    c.optim.clip = 1.0
-    c.train.total_epochs = 50.0
-    c.train.eval_steps = 6
     return c
 
 
@@ -64,23 +37,6 @@ PRETRAINING = {
     "nss": Pretraining(1024, 8_000),
     "unified": Pretraining(768, 16_000),
     "cls": Pretraining(368, 22_000),
-}
-
-
-class Kind(NamedTuple):
-    """What depends on the scale of a backbone's embeddings, and its positions."""
-
-    rescale: float
-    scale: float  # of the first prompt
-    lr: float
-    positions: int
-
-
-KINDS = {
-    "t5": Kind(100.0, 5e-3, 0.1, 2048),  # as `tune`; the rate is the released code's
-    # Not published: after 100 steps the rate is the one of a soft prompt in parts/methods.py.
-    "masked": Kind(1.0, 0.02, 0.3, 512),
-    "causal": Kind(1.0, 0.02, 0.3, 1024),
 }
 
 

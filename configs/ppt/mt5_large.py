@@ -5,6 +5,6 @@ from configs.ppt import sweep, tune
 __all__ = ["get_config", "sweep"]
 
 
-def get_config(task="lcqmc"):
+def get_config(cell="lcqmc"):
     """Returns one run."""
-    return tune("mt5", "large", task)
+    return tune("mt5", "large", cell)

@@ -5,6 +5,6 @@ from configs.ppt import sweep, tune
 __all__ = ["get_config", "sweep"]
 
 
-def get_config(task="boolq"):
+def get_config(cell="boolq"):
     """Returns one run."""
-    return tune("t5", "large", task)
+    return tune("t5", "large", cell)

@@ -44,36 +44,52 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
-    failed = {}
     if args.run:
-        from jaxprompt.cli import train
-
-        train.keep_compiled(Path(args.workdir) / "compiled")
-        loaded = [load(run, overrides) for run in runs]
-        together, single = divide(runs, loaded)
-        if together:
-            outcome = train_together(together, args.workdir)
-            if outcome is None:
-                return 0  # SIGTERM: the same command goes on
-            failed |= outcome.failed
-        for run, c in single:
-            if train.read_result(run.workdir / "result.json") is None:
-                print(f"-- {run.workdir.name}", file=sys.stderr)
-                try:
-                    if train.run(c, str(run.workdir)) is None:
-                        return 0
-                except InputError as error:
-                    failed[run.workdir.name] = str(error)
-        for name, error in failed.items():
-            print(f"jaxprompt sweep: {name}: {error}", file=sys.stderr)
-    elif not args.table:
+        failed = execute(runs, overrides, args.workdir)
+        if failed is None:
+            return 0
+        tell(runs, failed)
+        return 0
+    if not args.table:
         for run in runs:
             flags = [f"--config.{field}={value}" for field, value in overrides]
             flags += [f"--config.{field}={value}" for field, value in run.changes.items()]
             words = ["python", "-m", "jaxprompt", "train", f"--config={run.config}"]
             print(shlex.join([*words, f"--workdir={run.workdir}", *flags]))
-    tell(runs, failed)
+    tell(runs, {})
     return 0
+
+
+def execute(
+    runs: Sequence[Run], overrides: Sequence[tuple[str, str]], workdir: str
+) -> dict[str, str] | None:
+    """Trains the runs that have no result, those of equal shapes at once.
+
+    Returns the errors of runs that failed, by name; None where SIGTERM ended it early, and the same
+    call goes on.
+    """
+    from jaxprompt.cli import train
+
+    train.keep_compiled(Path(workdir) / "compiled")
+    loaded = [load(run, overrides) for run in runs]
+    together, single = divide(runs, loaded)
+    failed = {}
+    if together:
+        outcome = train_together(together, workdir)
+        if outcome is None:
+            return None
+        failed |= outcome.failed
+    for run, c in single:
+        if train.read_result(run.workdir / "result.json") is None:
+            print(f"-- {run.workdir.name}", file=sys.stderr)
+            try:
+                if train.run(c, str(run.workdir)) is None:
+                    return None
+            except InputError as error:
+                failed[run.workdir.name] = str(error)
+    for name, error in failed.items():
+        print(f"jaxprompt sweep: {name}: {error}", file=sys.stderr)
+    return failed
 
 
 def is_grid(c: Any) -> bool:

@@ -1,0 +1,166 @@
+"""Tuning with few rows as PPT compares it (Gu et al. 2022, sections 4 and 5).
+
+Each function fills a config with one method of METHODS on one task of TASKS, for a kind of backbone
+of KINDS.
+"""
+
+from typing import NamedTuple
+
+from configs.parts import methods
+
+SEEDS = (10, 20, 30, 40, 50)
+
+
+class Kind(NamedTuple):
+    """What depends on the scale of a backbone's embeddings, and its positions."""
+
+    rescale: float
+    scale: float  # of the first prompt
+    lr: float  # of pre-training: the factor of 1 / sqrt(step)
+    positions: int
+
+
+KINDS = {
+    # Divided for float16 in the released code; the rates here and the scale of the start are of
+    # that space: 0.5 in T5's own, near what its embeddings have.
+    "t5": Kind(100.0, 5e-3, 0.1, 2048),
+    # Not published: after 100 steps the rate is the one of a soft prompt in parts/methods.py.
+    "masked": Kind(1.0, 0.02, 0.3, 512),
+    "causal": Kind(1.0, 0.02, 0.3, 1024),
+}
+
+
+class Asked(NamedTuple):
+    """How a task is asked, as in the released code, where nothing but the sentinel is added."""
+
+    group: str  # the pre-training task whose prompt it starts from
+    template: str
+    hard: str  # with words beside the soft prompt (appendix D), which full fine-tuning takes too
+    words: tuple[str, ...]  # in the order of the classes
+    lr: float = 1e-2
+    lr_ppt: float = 1e-2  # of a prompt that was pre-trained
+
+
+def _single(field, words):
+    return Asked("cls", f"{{{field}}} [mask]", f"{{{field}}} It was [mask].", words)
+
+
+def _pair(first, second, words, lr, lr_ppt=5e-2):
+    hard = f"Question: {{{first}}}? [mask]. {{{second}}}"
+    return Asked("nsp", f"{{{first}}} [mask] {{{second}}}", hard, words, lr, lr_ppt)
+
+
+_FIVE = ("terrible", "bad", "maybe", "good", "great")
+TASKS = {
+    "sst2": _single("sentence", ("bad", "good")),
+    "sst5": _single("text", _FIVE),
+    "boolq": _pair("question", "passage", ("no", "yes"), 5e-3),
+    "rte": _pair("premise", "hypothesis", ("yes", "no"), 5e-3),
+    "cb": _pair("hypothesis", "premise", ("yes", "no", "maybe"), 5e-2),
+    "lcqmc": _pair("sentence1", "sentence2", ("不同", "相同"), 5e-3),
+    "chnsenticorp": _single("text", ("差", "好")),
+}
+
+ROWS = (32, 64, 128, 256)  # section 4.4, sample efficiency
+# Section 2 asks whether words beside the soft tokens help, and which stand for the labels. Patterns
+# of PET (Schick & Schuetze 2021, Yelp and BoolQ), words of LM-BFF (Gao et al. 2021, table 2).
+HARD = {
+    "sst2": {
+        "it was": "{sentence} It was [mask].",
+        "just": "Just [mask]! {sentence}",
+        "all in all": "{sentence} All in all, it was [mask].",
+    },
+    "boolq": {
+        "question": "{passage} Question: {question}? Answer: [mask].",
+        "based on the previous": "{passage} Based on the previous passage, {question}? [mask].",
+        "based on the following": "Based on the following passage, {question}? [mask]. {passage}",
+    },
+}
+WORDS = {
+    "sst2": (("bad", "good"), ("terrible", "great"), ("dog", "cat"), ("great", "terrible")),
+    "boolq": (("no", "yes"), ("false", "true")),
+}
+
+
+def pt(c, task="rte", kind="t5"):
+    """Prompt tuning: 100 soft tokens from noise, as the released code has it (section 4.1)."""
+    own, kind = TASKS[task], KINDS[kind]
+    _few_shot(c, task, kind)
+    methods.soft(c, length=100, lr=own.lr, start="normal")
+    c.prompt.scale = kind.scale
+    c.task.template = own.template
+    c.optim.weight_decay = 1e-2  # of soft tokens too
+
+
+def hybrid_pt(c, task="rte", kind="t5"):
+    """The same beside words (appendix D)."""
+    pt(c, task, kind)
+    c.task.template = TASKS[task].hard
+
+
+def lm_adapt(c, task="rte", kind="t5"):
+    """Prompt tuning of a backbone after LM adaptation; give its backbone.path."""
+    pt(c, task, kind)
+
+
+def ppt(c, task="rte", kind="t5"):
+    """Prompt tuning from the prompt that was pre-trained for the task's group."""
+    pt(c, task, kind)
+    c.prompt.init = f"prompts/{TASKS[task].group}"
+    c.optim.lr = TASKS[task].lr_ppt
+
+
+def hybrid_ppt(c, task="rte", kind="t5"):
+    """The same beside words."""
+    ppt(c, task, kind)
+    c.task.template = TASKS[task].hard
+
+
+def multiple_choice(c, task="rte", kind="t5"):
+    """Prompt tuning from noise, every task as a choice among its label words (section 4.2)."""
+    pt(c, task, kind)
+    c.task.form, c.task.template = "unified", ""
+    c.optim.lr = 1e-2
+
+
+def unified_ppt(c, task="rte", kind="t5"):
+    """The same from the prompt of the unified task (section 3.3)."""
+    multiple_choice(c, task, kind)
+    c.prompt.init = "prompts/unified"
+
+
+def full(c, task="rte", kind="t5"):
+    """Full fine-tuning with words around the answer."""
+    _few_shot(c, task, KINDS[kind])
+    methods.full(c, lr=5e-6)
+    c.task.template = TASKS[task].hard
+    c.optim.weight_decay = 1e-2
+
+
+METHODS = {
+    function.__name__: function
+    for function in (
+        full, pt, hybrid_pt, lm_adapt, ppt, hybrid_ppt, unified_ppt, multiple_choice
+    )
+}  # fmt: skip
+RATES = {name: (5e-3, 1e-2, 2e-2, 5e-2) for name in METHODS}  # section 4.1
+RATES["full"] = (5e-6, 1e-5, 3e-5, 1e-4)  # not published; what such backbones are tuned at
+
+
+def _few_shot(c, task, kind):
+    c.backbone.dtype = "bfloat16"
+    c.backbone.dropout = 0.0
+    c.backbone.rescale = kind.rescale
+    own = TASKS[task]
+    c.task.name, c.task.words, c.task.eos = task, own.words, False
+    c.head.name, c.head.scores, c.head.span = "verbalizer", "full", "target"
+    if len(own.words) > 5:  # section 4.1: 8 rows a label, as many for dev
+        c.data.protocol, c.data.k = "kshot", 8
+    else:  # 32 rows, as many for dev
+        c.data.protocol, c.data.n = "balanced", 32
+    c.data.max_len, c.data.multiple = min(512, kind.positions), 64
+    c.data.batch = 16  # 8 a group of 4 GPUs on 8 of them (few-shot scripts)
+    c.optim.schedule = "constant"
+    c.optim.clip = 1.0
+    c.train.total_epochs = 50.0
+    c.train.eval_steps = 6

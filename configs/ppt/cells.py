@@ -1,0 +1,17 @@
+"""PPT's comparison of methods with few rows, on any backbone (Gu et al. 2022, table 4).
+
+The argument is TASK,METHOD,KIND: `--config=configs/ppt/cells.py:rte,ppt,masked`; see
+configs/parts/ppt.py. Give backbone.path. What starts from a pre-trained prompt takes the export
+prompts/nsp, nss, cls or unified.
+"""
+
+from configs.base import get_config as base
+from configs.parts.ppt import METHODS
+
+
+def get_config(cell="rte,pt,t5"):
+    """Returns one run."""
+    task, method, kind = (*cell.split(","), *("pt", "t5")[cell.count(",") :])
+    c = base()
+    METHODS[method](c, task, kind)
+    return c
