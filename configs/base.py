@@ -89,7 +89,7 @@ def get_config() -> ConfigDict:
     c.data.group = 1  # batches whose examples are sorted by length together; 1 = none
     c.data.side = "right"  # where padding stands
 
-    c.corpus = ConfigDict()  # running text, for `adapt` and `pretrain`
+    c.corpus = ConfigDict()  # running text, for `adapt`, `annotate` and `pretrain`
     c.corpus.path = ""  # folder, file or glob of .txt, JSONL or Parquet; hub:owner/name, tfds:name
     c.corpus.field = "text"  # JSONL, Parquet, hub, TFDS: where a document stands
     c.corpus.split = "train"  # hub, TFDS

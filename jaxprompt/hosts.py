@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -25,6 +26,8 @@ GRACE = 2  # seconds that a failing process 0 leaves to the others
 COME, REFUSED = "jaxprompt: come", "jaxprompt: refused: "  # what process 0 answers
 RETRY = 0.5  # seconds between two tries to reach the coordinator
 ANSWER = 10  # seconds beyond its own time that a process which signed in waits for the answer
+
+Result = TypeVar("Result")
 
 
 def start(
@@ -112,17 +115,21 @@ def gather(text: str) -> list[str]:
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
-def on_first(action: Callable[[], None]) -> None:
-    """Lets process 0 act while the others wait; its InputError is raised on all."""
-    error = None
+def on_first(action: Callable[[], Result]) -> Result | None:
+    """Lets process 0 act while the others wait; its InputError is raised on all.
+
+    Returns on process 0 what the action returns, None on the others.
+    """
+    error = result = None
     try:
         if is_first():
-            action()
+            result = action()
     except InputError as caught:
         error = caught
     message = gather(str(error or ""))[0]
     if error or message:
         raise error or InputError(message)
+    return result
 
 
 def agree(facts: Mapping[str, str]) -> None:

@@ -16,6 +16,11 @@ def bert_large(c):
     c.backbone.path = "google-bert/bert-large-cased"
 
 
+def roberta_base(c):
+    """RoBERTa base."""
+    c.backbone.path = "FacebookAI/roberta-base"
+
+
 def roberta_large(c):
     """RoBERTa large."""
     c.backbone.path = "FacebookAI/roberta-large"

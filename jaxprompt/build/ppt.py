@@ -85,10 +85,15 @@ def check_ppt(c: Any) -> None:
             f"cache.where={c.cache.where} keeps states of rows that come again, here none "
             "does; set it to ''"
         )
-    if any(c.runs[axis] for axis in c.runs if axis != "size"):
-        raise InputError("config.runs stands for several runs, pretrain does one; empty it")
+    check_single(c, "pretrain")
     options_of(c)
     open_annotations(c)
+
+
+def check_single(c: Any, verb: str) -> None:
+    """Raises InputError where a config stands for several runs."""
+    if any(c.runs[axis] for axis in c.runs if axis != "size"):
+        raise InputError(f"config.runs stands for several runs, {verb} does one; empty it")
 
 
 def options_of(c: Any) -> tuple[int, ...]:
@@ -106,11 +111,12 @@ def open_annotations(c: Any) -> Annotations | None:
         raise InputError("ppt.annotations is empty; cls needs the folder that `annotate` wrote")
     found = Annotations(c.ppt.annotations)
     found.check_classes(len(get_pattern(c.ppt.task, c.ppt.patterns).words))
-    found.check_thresholds(_thresholds(c))
+    found.check_thresholds(thresholds_of(c))
     return found
 
 
-def _thresholds(c: Any) -> tuple[float, ...]:
+def thresholds_of(c: Any) -> tuple[float, ...]:
+    """Gives what the probability of a label must exceed, by class."""
     return tuple(c.ppt.thresholds) or PUBLISHED
 
 
@@ -182,7 +188,7 @@ def read_text(c: Any, corpus: Corpus, asked: Asked) -> Text:
 
 def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
     if c.ppt.task == "cls":
-        return cls.make(corpus, documents, forms, labels, _thresholds(c))
+        return cls.make(corpus, documents, forms, labels, thresholds_of(c))
     if c.ppt.task == "nsp":
         return nsp.make(corpus, documents, forms, matched=c.ppt.matched)
     return selection.make(c.ppt.task, corpus, documents, forms, matched=c.ppt.matched)

@@ -36,6 +36,8 @@ def test_labels_above_their_thresholds(tmp_path, corpus):
     found = annotate(tmp_path / "labels", corpus, rows)
     assert found.labels().tolist() == [0, 1, 2, 3, 4, -1, -1, -1, -1, -1, -1, 4]
     assert found.labels([0, 0, 0, 0, 0.7]).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, -1, -1, 4]
+    assert found.counts([0, 0, 0, 0, 0.7]).tolist() == [2, 2, 2, 2, 2]
+    assert found.counts([0.0] * 5).sum() == 11  # of 12 units: a row of zeros has no label
     np.testing.assert_allclose(found.probabilities, rows, atol=1e-3)
     assert found.classes == CLASSES and found.annotator == "roberta 1a2b" and len(found) == 12
     assert not found.probabilities.flags.writeable
@@ -97,6 +99,9 @@ def test_work_of_another_kind_is_not_gone_on_with(tmp_path, corpus):
     other = even_corpus(tmp_path / "other", 2, 3)
     with pytest.raises(InputError, match="begun with another units"):
         AnnotationWriter(folder, other, CLASSES, "roberta")
+    corpus.fingerprint["settings"] = {"units": "sentence"}
+    with pytest.raises(InputError, match="corpus.units, paragraph -> sentence; restore it, or del"):
+        AnnotationWriter(folder, corpus, CLASSES, "roberta")
 
 
 def test_what_cannot_be_written(tmp_path, corpus):

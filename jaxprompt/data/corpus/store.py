@@ -180,7 +180,9 @@ class StoreWriter:
             raise write_error(self._folder, error) from error
 
 
-def check_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_unchanged(
+    saved: Mapping[str, Any], now: Mapping[str, Any], cure: str = "take another workdir"
+) -> None:
     """Raises InputError, with what changed, where two fingerprints differ."""
     changes = []
     old, new = saved["files"], now["files"]
@@ -206,5 +208,5 @@ def check_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise InputError(
             f"the corpus is not that of the saved run: {'; '.join(changes[:_SHOWN])}"
             + (f"; and {more} more" if more > 0 else "")
-            + "; restore it, or take another workdir"
+            + f"; restore it, or {cure}"
         )

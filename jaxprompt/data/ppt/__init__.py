@@ -5,14 +5,22 @@ cls makes a task from it and some documents, and `Rows` gives its batches. An ex
 function of its row and of the seed and number of the visit to it.
 """
 
-from jaxprompt.data.ppt.annotations import PUBLISHED, Annotations, AnnotationWriter
+from jaxprompt.data.ppt.annotations import (
+    PUBLISHED,
+    Annotations,
+    AnnotationWriter,
+    check_thresholds,
+    check_unfinished,
+)
 from jaxprompt.data.ppt.forms import Form, Forms, make_forms
 from jaxprompt.data.ppt.patterns import PATTERNS, TASKS, Pattern, get_pattern
+from jaxprompt.data.ppt.reading import Reader
 from jaxprompt.data.ppt.rows import Rows
 from jaxprompt.data.ppt.selection import numbers_of_options
 from jaxprompt.data.ppt.units import Units
 
 __all__ = [
     "PATTERNS", "PUBLISHED", "TASKS", "AnnotationWriter", "Annotations", "Form", "Forms", "Pattern",
-    "Rows", "Units", "get_pattern", "make_forms", "numbers_of_options",
+    "Reader", "Rows", "Units", "check_thresholds", "check_unfinished", "get_pattern", "make_forms",
+    "numbers_of_options",
 ]  # fmt: skip

@@ -8,13 +8,13 @@ annotator may read the same text through its own. A row of zeros is a unit that 
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.corpus import Corpus
+from jaxprompt.data.corpus import Corpus, check_unchanged
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_atomic, write_error
 
@@ -70,23 +70,46 @@ class Annotations:
 
     def check_thresholds(self, thresholds: Sequence[float]) -> None:
         """Raises InputError where they are not one for each class."""
-        if len(thresholds) != len(self.classes) or not all(0 <= t < 1 for t in thresholds):
-            raise InputError(
-                f"thresholds {', '.join(map(str, thresholds))} must be {len(self.classes)} numbers "
-                f"from 0 to below 1, one for each of {', '.join(self.classes)}"
-            )
+        check_thresholds(self.classes, thresholds)
 
     def labels(self, thresholds: Sequence[float] = PUBLISHED) -> np.ndarray:
         """Gives each unit its likeliest class if that is above its threshold, else -1. int8"""
+        found = np.empty(len(self), np.int8)
+        for start, part in self._labels(thresholds):
+            found[start : start + len(part)] = part
+        return found
+
+    def counts(self, thresholds: Sequence[float]) -> np.ndarray:
+        """Counts the units of each label, as `labels` gives them. [C]"""
+        total = np.zeros(len(self.classes), np.int64)
+        for _, part in self._labels(thresholds):
+            total += np.bincount(part[part >= 0], minlength=len(total))
+        return total
+
+    def _labels(self, thresholds: Sequence[float]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields labels part by part, each with the number of its first unit."""
         self.check_thresholds(thresholds)
         limits = np.array(thresholds, np.float32)
-        found = np.empty(len(self), np.int8)
         for start in range(0, len(self), _AT_ONCE):
             part = self.probabilities[start : start + _AT_ONCE].astype(np.float32)
             best = part.argmax(1)
             above = np.take_along_axis(part, best[:, None], 1)[:, 0] > limits[best]
-            found[start : start + _AT_ONCE] = np.where(above, best, -1)
-        return found
+            yield start, np.where(above, best, -1)
+
+
+def check_thresholds(classes: Sequence[str], thresholds: Sequence[float]) -> None:
+    """Raises InputError where there is not one threshold for each class."""
+    if len(thresholds) != len(classes) or not all(0 <= t < 1 for t in thresholds):
+        raise InputError(
+            f"thresholds {', '.join(map(str, thresholds))} must be {len(classes)} numbers from 0 "
+            f"to below 1, one for each of {', '.join(classes)}; set ppt.thresholds"
+        )
+
+
+def check_unfinished(folder: str | os.PathLike) -> None:
+    """Raises InputError where a folder has all of its annotations."""
+    if (Path(folder) / _META).exists():
+        raise InputError(f"{folder} has finished annotations; take another folder")
 
 
 class AnnotationWriter:
@@ -104,11 +127,13 @@ class AnnotationWriter:
             "format": FORMAT, "classes": list(classes), "annotator": annotator,
             "units": corpus.num_units, "corpus": _text_of(corpus),
         }  # fmt: skip
-        if (self.folder / _META).exists():
-            raise InputError(f"{self.folder} has finished annotations; take another folder")
+        check_unfinished(self.folder)
         begun = _read(self.folder / _PART)
         if begun is None:
             write_atomic(self.folder / _PART, json.dumps(work, indent=1))
+        elif begun["corpus"] != work["corpus"]:
+            cure = f"delete {self.folder} to annotate anew"
+            check_unchanged(begun["corpus"], work["corpus"], cure)
         elif changed := [name for name in work if begun.get(name) != work[name]]:
             raise InputError(
                 f"{self.folder} was begun with another {changed[0]}; restore it, or delete the "

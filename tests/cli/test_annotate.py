@@ -1,0 +1,331 @@
+"""`annotate`: a classifier, trained here, labels a corpus, which `pretrain` then learns from."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from processes import Processes
+from spoil import files
+from tiny_adapt import compile_quickly
+from tiny_pretrain import corpus_texts, made, words_of
+from tiny_run import (
+    ROOT,
+    TOPICS,
+    flags,
+    jaxprompt,
+    make_backbone,
+    read_lines,
+    sentences,
+    timeless,
+    write_rows,
+)
+
+from jaxprompt.__main__ import main
+from jaxprompt.data.ppt import Annotations, AnnotationWriter
+from jaxprompt.data.tokenizer import load_tokenizer
+
+ANNOTATOR = ROOT / "configs/ppt/annotator.py"
+STARS = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
+BATCH, PART = 4, 4 * 64  # units that are labelled and written together
+# 10 and 11 characters, 3 tokens, 10,801 characters, more tokens than are read.
+ODD = [
+    "a. b, c? !",
+    "a. b, c? d!",
+    "the old cat",
+    "the old cat was near a dog  " * 386,
+    "the cat " * 99,
+]
+UNITS = 40 * 8 + len(ODD)
+STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Spares the compiler's time."""
+    compile_quickly(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """The documents: one more than `pretrain` has elsewhere, of units too short or long."""
+    return [*corpus_texts(), "\n".join(ODD)]
+
+
+@pytest.fixture(scope="module")
+def fields(tmp_path_factory, texts):
+    """A RoBERTa fine-tuned on five classes, of which the rows have three, and the corpus."""
+    root = tmp_path_factory.mktemp("annotate")
+    make_backbone(root / "roberta", "roberta")
+    label = dict(zip(TOPICS, STARS[::2], strict=True))
+    for seed, (split, size) in enumerate({"train": 96, "dev": 30}.items()):
+        rows = [row | {"label": label[row["label"]]} for row in sentences(seed, size)]
+        write_rows(root / f"{split}.jsonl", rows)
+    write_rows(root / "corpus.jsonl", [{"text": text} for text in texts])
+    return {
+        "backbone.path": root / "roberta", "backbone.dtype": "float32", "backbone.dropout": 0,
+        "data.source": root, "data.protocol": "", "data.max_len": 64, "data.batch": 16,
+        "data.eval_batch": BATCH, "optim.lr": 3e-3, "optim.warmup_steps": 1,
+        "train.total_epochs": 0, "train.total_steps": STEPS, "train.eval_steps": STEPS,
+        "train.tensorboard": False, "mesh.data": 1,
+        "corpus.path": root / "corpus.jsonl", "corpus.processes": 1,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def words(fields):
+    """Writes a command; a field of a block has two underscores: data__batch=8."""
+
+    def write(workdir, output, **changes):
+        own = fields | {name.replace("__", "."): value for name, value in changes.items()}
+        place = [f"--config={ANNOTATOR}", f"--workdir={workdir}", f"--output={output}"]
+        return ["annotate", *place, *flags(own)]
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def annotated(words, tmp_path_factory):
+    """The classifier's workdir and its labels. -> (workdir, output, what was printed)"""
+    import contextlib
+    import io
+
+    root = tmp_path_factory.mktemp("annotated")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        compile_quickly(patch)
+        assert main(words(root / "run", root / "labels")) == 0
+    return root / "run", root / "labels", out.getvalue()
+
+
+def result_of(out: str) -> dict:
+    return timeless(json.loads(out))
+
+
+def units_of(texts) -> list[str]:
+    return [unit.strip() for text in texts for unit in text.splitlines()]
+
+
+def test_it_labels_as_predict_does(annotated, fields, texts, tmp_path, capsys):
+    """From the text itself, by the exported classifier: the first word has no space before it."""
+    workdir, output, _ = annotated
+    place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    units = units_of(texts)
+    rows = write_rows(tmp_path / "units.jsonl", [{"text": unit} for unit in units])
+    code, _, err = jaxprompt(
+        capsys, "predict", f"--workdir={workdir}", f"--input={rows}", f"--output={tmp_path / 'out'}"
+    )
+    assert code == 0, err
+    expected = np.array([list(row["scores"].values()) for row in read_lines(tmp_path / "out")])
+    tokenizer = load_tokenizer(fields["backbone.path"])
+    lengths = [len(tokenizer.tokenize(f" {unit}")) for unit in units]
+    read = [n > 5 and 10 < len(unit) <= 10_000 for n, unit in zip(lengths, units, strict=True)]
+    assert read[-len(ODD) :] == [False, True, False, False, True]
+    found = Annotations(output)
+    assert found.classes == STARS and len(found) == len(units)
+    np.testing.assert_allclose(
+        found.probabilities, np.where(np.array(read)[:, None], expected, 0), atol=1e-3
+    )
+
+
+def test_what_is_printed(annotated):
+    workdir, output, out = annotated
+    found, table = json.loads(out), Annotations(output).probabilities.astype(np.float32)
+    best, sure = table.argmax(1), table.max(1)
+    read = sure > 0
+    limits = np.array([0.95, 0.5, 0.5, 0.5, 0.7])
+    assert found["units"] == len(table) == UNITS and found["left_out"] == (~read).sum() > 10
+    labels = np.bincount(best[read], minlength=5)
+    kept = np.bincount(best[sure > limits[best]], minlength=5)
+    assert found["labels"] == dict(zip(STARS, labels.tolist(), strict=True))
+    assert found["kept"] == dict(zip(STARS, kept.tolist(), strict=True))
+    assert found["thresholds"] == dict(zip(STARS, limits.tolist(), strict=True))
+    assert found["kept_share"] == pytest.approx(kept.sum() / len(table))
+    assert 0 < kept.sum() < labels.sum() and found["output"] == str(output)
+    # The workdir is that of `train` with the same config.
+    saved = json.loads((workdir / "config.json").read_text())
+    assert saved["corpus"]["path"] == "" and (workdir / "result.json").exists()
+
+
+def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, capsys):
+    """By another tokenizer, on the units that are sure."""
+    changes = dict(
+        corpus__path=fields["corpus.path"], ppt__annotations=annotated[1], train__total_steps=2,
+        train__eval_steps=2,
+    )  # fmt: skip
+    words = words_of(tmp_path_factory, "cls-bert", tmp_path / "run", **changes)
+    code, out, err = jaxprompt(capsys, *words)
+    assert code == 0 and np.isfinite(json.loads(out)["held_out"]["loss"])
+    labels = json.loads((tmp_path / "run/corpus.json").read_text())["labels"]
+    kept = list(json.loads(annotated[2])["kept"].values())
+    assert labels[0] == Annotations(annotated[1]).annotator
+    assert 0 < sum(labels[1:]) < sum(kept)  # without those of held-out documents
+
+
+# -- cut off, and on other devices ----------------------------------------------------------------
+
+
+def stop_in(monkeypatch, after: int) -> None:
+    """Ends the writing of a part after some units, and in the middle of one."""
+    append = AnnotationWriter.append
+
+    def half(self, probabilities):
+        append(self, probabilities[: after - self.done])
+        if self.done == after:
+            self._file.write(b"cut")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(AnnotationWriter, "append", half)
+
+
+@pytest.mark.parametrize("after", [PART + 50, UNITS])
+def test_it_goes_on_where_it_was_cut_off(
+    after, annotated, words, fields, tmp_path, capsys, monkeypatch
+):
+    workdir, whole, printed = annotated
+    command = words(workdir, tmp_path / "labels")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_in(patch, after)
+        main(command)
+    assert not (tmp_path / "labels/meta.json").exists()
+    code, out, err = jaxprompt(capsys, *command)
+    assert code == 0 and f"{UNITS} units, {after} done" in err
+    assert files(tmp_path / "labels") == files(whole)
+    found, expected = result_of(out), result_of(printed)
+    assert found | {"output": ""} == expected | {"output": ""}
+
+
+def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
+    """It is trained to its end first."""
+    workdir = shutil.copytree(annotated[0], tmp_path / "run")
+    (workdir / "result.json").unlink()
+    code, _, err = jaxprompt(capsys, *words(workdir, tmp_path / "labels"))
+    assert code == 0 and f"{STEPS} steps, resumed at step {STEPS}" in err
+    assert (workdir / "result.json").exists()
+    assert files(tmp_path / "labels") == files(annotated[1])
+
+
+def close_to(output, whole) -> None:
+    """Compares labels up to the order of sums."""
+    found, expected = Annotations(output), Annotations(whole)
+    assert found.annotator == expected.annotator
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-3)
+
+
+def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
+    """A masked LM as it is, by its label words: nothing is trained."""
+    changes = dict(
+        backbone__path=made(tmp_path_factory, "bert"), trainable="", head__name="verbalizer",
+        task__template="{text} [mask]", task__words="terrible,bad,maybe,good,great",
+    )  # fmt: skip
+    for name, mesh in (("one", {}), ("eight", dict(mesh__data=4, mesh__model=2))):
+        assert main(words(tmp_path / "run", tmp_path / name, **changes, **mesh)) == 0
+    assert not (tmp_path / "run/config.json").exists()
+    close_to(tmp_path / "eight", tmp_path / "one")
+    counts = Annotations(tmp_path / "one").counts([0] * 5)
+    assert counts[[0, 2, 4]].sum() > 0.9 * counts.sum() and counts[[0, 2, 4]].all()
+
+
+def test_two_processes_label_as_one(annotated, words, tmp_path, compiled):
+    workdir, whole, printed = annotated
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0 "
+        "--xla_llvm_disable_expensive_passes=true",
+    }
+    command = words(workdir, tmp_path / "labels", mesh__data=2)
+    with Processes(tmp_path / "logs", env) as processes:
+        processes.start_all(2, ["-m", "jaxprompt", *command])
+        assert processes.wait() == [0, 0], processes.told()
+        found, expected = result_of(processes.out(0)), result_of(printed)
+        assert processes.out(1) == processes.err(1) == ""
+    close_to(tmp_path / "labels", whole)
+    assert found | {"output": ""} == expected | {"output": ""}
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def annotate(refused, annotated, words, tmp_path):
+    """Starts a run that must be refused, some fields changed. -> its line"""
+
+    def call(workdir=None, started=False, **changes) -> str:
+        place = workdir or annotated[0], tmp_path / "labels"
+        line = refused(*words(*place, **changes), started=started)
+        assert not (place[1] / "labels.bin").exists()
+        return line
+
+    return call
+
+
+def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_path, monkeypatch):
+    def forbid(*_args, **_kwargs):
+        raise AssertionError("read before the config was checked")
+
+    for name in ("scorer.folder.resolve", "build.adapting.index_corpus", "build.read_examples"):
+        monkeypatch.setattr(f"jaxprompt.{name}", forbid)
+    for changes, said in (
+        ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
+        ({"ppt__thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers from 0 to below"),
+        ({"task__labels": "bad,fair,good"}, "0.7 must be 3 numbers from 0 to below 1, one for each "
+         "of bad, fair, good; set ppt.thresholds"),
+        (dict(task__target="said", task__labels="", head__name="text", task__template="{text}"),
+         "task custom writes texts, and labels are classes; take a task with classes"),
+        ({"task__choices": "a,b"}, "task custom has choices, and labels are classes"),
+        ({"task__fields": "a,b"}, "task custom has 2 texts, a, b, and a unit of a corpus is one"),
+        ({"ppt__task": "cls"}, "ppt.task=cls pre-trains a prompt"),
+        ({"runs__seeds": "1,2"}, "config.runs stands for several runs, annotate does one; empty"),
+        ({"head__pooler": "cls"}, "holds a run of another config: head.pooler (saved 'trained', g"),
+    ):  # fmt: skip
+        assert said in annotate(**changes), changes
+    line = refused("annotate", f"--config={ANNOTATOR}", f"--workdir={tmp_path}")
+    assert line == "--output is missing; see --help"
+
+
+def test_text_that_is_none(annotate, tmp_path):
+    empty = write_rows(tmp_path / "empty.jsonl", [{"text": " "}])
+    line = annotate(tmp_path / "new", corpus__path=empty)  # before the classifier is trained
+    assert "is empty: no document has text, 1 are blank" in line
+    assert not (tmp_path / "new/config.json").exists()
+
+
+def test_labels_that_are_finished(refused, annotated, words):
+    workdir, output, _ = annotated
+    line = refused(*words(workdir, output))
+    assert line == f"{output} has finished annotations; take another folder"
+
+
+def test_what_changed_under_a_run(refused, annotated, words, fields, tmp_path, monkeypatch):
+    own = shutil.copytree(
+        fields["corpus.path"].parent, tmp_path / "own", ignore=shutil.ignore_patterns("roberta")
+    )
+    text = own / "corpus.jsonl"
+    command = lambda **changes: words(
+        annotated[0], tmp_path / "labels", corpus__path=text, **changes
+    )
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_in(patch, PART)
+        main(command())
+    before = files(tmp_path / "labels")
+    line = refused(*command(data__max_len=32), started=True)
+    assert "was begun with another annotator; restore it, or delete the folder to ann" in line
+    text.write_text(text.read_text().replace("cat", "dog"))
+    line = refused(*command(), started=True)
+    assert "the corpus is not that of the saved run: corpus.jsonl has other text; " in line
+    assert line.endswith(f"restore it, or delete {tmp_path / 'labels'} to annotate anew")
+    assert files(tmp_path / "labels") == before
+
+
+def test_a_full_disk(refused, annotated, words, tmp_path, monkeypatch):
+    begin, place = AnnotationWriter.__init__, (annotated[0], tmp_path / "labels")
+
+    def full(self, *given):
+        begin(self, *given)
+        self._file.close()
+        self._file = open("/dev/full", "wb")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnnotationWriter, "__init__", full)
+        line = refused(*words(*place), started=True)
+    assert f"cannot write {tmp_path / 'labels'}: No space left on device; mend that" in line
