@@ -19,7 +19,7 @@ from jaxprompt.optim import OPTIMIZERS, SCHEDULES
 DTYPES = ("float32", "bfloat16")
 HEADS, SCORES = ("linear", "verbalizer", "text"), ("restricted", "full")
 OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
-PIECES, SPANS, FORMS = ("mean", "sum"), ("label", "target"), ("cloze", "text")
+PIECES, SPANS, FORMS = ("mean", "sum"), ("label", "target"), ("cloze", "text", "unified")
 _RANGES = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
@@ -59,7 +59,8 @@ FIELDS = {
     "task": dict(
         name=_TEXT, template=_TEXT, words=_TEXTS, fields=_TEXTS, label=_TEXT, labels=_TEXTS,
         choices=_TEXTS, metric=Field(str, (*METRICS, *TEXT_METRICS), True), target=_TEXT,
-        form=Field(str, FORMS), answer=_TEXT, eos=_FLAG,
+        form=Field(str, FORMS), answer=_TEXT, eos=_FLAG, option=_TEXT,
+        spaced=Field(str, ("true", "false"), True),
     ),
     "data": dict(
         source=_TEXT, files=dict(train=_TEXT, dev=_TEXT, test=_TEXT), cache_dir=_TEXT,

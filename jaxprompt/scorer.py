@@ -1,6 +1,7 @@
 """Puts backbone, method, head and template together, from plain values: a config's or a card's."""
 
 import dataclasses
+import string
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from jaxprompt.data.encode import Answer, Encoded, Encoder
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks import Example, Task
-from jaxprompt.data.template import Template, check, parse
+from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
 from jaxprompt.errors import InputError
@@ -110,14 +111,17 @@ class Scorer(NamedTuple):
 
 
 def choose_template(task: Task, style: str, head: str, form: str, template: str) -> str:
-    """Picks the layout: the given one, else the task's own for this head and kind of backbone."""
+    """Picks the layout: the given one, else the task's own for this head and kind of backbone.
+
+    A task in unified form has its layout already.
+    """
     own = task.plain
     if head == "verbalizer":
         own = task.causal if style == "causal" else task.template
         own = task.text if form == "text" else own
     elif head == "text":
         own = task.text
-    text = template or own
+    text = own if form == "unified" else template or own
     if not text:
         fields = " ".join(f"{{{field}}}" for field in task.fields)
         raise InputError(
@@ -190,8 +194,9 @@ def check_template(task: Task, text: str, head: str, form: str, slots: int) -> T
     parsed, by_lm = parse(text), head == "verbalizer"
     check(
         parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm and form != "text",
-        has_choices=bool(task.choices),
+        has_choices=bool(task.choices) or form == "unified",
     )  # fmt: skip
+    read_option(task.option or OPTION)
     if by_lm and parsed.uses_choice:
         raise InputError("a verbalizer reads one row; write {choices} for {choice}")
     return parsed
@@ -260,9 +265,11 @@ def build_scorer(
         masks=max(int(parsed.has_mask), sentinels if by_lm else 0),
     )  # fmt: skip
     verbalizer, follows, heads = None, Answer(), {}
+    names = [group[0] for group in task.words] or string.ascii_uppercase
     if by_lm:
         label_words = choose_words(task, style, form)
         verbalizer = make_verbalizer(tokenizer, label_words, leading_space=task.spaced)
+        names = [group[0] for group in verbalizer.words]
         around = frame(said, specials) if style == "seq2seq" else Frame((), ())
         whole = head["span"] == "target"
         if style == "masked":
@@ -288,7 +295,7 @@ def build_scorer(
         tokenizer, parsed, specials, num_slots=slots, max_len=max_len,
         needs_mask=by_lm and form != "text",
         num_masks=verbalizer.num_masks if verbalizer else 1, num_types=backbone.module.cfg.types,
-        answer=follows,
+        answer=follows, option=task.option, names=names,
     )  # fmt: skip
     layout = Layout(
         batch=batch, max_len=max_len, pad_id=specials.pad, side=side, multiple=multiple,

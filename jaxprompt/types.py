@@ -51,6 +51,7 @@ class Batch(NamedTuple):
     targets: Array | None = None  # int32 [B*K, M] the token asked for at label_pos, -1 = none: what
     # follows in free text, what was hidden in pre-training (behind its generator see ReplacedHead)
     kept: Array | None = None  # [B*K, T, H] states that frozen layers gave before, see keep.py
+    counts: Array | None = None  # int32 [B] choices of each example; None = all have all classes
 
     @property
     def read(self) -> Tokens:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprompt import rng, tree
-from jaxprompt.build.examples import SPLITS, Examples, read_examples, read_task
+from jaxprompt.build.examples import SPLITS, Examples, in_form, read_examples, read_task
 from jaxprompt.build.keeping import Kept
 from jaxprompt.build.weights import Weights, check_init, start
 from jaxprompt.checkpoint import Checkpoints, check_workdir
@@ -69,7 +69,7 @@ def check_config(c: Any) -> None:
     prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
     if c.ppt.task:  # its texts and words are those of a pattern
         return
-    task = read_task(c.task)
+    task = in_form(c, read_task(c.task))
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
     text = choose_template(task, style, c.head.name, c.task.form, c.task.template)
     check_template(task, text, c.head.name, c.task.form, prompt.num_slots())
@@ -135,7 +135,9 @@ def scorer_from_config(
     task, head, form = examples.task, c.head.to_dict(), c.task.form
     choices = max((len(e.choices) for es in examples.splits.values() for e in es), default=1) or 1
     if head["name"] == "verbalizer" and not task.labels:
-        task = dataclasses.replace(task, labels=tuple(string.ascii_uppercase[:choices]))
+        letters = tuple(string.ascii_uppercase[:choices])
+        own = task.words[:choices], task.targets[:choices]
+        task = dataclasses.replace(task, labels=letters, words=own[0], targets=own[1])
     return build_scorer(
         backbone, task, prompt=c.prompt.to_dict(), head=head, choices=choices,
         template=choose_template(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.data import fewshot, sources
+from jaxprompt.data.ppt import get_pattern, unify
 from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
 from jaxprompt.errors import InputError
 
@@ -18,7 +19,7 @@ def read_task(block: Mapping[str, Any]) -> Task:
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
             choices=block["choices"], target=block["target"],
-            metric=block["metric"],
+            metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
         )  # fmt: skip
     task = get_task(block["name"])
     if given and len(given) != len(task.labels):
@@ -26,11 +27,36 @@ def read_task(block: Mapping[str, Any]) -> Task:
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
-    task = dataclasses.replace(task, metric=block["metric"] or task.metric)
+    task = _as_written(dataclasses.replace(task, metric=block["metric"] or task.metric), block)
     if not given:
         return task
     first = tuple(entry[0] for entry in given)
     return dataclasses.replace(task, words=given, causal_words=(), targets=first)
+
+
+def in_form(c: Any, task: Task) -> Task:
+    """Makes the task a selection where task.form=unified. Raises InputError where it cannot be."""
+    block = c.task
+    if block.form != "unified":
+        return task
+    if c.head.name != "verbalizer":
+        raise InputError(
+            f"task.form=unified answers by a letter, which head.name={c.head.name} does not read; "
+            "set head.name=verbalizer"
+        )
+    if task.choices and block.words:
+        raise InputError(
+            "task.words name the choices, which task.form=unified does by letters; empty it, or "
+            "take task.form=cloze"
+        )
+    pattern = get_pattern("unified", c.ppt.patterns)
+    return _as_written(unify(task, pattern, block.template), block)
+
+
+def _as_written(task: Task, block: Mapping[str, Any]) -> Task:
+    """Takes over how a config block writes options and label words."""
+    spaced = task.spaced if block["spaced"] == "" else block["spaced"] == "true"
+    return dataclasses.replace(task, option=block["option"] or task.option, spaced=spaced)
 
 
 def check_tunes(c: Any) -> None:
@@ -64,9 +90,12 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
         return sources.read_split(task, split, **place)
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
+    rows = None
     if drawn or "train" in wanted or not (task.labels or task.choices or task.is_text):
         rows = read("train")
         task = with_labels(task, rows)
+    task = in_form(c, task)
+    if rows is not None:
         examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
         split = _draw(data, task, [e.label for e in examples])
         splits["train"] = examples if split is None else [examples[i] for i in split.train]

@@ -96,6 +96,7 @@ def collate(
         if targets is not None:
             targets[r, : len(row.targets)] = row.targets
     filling = (0, batch - count)
+    choices = np.asarray([example[0].count for example in rows], np.int32)
     return Batch(
         encoder=_pad(flat, total, length, pad_id, side, shift, sample.segments is not None),
         label_pos=label_pos,
@@ -104,6 +105,7 @@ def collate(
         index=np.pad(np.asarray(index, np.int32), filling, constant_values=-1),
         decoder=decoder,
         targets=targets,
+        counts=np.pad(choices, filling) if sample.count else None,
     )
 
 

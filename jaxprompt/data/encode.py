@@ -1,6 +1,7 @@
 """From an example and a template to token ids, slots and roles, before any padding."""
 
 import copy
+import string
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -10,13 +11,20 @@ import numpy as np
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Plan
 from jaxprompt.data.tasks import Example
-from jaxprompt.data.template import Part, Template, check, modify
+from jaxprompt.data.template import (
+    OPTION,
+    Part,
+    Template,
+    check,
+    modify,
+    read_option,
+    with_options,
+)
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
 
 _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts held beside the ids
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Row(NamedTuple):
@@ -42,6 +50,7 @@ class Encoded(NamedTuple):
     decoder: Row | None = None
     targets: np.ndarray | None = None  # int32, the token that each label_pos predicts: free text
     segments: np.ndarray | None = None  # int32, see Tokens
+    count: int = 0  # choices that the example has, of which one is the class; 0 = all classes
 
 
 class Answer(NamedTuple):
@@ -97,8 +106,9 @@ class Encoder:
     """Encodes examples of one task for one backbone. Holds the template's own tokens, encoded once.
 
     A text after white space in the template carries the leading space that a byte-level BPE needs;
-    the first text after [CLS] or [SEP] has none. Only fields are cut to fit `max_len`, which counts
-    slots and specials, and where one stream holds all, what the model says.
+    the first text after [CLS] or [SEP] has none, save where the template itself begins with one.
+    To fit `max_len`, which counts slots and specials, and where one stream holds all, what the
+    model says, fields alone are cut: the longest first, and none that is `whole`.
     """
 
     def __init__(
@@ -113,8 +123,14 @@ class Encoder:
         needs_mask: bool,
         num_types: int,
         answer: Answer = Answer(),  # noqa: B008, immutable
+        option: str = "",
+        names: Sequence[str] = string.ascii_uppercase,
     ):
-        """Lays the template out. `num_types` is the number of segments that the backbone knows."""
+        """Lays the template out. `num_types` is the number of segments that the backbone knows.
+
+        `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
+        them.
+        """
         check(
             template,
             fields=template.fields,
@@ -129,13 +145,17 @@ class Encoder:
         self._max_type = max(num_types - 1, 0)
         self._answer = answer
         self._first_space = starts_with_space(tokenizer)
-        self._layout = self._lay_out(num_slots, num_masks)
-        fixed = [run for run in self._layout if isinstance(run, _Run)]
+        self._option, self._names = read_option(option or OPTION), tuple(names)
+        self._sizes = num_slots, num_masks
+        self._layouts: dict[int, list[_Run | _Open]] = {}  # by the number of choices listed
+        fixed = [run for run in self._layout(0) if isinstance(run, _Run)]
         front = takewhile(lambda run: run.role == Role.SOFT, fixed)
         self._cls_at = sum(len(run.ids) for run in front)
         self._room_behind = 0
         if specials.style == "causal":
             self._room_behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
+        cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
+        self._least = int(cuts)  # tokens of what is cut
         self._check_room(fixed)
 
     def writing(self, tokens: int) -> "Encoder":
@@ -163,12 +183,13 @@ class Encoder:
             [self._fill(example, choice) for choice in self._choices(example)]
             for example in examples
         ]
+        counts = [0 if self._template.uses_choice else len(e.choices) for e in examples]
         texts = list({r.text: 0 for rows in filled for runs in rows for r in runs if r.ids is None})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         said = self._targets(examples) if targets else [None] * len(examples)
         return [
-            [self._assemble(runs, tokens, target) for runs in rows]
-            for rows, target in zip(filled, said, strict=True)
+            [self._assemble(runs, tokens, target)._replace(count=count) for runs in rows]
+            for rows, target, count in zip(filled, said, counts, strict=True)
         ]
 
     def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
@@ -191,16 +212,23 @@ class Encoder:
         return self._need_choices(example) if self._template.uses_choice else ("",)
 
     def _need_choices(self, example: Example) -> Sequence[str]:
-        if not 1 <= len(example.choices) <= len(_LETTERS):
+        if not 1 <= len(example.choices) <= len(self._names):
             raise InputError(
                 f"template {self._template.source!r}: an example has {len(example.choices)} "
-                f"choices; give it 1 to {len(_LETTERS)}"
+                f"choices; give it 1 to {len(self._names)}"
             )
         return example.choices
 
-    def _lay_out(self, num_slots: int, num_masks: int) -> list[_Run | _Open]:
+    def _layout(self, choices: int) -> list[_Run | _Open]:
+        """Gives the layout with that many choices listed, made once."""
+        if choices not in self._layouts:
+            shown = with_options(self._template, self._option, self._names[:choices])
+            self._layouts[choices] = self._lay_out(list(shown.parts), *self._sizes)
+        return self._layouts[choices]
+
+    def _lay_out(self, parts: list[Part], num_slots: int, num_masks: int) -> list[_Run | _Open]:
         """Encodes what does not come with the example; adds the specials and slots not written."""
-        tok, sp, parts = self._tokenizer, self._specials, list(self._template.parts)
+        tok, sp = self._tokenizer, self._specials
         where = f"template {self._template.source!r}"
         if sp.style == "causal" and any(p.kind == "mask" for p in parts[:-1]):
             raise InputError(
@@ -215,12 +243,13 @@ class Encoder:
         if num_slots and not any(p.kind == "soft" for p in parts):
             parts.insert(0, Part("soft"))
         closed = parts[-1].kind == "sep"
+        lead = self._first_space or self._template.parts[0].space
         layout: list[_Run | _Open] = []
         next_slot, seps, at_start = 0, 0, True
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
-            space = self._first_space if at_start else part.space
-            if part.kind in ("field", "choice", "choices"):
+            space = lead if at_start else part.space
+            if part.kind in ("field", "choice", "option"):
                 layout.append(_Open(part, space, segment))
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
@@ -242,6 +271,7 @@ class Encoder:
                 seps += 1
             if part.kind != "soft":
                 at_start = part.kind in ("cls", "sep")
+                lead = lead if part.kind == "cls" else self._first_space
         if not closed:
             layout.append(_Run([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
         return layout
@@ -249,23 +279,17 @@ class Encoder:
     def _fill(self, example: Example, choice: str) -> list[_Run]:
         """Puts the example's texts into the layout."""
         runs: list[_Run] = []
-        for item in self._layout:
+        listed = len(self._need_choices(example)) if self._template.lists_choices else 0
+        for item in self._layout(listed):
             if isinstance(item, _Run):
                 runs.append(item)
-            elif item.part.kind == "choices":
-                runs += self._lettered(example, item)
+                continue
+            part = item.part
+            if part.kind == "field":
+                text, cut = self._field(example, part.text), "whole" not in part.modifiers
             else:
-                is_field = item.part.kind == "field"
-                text = self._field(example, item.part.text) if is_field else choice
-                runs.append(_text_run(text, item, item.space, cut=is_field))
-        return runs
-
-    def _lettered(self, example: Example, item: _Open) -> list[_Run]:
-        runs = []
-        for i, choice in enumerate(self._need_choices(example)):
-            letter = " " * (item.space or i > 0) + f"{_LETTERS[i]}."
-            runs.append(_Run(None, Role.HARD, item.segment, text=letter))
-            runs.append(_text_run(choice, item, space=True, cut=False))
+                text, cut = example.choices[part.count] if part.kind == "option" else choice, False
+            runs.append(_text_run(text, item, cut))
         return runs
 
     def _field(self, example: Example, name: str) -> str:
@@ -278,12 +302,16 @@ class Encoder:
 
     def _check_room(self, fixed: list[_Run]) -> int:
         taken = sum(len(run.ids) for run in fixed) + self._room_behind
-        if taken + 1 > self._max_len:
-            slots = sum(len(run.ids) for run in fixed if run.role == Role.SOFT)
+        needed = taken + self._least
+        if needed > self._max_len:
+            tokens = lambda role: sum(len(run.ids) for run in fixed if run.role == role)
+            whole = tokens(Role.TEXT)
+            shown = f", {whole} of choices and whole texts" * bool(whole)
             raise InputError(
-                f"template {self._template.source!r} takes {taken} tokens ({slots} of them slots) "
-                f"beside the text, which leaves no room in max_len {self._max_len}; "
-                f"raise max_len above {taken}, use fewer slots or a shorter template"
+                f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
+                f"them slots{shown}) beside the text, which leaves no room in max_len "
+                f"{self._max_len}; raise max_len to {needed} or more, use fewer slots or a shorter "
+                "template"
             )
         return self._max_len - taken
 
@@ -345,9 +373,9 @@ def _say(row: Row, plan: Plan | None, target: list[int] | None):
     return row, (last + reads).astype(np.int32), targets
 
 
-def _text_run(text: str, item: _Open, space: bool, cut: bool) -> _Run:
+def _text_run(text: str, item: _Open, cut: bool) -> _Run:
     text = modify(text, item.part.modifiers)
-    if space:
+    if item.space:
         text = text.lstrip()
         text = f" {text}" if text else ""
     return _Run(None, Role.TEXT, item.segment, text=text, cut=cut)

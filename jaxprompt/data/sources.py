@@ -1,6 +1,6 @@
 """The rows of a split: from local files, the hub of Hugging Face, TFDS, or the package itself."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -144,12 +144,26 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
         )
     (part,) = sorted(found)[:1]
     data = parts[part]
+    names = getattr(data.features.get(task.label), "names", None)
     if not name:
         data = data.rename_columns(
             {old: new for old, new in task.renames.items() if old in data.column_names}
         )
-    names = getattr(data.features.get(task.label), "names", None)
+        data = _unnest(data, task.nested) if task.nested in data.column_names else data
     return Rows(data, f"{name or task.hub}/{part}", convert=_named(task, names))
+
+
+def _unnest(rows: Iterable[Mapping[str, Any]], column: str) -> list[dict[str, Any]]:
+    """Makes a row of each item of a column, which holds a list of rows or a row of lists."""
+    found = []
+    for row in rows:
+        items = row[column]
+        if isinstance(items, Mapping):
+            columns = zip(*items.values(), strict=True)
+            items = [dict(zip(items, own, strict=True)) for own in columns]
+        rest = {name: value for name, value in row.items() if name != column}
+        found += [rest | item for item in items]
+    return found
 
 
 def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]:

@@ -4,17 +4,22 @@ r"""Templates: a line of text that says where fields, masks, soft tokens and har
     {premise|chop} ? [mask] , {hypothesis|lower}
     [soft*4] [cls] {text} [soft*16]      4 slots in front of [CLS], 16 after the text
     {question} {choices} Answer: [mask]  the choices lettered, "A. first B. second"
+    {article} {question|whole} {choices} what does not fit is cut from the article alone
     {premise} [sep] {choice}             one row a choice
 
 In braces: a field, `choice` or `choices`, and modifiers after `|`, applied left to right: `chop`
-drops the last character, `lower` lower-cases the first, `strip` strips white space. In brackets:
-`mask`, `soft` (all slots of the prompt), `soft*n` (the next n), `cls`, `sep`. Without `[cls]` or a
-closing `[sep]` the tokenizer's own are put around. Slots that the template does not place stand in
-front of [CLS]. A backslash makes `{ } [ ] \` literal.
+drops the last character, `lower` lower-cases the first, `strip` strips white space; `whole` keeps
+a field from being cut. In brackets: `mask`, `soft` (all slots of the prompt), `soft*n` (the next
+n), `cls`, `sep`. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots
+that the template does not place stand in front of [CLS]. White space in front of all puts a space
+before the first text. A backslash makes `{ } [ ] \` literal.
+
+How {choices} writes each of them is a small template of its own, "{name}. {text}"; see
+`read_option`.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from jaxprompt.errors import InputError, nearest
@@ -23,8 +28,10 @@ MODIFIERS: dict[str, Callable[[str], str]] = {
     "chop": lambda text: text[:-1],
     "lower": lambda text: text[:1].lower() + text[1:],
     "strip": str.strip,
+    "whole": str,  # changes nothing: it is for the encoder
 }
 BRACKETS = ("mask", "soft", "soft*n", "cls", "sep")
+OPTION = " {name}. {text}"
 
 _LEXER = re.compile(
     r"\\(?P<escape>[{}\[\]\\])"
@@ -39,10 +46,10 @@ _LEXER = re.compile(
 class Part(NamedTuple):
     """One element of a template."""
 
-    kind: str  # words field choice choices mask soft cls sep
+    kind: str  # words field choice choices option mask soft cls sep
     text: str = ""  # the hard words, or the name of a field
     modifiers: tuple[str, ...] = ()
-    count: int = 0  # slots of a soft part, 0 = all
+    count: int = 0  # slots of a soft part, 0 = all; which choice an option is, from 0
     space: bool = False  # white space stands before it
 
 
@@ -66,6 +73,11 @@ class Template(NamedTuple):
     def uses_choice(self) -> bool:
         """Whether an example gives one row a choice."""
         return any(p.kind == "choice" for p in self.parts)
+
+    @property
+    def lists_choices(self) -> bool:
+        """Whether a row holds all choices of its example."""
+        return any(p.kind == "choices" for p in self.parts)
 
 
 def modify(text: str, modifiers: Iterable[str]) -> str:
@@ -94,6 +106,52 @@ def parse(text: str) -> Template:
             parts.append(read(value, text)._replace(space=words[-1:].isspace()))
             words = ""
     return Template(text, tuple(parts + _hard_words(words)))
+
+
+def read_option(text: str) -> Template:
+    """Reads how one choice is written: {name}, its label word, and {text}, each once."""
+    option = parse(text)
+    found = [part.text for part in option.parts if part.kind == "field" and not part.modifiers]
+    words = [part for part in option.parts if part.kind == "words"]
+    if sorted(found) != ["name", "text"] or len(words) + 2 < len(option.parts):
+        raise InputError(
+            f"task.option={text!r} must hold {{name}} and {{text}} once each, and words besides; "
+            f"as in {OPTION!r}"
+        )
+    return option
+
+
+def with_options(template: Template, option: Template, names: Sequence[str]) -> Template:
+    """Writes {choices} out, an option a name. Hard words that touch become one part."""
+    parts: list[Part] = []
+    space = False  # white space at the end of an option
+    for part in template.parts:
+        if part.kind != "choices":
+            parts.append(part._replace(space=part.space or space))
+            space = False
+            continue
+        space = part.space
+        for number, name in enumerate(names):
+            made = {
+                "name": Part("words", name),
+                "text": Part("option", modifiers=part.modifiers, count=number),
+            }
+            for own in option.parts:
+                new = made[own.text] if own.kind == "field" else own
+                parts.append(new._replace(space=own.space or space))
+                space = False
+            space = option.source != option.source.rstrip()
+    return template._replace(parts=tuple(_joined(parts)))
+
+
+def _joined(parts: Iterable[Part]) -> list[Part]:
+    joined: list[Part] = []
+    for part in parts:
+        if part.kind == "words" and joined and joined[-1].kind == "words":
+            before = joined.pop()
+            part = before._replace(text=before.text + " " * part.space + part.text)
+        joined.append(part)
+    return joined
 
 
 def check(

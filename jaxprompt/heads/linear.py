@@ -16,6 +16,13 @@ def take(hidden, positions):
     return constrain(taken, "act_batch", None, None)
 
 
+def drop_absent(scores, counts):
+    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]"""
+    if counts is None:
+        return scores
+    return jnp.where(jnp.arange(scores.shape[1]) < counts[:, None], scores, ABSENT)
+
+
 class Head(nn.Module):
     """Scores classes, or with one class the K choices of an example. [B*K, T, H] -> [B, C]
 
@@ -55,4 +62,4 @@ class Head(nn.Module):
         scores = nn.Dense(self.classes, kernel_init=init, name="out")(pooled)  # [B*K, C]
         if self.classes == 1:  # an example with fewer choices has rows without a token
             scores = jnp.where(tokens.mask.any(-1, keepdims=True), scores, ABSENT)
-        return scores.reshape(batch.labels.shape[0], -1)
+        return drop_absent(scores.reshape(batch.labels.shape[0], -1), batch.counts)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.heads.linear import take
+from jaxprompt.heads.linear import drop_absent, take
 from jaxprompt.sharding import constrain
 from jaxprompt.types import ABSENT, Batch
 
@@ -34,9 +34,9 @@ class Head(nn.Module):
 
     A word's score is the mean, or the sum, of its pieces' log-probabilities, each read where the
     model predicts it; a class's score is the mean over its words. "restricted" normalises over the
-    verbalizer's pieces; "full" over the whole vocabulary, at the read positions only, and returns
-    [B, C + 1]: the last column is the best log-probability of any piece outside, where the first
-    piece is read.
+    verbalizer's pieces, and a choice that an example lacks is ABSENT; "full" over the whole
+    vocabulary, at the read positions only, and returns [B, C + 1]: the last column is the best
+    log-probability of any piece outside, where the first piece is read.
     """
 
     rows: Any  # int [R], the pieces' vocabulary ids
@@ -62,7 +62,7 @@ class Head(nn.Module):
             words = words / jnp.maximum(count, 1)
         classes = words.sum(-1) / jnp.maximum((count > 0).sum(-1), 1)  # [B, C]
         if restricted:
-            return classes
+            return drop_absent(classes, batch.counts)
         inside = jnp.zeros(logp.shape[2], bool).at[rows].set(True)
         outside = jnp.where(inside, -jnp.inf, logp[:, at[0, 0, 0]]).max(-1)  # [B]
         return jnp.concatenate([classes, outside[:, None]], axis=-1)

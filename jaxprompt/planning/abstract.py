@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from jaxprompt import build
-from jaxprompt.build.examples import check_tunes
+from jaxprompt.build.examples import check_tunes, in_form
 from jaxprompt.data.tasks import Example, Task, with_labels
+from jaxprompt.data.template import parse
 from jaxprompt.devices import Device
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers.attention import choose_kernel
@@ -142,4 +143,9 @@ def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     elif not task.labels:
         task = with_labels(task, [{task.label: "0"}, {task.label: "1"}])
         notes += ("2 classes are assumed; task.labels names them",)
-    return task, Example(dict.fromkeys(task.fields, text), choices, 0), notes
+    task = in_form(c, task)
+    layouts = (c.task.template, task.template, task.causal, task.text, task.plain)
+    parts = [part for layout in layouts for part in parse(layout).parts]
+    whole = {part.text for part in parts if "whole" in part.modifiers}
+    fields = {name: "a" if name in whole else text for name in task.fields}  # cut are the others
+    return task, Example(fields, task.options or choices, 0), notes

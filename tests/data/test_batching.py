@@ -83,6 +83,19 @@ def test_padded_row_equals_unpadded_row(side, shift):
     ]
 
 
+def test_choices_are_counted():
+    """An example's, 0 for filling; not where each row is a choice, or all have all classes."""
+    of = lambda count: [encoded(4)._replace(count=count)]
+    pad = dict(length=8, pad_id=9, label_width=1)
+    batch = collate([of(3), of(2)], [0, 0], [0, 1], batch=3, **pad)
+    assert batch.counts.tolist() == [3, 2, 0] and batch.counts.dtype == np.int32
+    filling = collate([], [], [], batch=3, like=of(3)[0], **pad)
+    assert filling.counts.tolist() == [0, 0, 0]
+    assert stack([batch, filling], 9, "right").counts.tolist() == [[3, 2, 0], [0, 0, 0]]
+    plain = collate([of(0), of(0)], [0, 0], [0, 1], batch=3, **pad)
+    assert plain.counts is None and stack([plain, plain], 9, "right").counts is None
+
+
 def packed(*lengths, asks=False):
     """A row of documents, in a decoder too where `asks`."""
     segments = np.repeat(np.arange(1, len(lengths) + 1), lengths).astype(np.int32)

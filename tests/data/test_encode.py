@@ -159,6 +159,15 @@ def test_segments_rise_after_each_inner_separator_up_to_the_last_type(bert):
     assert row.types.tolist() == [0, 0, 0, 0, 0, 1, 1, 2, 2]
 
 
+def test_white_space_in_front_of_a_template(bert, roberta):
+    """A byte-level BPE then reads the first text as any other, the second still as a first."""
+    given = example(a="one", b="two")
+    (row,) = encoder(roberta, " {a} [sep] {b}", num_slots=1).encode(given)
+    assert shown(roberta, row) == "0 <s> Ġone </s> </s> two </s>"
+    (row,) = encoder(bert, " {a} [sep] {b}", num_slots=1).encode(given)
+    assert shown(bert, row) == "0 [CLS] one [SEP] two [SEP]"
+
+
 def test_choice_gives_a_row_each(roberta):
     rows = encoder(roberta, "{premise} [sep] {choice}").encode(
         example(("It froze", "It boiled"), premise="The water got cold")
@@ -168,6 +177,7 @@ def test_choice_gives_a_row_each(roberta):
         "<s> The Ġwater Ġgot Ġcold </s> </s> It Ġboiled </s>",
     ]
     assert roles(rows[0]) == "*TTTT**TT*"
+    assert [row.count for row in rows] == [0, 0]  # each row is one choice
 
 
 def test_choices_are_lettered(bert, roberta):

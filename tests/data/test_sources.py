@@ -224,6 +224,7 @@ results = {
     "mine_has": has_split(mine, "test", source="hub:stanfordnlp/sst2"),
     "renamed": message(get_task("mpqa"), "train"),
     "branch": message(get_task("trec"), "train"),
+    "nested": [message(get_task(name), "train") for name in ("c3", "c3_dialog")],
     "absent": message(get_task("cr"), "train"),
     "subset": message(mine, "train", source="hub:stanfordnlp/sst2:nope"),
 }
@@ -266,6 +267,14 @@ dataset_info:
     question = '{"text": "Who ?", "coarse_label": 3}\n'
     files = {"default/train/0000.jsonl": question}
     cached_set(tmp_path, "CogComp/trec", files, "refs/convert/parquet")
+    asked = {"question": ["a", "b"], "answer": ["x", "z"], "choice": [["x", "y"], ["y", "z", "w"]]}
+    nested = {"documents": ["one", "two"], "document_id": "m1", "questions": asked}
+    listed = [dict(zip(asked, own, strict=True)) for own in zip(*asked.values(), strict=True)]
+    parts = {"mixed": asked, "dialog": listed}
+    written = {name: json.dumps(nested | {"questions": own}) for name, own in parts.items()}
+    files = {f"{name}/train-0.jsonl": f"{line}\n" * 2 for name, line in written.items()}
+    configs = "".join(f"- config_name: {x}\n  data_files: {x}/train-*\n" for x in parts)
+    cached_set(tmp_path, "dataset-org/c3", files | {"README.md": f"---\nconfigs:\n{configs}---\n"})
     done = subprocess.run(
         [sys.executable, "-c", HUB],
         env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
@@ -283,6 +292,8 @@ dataset_info:
     assert found["mine_has"] is False
     assert found["renamed"] == [{"text": r["sentence"], "label": r["label"]} for r in rows]
     assert found["branch"] == [json.loads(question)]
+    once = [{"context": ["one", "two"], "document_id": "m1"} | own for own in listed]
+    assert found["nested"] == [once * 2, once * 2]
     assert "'SetFit/CR' cannot be loaded" in found["absent"]
     assert "HF_HUB_OFFLINE" in found["absent"]
     assert "'stanfordnlp/sst2:nope' cannot be loaded" in found["subset"]

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxprompt.data.tasks import get_task, task_names
-from jaxprompt.data.template import Part, check, modify, parse
+from jaxprompt.data.template import Part, check, modify, parse, read_option, with_options
 from jaxprompt.errors import InputError
 
 FIELDS = ("sentence", "premise", "hypothesis")
@@ -55,6 +55,7 @@ def test_escapes_are_literal():
         (("chop",), "A cat.", "A cat"),
         (("lower",), "The US", "the US"),
         (("strip",), " a b ", "a b"),
+        (("whole",), " A b ", " A b "),
         (("strip", "chop", "lower"), " It rains. ", "it rains"),
         (("chop", "lower"), "", ""),
     ],
@@ -104,6 +105,29 @@ def test_template_that_does_not_fit(text, context, message):
     with pytest.raises(InputError, match=message) as error:
         verify(text, **context)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", [" {name}. {text}", "{name}. {text}.", "({name}) {text} "])
+@pytest.mark.parametrize("text", ["{sentence}? {choices} so [mask]", "{sentence}{choices}[mask]!"])
+@pytest.mark.parametrize("names", ["A", "ABC"])
+def test_choices_written_out_are_the_text_written_out(option, text, names):
+    """Touching words are one, as if the options had been typed into the template."""
+    typed = [option.format(name=name, text=f"{{option{i}}}") for i, name in enumerate(names)]
+    typed = parse(text.replace("{choices}", "".join(typed))).parts
+    written = with_options(parse(text), read_option(option), names).parts
+    shown = [
+        part._replace(kind="field", text=f"option{part.count}", count=0)
+        if part.kind == "option" else part
+        for part in written
+    ]  # fmt: skip
+    single = lambda part: part._replace(text=" ".join(part.text.split()))
+    assert shown == [single(part) for part in typed]
+
+
+def test_modifiers_of_choices_are_those_of_each():
+    written = with_options(parse("{a} {choices|lower}"), read_option("{name} {text}"), "AB")
+    options = [part for part in written.parts if part.kind == "option"]
+    assert [(part.count, part.modifiers) for part in options] == [(0, ("lower",)), (1, ("lower",))]
 
 
 def test_templates_that_fit():

@@ -30,6 +30,12 @@ def test_byte_level_words_stand_inside_a_sentence(roberta):
     assert roberta.convert_ids_to_tokens(bare.ids[:, 0, 0]) == ["great", "bad"]
 
 
+def test_letters_without_a_space_are_pieces_of_their_own(t5):
+    glued = make_verbalizer(t5, ["A", "B", "C"], leading_space=False).ids
+    assert glued.tolist() == [[[188]], [[279]], [[254]]]
+    assert make_verbalizer(t5, ["A"]).ids.tolist() == [[[71]]]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -7,7 +7,7 @@ import pytest
 from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 
 from jaxprompt.heads.linear import POOLERS, Head, take
-from jaxprompt.types import Role
+from jaxprompt.types import ABSENT, Role
 
 BACKBONE, WEIGHTS = make_tiny()
 BOUND = BACKBONE.bind({"params": WEIGHTS})
@@ -70,6 +70,15 @@ def test_choices_are_the_classes_of_their_example():
     first = HIDDEN[np.arange(8), batch.label_pos[:, 0]]
     each = dense(first, params["out"])[:, 0]
     assert_close(scores, np.array([each[:4], each[4:]]))
+
+
+def test_choices_listed_in_one_row():
+    """A class that is a choice which an example lacks is not scored."""
+    counts = np.array([2, 3, 4, 2, 3, 4, 4, 4], np.int32)
+    head, params, whole = make(classes=4)
+    batch = BATCH._replace(counts=counts)
+    scores = head.apply({"params": params}, HIDDEN, batch, BOUND, deterministic=True)
+    assert_equal(scores, np.where(np.arange(4) < counts[:, None], whole, ABSENT))
 
 
 def test_dropout_in_training_alone():

@@ -12,7 +12,7 @@ from jaxprompt.heads.lm import Head
 from jaxprompt.losses import make_loss
 from jaxprompt.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.types import Injection
+from jaxprompt.types import ABSENT, Injection
 
 VOCAB = 211  # a size that no other axis has
 ROWS = np.array([17, 5, 40, 23, 8])
@@ -47,6 +47,31 @@ def run(where, scores, masks, family="bert"):
     features = np.asarray(bound.lm_features(at_masks), np.float64)
     table = np.asarray(weights["embed"]["word"]["table"], np.float64)
     return np.asarray(found), features @ table.T + np.asarray(weights["mlm"]["bias"], np.float64)
+
+
+@pytest.mark.parametrize("where", [SINGLE, SEVERAL])
+def test_choices_that_an_example_lacks(where):
+    """Restricted: they are absent, in the loss too. Full: scores are as they were."""
+    module, weights = backbone()
+    batch = make_batch(masks=where.shape[2])
+    hidden = module.apply({"params": weights}, batch, Injection(), deterministic=True)
+    bound = module.bind({"params": weights})
+    counts = np.array([1, 2, 3, 1, 2, 3, 2, 2], np.int32)
+    some = batch._replace(counts=counts, labels=counts - 1)
+    score = lambda kind, batch: np.asarray(
+        make_head(where, kind).apply({}, hidden, batch, bound, deterministic=True)
+    )
+    np.testing.assert_array_equal(score("full", some), score("full", batch))
+    whole, found = score("restricted", batch).astype(np.float64), score("restricted", some)
+    there = np.arange(3) < counts[:, None]
+    np.testing.assert_array_equal(found, np.where(there, whole, ABSENT).astype(np.float32))
+    for smoothing in (0.0, 0.2):
+        total, n = make_loss("restricted", smoothing)(found, some.labels, some.weights)
+        expected = 0.0
+        for row, count in zip(whole, counts, strict=True):
+            logp = log_softmax(row[:count])
+            expected -= (1 - smoothing) * logp[-1] + smoothing * logp.mean()
+        assert float(total) == pytest.approx(expected, rel=1e-5) and float(n) == 8
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])

@@ -41,6 +41,15 @@ def test_choices_and_free_texts(make_run):
     assert "2 classes" in run.notes[-1] and run.scorer.classes == 2
 
 
+def test_reading_and_the_unified_form(make_run):
+    """A row is full though its question is never cut."""
+    own = dict(head__name="verbalizer", task__form="unified", data__batch=2, data__max_len=64)
+    run = make_run(T5, task__name="race", **own)
+    assert run.batch.encoder.mask.all() and run.batch.counts.tolist() == [4, 4]
+    run = make_run(T5, task__name="custom", task__fields=("text",), **own)
+    assert run.scorer.task.options == ("0", "1") and "2 classes" in run.notes[-1]
+
+
 def test_a_backbone_here_is_read_with_its_tokenizer(make_run, shared):
     folder = shared / "weights"
     here = sorted(p.parent for p in folder.rglob("config.json") if "bert" in p.read_text())

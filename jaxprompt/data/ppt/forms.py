@@ -21,7 +21,7 @@ _PROBE = "a"  # stands for a text while a form is made
 class Form:
     """A row of which all but the texts is known; `fill` puts their tokens in."""
 
-    def __init__(self, encoder: Encoder, template: Template, max_len: int):
+    def __init__(self, encoder: Encoder, template: Template, max_len: int, options: int = 0):
         """Takes the form from what `encoder` makes of an example, without cutting it."""
         where = f"template {template.source!r}"
         parts = template.parts
@@ -31,7 +31,8 @@ class Form:
                 "a corpus are tokens already; write fields alone"
             )
         self._names = tuple(part.text for part in parts if part.kind == "field")
-        (row,) = encoder.encode(Example(dict.fromkeys(self._names, _PROBE)))
+        example = Example(dict.fromkeys(self._names, _PROBE), (_PROBE,) * options)
+        (row,) = encoder.encode(example)
         is_text = row.roles == Role.TEXT
         goes_on = is_text & np.concatenate([[False], is_text[:-1]])
         before = goes_on.cumsum()
@@ -122,7 +123,7 @@ def make_forms(
             max_len=NO_LIMIT, needs_mask=True, num_types=num_types,
             answer=Answer(plan, stem, decoder_slots),
         )  # fmt: skip
-        forms[number] = Form(encoder, template, max_len)
+        forms[number] = Form(encoder, template, max_len, number)
     return Forms(verbalizer, plan, forms, specials.pad)
 
 

@@ -1,8 +1,9 @@
 """How the tasks are asked and answered: patterns and label words of PPT (Gu et al. 2022).
 
-A space stands before each text, as the units of a corpus have it; before the first it is
-understood. Words are in the order of the labels: of pairs from another document to the neighbour,
-of single texts from the worst to the best, of selections the names of the options.
+A space stands before each text, as the units of a corpus have it; that of the first is understood
+here, and written out by `Pattern.text`. Words are in the order of the labels: of pairs from another
+document to the neighbour, of single texts from the worst to the best, of selections the names of
+the options.
 """
 
 from typing import NamedTuple
@@ -24,13 +25,17 @@ class Pattern(NamedTuple):
 
     def text(self, options: int = 0) -> str:
         """Writes the template out for a number of options, whose fields are option0, option1 ..."""
-        if not self.option:
-            return self.template
         parts = (
             self.option.replace("{name}", word).replace("{text}", f"{{option{i}}}")
             for i, word in enumerate(self.words[:options])
         )
-        return self.template.replace(_PLACE, "".join(parts))
+        return f" {self.template.replace(_PLACE, ''.join(parts))}"
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """What stands between the query and the options, and what behind them."""
+        before, behind = self.template.split(_PLACE)
+        return before.removeprefix("{query}"), behind
 
 
 def fields(task: str, options: int = 0) -> tuple[str, ...]:

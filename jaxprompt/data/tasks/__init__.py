@@ -5,8 +5,9 @@ A task is data. Its texts are written in a small string form:
     {premise}            the text of a field
     {premise|chop}       without its last character
     {hypothesis|lower}   its first letter in lower case
+    {question|whole}     never cut: what does not fit is taken from other fields
     [mask] [sep]         the scored position; the separator of the backbone
-    {choice} {choices}   the choice of this row of the input; all choices as a lettered list
+    {choice} {choices}   the choice of this row of the input; all choices, each by its name
 """
 
 import dataclasses
@@ -41,6 +42,7 @@ class Task:
     label: str = "label"  # column of the label
     values: tuple[str, ...] = ()  # raw labels by class where they are neither index nor name
     choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
+    options: tuple[str, ...] = ()  # choices that all rows have, in the order of the classes
     # field -> (column, text for each value of that column)
     derive: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     hub: str = ""  # id on the Hugging Face hub
@@ -51,9 +53,12 @@ class Task:
         default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
     )
     renames: Mapping[str, str] = field(default_factory=dict)  # column of the hub -> our column
+    nested: str = ""  # column of the hub of which each item is a row with columns of its own
     template: str = ""  # layout for a verbalizer
-    words: tuple[tuple[str, ...], ...] = ()  # label words of each class
+    words: tuple[tuple[str, ...], ...] = ()  # label words of each class; those of choices name them
     spaced: bool = True  # label words are encoded behind a space
+    option: str = ""  # how {choices} writes one: {name} and {text}; "" = " {name}. {text}"
+    query: str = ""  # what the unified form asks, before the options; "" = the fields
     causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
     causal_words: tuple[tuple[str, ...], ...] = ()  # label words there; () = `words`
     text: str = ""  # layout for a text-to-text model that writes the target, without a mask
@@ -106,6 +111,8 @@ def custom_task(
     target: str = "",
     metric: str = "",
     choices: Sequence[str] = (),
+    option: str = "",
+    spaced: bool = True,
     name: str = "custom",
 ) -> Task:
     """A task from the user's own columns.
@@ -113,9 +120,10 @@ def custom_task(
     Without `labels` the classes are found in the training rows (`with_labels`). Without `words`
     a verbalizer uses the class names; the target text of a class is its first word. Without `plain`
     the fields are joined by separators. With `choices` the answer is an index, a letter or the text
-    of a choice; a verbalizer over them needs `labels`, e.g. the letters. With `target`, the column
-    of a text or of a list of equally good texts, the task is to write it, and there are no classes.
-    Without `metric` a task is measured by accuracy, or by exact_match where it writes text.
+    of a choice, and `words` name them, the letters where there are none; `option` says how one is
+    written. With `target`, the column of a text or of a list of equally good texts, the task is to
+    write it, and there are no classes. Without `metric` a task is measured by accuracy, or by
+    exact_match where it writes text.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
     texts = [f"{{{column}}}" for column in fields]
@@ -128,6 +136,8 @@ def custom_task(
         choices=tuple(choices),
         template=template,
         words=groups,
+        option=option,
+        spaced=spaced,
         text=" ".join(named + ["choices: {choices}"] * bool(choices)),
         targets=tuple(group[0] for group in groups if group),
         plain=plain or " [sep] ".join(texts + ["{choice}"] * bool(choices)),
@@ -171,14 +181,15 @@ def read_example(
     if task.is_text:
         references = _references(task.target, row, where, need_label)
         return Example(fields, target="".join(references[:1]), references=references)
-    choices = _choices(task, row, where)
+    own = () if task.options else _choices(task, row, where)
+    choices = task.options or own
     value = row.get(task.label)
     if value is None or value == "" or (value in (-1, "-1") and "-1" not in task.label_table):
         if not need_label:
             return Example(fields, choices, -1)
         if task.label not in row:
             raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
-    return Example(fields, choices, _label(task, value, choices, where))
+    return Example(fields, choices, _label(task, value, own, where))
 
 
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
@@ -199,12 +210,20 @@ def _derived(texts: Mapping[str, str], column: str, value: str, where: str) -> s
 
 def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if len(task.choices) != 1:
-        return tuple(_column(task, row, column, where) for column in task.choices)
-    (column,) = task.choices
-    value = row.get(column)
-    if not isinstance(value, (list, tuple)) or len(value) < 2:
-        raise InputError(f"{where}: column {column!r} must hold a list of 2 or more choices")
-    return tuple(map(str, value))
+        found = tuple(_column(task, row, column, where) for column in task.choices)
+    else:
+        (column,) = task.choices
+        value = row.get(column)
+        if not isinstance(value, (list, tuple)) or len(value) < 2:
+            raise InputError(f"{where}: column {column!r} must hold a list of 2 or more choices")
+        found = tuple(map(str, value))
+    most = len(task.words) or len(string.ascii_uppercase)
+    if len(found) > most:
+        raise InputError(
+            f"{where}: {len(found)} choices, but task {task.name} has names for {most}; shorten "
+            "the list, or leave the row out"
+        )
+    return found
 
 
 def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
@@ -221,11 +240,12 @@ def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -
 
 
 def _label(task: Task, value: Any, choices: tuple[str, ...], where: str) -> int:
-    if isinstance(value, str) and value in choices:
+    # Where a column has values of its own a choice may read like one of them.
+    if isinstance(value, str) and value in choices and not task.values:
         return choices.index(value)
     index = task.label_table.get(_spelling(value), -1)
     if index < 0 or (choices and index >= len(choices)):
-        known = task.labels or choices
+        known = choices or task.labels
         shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
         raise InputError(
             f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
@@ -256,6 +276,11 @@ def _checked(task: Task) -> Task:
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:
         raise InputError(f"task.labels has one class, {task.labels[0]!r}; a task needs 2 or more")
+    if task.choices and len(task.words) > len(string.ascii_uppercase):
+        raise InputError(
+            f"task.words has {len(task.words)} names of choices; give "
+            f"{len(string.ascii_uppercase)} at most"
+        )
     if not task.labels:
         return task
     words = task.words or tuple((name,) for name in task.labels)

@@ -19,6 +19,29 @@ _NLI = {
     "text": "前提：{sentence1}假设：{sentence2}",
     "targets": ("中立", "蕴含", "矛盾"),
 }
+_NUMERALS = ("一", "二", "三", "四")
+_SELECTION = {
+    "labels": ("A", "B", "C", "D"),
+    "label": "answer",
+    "words": tuple((numeral,) for numeral in _NUMERALS),
+    "spaced": False,
+    "option": "{name}、{text}。",
+    "targets": _NUMERALS,
+}
+# The answer is the text of a choice, of which there are 2 to 4.
+_READING = {
+    **_SELECTION,
+    "fields": ("context", "question"),
+    "choices": ("choice",),
+    "template": "{context}问：{question|whole}{choices}答案是[mask]。",
+    "causal": "{context}问：{question|whole}{choices}答案是[mask]",
+    "text": "问题：{question|whole}选项：{choices}文章：{context}",
+    "plain": "{context} [sep] {question|whole}{choice}",
+    "query": "{context}； {question|whole}？",
+    "hub": "dataset-org/c3",
+    "nested": "questions",
+    "renames": {"documents": "context"},
+}
 _TOPICS = (
     *("故事", "文化", "娱乐", "体育", "财经", "房产", "汽车", "教育"),
     *("科技", "军事", "旅游", "国际", "股票", "农业", "游戏"),
@@ -79,4 +102,35 @@ CHINESE = {
     },
     "ocnli": {**_NLI, "subset": "ocnli"},
     "cmnli": {**_NLI, "subset": "cmnli"},
+    "afqmc": {
+        **_CLUE,
+        **_PAIR,
+        "subset": "afqmc",
+        "labels": ("different", "same"),
+        "words": (("不同",), ("相同",)),
+        "causal": "{sentence1}和{sentence2}意思[mask]",
+        "targets": ("不同", "相同"),
+    },
+    # Rows of the two below come from data.source alone.
+    "eprstmt": {
+        "fields": ("sentence",),
+        "labels": ("negative", "positive"),
+        "template": "{sentence}总之很[mask]。",
+        "words": (("差",), ("好",)),
+        "causal": "{sentence}总之很[mask]",
+        "text": "评论：{sentence}",
+        "targets": ("负面", "正面"),
+        "plain": "{sentence}",
+    },
+    "ccpm": {
+        **_SELECTION,
+        "fields": ("translation",),
+        "choices": ("choices",),
+        "template": "{translation}对应的诗句是：{choices}答案是[mask]。",
+        "causal": "{translation}对应的诗句是：{choices}答案是[mask]",
+        "text": "译文：{translation}选项：{choices}",
+        "plain": "{translation} [sep] {choice}",
+    },
+    "c3": {**_READING, "subset": "mixed"},
+    "c3_dialog": {**_READING, "subset": "dialog"},
 }

@@ -19,6 +19,7 @@ _NLI = {
     "causal": "{premise} Question: {hypothesis} True, False or Neither? Answer: [mask]",
     "text": "hypothesis: {hypothesis} premise: {premise}",
     "plain": "{premise} [sep] {hypothesis}",
+    "query": "{hypothesis}? {premise}.",
 }
 _THREE_WAY = {
     **_NLI,
@@ -31,6 +32,26 @@ _PARAPHRASE = {
     "words": (("No",), ("Yes",)),
     "metric": "f1",
 }
+_LETTERS = ("A", "B", "C", "D")
+
+
+def _reading(article: str, choices: tuple[str, ...], letters: int) -> dict:
+    return {
+        "fields": (article, "question"),
+        "choices": choices,
+        "labels": _LETTERS[:letters],
+        "words": tuple((letter,) for letter in _LETTERS[:letters]),
+        "template": f"{{{article}}} Question: {{question|whole}} {{choices}} Answer: [mask].",
+        "causal": f"{{{article}}} Question: {{question|whole}} {{choices}} Answer: [mask]",
+        "text": f"question: {{question|whole}} choices: {{choices}} article: {{{article}}}",
+        "plain": f"{{{article}}} [sep] {{question|whole}} {{choice}}",
+        "query": f"{{{article}}}; {{question|whole}}?",
+    }
+
+
+def _race(subset: str) -> dict:
+    own = {"label": "answer", "values": _LETTERS, "hub": "ehovy/race", "subset": subset}
+    return _reading("article", ("options",), 4) | own
 
 
 def _review(field: str) -> dict:
@@ -191,6 +212,7 @@ ENGLISH = {
         "causal": "{title} {content} This is about [mask]",
         "text": "title: {title} content: {content}",
         "plain": "{title} {content}",
+        "query": "{title} {content}?",
     },
     "rte": _NLI
     | {
@@ -266,6 +288,7 @@ ENGLISH = {
         "text": "passage: {passage} question: {question}",
         "targets": ("False", "True"),
         "plain": "{question} [sep] {passage}",
+        "query": "{question|whole}? {passage}.",
     },
     "wic": {
         "fields": ("word", "sentence1", "sentence2"),
@@ -281,6 +304,7 @@ ENGLISH = {
         "text": "sentence1: {sentence1} sentence2: {sentence2} word: {word}",
         "targets": ("False", "True"),
         "plain": "{word}: {sentence1} [sep] {word}: {sentence2}",
+        "query": "{sentence1} {sentence2} Does {word} have the same meaning in both sentences?",
     },
     "copa": {
         # T5 names both choices and the question in its text, so their columns are fields too.
@@ -296,7 +320,15 @@ ENGLISH = {
         "causal": "{premise} {connective} {choices} The correct one is [mask]",
         "text": "choice1: {choice1} choice2: {choice2} premise: {premise} question: {question}",
         "plain": "{premise} {connective} [sep] {choice}",
+        "query": "{premise} {connective}?",
     },
+    "race": _race("all"),
+    "race_middle": _race("middle"),
+    "race_high": _race("high"),
+    "dream": _reading("dialogue", ("choice",), 3)
+    | {"label": "answer", "hub": "dataset-org/dream", "revision": "refs/convert/parquet"},
+    "cosmos_qa": _reading("context", ("answer0", "answer1", "answer2", "answer3"), 4)
+    | {"hub": "allenai/cosmos_qa", "revision": "refs/convert/parquet", "splits": _NO_TEST},
     "topics": {
         "fields": ("text",),
         "labels": ("business", "food", "music", "science", "sports", "travel"),

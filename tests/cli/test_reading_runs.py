@@ -1,0 +1,222 @@
+"""Tasks of 2 to 4 choices through the command line; scores against transformers in torch."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
+
+from jaxprompt import build, tree
+from jaxprompt.__main__ import main
+from jaxprompt.cli.options import load_config
+from jaxprompt.cli.train import run
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.losses import make_loss
+
+FIELDS = {
+    "head.name": "verbalizer", "task.fields": "article,question", "task.label": "answer",
+    "task.choices": "options", "data.max_len": 60, "data.multiple": 60, "data.eval_batch": 16,
+    "train.total_steps": 3, "train.eval_steps": 3, "prompt.length": 4, "optim.lr": 0.3,
+}  # fmt: skip
+ASKED = "{article} ? {question|whole}"
+CLOZE = {
+    "task.words": "a,b,c,d", "task.template": f"{ASKED} {{choices}} : [mask]",
+    "task.option": "{name} . {text} .",
+}  # fmt: skip
+UNIFIED = {"task.form": "unified", "task.template": f"{ASKED}?", "task.eos": False}
+KINDS = {"bert": CLOZE, "t5": UNIFIED}
+
+
+def questions(seed, size):
+    """Rows whose answer is the option of the article's kind; some have 2 options, some 4."""
+    rng, rows = np.random.default_rng(seed), []
+    for number in range(size):
+        kind = list(TOPICS)[number % len(TOPICS)]
+        others = [word for name in TOPICS if name != kind for word in TOPICS[name]]
+        options = [*rng.choice(others, 1 + number % 3, replace=False), rng.choice(TOPICS[kind])]
+        options = [str(word) for word in rng.permutation(options)]
+        answer = next(word for word in options if word in TOPICS[kind])
+        article = [" ".join(rng.choice(TOPICS[kind], 4)) for _ in range(1 + number % 2)]
+        rows.append(
+            {"article": article, "question": "it was", "options": options, "answer": answer}
+        )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reading")
+    for seed, (name, size) in enumerate({"train": 24, "dev": 12, "test": 18}.items()):
+        write_rows(folder / f"{name}.jsonl", questions(seed, size))
+    return folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tuned(request, reading, tmp_path_factory):
+    """A run of each kind, exported. -> kind, backbone, workdir, result"""
+    kind = request.param
+    backbone = make_backbone(tmp_path_factory.mktemp(kind) / kind, kind)
+    workdir = tmp_path_factory.mktemp("run") / kind
+    c = make_config(backbone, reading, "soft", **FIELDS, **KINDS[kind])
+    result = run(c, str(workdir))
+    place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
+    assert main(["export", *place]) == 0
+    return kind, backbone, workdir, result
+
+
+load = functools.cache(load_tokenizer)
+
+
+@functools.cache
+def torch_model(kind, backbone):
+    import transformers
+
+    torch.set_num_threads(1)
+    name = "BertForMaskedLM" if kind == "bert" else "T5ForConditionalGeneration"
+    return getattr(transformers, name).from_pretrained(backbone).eval()
+
+
+def recompute(kind, backbone, slots, row):
+    """Log-probabilities of the options that a row has, by transformers. -> float64 [options]"""
+    tokenizer, model = load(backbone), torch_model(kind, backbone)
+    article, letters = "\n".join(row["article"]), "abcd" if kind == "bert" else "ABCD"
+    pairs = list(zip(letters, row["options"], strict=False))
+    asked = f" {article} ? {row['question']}"
+    if kind == "bert":
+        text = asked + " " + "".join(f"{name} . {text} ." for name, text in pairs) + " :"
+    else:
+        text = asked + "?" + "".join(f"{name}. {text}." for name, text in pairs)
+        text += "? The correct one is"
+    (ids,) = encode_texts(tokenizer, [text])
+    words = [tokenizer.convert_tokens_to_ids(name) for name, _ in pairs]
+    rows = torch.tensor(slots)[None]
+    with torch.no_grad():
+        if kind == "bert":
+            ids = [tokenizer.cls_token_id, *ids, tokenizer.mask_token_id, tokenizer.sep_token_id]
+            embeds = torch.cat([rows, model.get_input_embeddings()(torch.tensor([ids]))], 1)
+            logits = model(inputs_embeds=embeds).logits[0, -2]
+        else:
+            sentinel = tokenizer.convert_tokens_to_ids("<extra_id_0>")
+            ids = torch.tensor([[*ids, sentinel]])
+            embeds = torch.cat([rows, model.get_input_embeddings()(ids)], 1)
+            fed = torch.tensor([[0, sentinel]])
+            logits = model(inputs_embeds=embeds, decoder_input_ids=fed).logits[0, -1]
+    return logits[words].double().log_softmax(-1).numpy()
+
+
+def test_scores_are_those_of_torch(tuned, reading, capsys):
+    """Of 2 to 4 options: no other is given, and probabilities are over those that there are."""
+    kind, backbone, workdir, result = tuned
+    rows = read_lines(reading / "test.jsonl")
+    given = f"--input={reading / 'test.jsonl'}"
+    code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", given)
+    assert code == 0, err
+    found = [json.loads(line) for line in out.splitlines()]
+    slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
+    right = []
+    for row, own in zip(rows, found, strict=True):
+        expected = recompute(kind, backbone, slots, row)
+        assert list(own["scores"]) == ["A", "B", "C", "D"][: len(row["options"])]
+        np.testing.assert_allclose(list(own["scores"].values()), np.exp(expected), atol=1e-5)
+        right.append(row["options"][expected.argmax()] == row["answer"])
+        assert own["label"] == "ABCD"[expected.argmax()]
+    assert {len(row["options"]) for row in rows} == {2, 3, 4}
+    place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}", "--split=test")
+    code, out, err = jaxprompt(capsys, "evaluate", *place)
+    assert code == 0, err
+    assert json.loads(out)["accuracy"] == result["test"]["accuracy"] == np.mean(right)
+
+
+def test_loss_is_over_the_options_of_each_row(tuned, reading):
+    """What training makes smaller, of the tuned prompt: mean -log p of the right options."""
+    kind, backbone, workdir, _ = tuned
+    c = load_config(str(workdir / "config.json"))
+    trained = build.restore(c, str(workdir), ["dev"])
+    part, scorer = trained.splits["dev"], trained.scorer
+    slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
+    params = tree.merge(trained.weights.trainable, trained.weights.frozen)
+    total = count = 0.0
+    for batch in build.eval_batches(scorer, part):
+        scores = scorer.model.forward(params, batch)
+        loss, n = make_loss("restricted", 0.0)(scores, batch.labels, batch.weights)
+        total, count = total + float(loss), count + float(n)
+    rows = read_lines(reading / "dev.jsonl")
+    expected = [-recompute(kind, backbone, slots, r)[r["options"].index(r["answer"])] for r in rows]
+    assert total / count == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_the_card_says_the_form(tuned):
+    kind, _, workdir, _ = tuned
+    card = json.loads((workdir / "export/prompt.json").read_text())
+    task, form = card["task"], card["layout"]["form"]
+    assert card["label_words"] == [[x if kind == "bert" else x.upper()] for x in "abcd"]
+    if kind == "bert":
+        assert (form, task["option"]) == ("cloze", "{name} . {text} .")
+    else:
+        assert (form, task["option"], task["spaced"]) == ("unified", "{name}. {text}.", False)
+        wanted = " {article} ? {question|whole}?{choices}? The correct one is [mask]"
+        assert card["template"] == wanted
+
+
+def test_classes_as_options(data, tmp_path, capsys):
+    """A task of classes in unified form on a left-to-right model; its classes keep their names."""
+    backbone = make_backbone(tmp_path / "gpt2", "gpt2")
+    fields = {"head.name": "verbalizer", "task.form": "unified", "task.labels": "beast,food,tool"}
+    c = make_config(
+        backbone, data, "soft", **fields, data__max_len=62, data__multiple=62,
+        task__words="animal|beast,food,tool", train__total_steps=2, train__eval_steps=2,
+    )  # fmt: skip
+    run(c, str(tmp_path / "run"))
+    place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    card = json.loads((tmp_path / "run/export/prompt.json").read_text())
+    assert card["task"]["options"] == ["animal", "food", "tool"]
+    assert card["template"] == " {text}?{choices}? The correct one is [mask]"
+    code, out, err = jaxprompt(capsys, "predict", f"--workdir={tmp_path / 'run'}", "--text=the cat")
+    assert code == 0, err
+    scores = json.loads(out)["scores"]
+    assert list(scores) == list(TOPICS) and sum(scores.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_what_a_config_says_of_options_and_words():
+    """It goes before the task, and before the pattern; where it is empty they say."""
+    said = {"task.option": "({name}) {text}"}
+    cases = {
+        ("c3", "cloze", ""): ("{name}、{text}。", False),
+        ("c3", "cloze", "true"): (said["task.option"], True),
+        ("sst2", "cloze", ""): ("", True),
+        ("sst2", "cloze", "false"): (said["task.option"], False),
+        ("custom", "cloze", ""): ("", True),
+        ("custom", "cloze", "false"): (said["task.option"], False),
+        ("c3", "unified", ""): ("{name}. {text}.", False),
+        ("race", "unified", "true"): (said["task.option"], True),
+    }
+    for (name, form, spaced), expected in cases.items():
+        given = {"task.name": name, "task.form": form, "task.fields": "a", "task.spaced": spaced}
+        given |= said if spaced else {}
+        fields = given | {"head.name": "verbalizer"}
+        c = load_config(str(ROOT / "configs/base.py"), list(fields.items()))
+        task = build.in_form(c, build.read_task(c.task))
+        assert (task.option, task.spaced) == expected, (name, form, spaced)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head.name": "linear"}, "task.form=unified answers by a letter, which head.name=linear"),
+        ({"task.target": "answer", "head.name": "text"}, "task.form=unified answers by a letter"),
+        ({"task.choices": "o", "task.words": "x,y"}, "task.words name the choices, which task.for"),
+        ({"task.option": "{name}."}, "task.option='{name}.' must hold {name} and {text} once each"),
+        ({"task.template": "{text} [mask]"}, "task.template='{text} [mask]' has mask; with task.f"),
+        ({"task.form": "unifed"}, "task.form='unifed' is unknown; nearest: unified"),
+        ({"task.spaced": "no"}, "task.spaced='no' is unknown; known: false, true"),
+    ],
+)
+def test_forms_that_are_refused(train, no_reading, changes, message):
+    no_reading()
+    fields = {"head.name": "verbalizer", "task.form": "unified"} | changes
+    line = train(**{name.replace(".", "__"): value for name, value in fields.items()})
+    assert line.startswith(message)
