@@ -10,7 +10,7 @@ where this project knows it, what the paper has.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,49 +46,62 @@ ENGLISH = ("sst2", "sst5", "race_middle", "race_high", "boolq", "rte", "cb")
 PILOT = ("sst2", "boolq")  # of the studies of section 2
 
 
-def table4() -> Iterable[Cell]:
-    """Every method on every English set."""
-    return (Cell(method, task, method) for method in ppt.METHODS for task in ENGLISH)
+def table4(tasks: Sequence[str]) -> Iterable[Cell]:
+    """Every method."""
+    return (Cell(method, task, method) for method in ppt.METHODS for task in tasks)
 
 
-def initialization() -> Iterable[Cell]:
+def initialization(tasks: Sequence[str]) -> Iterable[Cell]:
     """Where the soft tokens of prompt tuning start from (section 2)."""
     starts = ("normal", "labels", "vocab", "frequent", "task")
-    for task in PILOT:
+    for task in tasks:
         yield from (Cell(start, task, "pt", {"prompt.start": start}) for start in starts)
         yield Cell("full", task, "full")
 
 
-def hard_prompts() -> Iterable[Cell]:
+def hard_prompts(tasks: Sequence[str]) -> Iterable[Cell]:
     """Words beside the soft tokens, and words for the labels (section 2)."""
-    for task in PILOT:
+    for task in tasks:
         for name, template in ppt.HARD[task].items():
             yield Cell(name, task, "pt", {"task.template": template})
         for words in ppt.WORDS[task]:
             yield Cell("/".join(words), task, "pt", {"task.words": ",".join(words)})
 
 
-def samples() -> Iterable[Cell]:
+def samples(tasks: Sequence[str]) -> Iterable[Cell]:
     """Prompt tuning, PPT and full fine-tuning with 32 to 256 rows (section 4.4)."""
     for rows in ppt.ROWS:
         for method in ("full", "pt", "ppt", "unified_ppt"):
-            for task in ENGLISH:
+            for task in tasks:
                 yield Cell(f"{method}, {rows} rows", task, method, {"data.n": rows})
 
 
-TABLES = {f.__name__: f for f in (table4, initialization, hard_prompts, samples)}
+class Table(NamedTuple):
+    """A table and its tasks."""
+
+    cells: Callable[[Sequence[str]], Iterable[Cell]]
+    tasks: Sequence[str]  # without --tasks
+    known: Sequence[str]
 
 
-def pick(cells: Sequence[Cell], args: Any) -> list[Cell]:
-    """Keeps the rows and tasks that are asked for. Raises InputError for an unknown one."""
-    for name in ("rows", "tasks"):
-        field = {"rows": "row", "tasks": "task"}[name]
-        asked = [x.strip() for x in getattr(args, name).split(";") if x.strip()]
-        known = list(dict.fromkeys(getattr(cell, field) for cell in cells))
-        for value in asked:
-            choose(f"--{name}", value, known)
-        cells = [cell for cell in cells if not asked or getattr(cell, field) in asked]
-    return cells
+TABLES = {
+    "table4": Table(table4, ENGLISH, tuple(ppt.TASKS)),
+    "initialization": Table(initialization, PILOT, tuple(ppt.TASKS)),
+    "hard_prompts": Table(hard_prompts, PILOT, PILOT),
+    "samples": Table(samples, ENGLISH, tuple(ppt.TASKS)),
+}
+
+
+def pick(table: Table, args: Any) -> list[Cell]:
+    """Lists the cells that are asked for. Raises InputError for an unknown row or task."""
+    tasks = _listed("--tasks", args.tasks, table.known) or table.tasks
+    cells = list(table.cells(tasks))
+    rows = _listed("--rows", args.rows, list(dict.fromkeys(cell.row for cell in cells)))
+    return [cell for cell in cells if not rows or cell.row in rows]
+
+
+def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    return [choose(flag, part.strip(), known) for part in text.split(";") if part.strip()]
 
 
 def list_runs(cell: Cell, args: Any) -> list[sweep.Run]:
@@ -158,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     choose("the table", args.table, TABLES)
     choose("--kind", args.kind, ppt.KINDS)
-    cells = pick(list(TABLES[args.table]()), args)
+    cells = pick(TABLES[args.table], args)
     runs = [(cell, list_runs(cell, args)) for cell in cells]
     failed: dict[str, str] | None = {}
     if not args.print:

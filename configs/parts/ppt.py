@@ -34,31 +34,60 @@ class Asked(NamedTuple):
     """How a task is asked, as in the released code, where nothing but the sentinel is added."""
 
     group: str  # the pre-training task whose prompt it starts from
-    template: str
-    hard: str  # with words beside the soft prompt (appendix D), which full fine-tuning takes too
+    template: str  # "" = as the unified task is, which is how choices are
+    # With words beside the soft prompt (appendix D), which full fine-tuning takes too; "" = as the
+    # task has it, for none is published.
+    hard: str
     words: tuple[str, ...]  # in the order of the classes
     lr: float = 1e-2
     lr_ppt: float = 1e-2  # of a prompt that was pre-trained
+    patterns: str = "en"
 
 
 def _single(field, words):
     return Asked("cls", f"{{{field}}} [mask]", f"{{{field}}} It was [mask].", words)
 
 
-def _pair(first, second, words, lr, lr_ppt=5e-2):
+def _pair(first, second, words, lr):
     hard = f"Question: {{{first}}}? [mask]. {{{second}}}"
-    return Asked("nsp", f"{{{first}}} [mask] {{{second}}}", hard, words, lr, lr_ppt)
+    return Asked("nsp", f"{{{first}}} [mask] {{{second}}}", hard, words, lr, 5e-2)
+
+
+def _chinese(group, template="", words=(), lr=1e-2):
+    return Asked(group, template, "", words, lr, 5e-2 if group == "nsp" else 1e-2, "zh")
+
+
+def _reading(article):
+    hard = f"We ask {{{article}}}; {{question|whole}}?{{choices}} The answer is [mask]."
+    return Asked("nss", "", hard, ())
 
 
 _FIVE = ("terrible", "bad", "maybe", "good", "great")
+_TOPICS = (
+    *("culture", "science", "health", "education", "computer"),
+    *("sports", "business", "music", "family", "politics"),
+)
+_TWO = "{sentence1} [mask] {sentence2}"
+_MEANING = ("中立", "相似", "矛盾")  # neutral, entailment, contradiction
 TASKS = {
     "sst2": _single("sentence", ("bad", "good")),
     "sst5": _single("text", _FIVE),
     "boolq": _pair("question", "passage", ("no", "yes"), 5e-3),
     "rte": _pair("premise", "hypothesis", ("yes", "no"), 5e-3),
     "cb": _pair("hypothesis", "premise", ("yes", "no", "maybe"), 5e-2),
-    "lcqmc": _pair("sentence1", "sentence2", ("不同", "相同"), 5e-3),
-    "chnsenticorp": _single("text", ("差", "好")),
+    "race_middle": _reading("article"),
+    "race_high": _reading("article"),
+    "dream": _reading("dialogue"),
+    "cosmos_qa": _reading("context"),
+    "yahoo_answers_topics": Asked(
+        "cls", "{question_title} [mask]", "{question_title} This is about [mask].", _TOPICS
+    ),
+    "lcqmc": _chinese("nsp", _TWO, ("不同", "相同"), 5e-3),
+    "ocnli": _chinese("nsp", _TWO, _MEANING, 5e-3),
+    "cmnli": _chinese("nsp", _TWO, _MEANING, 5e-3),
+    "chnsenticorp": _chinese("cls", "{text} [mask]", ("差", "好")),
+    "c3": _chinese("nss"),
+    "ccpm": _chinese("nss"),
 }
 
 ROWS = (32, 64, 128, 256)  # section 4.4, sample efficiency
@@ -89,13 +118,15 @@ def pt(c, task="rte", kind="t5"):
     methods.soft(c, length=100, lr=own.lr, start="normal")
     c.prompt.scale = kind.scale
     c.task.template = own.template
+    if not own.template:
+        c.task.form = "unified"
     c.optim.weight_decay = 1e-2  # of soft tokens too
 
 
 def hybrid_pt(c, task="rte", kind="t5"):
     """The same beside words (appendix D)."""
     pt(c, task, kind)
-    c.task.template = TASKS[task].hard
+    _with_words(c, task)
 
 
 def lm_adapt(c, task="rte", kind="t5"):
@@ -113,7 +144,7 @@ def ppt(c, task="rte", kind="t5"):
 def hybrid_ppt(c, task="rte", kind="t5"):
     """The same beside words."""
     ppt(c, task, kind)
-    c.task.template = TASKS[task].hard
+    _with_words(c, task)
 
 
 def multiple_choice(c, task="rte", kind="t5"):
@@ -133,7 +164,7 @@ def full(c, task="rte", kind="t5"):
     """Full fine-tuning with words around the answer."""
     _few_shot(c, task, KINDS[kind])
     methods.full(c, lr=5e-6)
-    c.task.template = TASKS[task].hard
+    _with_words(c, task)
     c.optim.weight_decay = 1e-2
 
 
@@ -147,12 +178,17 @@ RATES = {name: (5e-3, 1e-2, 2e-2, 5e-2) for name in METHODS}  # section 4.1
 RATES["full"] = (5e-6, 1e-5, 3e-5, 1e-4)  # not published; what such backbones are tuned at
 
 
+def _with_words(c, task):
+    c.task.form, c.task.template = "cloze", TASKS[task].hard
+
+
 def _few_shot(c, task, kind):
     c.backbone.dtype = "bfloat16"
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
     own = TASKS[task]
     c.task.name, c.task.words, c.task.eos = task, own.words, False
+    c.ppt.patterns = own.patterns
     c.head.name, c.head.scores, c.head.span = "verbalizer", "full", "target"
     if len(own.words) > 5:  # section 4.1: 8 rows a label, as many for dev
         c.data.protocol, c.data.k = "kshot", 8
