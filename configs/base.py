@@ -166,6 +166,7 @@ def get_config() -> ConfigDict:
     # A grid of runs that train as one program, each in a folder of its own. Of a list that is empty
     # the config's own value is taken.
     c.runs = ConfigDict()
+    c.runs.tasks = ()  # ppt.task, of `pretrain`
     c.runs.seeds = ()  # seed
     c.runs.data_seeds = ()  # data.seed
     c.runs.lr = ()  # optim.lr

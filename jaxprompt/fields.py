@@ -100,6 +100,7 @@ FIELDS = {
         early_stopping=Field(str, ("true", "false", "never")),
     ),
     "runs": dict(
+        tasks=Field(str, TASKS, many=True),
         seeds=_SEED._replace(many=True), data_seeds=_SEED._replace(many=True),
         lr=_AMOUNT._replace(many=True), weight_decay=_AMOUNT._replace(many=True),
         starts=_TEXTS, texts=_TEXTS, words=_TEXTS, size=_COUNT,
@@ -158,7 +159,7 @@ def _check(name: str, field: Field, value: Any) -> None:
         return
     if field.many:
         if not isinstance(value, tuple | list):
-            raise InputError(f"config field {name}={value!r} must be a list of numbers")
+            raise InputError(f"config field {name}={value!r} must be a list")
         for part in value:
             _check(name, field._replace(many=False), part)
         return

@@ -1,5 +1,6 @@
 """Runs that train as one program end where they end alone."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,10 +12,12 @@ from tiny import PAD, assert_close, assert_equal, jit, make_batch, make_params, 
 
 from jaxprompt.data.batching import empty, stack
 from jaxprompt.group import memory
-from jaxprompt.group.grid import select
+from jaxprompt.group.grid import Run, select
 from jaxprompt.group.loop import halves
+from jaxprompt.group.members import Member, varying_words
 from jaxprompt.group.program import Own, Programs, make_group_scores, make_group_step
 from jaxprompt.heads import linear, lm
+from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.hlo import read_work
 from jaxprompt.losses import cross_entropy
 from jaxprompt.model import Model
@@ -24,6 +27,7 @@ from jaxprompt.sharding import make_placement, put
 from jaxprompt.state import make_state
 from jaxprompt.steps import Objective, make_eval_step, make_train_step
 from jaxprompt.tree import split, trainable_mask
+from jaxprompt.types import ABSENT
 
 OBJECTIVES = (Objective("main", cross_entropy),)
 RATES = (0.1, 0.03, 0.3)
@@ -158,6 +162,32 @@ def test_each_run_has_its_own_label_words(scores):
         expected = jit(make_eval_step(own))(starts[i], frozen, batch)
         assert_close(found[i], expected)
     assert np.abs(found[0] - found[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("scores, two_parts", [("restricted", False), ("full", True)])
+def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
+    """Of 2 classes beside 3, as if they were alone."""
+    word = lambda n: np.arange(n).reshape(n, 1, 1)
+    make = lambda rows: lm.Head(np.array(rows), word(len(rows)), 0 * word(len(rows)), scores)
+    heads = [make([5, 9, 20]), make([7, 30])]
+    model, starts, frozen = parts("soft", head=lm.Head((5, 9, 20), (((0,),),), (((0,),),), scores))
+    wrap = AnswerHead if two_parts else lambda head, _: head
+    models = [dataclasses.replace(model, heads={"main": wrap(head, head)}) for head in heads]
+    members = [
+        Member(Run(str(i), {}, None, None), None, own, *[None] * 8) for i, own in enumerate(models)
+    ]
+    words = [Own(own, {}) for own in varying_words(members).values()]
+    batch = batch_of("soft", 3)
+    group = jit(make_group_scores(models[0], is_shared=True))
+    found = group(stack_trees(starts[:2]), frozen, batch, stack_trees(words))
+    for i, own in enumerate(models):
+        expected = jit(make_eval_step(own))(starts[i], frozen, batch)
+        pairs = zip(found, expected, strict=True) if two_parts else [(found, expected)]
+        for got, right in pairs:
+            n = len(heads[i].rows)
+            assert_close(got[i][:, :n], right[:, :n])
+            assert_close(got[i][:, 3:], right[:, n:])  # the best of all other words
+            assert (got[i][:, n:3] == ABSENT).all()
 
 
 def make_programs(case, mesh, runs, **options):

@@ -63,8 +63,8 @@ def check_tunes(c: Any) -> None:
     """Raises InputError where a config is for pre-training a prompt."""
     if c.ppt.task:
         raise InputError(
-            f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain and export take; give "
-            "another config, or set ppt.task=''"
+            f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain, plan and export "
+            "take; give another config, or set ppt.task=''"
         )
 
 

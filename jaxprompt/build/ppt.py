@@ -12,10 +12,12 @@ from jaxprompt.build.adapting import Sums, need_corpus, spelt_out
 from jaxprompt.checkpoint import Checkpoints, check_workdir
 from jaxprompt.convert.load import Report
 from jaxprompt.data.corpus import Corpus, check_unchanged, divide
+from jaxprompt.data.denoise.batches import Pass
 from jaxprompt.data.ppt import (
     PUBLISHED,
     Annotations,
     Forms,
+    Pattern,
     Rows,
     cls,
     get_pattern,
@@ -63,12 +65,17 @@ def check_ppt(c: Any) -> None:
 
     Nothing is read but the annotations.
     """
-    task = c.ppt.task
-    if not task:
+    if not c.ppt.task:
         raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
     need_corpus(c)
     if not c.corpus.held_out:
         raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+    check_learner(c)
+    open_annotations(c)
+
+
+def check_learner(c: Any) -> None:
+    """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
     if c.prompt.name == "none":
         raise InputError("prompt.name=none has nothing to learn; take soft or prefix")
     if c.prompt.get("start") in _FROM_TEXT and not c.prompt.get("init"):
@@ -85,9 +92,7 @@ def check_ppt(c: Any) -> None:
             f"cache.where={c.cache.where} keeps states of rows that come again, here none "
             "does; set it to ''"
         )
-    check_single(c, "pretrain")
     options_of(c)
-    open_annotations(c)
 
 
 def check_single(c: Any, verb: str) -> None:
@@ -124,11 +129,28 @@ def thresholds_of(c: Any) -> tuple[float, ...]:
 
 
 def open_asked(c: Any, placement: Placement) -> Asked:
-    """Opens the backbone and lays the task out for it, as a classification task is downstream."""
-    pattern, options = get_pattern(c.ppt.task, c.ppt.patterns), options_of(c)
-    template = pattern.text(max(options))
+    """Opens the backbone and lays the task out for it."""
     backbone = build.open_fitting(c, placement)
-    style = backbone.module.STYLE
+    scorer = make_scorer(c, backbone, placement)
+    given = {"answer": c.task.answer} if c.task.answer else {}
+    method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
+    forms = make_forms(
+        c.ppt.task, _pattern(c), scorer.tokenizer, style, num_slots=method.num_slots(),
+        max_len=c.data.max_len, options=options_of(c), start=cfg.start if style == "seq2seq" else 0,
+        decoder_slots=method.num_decoder_slots(), num_types=cfg.types, eos=c.task.eos,
+        sentinel=c.backbone.sentinel, whole=c.head.span == "target", **given,
+    )  # fmt: skip
+    return Asked(backbone, scorer, forms)
+
+
+def _pattern(c: Any) -> Pattern:
+    return get_pattern(c.ppt.task, c.ppt.patterns)
+
+
+def make_scorer(c: Any, backbone: Backbone, placement: Placement) -> Scorer:
+    """Lays the task out, with the most options, as a classification task is downstream."""
+    pattern, most = _pattern(c), max(options_of(c))
+    template, style = pattern.text(most), backbone.module.STYLE
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
             f"ppt.task={c.ppt.task} with ppt.patterns={c.ppt.patterns} has text behind [mask], "
@@ -136,24 +158,15 @@ def open_asked(c: Any, placement: Placement) -> Asked:
             "ppt.patterns=en, or another backbone"
         )
     task = Task(
-        c.ppt.task, fields(c.ppt.task, max(options)), labels=pattern.words, template=template,
+        c.ppt.task, fields(c.ppt.task, most), labels=pattern.words, template=template,
         words=tuple((word,) for word in pattern.words), spaced=pattern.space,
     )  # fmt: skip
-    scorer = build_scorer(
+    return build_scorer(
         backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), template=template,
         form="cloze", answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
         max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
         batch=c.data.eval_batch, share=placement.share(),
     )  # fmt: skip
-    given = {"answer": c.task.answer} if c.task.answer else {}
-    method, cfg = scorer.model.prompt, backbone.module.cfg
-    forms = make_forms(
-        c.ppt.task, pattern, scorer.tokenizer, style, num_slots=method.num_slots(),
-        max_len=c.data.max_len, options=options, start=cfg.start if style == "seq2seq" else 0,
-        decoder_slots=method.num_decoder_slots(), num_types=cfg.types, eos=c.task.eos,
-        sentinel=c.backbone.sentinel, whole=c.head.span == "target", **given,
-    )  # fmt: skip
-    return Asked(backbone, scorer, forms)
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -163,16 +176,23 @@ class Text(NamedTuple):
     """The examples of a corpus, of the documents to learn from and of those held out."""
 
     tasks: tuple[Any, Any]
-    rows: tuple[Rows, Rows]
+    rows: Rows  # to learn from
+    held: Pass
     facts: dict[str, Any]  # what they depend on besides the config, and what they are, as JSON
 
 
-def read_text(c: Any, corpus: Corpus, asked: Asked) -> Text:
-    """Makes the examples. Raises InputError where there are too few documents for them."""
+def read_text(c: Any, corpus: Corpus, asked: Asked, share: tuple[int, int]) -> Text:
+    """Makes the examples. Raises InputError where there are too few documents for them.
+
+    `share` says which part of a held-out batch this process holds, of how many.
+    """
     labels = open_annotations(c)
-    shares = divide(len(corpus), c.corpus.held_out, c.data.seed)
-    tasks = tuple(_make(c, corpus, share, asked.forms, labels) for share in shares)
-    rows = tuple(Rows(task, asked.forms, asked.scorer.layout) for task in tasks)
+    parts = divide(len(corpus), c.corpus.held_out, c.data.seed)
+    tasks = tuple(_make(c, corpus, part, asked.forms, labels) for part in parts)
+    rows, held = (Rows(task, asked.forms, asked.scorer.layout) for task in tasks)
+    held = Pass(
+        held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows, share=share
+    )
     options = options_of(c)
     about = {
         "task": c.ppt.task,
@@ -183,7 +203,7 @@ def read_text(c: Any, corpus: Corpus, asked: Asked) -> Text:
         "tokens": corpus.num_tokens,
     }
     used = None if labels is None else [labels.annotator, *tasks[0].counts.tolist()]
-    return Text(tasks, rows, {"corpus": corpus.fingerprint, "labels": used, "about": about})
+    return Text(tasks, rows, held, {"corpus": corpus.fingerprint, "labels": used, "about": about})
 
 
 def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
@@ -192,6 +212,28 @@ def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> 
     if c.ppt.task == "nsp":
         return nsp.make(corpus, documents, forms, matched=c.ppt.matched)
     return selection.make(c.ppt.task, corpus, documents, forms, matched=c.ppt.matched)
+
+
+def told(c: Any, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
+    """Says what was read, whatever is asked of it."""
+    lines = [f"backbone {c.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
+    if c.prompt.get("init"):
+        lines.append(f"prompt from {c.prompt.init}")
+    lines.append(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
+    if corpus.skipped:
+        lines.append(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
+    return lines
+
+
+def told_task(asked: Asked, text: Text) -> list[str]:
+    """Says what is asked, what of the text is used for it, and what was left out."""
+    words = asked.forms.verbalizer.words
+    return [
+        f"task {asked.scorer.task.name}, template {asked.scorer.template!r}",
+        "  words " + ", ".join(entry[0] for entry in words),
+        f"  to learn from {text.tasks[0].summary()}",
+        f"  held out {text.tasks[1].summary()}; {text.held.size:,} of them scored",
+    ]
 
 
 def check_same(path: Path, facts: Mapping[str, Any], annotations: str) -> None:

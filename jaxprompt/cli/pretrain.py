@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxprompt.cli import sweep
 from jaxprompt.cli.options import (
     Parser,
     Terminated,
@@ -19,7 +20,10 @@ from jaxprompt.cli.train import facts, keep_compiled, read_result
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains and prints the scores of held-out documents as JSON; `export` writes the prompt."""
+    """Trains and prints the scores of held-out documents as JSON; `export` writes the prompt.
+
+    A grid of runs prints a table.
+    """
     parser = Parser(__doc__)
     add_hosts(parser)
     args, overrides = parser.read(argv)
@@ -27,6 +31,8 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
     keep_compiled(Path(args.workdir) / "compiled")
     with several_hosts(args) as is_first:
+        if sweep.is_grid(c):
+            return sweep.train_grid(c, args.workdir, "pretrain")
         result = run(c, args.workdir)
         if result is not None and is_first:
             print(json.dumps(result))
@@ -39,7 +45,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt.build import adapting, ppt
     from jaxprompt.build.meter import Meter
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
-    from jaxprompt.data.denoise.batches import Pass, Visits
+    from jaxprompt.data.denoise.batches import Visits
     from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.runlog import RunLog
     from jaxprompt.state import place_state
@@ -60,18 +66,15 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     tell = lambda line: print(line, file=sys.stderr)
     vocab = asked.backbone.module.cfg.vocab
     corpus = adapting.read_corpus(c, asked.scorer.tokenizer, vocab, workdir, tell)
-    text, path = ppt.read_text(c, corpus, asked), Path(workdir) / ppt.CORPUS
+    share, path = placement.share(), Path(workdir) / ppt.CORPUS
+    text = ppt.read_text(c, corpus, asked, share)
     if path.exists():
         ppt.check_same(path, text.facts, c.ppt.annotations)
-    share, (task, held) = placement.share(), text.tasks
-    batches = Visits(text.rows[0], batch=c.data.batch, seed=c.seed, share=share)
-    dev = Pass(
-        text.rows[1], batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows,
-        share=share,
-    )  # fmt: skip
+    task, held = text.tasks
+    batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=share)
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     asked, learned = ppt.load(c, asked, placement)
-    measure = adapting.build_scores(placement, learned, dev, c.seed, ppt.scoring(held))
+    measure = adapting.build_scores(placement, learned, text.held, c.seed, ppt.scoring(held))
     tx = build.build_optimizer(c, learned.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(
         learned.model, tx, learned.objectives, accumulate=c.optim.accumulate
@@ -82,7 +85,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     guard_workdir(workdir, resolved(c), build.FREE)
     if hosts.is_first():
         write_atomic(path, json.dumps(text.facts))
-    flops = ppt.flops_of(learned, tx, state, next(iter(dev)), c.data.batch, placement)
+    flops = ppt.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
     meter = Meter(batches, ppt.scoring(task), flops, c.backbone.dtype)
     drops = c.backbone.dropout != 0 or c.prompt.get("dropout", 0) != 0
     job = loop.Job(
@@ -95,7 +98,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
     ) as log:
         log.resume(-1 if started is None else started)
-        tell_start(log, c, corpus, asked, text, dev, learned, plan, started)
+        tell_start(log, c, corpus, asked, text, learned, plan, started)
         with Terminated() as terminated:
             ended = loop.run(job, stand, log, terminated)
     if ended is None:
@@ -119,21 +122,15 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     return result
 
 
-def tell_start(log, c, corpus, asked, text, dev, learned, plan, started) -> None:
+def tell_start(log, c, corpus, asked, text, learned, plan, started) -> None:
     """Says what was read, what was left out of it, and what trains."""
     from jaxprompt import tree
+    from jaxprompt.build import ppt
 
-    backbone, words = asked.backbone, asked.forms.verbalizer.words
-    log.say(f"backbone {c.backbone.path} ({backbone.family}), {learned.report.fingerprint[:12]}")
-    if c.prompt.get("init"):
-        log.say(f"prompt from {c.prompt.init}")
-    log.say(f"task {c.ppt.task}, template {asked.scorer.template!r}")
-    log.say("  words " + ", ".join(entry[0] for entry in words))
-    log.say(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
-    if corpus.skipped:
-        log.say(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
-    log.say(f"  to learn from {text.tasks[0].summary()}")
-    log.say(f"  held out {text.tasks[1].summary()}; {dev.size:,} of them scored")
+    for line in ppt.told(c, asked.backbone, learned.report, corpus):
+        log.say(line)
+    for line in ppt.told_task(asked, text):
+        log.say(line)
     log.say(tree.overview(learned.trainable, learned.frozen))
     where = "from the start" if started is None else f"resumed at step {started}"
     log.say(f"{plan.total} steps of {c.data.batch} x {c.data.max_len} tokens, {where}")

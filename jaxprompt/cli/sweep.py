@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,22 +100,24 @@ def is_grid(c: Any) -> bool:
     )
 
 
-def train_grid(c: Any, workdir: str) -> int:
-    """Trains the runs of `config.runs` as one program, and tabulates them."""
+def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
+    """Trains the runs of `config.runs` as one program, as a verb does, and tabulates them."""
     from jaxprompt import build, group
     from jaxprompt.checkpoint import check_workdir, guard_workdir
 
     given, free = resolved(c), (*build.FREE, "runs.size")
     check_workdir(workdir, given, free)
     grid = group.list_runs(c, workdir)
+    for run in grid:
+        group.KINDS[verb].check(run.config)
     bind = lambda: guard_workdir(workdir, given, free)
-    outcome = train_together(grid, workdir, size=c.runs.size, ready=bind)
+    outcome = train_together(grid, workdir, verb=verb, size=c.runs.size, ready=bind)
     if outcome is None:
         return 0
     if not outcome.results and len(set(outcome.failed.values())) == 1:
         raise InputError(next(iter(outcome.failed.values())))
     for name, error in outcome.failed.items():
-        print(f"jaxprompt train: {name}: {error}", file=sys.stderr)
+        print(f"jaxprompt {verb}: {name}: {error}", file=sys.stderr)
     runs = []
     for run in grid:
         names = zip(run.changes, run.name.split(","), strict=False)
@@ -231,14 +233,18 @@ def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Tabulates results as Markdown: mean and population standard deviation over the seeds."""
     from jaxprompt.metrics import mean_std
 
+    first = lambda split: lambda r: next(iter(r[split].values())) if split in r else None
+    shown = {split: first(split) for split in ("dev", "test")}
+    if any("held_out" in result for results in rows.values() for result in results):
+        shown = {name: lambda r, name=name: r["held_out"][name] for name in ("accuracy", "loss")}
     lines = [
-        "| method | runs | trained | share | dev | test | seconds |",
+        f"| method | runs | trained | share | {' | '.join(shown)} | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
     for row, results in rows.items():
 
-        def show(split: str, results=results) -> str:
-            values = [next(iter(r[split].values())) for r in results if split in r]
+        def show(read: Callable[[Mapping[str, Any]], float | None], results=results) -> str:
+            values = [value for value in map(read, results) if value is not None]
             if not values:
                 return "-"
             mean, std = mean_std(values)
@@ -246,8 +252,9 @@ def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
         trained, total = results[0]["trained"], results[0]["total"]
         seconds = mean_std([r["time"]["seconds"] for r in results])[0]
+        cells = " | ".join(show(read) for read in shown.values())
         lines.append(
-            f"| {row} | {len(results)} | {trained:,} | {trained / total:.2%} | {show('dev')} "
-            f"| {show('test')} | {seconds:.0f} |"
+            f"| {row} | {len(results)} | {trained:,} | {trained / total:.2%} | {cells} "
+            f"| {seconds:.0f} |"
         )
     return "\n".join(lines)

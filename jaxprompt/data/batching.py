@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprompt.data.encode import Encoded
 from jaxprompt.errors import InputError
-from jaxprompt.types import Batch, Role, Tokens
+from jaxprompt.types import NO_LIMIT, Batch, Role, Tokens
 
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
 
@@ -304,6 +304,7 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
     length = max(batch.encoder.ids.shape[1] for batch in batches)
     reads = max(batch.label_pos.shape[1] for batch in batches)
     moves = side == "left" and first.decoder is None  # what is read moves with the text
+    counted = any(batch.counts is not None for batch in batches)
     wide = []
     for batch in batches:
         by = moves * (length - batch.encoder.ids.shape[1])
@@ -311,6 +312,8 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
             encoder=_widen_tokens(batch.encoder, length, pad_id, side),
             label_pos=_widen(batch.label_pos + by, reads, 0),
         )
+        if counted and batch.counts is None:  # every class is there
+            part = part._replace(counts=np.full(batch.labels.shape, NO_LIMIT, np.int32))
         if batch.targets is not None:
             part = part._replace(targets=_widen(batch.targets, reads, -1))
         if batch.decoder is not None:

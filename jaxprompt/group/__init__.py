@@ -12,20 +12,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxprompt import build, runlog, tree
+from jaxprompt.build import ppt
+from jaxprompt.build.examples import check_tunes
 from jaxprompt.checkpoint import Checkpoints, check_workdir
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.group import pretraining, tuning
 from jaxprompt.group.grid import Run, by_config, is_grid, list_runs, select
 from jaxprompt.group.loop import Together
 from jaxprompt.group.members import (
     Member,
     Shared,
+    Words,
     at_once,
     by_shape,
     longest,
-    prepare,
     start,
     varying_words,
 )
@@ -33,7 +37,20 @@ from jaxprompt.group.memory import available, fitting
 from jaxprompt.group.program import Own, Programs
 from jaxprompt.sharding import Placement
 
-__all__ = ["Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
+__all__ = ["KINDS", "Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
+
+
+class Kind(NamedTuple):
+    """What runs do."""
+
+    check: Callable[[Any], None]  # of a run's config
+    prepare: Callable[..., tuple[Shared | None, list[Member]]]  # of runs, a workdir, and what fails
+
+
+KINDS = {  # by verb
+    "train": Kind(check_tunes, tuning.prepare),
+    "pretrain": Kind(ppt.check_ppt, pretraining.prepare),
+}
 
 
 class Outcome(NamedTuple):
@@ -44,8 +61,8 @@ class Outcome(NamedTuple):
 
 
 def train(
-    runs: Sequence[Run], workdir: str, *, size: int = 0, terminated: Callable[[], bool],
-    ready: Callable[[], None] = lambda: None,
+    runs: Sequence[Run], workdir: str, *, verb: str = "train", size: int = 0,
+    terminated: Callable[[], bool], ready: Callable[[], None] = lambda: None,
 ) -> Outcome | None:  # fmt: skip
     """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
 
@@ -62,12 +79,14 @@ def train(
     groups = sorted(by_config(work.todo()), key=lambda runs: not work.is_started(runs))
     for group in groups:
         try:
-            shared, members = prepare(group, work.fail)
+            shared, members = KINDS[verb].prepare(group, work.workdir, work.fail)
         except InputError as error:
             if len(groups) == 1:
                 raise
             for run in group:
                 work.fail(run, error)
+            continue
+        if not members:
             continue
         ready()
         if not work.train(shared, members):
@@ -114,7 +133,8 @@ class _Work:
         """Trains runs of one backbone. Returns False where SIGTERM ended it early."""
         groups = by_shape(members)
         with runlog.RunLog(self.workdir, tensorboard=False) as log:
-            log.say(f"backbone {shared.config.backbone.path} ({shared.family})")
+            for line in shared.says:
+                log.say(line)
             if len(groups) > 1:
                 sizes = " + ".join(str(len(group)) for group in groups)
                 log.say(f"runs of other shapes or lengths train one after another: {sizes} runs")
@@ -129,20 +149,30 @@ class _Work:
         """Trains runs that are one program, in as many chunks as it takes."""
         total, began = members[0].plan.total, time.monotonic()
         own, frozen = start(shared, members[0])
-        words = varying_words(members)
-        programs = Programs(
-            shared.placement, members[0].scorer.model, own.tx,
-            build.build_objectives(shared.config), frozen, own.state,
-            accumulate=shared.config.optim.accumulate,
-        )  # fmt: skip
+        made: dict[str, Programs] = {}
+
+        def program(some: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
+            """Makes the programs of some runs, and their words where these are not in them."""
+            words = varying_words(some)
+            # From the runs of a chunk alone: on a restart the others may be over.
+            own_words = jax.tree.map(np.shape, words[some[0].run.name])
+            key = str(own_words or jax.tree.map(np.ndarray.tolist, some[0].words))
+            if key not in made:
+                made[key] = Programs(
+                    shared.placement, some[0].model, own.tx, shared.objectives, frozen, own.state,
+                    accumulate=shared.config.optim.accumulate,
+                )  # fmt: skip
+            return made[key], words
+
         with runlog.RunLog(self.workdir, tensorboard=False, total=total) as log:
             log.say(tree.overview(own.state.trainable, frozen | own.own))
 
-            def fit(wanted: int, rest: Sequence[Member]) -> int:
-                log.say(f"compiling the step for {wanted} runs")
-                first = Own(words[members[0].run.name], own.own)
+            def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
+                log.say(f"compiling the step for {len(some)} runs")
+                programs, words = program(some)
+                first = Own(words[some[0].run.name], own.own)
                 free = available(shared.placement.mesh)
-                return fitting(programs, wanted, longest(rest), first, free)
+                return fitting(programs, len(some), longest(rest), first, free)
 
             for chunk in self._chunks(members, shared.placement, fit, log):
                 resumed = {member.run.name for member in chunk} == set(self.started)
@@ -154,6 +184,7 @@ class _Work:
                 log.say(f"{len(chunk)} runs at once, {total} steps, {where}")
                 self.checkpoints.rewind(newest)
                 starts = [start(shared, member)[0] for member in chunk]
+                programs, words = program(chunk)
                 owns = [Own(words[m.run.name], s.own) for m, s in zip(chunk, starts, strict=True)]
                 together = Together(shared, chunk, owns, programs, self.checkpoints, log)
                 together.seconds = time.monotonic() - began  # with the compilations so far
@@ -165,7 +196,7 @@ class _Work:
 
     def _chunks(
         self, members: Sequence[Member], placement: Placement,
-        fit: Callable[[int, Sequence[Member]], int], log: runlog.RunLog,
+        fit: Callable[[Sequence[Member], Sequence[Member]], int], log: runlog.RunLog,
     ) -> list[list[Member]]:  # fmt: skip
         """Cuts members into those that train at once, as before where this is a restart."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
@@ -176,7 +207,7 @@ class _Work:
         rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
         if rest:
             sets = [rest] if self.size else at_once(rest, placement)
-            size = self.size or fit(max(map(len, sets)), rest)
+            size = self.size or fit(max(sets, key=len), rest)
             more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
             if len(more) > len(sets):
                 limit = f"config.runs.size={self.size}" if self.size else "memory"

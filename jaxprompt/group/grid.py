@@ -13,6 +13,7 @@ from jaxprompt.fields import check_fields
 
 # Field of the block `runs` -> the field of each run that it gives.
 AXES = {
+    "tasks": "ppt.task",
     "seeds": "seed", "data_seeds": "data.seed", "lr": "optim.lr",
     "weight_decay": "optim.weight_decay", "starts": "prompt.start", "texts": "prompt.text",
     "words": "task.words",
@@ -50,7 +51,7 @@ def list_runs(c: Any, workdir: str) -> list[Run]:
             "set cache.where='', or empty config.runs"
         )
     axes = {axis: tuple(c.runs[axis]) for axis in AXES if c.runs[axis]}
-    _check_prompt(c, axes)
+    _check_axes(c, axes)
     runs, names = [], {}
     for values in itertools.product(*axes.values()):
         changes = {AXES[axis]: value for axis, value in zip(axes, values, strict=True)}
@@ -111,13 +112,24 @@ def select(
     best: dict[tuple, Mapping[str, Any]] = {}
     for changes, result in runs:
         seed = tuple(changes.get(field) for field in SEEDS)
-        value = next(iter(result["dev"].values()))
-        if seed not in best or value > next(iter(best[seed]["dev"].values())):
+        if seed not in best or _merit(result) > _merit(best[seed]):
             best[seed] = result
     return list(best.values())
 
 
-def _check_prompt(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
+def _merit(result: Mapping[str, Any]) -> float:
+    """Reads what a run of its kind is chosen by; more is better."""
+    if "held_out" in result:
+        return -result["held_out"]["loss"]
+    return next(iter(result["dev"].values()))
+
+
+def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
+    if "words" in axes and (c.ppt.task or "tasks" in axes):
+        raise InputError(
+            "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
+            "empty it"
+        )
     for axis in ("starts", "texts"):
         field = AXES[axis].partition(".")[2]
         if axis in axes and field not in c.prompt:

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -13,16 +12,13 @@ import numpy as np
 
 from jaxprompt import build, runlog, tree
 from jaxprompt.checkpoint import Checkpoints, guard_workdir
-from jaxprompt.data.batching import empty, stack
-from jaxprompt.evaluate import decide, drop_absent
+from jaxprompt.data.batching import stack
 from jaxprompt.files import write_atomic
-from jaxprompt.group.members import Member, Shared, is_shared
+from jaxprompt.group.members import Member, Shared
 from jaxprompt.group.program import Own, Programs
-from jaxprompt.metrics import score
 from jaxprompt.types import Batch
 
 WORTH = 500  # steps of one run that must be saved for another compilation to pay
-_AHEAD = 2  # batches of an evaluation that the device works on while one is copied
 
 
 @dataclasses.dataclass
@@ -48,7 +44,7 @@ class Together:
         self.shared, self.members, self.programs = shared, members, programs
         self.group, self.log = group, log
         self.plan, self.train = members[0].plan, shared.config.train
-        self.metric = members[0].scorer.task.metric
+        self.looks = shared.looks(shared, members, programs)
         self.stands = [Standing() for _ in members]
         self.rows = list(range(len(members)))  # the member of each row of the state; some done
         self.owns = owns
@@ -56,7 +52,6 @@ class Together:
         self.step, self.seconds = 0, 0.0
         self.size = tree.count(programs.one_trainable())
         self.total = self.size + tree.count(programs.frozen) + tree.count(owns[0].frozen)
-        self._texts = None
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -66,13 +61,11 @@ class Together:
         Returns False where SIGTERM ended it early; it is saved then.
         """
         with ExitStack() as open_now:
-            batches = [
-                build.train_batches(m.run.config, m.scorer, m.splits["train"]) for m in self.members
-            ]
-            for stream in batches:
-                open_now.callback(stream.close)
+            self.feeds = [member.feed() for member in self.members]
+            for feed in self.feeds:
+                open_now.callback(feed.batches.close)
             if resumed:
-                self._restore(batches)
+                self._restore()
             else:
                 self.state = self.programs.stack(first)
                 # A copy: the state is donated to each step.
@@ -85,26 +78,31 @@ class Together:
                     member.run.folder, json.loads(json.dumps(member.run.config.to_dict())),
                     build.FREE,
                 )  # fmt: skip
+                for name, text in member.files.items():
+                    write_atomic(member.run.folder / name, text)
                 best.rewind(self.step if resumed else -1)
                 logs.append(runlog.RunLog(member.run.folder, tensorboard=self.train.tensorboard))
                 open_now.enter_context(logs[-1])
                 logs[-1].resume(self.step if resumed else -1)
             self.logs = logs
-            if not self._loop(batches, terminated):
+            if not self._loop(terminated):
                 return False
             self._finish()
         return True
 
-    def _loop(self, batches: Sequence[Any], terminated: Callable[[], bool]) -> bool:
+    def _loop(self, terminated: Callable[[], bool]) -> bool:
         plan, began, pending = self.plan, time.monotonic() - self.seconds, None
+        self._pause()
         while self.step < plan.total and self._live():
             batch = self.programs.put_batch(
-                self._stack([next(batches[i]) for i in self.rows]), len(self.rows)
+                self._stack([self.feeds[i].take() for i in self.rows]), len(self.rows)
             )
-            if self.programs.is_new(batch):
+            if is_new := self.programs.is_new(batch):
                 shape = batch.encoder.ids.shape
                 self.log.say("compiling the step for {} runs x {} rows x {} tokens".format(*shape))
             self.state, measured = self.programs.train(self.state, batch, self.own)
+            if is_new:  # it runs from now on
+                self._pause()
             self.step += 1
             # The step before is looked at, so that the device never waits for the host.
             if pending is not None:
@@ -121,11 +119,13 @@ class Together:
                 self._evaluate(last)
                 pending = pending if self._regroup() else None
                 if not plan.save or not self._live():
-                    self._save(batches)
+                    self._save()
+                self._pause()
             if plan.save and self.step % plan.save == 0:
-                self._save(batches)
+                self._save()
+                self._pause()
             if terminated() and self._live():
-                self._save(batches)
+                self._save()
                 self.log.say(f"stopped by SIGTERM at step {self.step}; the same command resumes")
                 return False
         return True
@@ -138,11 +138,20 @@ class Together:
         layout = self.members[0].scorer.layout
         return stack(batches, layout.pad_id, layout.side)
 
+    def _pause(self) -> None:
+        """Notes from where a rate counts."""
+        self.since = self.step, time.monotonic()
+
     def _log(self, measured: dict[str, Any]) -> None:
-        values = jax.device_get(measured)
+        values = jax.device_get(measured)  # waits for the step
+        step, clock = self.since
+        taken = self.step - step, time.monotonic() - clock
         for row in self._live():
-            own = {name: value[row] for name, value in values.items()}
-            self.logs[self.rows[row]].write(self.step, **own, time={"seconds": self.seconds})
+            own = jax.tree.map(lambda x, row=row: x[row], values)
+            said = self.feeds[self.rows[row]].describe(own, *taken)
+            spent = {"seconds": self.seconds} | said.pop("time", {})
+            self.logs[self.rows[row]].write(self.step, **said, time=spent)
+        self._pause()
 
     def _end_broken(self, measured: dict[str, Any]) -> None:
         """Ends the runs that had too many steps in a row that were not finite; others go on."""
@@ -169,12 +178,12 @@ class Together:
 
     def _evaluate(self, last: bool) -> None:
         live = self._live()
-        found = self._score("dev", self.rows, self.state.trainable, self.own)
+        found = self.looks.score("dev", self.rows, self.state.trainable, self.own)
         better = np.zeros(len(self.rows), bool)
         for row in live:
             stand, dev = self.stands[self.rows[row]], found[row]
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
-            value = dev[self.metric]
+            value = self.looks.value(dev)
             if stand.best is None or value > stand.best["value"]:  # a tie keeps the earlier
                 stand.best, stand.since = {"step": self.step, "value": value, "dev": dev}, 0
                 better[row] = True
@@ -205,71 +214,20 @@ class Together:
     def _is_apart(self) -> bool:
         return self.programs.is_apart(len(self.rows))
 
-    # -- scores ------------------------------------------------------------------------------------
-
-    def _score(self, split: str, rows: Sequence[int], trainable: Any, own: Own) -> list[dict]:
-        """Measures a split with the numbers of the runs `rows`. -> metrics of each"""
-        members = [self.members[i] for i in rows]
-        if members[0].scorer.is_text:
-            return self._score_texts(split, members, trainable)
-        same = is_shared(members, split)
-        parts = [m.splits[split] for m in members]
-        laid = members[:1] if same else members
-        passes = [build.eval_batches(m.scorer, m.splits[split]) for m in laid]
-        example = members[0].scorer.one_batch(parts[0].rows[:1])
-        trainable = self.programs.fold(trainable, example, own, len(rows))
-        scores: list[Any] = [None] * len(members)
-        waiting = []
-
-        def collect(index: list[np.ndarray], values: Any) -> None:
-            values = np.asarray(values, np.float32)  # [R, B, C]
-            for row, part in enumerate(parts):
-                if scores[row] is None:
-                    scores[row] = np.full((len(part.labels), values.shape[2]), np.nan, np.float32)
-                at = index[0 if same else row]
-                scores[row][at[at >= 0]] = values[row][at >= 0]
-
-        for each in zip_longest(*passes):
-            filling = empty(next(batch for batch in each if batch is not None))
-            each = [filling if batch is None else batch for batch in each]
-            batch = each[0] if same else self._stack(each)
-            value = self.programs.scores(trainable, batch, own, len(rows), is_shared=same)
-            waiting.append(([part.index for part in each], value))
-            if len(waiting) > _AHEAD:
-                collect(*waiting.pop(0))
-        for pending in waiting:
-            collect(*pending)
-        classes, found = members[0].scorer.classes, []
-        for part, values in zip(parts, scores, strict=True):
-            values = drop_absent(values, part.counts, classes)
-            found.append(score(self.metric, part.labels, decide(values, classes), classes))
-        return found
-
-    def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:
-        """Lets each run write its texts, one run after another."""
-        if self._texts is None:
-            c, scorer = self.shared.config, members[0].scorer
-            self._texts = build.build_measure(c, scorer, self.shared.placement)
-        pick, frozen = self.programs.pick, self.programs.frozen
-        return [
-            self._texts(member.splits[split], pick(trainable, row), frozen)
-            for row, member in enumerate(members)
-        ]
-
     # -- what is on disk ---------------------------------------------------------------------------
 
-    def _save(self, batches: Sequence[Any]) -> None:
+    def _save(self) -> None:
         names = [member.run.name for member in self.members]
         position = {
             "runs": {n: vars(stand) for n, stand in zip(names, self.stands, strict=True)},
             "rows": [names[i] for i in self.rows],
-            "data": [batches[i].get_state() for i in self.rows],
+            "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": self.seconds,
             "fingerprint": self.shared.fingerprint,
         }
         self.group.save(self.step, (self.state, self.best), position)
 
-    def _restore(self, batches: Sequence[Any]) -> None:
+    def _restore(self) -> None:
         position = self.group.position()
         names = [member.run.name for member in self.members]
         self.rows = [names.index(name) for name in position["rows"]]
@@ -279,7 +237,7 @@ class Together:
         (self.state, self.best), _ = self.group.restore(template)
         self.step = self.group.latest()
         for i, data in zip(self.rows, position["data"], strict=True):
-            batches[i].set_state(data)
+            self.feeds[i].batches.set_state(data)
 
     def _finish(self) -> None:
         """Tests every run with its best numbers, and writes the results."""
@@ -290,13 +248,14 @@ class Together:
         if not done:
             return
         template, tests = self.programs.one_trainable(), [None] * len(done)
-        if self.train.test and "test" in self.members[0].splits:
+        if self.train.test and self.looks.has("test"):
             best = [self.bests[i].restore_best(template)[0] for i in done]
             own = self.programs.put_own([self.owns[i] for i in done])
-            tests = self._score("test", done, self.programs.stack_trained(best), own)
+            tests = self.looks.score("test", done, self.programs.stack_trained(best), own)
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
             result = {
+                **member.about,
                 "method": member.run.config.prompt.name,
                 "seed": member.run.config.seed,
                 "trained": self.size,
@@ -304,7 +263,7 @@ class Together:
                 "steps": stand.steps,
                 "skipped": stand.skipped,
                 "best_step": stand.best["step"],
-                "dev": stand.best["dev"],
+                self.shared.scored: stand.best["dev"],
             }
             if test is not None:
                 result["test"] = test

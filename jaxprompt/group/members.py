@@ -1,28 +1,39 @@
-"""The runs of a group, ready to train, and which of them have the same shapes."""
+"""The runs of a group, ready to train, and which of them have the same shapes.
+
+What they do, `tuning` and `pretraining` say.
+"""
 
 import dataclasses
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxprompt import build, rng, tree
-from jaxprompt.data.batching import EvalBatches
-from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError
+from jaxprompt.data.batching import Layout, empty, stack
 from jaxprompt.group.grid import Run
 from jaxprompt.heads import lm
+from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.model import Model
-from jaxprompt.scorer import Scorer, Split, load_weights
+from jaxprompt.scorer import Scorer, Split
 from jaxprompt.sharding import Placement
 from jaxprompt.state import TrainState, make_state
+from jaxprompt.steps import Objective
 from jaxprompt.types import Batch
 
 Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
 _ARRAYS = ("rows", "where", "at")
+
+
+class Feed(NamedTuple):
+    """A run's training batches, and what is written of its steps."""
+
+    batches: Any  # get_state, set_state, close
+    take: Callable[[], Batch]  # the next batch, on the host
+    # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
+    describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
 
 
 class Member(NamedTuple):
@@ -30,19 +41,23 @@ class Member(NamedTuple):
 
     run: Run
     scorer: Scorer
-    splits: dict[str, Split]
+    model: Model  # what trains
     plan: build.Plan
     steps_per_epoch: int
+    shape: tuple  # what runs of one program have in common besides their configs
+    source: Any  # what its batches are made of; of runs with the same batches the same object
+    text: Split | None  # what its prompt may start from
+    feed: Callable[[], Feed]
+    longest: Callable[[], Batch]  # a training batch as long as any
+    held: Any  # what it is scored by, see the Looks of its kind
+    about: Mapping[str, Any] = {}  # what its result begins with
+    files: Mapping[str, str] = {}  # name -> text, what its folder holds besides
 
     @property
     def words(self) -> Words:
         """The arrays of the heads that score label words."""
-        return words_of(self.scorer.model)
-
-    def shape(self) -> tuple:
-        """Sums up what runs of one program have in common besides their configs."""
-        words = {n: [part[x].shape for x in _ARRAYS] for n, part in self.words.items()}
-        return self.plan, self.steps_per_epoch, self.scorer.layout, self.scorer.classes, str(words)
+        found = {name: _arrays(head) for name, head in self.model.heads.items()}
+        return {name: arrays for name, arrays in found.items() if arrays}
 
 
 class Start(NamedTuple):
@@ -59,7 +74,10 @@ class Shared(NamedTuple):
     config: Any  # of the first run
     placement: Placement
     loaded: Any
-    family: str
+    objectives: Sequence[Objective]
+    looks: Callable[[Any, Sequence[Member], Any], Any]  # (Shared, members, Programs) -> Looks
+    says: Sequence[str]  # what is told at the start
+    scored: str = "dev"  # what a result calls the scores that it is chosen by
 
     @property
     def fingerprint(self) -> str:
@@ -67,62 +85,10 @@ class Shared(NamedTuple):
         return self.loaded.report.fingerprint
 
 
-def words_of(model: Model) -> Words:
-    """Takes the arrays out of the heads that score label words."""
-    heads = model.heads.items()
-    return {
-        name: {x: getattr(head, x) for x in _ARRAYS}
-        for name, head in heads
-        if isinstance(head, lm.Head)
-    }
-
-
-def prepare(runs: Sequence[Run], failed: Callable[[Run, Exception], None]):
-    """Reads what runs need that differ in fields of `grid.VARIES`. -> Shared, [Member]
-
-    What is equal between them is read and encoded once. A run that cannot be is handed to `failed`.
-    """
-    c = runs[0].config
-    placement = build.build_placement(c)
-    backbone = build.open_fitting(c, placement)
-    backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
-    scorers, encoded, same = {}, {}, {}
-    members = []
-    for run in runs:
-        own = run.config
-        key = json.dumps([own.data.to_dict(), own.task.to_dict()], sort_keys=True)
-        try:
-            if key not in encoded:
-                examples = build.read_examples(own)
-                scorers[key] = build.scorer_from_config(own, backbone, examples, placement)
-                splits = build.encode_splits(scorers[key], examples)
-                # A split that is the same in all runs is laid out once.
-                encoded[key] = {
-                    name: same.setdefault((name, part.digest()), part)
-                    for name, part in splits.items()
-                }
-        except InputError as error:
-            failed(run, error)
-            continue
-        epoch = math.ceil(len(encoded[key]["train"].rows) / own.data.batch)
-        plan = build.make_plan(own.train, epoch, own.data.batch)
-        members.append(Member(run, scorers[key], encoded[key], plan, epoch))
-    backbone, loaded = load_weights(backbone, placement)
-    models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
-    for i, member in enumerate(members):
-        words = [array.tolist() for part in member.words.values() for array in part.values()]
-        prompt = member.run.config.prompt.to_dict()
-        key = json.dumps([prompt, member.scorer.classes, words])
-        own = member.scorer.with_backbone(backbone)
-        scorer = own._replace(model=models.setdefault(key, own.model))
-        members[i] = member._replace(scorer=scorer)
-    return Shared(c, placement, loaded, backbone.family), members
-
-
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     """Draws the first numbers of a run, as if it were alone. -> them, what is frozen for all"""
     c = member.run.config
-    weights = build.start(c, member.scorer, shared.loaded, member.splits["train"], shared.placement)
+    weights = build.start(c, member.scorer, shared.loaded, member.text, shared.placement)
     tx = build.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     common = {n: leaf for n, leaf in weights.frozen.items() if n.startswith("backbone/")}
@@ -134,7 +100,7 @@ def by_shape(members: Sequence[Member]) -> list[list[Member]]:
     """Divides members into those of equal shapes and plans, in the order in which they come."""
     groups: dict[tuple, list[Member]] = {}
     for member in members:
-        groups.setdefault(member.shape(), []).append(member)
+        groups.setdefault((member.plan, *member.shape), []).append(member)
     return list(groups.values())
 
 
@@ -146,41 +112,70 @@ def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member
     """
     sets: dict[tuple, list[Member]] = {}
     for member in members:
-        sets.setdefault((member.run.config.seed, id(member.splits["train"])), []).append(member)
+        sets.setdefault((member.run.config.seed, id(member.source)), []).append(member)
     is_cpu = jax.default_backend() == "cpu" and placement.mesh.size == 1
     worth = is_cpu and max(map(len, sets.values())) > 1
     return list(sets.values()) if worth else [list(members)]
 
 
-def is_shared(members: Sequence[Member], split: str) -> bool:
-    """Tells whether a split is the same for all runs."""
-    return all(member.splits[split] is members[0].splits[split] for member in members)
+def longest(members: Sequence[Member]) -> Batch:
+    """Makes a training batch of one run as long as any of all runs."""
+    each = [m.longest() for m in {id(member.source): member for member in members}.values()]
+    layout = members[0].scorer.layout
+    return jax.tree.map(lambda x: x[0], stack(each, layout.pad_id, layout.side))
+
+
+def side_by_side(
+    passes: Sequence[Iterable[Batch]], layout: Layout
+) -> Iterator[tuple[list[Batch], Batch]]:
+    """Yields the batches of passes, and them as one. A pass that ends early gives filling."""
+    for each in zip_longest(*passes):
+        filling = empty(next(batch for batch in each if batch is not None))
+        each = [filling if batch is None else batch for batch in each]
+        yield each, stack(each, layout.pad_id, layout.side)
+
+
+# -- label words ----------------------------------------------------------------------------------
 
 
 def varying_words(members: Sequence[Member]) -> dict[str, Words]:
-    """Gives the label words of each run by its name; {} each where they are all the same."""
-    words = {member.run.name: member.words for member in members}
-    first = members[0].words
-    same = all(
-        np.array_equal(first[head][x], own[head][x])
-        for own in words.values()
-        for head in first
-        for x in _ARRAYS
-    )
-    return dict.fromkeys(words, {}) if same else words
+    """Gives the label words of each run by its name; {} each where they are all the same.
 
-
-def longest(members: Sequence[Member]) -> Batch:
-    """Makes a training batch of one run as long as any of all runs."""
-    batches = []
-    for member in members:
-        layout = dataclasses.replace(member.scorer.layout, batch=member.run.config.data.batch)
-        train = member.splits["train"]
-        batches.append(next(iter(EvalBatches(train.rows, train.labels, layout))))
-    return max(batches, key=lambda batch: batch.encoder.ids.shape[1])
+    Where there are fewer of them than in another run, they are filled up to those.
+    """
+    names = [member.run.name for member in members]
+    flat, trees = zip(*(jax.tree.flatten(member.words) for member in members), strict=True)
+    same = lambda leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves)
+    if all(map(same, zip(*flat, strict=True))):
+        return dict.fromkeys(names, {})
+    filled = zip(*map(_fill, zip(*flat, strict=True)), strict=True)
+    return {
+        name: jax.tree.unflatten(trees[0], leaves)
+        for name, leaves in zip(names, filled, strict=True)
+    }
 
 
 def with_words(model: Model, words: Mapping[str, Mapping[str, Any]]) -> Model:
     """Puts other arrays into the heads that score label words; they may be traced."""
-    heads = {name: model.heads[name].clone(**arrays) for name, arrays in words.items()}
+    heads = {name: _with_arrays(model.heads[name], arrays) for name, arrays in words.items()}
     return dataclasses.replace(model, heads={**model.heads, **heads})
+
+
+def _arrays(head: Any) -> dict[str, Any]:
+    """Takes the arrays out of a head; of one with two parts by part."""
+    if isinstance(head, AnswerHead):
+        return {part: _arrays(getattr(head, part)) for part in ("words", "whole")}
+    return {x: getattr(head, x) for x in _ARRAYS} if isinstance(head, lm.Head) else {}
+
+
+def _with_arrays(head: Any, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(head, AnswerHead):
+        arrays = {part: _with_arrays(getattr(head, part), own) for part, own in arrays.items()}
+    return head.clone(**arrays)
+
+
+def _fill(leaves: Sequence[Any]) -> list[np.ndarray]:
+    """Fills arrays up to the largest with -1, which stands for no word."""
+    size = np.max([np.shape(leaf) for leaf in leaves], axis=0)
+    room = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
+    return [np.pad(leaf, room(leaf), constant_values=-1) for leaf in leaves]

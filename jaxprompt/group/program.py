@@ -20,7 +20,7 @@ from jaxprompt.group.members import Words, with_words
 from jaxprompt.model import Model
 from jaxprompt.sharding import DATA, Placement, like, within
 from jaxprompt.state import TrainState
-from jaxprompt.steps import make_eval_step, make_train_step
+from jaxprompt.steps import make_count_step, make_eval_step, make_train_step
 from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
@@ -66,6 +66,19 @@ def make_group_scores(model: Model, *, is_shared: bool, axis=None):
     return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
 
 
+def make_group_counts(model: Model, objectives: Sequence[Any], *, is_shared: bool, axis=None):
+    """Makes (trainables, frozen, batches, own) -> the sums of objectives [R], without dropout.
+
+    A shared batch has no R. Objectives may draw nothing.
+    """
+
+    def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+        count = make_count_step(with_words(model, own.words), objectives)
+        return count(trainable, frozen | own.frozen, batch, jax.random.key(0))
+
+    return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
+
+
 class Programs:
     """The programs of a group, compiled as they are needed, for any number of runs at once."""
 
@@ -80,6 +93,7 @@ class Programs:
             make_group_step, model, tx, objectives, accumulate=accumulate
         )
         self._model = self._scored = model
+        self._objectives = objectives
         self._one = jax.eval_shape(lambda x: x, state)
         self._specs = like(placement, self._one, placement.parameters(state.trainable))
         data = placement.mesh.shape[DATA]
@@ -87,6 +101,7 @@ class Programs:
         self._divisor = 0 if data == 1 or divided else data
         self._jitted = functools.cache(self._make_jitted)
         self._scores = functools.cache(self._make_scores)
+        self._counts = functools.cache(self._make_counts)
 
     def is_apart(self, runs: int) -> bool:
         """Tells whether so many runs lie on the data axis."""
@@ -200,6 +215,16 @@ class Programs:
         """Scores a batch with every run. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         return self._scores(runs, is_shared)(trainable, self.frozen, batch, own)
+
+    def _make_counts(self, runs: int, is_shared: bool):
+        axis = DATA if self.is_apart(runs) else None
+        counts = make_group_counts(self._model, self._objectives, is_shared=is_shared, axis=axis)
+        return jit(within(self._within(runs), counts), out_shardings=self._lay(runs))
+
+    def counts(self, trainable: Flat, batch: Batch, own: Own, runs: int, *, is_shared: bool):
+        """Sums up a batch's objectives with every run. -> {objective: {name: [R]}}"""
+        batch = self.put_batch(batch, runs, is_shared=is_shared)
+        return self._counts(runs, is_shared)(trainable, self.frozen, batch, own)
 
     # -- rows ------------------------------------------------------------------------------------
 

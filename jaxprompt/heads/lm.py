@@ -14,7 +14,8 @@ from jaxprompt.types import ABSENT, Batch
 def log_probabilities(backbone, hidden, rows=None):
     """Scores vocabulary rows, or all of them. [B, M, H] -> float32 [B, M, R or V]
 
-    Normalised over the rows scored, whose part of the output table alone is multiplied.
+    Normalised over the rows scored, whose part of the output table alone is multiplied; a row of
+    -1 is none.
     """
     features = constrain(backbone.lm_features(hidden), "act_batch", None, None)  # [B, M, X]
     table, bias = backbone.lm_table()
@@ -25,6 +26,8 @@ def log_probabilities(backbone, hidden, rows=None):
     )
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
+    if rows is not None:
+        logits = jnp.where(rows >= 0, logits, ABSENT)
     logits = constrain(logits, "act_batch", None, "act_vocab" if rows is None else None)
     return jax.nn.log_softmax(logits, axis=-1)
 
@@ -36,10 +39,11 @@ class Head(nn.Module):
     model predicts it; a class's score is the mean over its words. "restricted" normalises over the
     verbalizer's pieces, and a choice that an example lacks is ABSENT; "full" over the whole
     vocabulary, at the read positions only, and returns [B, C + 1]: the last column is the best
-    log-probability of any piece outside, where the first piece is read.
+    log-probability of any piece outside, where the first piece is read. A class without words is
+    ABSENT.
     """
 
-    rows: Any  # int [R], the pieces' vocabulary ids
+    rows: Any  # int [R], the pieces' vocabulary ids, -1 = none
     where: Any  # int [C, W, J], rows of each word's pieces, -1 = none
     at: Any  # int [C, W, J], which of the M read positions predicts each piece
     scores: str = "restricted"
@@ -60,10 +64,12 @@ class Head(nn.Module):
         words = picked.sum(-1)  # [B, C, W]
         if self.pieces == "mean":
             words = words / jnp.maximum(count, 1)
-        classes = words.sum(-1) / jnp.maximum((count > 0).sum(-1), 1)  # [B, C]
+        some = (count > 0).sum(-1)  # [C]
+        classes = jnp.where(some > 0, words.sum(-1) / jnp.maximum(some, 1), ABSENT)  # [B, C]
         if restricted:
             return drop_absent(classes, batch.counts)
-        inside = jnp.zeros(logp.shape[2], bool).at[rows].set(True)
+        inside = jnp.zeros(logp.shape[2], bool)
+        inside = inside.at[jnp.where(rows >= 0, rows, logp.shape[2])].set(True, mode="drop")
         outside = jnp.where(inside, -jnp.inf, logp[:, at[0, 0, 0]]).max(-1)  # [B]
         return jnp.concatenate([classes, outside[:, None]], axis=-1)
 

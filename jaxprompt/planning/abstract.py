@@ -2,22 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxprompt import build
-from jaxprompt.build.examples import check_tunes, in_form
+from jaxprompt.build import ppt
+from jaxprompt.build.examples import in_form
 from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.data.template import parse
 from jaxprompt.devices import Device
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers.attention import choose_kernel
+from jaxprompt.model import Model
 from jaxprompt.published import published
 from jaxprompt.scorer import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.sharding import make_placement
+from jaxprompt.steps import Objective
 from jaxprompt.types import Batch
 
 CHOICES = 4  # of an example, where its rows alone would tell
@@ -33,6 +36,8 @@ class Run:
     config: Any
     backbone: Backbone
     scorer: Scorer
+    model: Model  # what trains
+    objectives: Sequence[Objective]
     batch: Batch  # numpy, every row as long as it may be
     widens: bool  # whether the device has no bfloat16 and holds float32 in its place
     notes: tuple[str, ...]  # where its shape is from, and what was assumed
@@ -69,7 +74,8 @@ def open_run(c: Any, device: Device | None = None) -> Run:
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
     """
     build.check_config(c)
-    check_tunes(c)
+    if c.ppt.task:
+        ppt.check_learner(c)
     backbone, notes = find_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
     if device is not None and device.is_gpu and device.bfloat16 and _is_fused(backbone.module):
@@ -83,16 +89,23 @@ def open_run(c: Any, device: Device | None = None) -> Run:
     if c.mesh.slices > 1:
         c.mesh.slices = 1  # simulated devices are one slice
         notes += ("the network is counted as within a slice; between slices it is slower",)
-    task, example, more = _longest(c)
-    examples = build.Examples(task, {"train": [example]})
     alone = make_placement(devices=jax.devices()[:1])
-    scorer = build.scorer_from_config(c, backbone, examples, alone)
+    if c.ppt.task:
+        scorer, more = ppt.make_scorer(c, backbone, alone), ()
+        example = Example(dict.fromkeys(scorer.task.fields, _text(c)))
+        model, objective = ppt.make_objective(c, scorer.model)
+        objectives = [objective]
+    else:
+        task, example, more = _longest(c)
+        examples = build.Examples(task, {"train": [example]})
+        scorer = build.scorer_from_config(c, backbone, examples, alone)
+        model, objectives = scorer.model, build.build_objectives(c)
     rows = scorer.encode([example], targets=scorer.is_text).rows
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
     batch = scorer.one_batch(rows * c.data.batch)
-    return Run(c, backbone, scorer, batch, widens, notes + more)
+    return Run(c, backbone, scorer, model, objectives, batch, widens, notes + more)
 
 
 def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
@@ -128,10 +141,14 @@ def _is_cached(name: str, revision: str | None) -> bool:
     return any(isinstance(path, str) for path in found)
 
 
+def _text(c: Any) -> str:
+    return "a " * c.data.max_len
+
+
 def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     """Makes up the longest example of a config's task."""
     task, notes, choices = build.read_task(c.task), (), ()
-    text = "a " * c.data.max_len
+    text = _text(c)
     if task.is_text:
         fields = dict.fromkeys(task.fields, text)
         return task, Example(fields, target="a " * (c.data.max_target - 1)), notes

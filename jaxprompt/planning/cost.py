@@ -83,8 +83,8 @@ def make_shapes(run: Run, placement: Placement, remat: str = "") -> Shapes:
     trainable, frozen, state = _numbers(run, rows)
     check_divides(placement, trainable | frozen)
     step = make_train_step(
-        dataclasses.replace(run.scorer.model, backbone=module), _optimizer(run, trainable),
-        build.build_objectives(c), accumulate=c.optim.accumulate,
+        dataclasses.replace(run.model, backbone=module), _optimizer(run, trainable),
+        run.objectives, accumulate=c.optim.accumulate,
     )  # fmt: skip
     return Shapes(
         within(placement, step),

@@ -1,7 +1,8 @@
 """Runs a verb that ends itself with SIGKILL: `python killed.py MOMENT STEP VERB ...`.
 
-MOMENT: saved (after STEP is saved), saving (its files are half written), between (the best of STEP
-is saved, STEP is not), best (while the best of STEP is written), result (before the result is).
+MOMENT: taken (STEP is, and not saved), saved (after STEP is saved), saving (its files are half
+written), between (the best of STEP is saved, STEP is not), best (while the best of STEP is
+written), result (before the result is).
 """
 
 import os
@@ -11,6 +12,7 @@ import sys
 from jaxprompt import checkpoint
 from jaxprompt.__main__ import main
 from jaxprompt.checkpoint import Checkpoints
+from jaxprompt.runlog import RunLog
 
 
 def kill(*_args, **_kwargs) -> None:
@@ -42,7 +44,9 @@ def half(function, step: int, best: bool):
 
 if __name__ == "__main__":
     moment, step = sys.argv[1], int(sys.argv[2])
-    if moment == "saved":
+    if moment == "taken":
+        RunLog.progress = after(RunLog.progress, step)
+    elif moment == "saved":
         Checkpoints.save = after(Checkpoints.save, step)
     elif moment == "between":
         Checkpoints.save_best = after(Checkpoints.save_best, step)

@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from tiny_pretrain import BATCH, CASES, fields_of
 from tiny_run import ROOT, jaxprompt
 
+from jaxprompt.build import ppt
 from jaxprompt.cli.options import load_config
+from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.planning.abstract import open_run
 from jaxprompt.planning.cost import make_shapes, weigh
 from jaxprompt.sharding import make_placement
@@ -71,6 +74,54 @@ def test_every_published_size_has_a_plan(path):
     sizes = weigh(make_shapes(run, placement), placement)
     assert sizes.trained == 100 * run.scorer.model.backbone.dims.width
     assert sizes.frozen_bytes == pytest.approx(2 * sizes.total / model, rel=0.01)
+
+
+def test_pretraining_is_planned_without_a_corpus(capsys):
+    """The tokens of published T5 small and a device of 16 GiB, by the shapes of a real step."""
+    words = (
+        f"--config={ROOT}/configs/ppt/nsp.py", "--config.backbone.path=google/t5-v1_1-small",
+        "--config.data.batch=8", "--config.data.eval_batch=8", "--config.data.max_len=164",
+    )  # fmt: skip
+    code, out, err = jaxprompt(
+        capsys, "plan", *words, "--devices=1x v5e", "--limit=1", "--format=json"
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["batch"] == {"rows": 8, "length": 164, "dtype": "bfloat16"}
+    assert found["parameters"]["trained"] == 100 * 512
+    own = found["plans"]["as configured"]
+    # As in tests/planning/test_cost.py. The decoder is fed start, sentinel and three words, and
+    # the sentinel before a word, each word and the sentinel behind it are scored.
+    width, inner, mlp, layers, rows, tokens, fed, read = 512, 384, 1024, 8, 8, 164, 5, 5
+    encoder = layers * (4 * width * inner + 3 * width * mlp)
+    decoder = layers * (6 * width * inner + 3 * width * mlp)
+    cross, table = layers * 2 * width * inner, 32128 * width
+    by_hand = 4 * rows * ((encoder + cross) * tokens + decoder * fed + table * read)
+    assert own["flops"] == pytest.approx(by_hand, rel=0.1)
+    assert own["fits"] and own["seconds"]["step"] > 0
+
+
+@pytest.mark.parametrize("name", ["nsp-t5", "unified-t5", "nss-bert", "cls-t5", "cls-gpt2"])
+def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_factory):
+    """Without text it must know how many tokens a decoder is fed, and how many are read."""
+    case, fields = CASES[name], fields_of(tmp_path_factory, name)
+    text = {"corpus.path": "", "ppt.annotations": ""}
+    given = [(field, str(value)) for field, value in (fields | text).items()]
+    c = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", given)
+    run, asked = open_run(c), ppt.open_asked(c, make_placement(1, 1))
+    form = asked.forms.forms[max(asked.forms.forms)]
+    assert run.batch.encoder.ids.shape == (BATCH, fields["data.max_len"])
+    assert run.batch.label_pos.shape == (BATCH, form.reads)
+    if form.decoder_length:
+        assert run.batch.decoder.ids.shape == (BATCH, form.decoder_length)
+    assert run.objectives[0].sums is not None
+    assert isinstance(run.model.heads["main"], AnswerHead) == (c.head.span == "target")
+
+
+def test_pretraining_that_cannot_be_is_not_planned(refused):
+    words = ("plan", f"--config={ROOT}/configs/ppt/nsp.py:causal", "--config.backbone.path=gpt2")
+    assert "text behind [mask], where a gpt2 cannot read it" in refused(*words)
+    assert "learns the prompt alone" in refused(*words, "--config.trainable=backbone/.*")
 
 
 def test_without_devices_it_says_what_is_held_and_sent(capsys):

@@ -67,7 +67,6 @@ def forbidden(monkeypatch):
         ({"trainable": "backbone/.*"}, "pretrain learns the prompt alone; empty it"),
         ({"head__name": "linear"}, "head.name=linear reads no label words; set head.name=verb"),
         ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
-        ({"runs__seeds": "1,2"}, "config.runs stands for several runs, pretrain does one"),
         ({"ppt__task": "unified", "ppt__most": 17}, "2 to 17 options: the unified task has 2 to 1"),
         ({"ppt__task": "unified", "ppt__least": 1}, "1 to 16 options: the unified task has 2 to 1"),
         ({"ppt__task": "unified", "ppt__least": 5, "ppt__most": 4}, "5 to 4 options"),
@@ -100,9 +99,9 @@ def test_verbs_that_are_for_tuned_runs(refused, tmp_path_factory, data, backbone
     """A config that pre-trains is no config of a task, and the other way round."""
     config = pretrained(tmp_path_factory, "cls-bert") / "config.json"
     where = (f"--config={config}", f"--workdir={tmp_path / 'new'}")
-    for verb, more in (("train", ()), ("train", ("--config.runs.seeds=1,2",)), ("plan", ())):
+    for verb, more in (("train", ()), ("train", ("--config.runs.seeds=1,2",))):
         line = refused(verb, *where, *more, started=True)
-        assert line.startswith("ppt.task=cls pre-trains a prompt, which only pretrain and export")
+        assert line.startswith("ppt.task=cls pre-trains a prompt, which only pretrain, plan")
     line = refused("evaluate", f"--config={config}", f"--workdir={config.parent}")
     assert line.startswith("ppt.task=cls pre-trains a prompt")
     fields = tiny_fields(backbone, data)

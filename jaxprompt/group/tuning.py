@@ -1,0 +1,165 @@
+"""Runs of a group that learn a task from its examples."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt import build
+from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.evaluate import decide, drop_absent
+from jaxprompt.group.grid import Run
+from jaxprompt.group.members import Feed, Member, Shared, side_by_side
+from jaxprompt.group.program import Own, Programs
+from jaxprompt.metrics import score
+from jaxprompt.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.scorer import Scorer, Split, load_weights
+from jaxprompt.types import Batch
+
+_AHEAD = 2  # batches of an evaluation that the device works on while one is copied
+
+
+def prepare(
+    runs: Sequence[Run], workdir: Any, failed: Callable[[Run, Exception], None]
+) -> tuple[Shared, list[Member]]:
+    """Reads what runs need that differ in fields of `grid.VARIES`.
+
+    What is equal between them is read and encoded once. A run that cannot be is handed to `failed`.
+    """
+    del workdir
+    c = runs[0].config
+    placement = build.build_placement(c)
+    backbone = build.open_fitting(c, placement)
+    backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
+    scorers: dict[str, Scorer] = {}
+    encoded: dict[str, dict[str, Split]] = {}
+    same, found = {}, []
+    for run in runs:
+        own = run.config
+        key = json.dumps([own.data.to_dict(), own.task.to_dict()], sort_keys=True)
+        try:
+            if key not in encoded:
+                examples = build.read_examples(own)
+                scorers[key] = build.scorer_from_config(own, backbone, examples, placement)
+                splits = build.encode_splits(scorers[key], examples)
+                # A split that is the same in all runs is laid out once.
+                encoded[key] = {
+                    name: same.setdefault((name, part.digest()), part)
+                    for name, part in splits.items()
+                }
+        except InputError as error:
+            failed(run, error)
+            continue
+        found.append((run, scorers[key], encoded[key]))
+    backbone, loaded = load_weights(backbone, placement)
+    models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
+    members = []
+    for run, scorer, splits in found:
+        prompt = run.config.prompt.to_dict()
+        own = dataclasses.replace(
+            scorer.with_backbone(backbone).model,
+            prompt=make_prompt(**prompt, dims=backbone.module.dims),
+        )
+        member = _member(run, scorer._replace(model=own), splits)
+        words = [array.tolist() for array in jax.tree.leaves(member.words)]
+        own = models.setdefault(json.dumps([prompt, scorer.classes, words]), own)
+        members.append(member._replace(scorer=scorer._replace(model=own), model=own))
+    says = (f"backbone {c.backbone.path} ({backbone.family})",)
+    shared = Shared(c, placement, loaded, build.build_objectives(c), Looks, says)
+    return shared, members
+
+
+def _member(run: Run, scorer: Scorer, splits: dict[str, Split]) -> Member:
+    c, train = run.config, splits["train"]
+    epoch = math.ceil(len(train.rows) / c.data.batch)
+    member = Member(
+        run, scorer, scorer.model, build.make_plan(c.train, epoch, c.data.batch), epoch, (),
+        source=train, text=train, feed=partial(_feed, c, scorer, train),
+        longest=partial(_longest, c, scorer, train), held=splits,
+    )  # fmt: skip
+    words = str(jax.tree.map(np.shape, member.words))
+    return member._replace(shape=(epoch, scorer.layout, scorer.classes, words))
+
+
+def _feed(c: Any, scorer: Scorer, train: Split) -> Feed:
+    batches = build.train_batches(c, scorer, train)
+    return Feed(batches, lambda: next(batches))
+
+
+def _longest(c: Any, scorer: Scorer, train: Split) -> Batch:
+    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    return next(iter(EvalBatches(train.rows, train.labels, layout)))
+
+
+class Looks:
+    """Scores splits with runs that train as one program. `Member.held` are the splits."""
+
+    def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
+        """Takes all runs; some of them are scored."""
+        self._shared, self._members, self._programs = shared, members, programs
+        self._metric = members[0].scorer.task.metric
+        self._texts = None
+
+    def has(self, split: str) -> bool:
+        """Tells whether there is a split."""
+        return split in self._members[0].held
+
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the score that is to be high."""
+        return dev[self._metric]
+
+    def score(self, split: str, rows: Sequence[int], trainable: Any, own: Own) -> list[dict]:
+        """Measures a split with the numbers of the runs `rows`. -> metrics of each"""
+        members = [self._members[i] for i in rows]
+        scorer, programs = members[0].scorer, self._programs
+        if scorer.is_text:
+            return self._score_texts(split, members, trainable)
+        parts = [m.held[split] for m in members]
+        same = all(part is parts[0] for part in parts)
+        laid = list(zip(members, parts, strict=True))[: 1 if same else None]
+        passes = [build.eval_batches(m.scorer, part) for m, part in laid]
+        example = scorer.one_batch(parts[0].rows[:1])
+        trainable = programs.fold(trainable, example, own, len(rows))
+        scores: list[Any] = [None] * len(members)
+        waiting = []
+
+        def collect(each: list[Batch], values: Any) -> None:
+            values = np.asarray(values, np.float32)  # [R, B, C]
+            for row, part in enumerate(parts):
+                if scores[row] is None:
+                    scores[row] = np.full((len(part.labels), values.shape[2]), np.nan, np.float32)
+                at = each[0 if same else row].index
+                scores[row][at[at >= 0]] = values[row][at >= 0]
+
+        for each, batch in side_by_side(passes, scorer.layout):
+            batch = each[0] if same else batch
+            value = programs.scores(trainable, batch, own, len(rows), is_shared=same)
+            waiting.append((each, value))
+            if len(waiting) > _AHEAD:
+                collect(*waiting.pop(0))
+        for pending in waiting:
+            collect(*pending)
+        classes, found = scorer.classes, []
+        for part, values in zip(parts, scores, strict=True):
+            values = drop_absent(values, part.counts, classes)
+            found.append(score(self._metric, part.labels, decide(values, classes), classes))
+        return found
+
+    def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:
+        """Lets each run write its texts, one run after another."""
+        if self._texts is None:
+            c, scorer = self._shared.config, members[0].scorer
+            self._texts = build.build_measure(c, scorer, self._shared.placement)
+        pick, frozen = self._programs.pick, self._programs.frozen
+        return [
+            self._texts(member.held[split], pick(trainable, row), frozen)
+            for row, member in enumerate(members)
+        ]

@@ -1,0 +1,213 @@
+"""config.runs of `pretrain`: each run is as if it had been alone."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import Processes
+from spoil import BASE
+from test_resume import arrays
+from test_runs import results
+from tiny_adapt import compile_quickly, losses, scores
+from tiny_pretrain import words_of
+from tiny_run import flags, jaxprompt, read_lines, timeless, tiny_fields
+
+STEPS, SCORED = 6, 2
+KILLED = 5  # SIGKILL and then SIGTERM after this step; what is saved is of SCORED before
+# Tasks with other label words, other decoders, other rows and other held-out examples.
+GRID = dict(
+    runs__tasks="nsp,nss", runs__seeds="1,2", runs__size=4, data__max_len=100,
+    train__total_steps=STEPS, train__eval_steps=SCORED,
+)  # fmt: skip
+NAMES = [f"task={task},seed={seed}" for task in ("nsp", "nss") for seed in (1, 2)]
+ALONE = {f"runs__{axis}": "()" for axis in ("tasks", "seeds", "lr", "weight_decay", "starts")}
+ALONE["runs__size"] = 0
+SAME = ("task", "method", "seed", "trained", "total", "steps", "skipped", "best_step")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    """Spares the compiler's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        compile_quickly(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Writes the command of a case's grid in a folder, some fields changed."""
+    stores = tmp_path_factory.mktemp("stores")
+
+    def write(workdir: Path, name: str = "nsp-t5", **changes: object) -> list[str]:
+        fields = GRID | {"corpus__store": stores / name} | changes
+        return words_of(tmp_path_factory, name, workdir, **fields)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def grid(command, tmp_path_factory):
+    """The folder of a grid that nothing disturbs."""
+    from jaxprompt.__main__ import main
+
+    folder = tmp_path_factory.mktemp("whole") / "grid"
+    assert main(command(folder)) == 0
+    return folder
+
+
+def compare(together: Path, alone: Path) -> None:
+    """Compares a run of a grid with the same run alone."""
+    found, right = (json.loads((f / "result.json").read_text()) for f in (together, alone))
+    assert {n: found[n] for n in SAME} == {n: right[n] for n in SAME}
+    assert found["held_out"] == pytest.approx(right["held_out"], rel=1e-3)
+    np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-3)
+    assert scores(together) == [pytest.approx(own, rel=1e-3) for own in scores(alone)]
+    for file in ("config.json", "corpus.json"):
+        given, expected = (json.loads((f / file).read_text()) for f in (together, alone))
+        assert given == expected
+    lines, others = (read_lines(f / "metrics.jsonl") for f in (together, alone))
+    for own, other in zip(lines, others, strict=True):
+        assert own.keys() == other.keys() and own["time"].keys() == other["time"].keys()
+        if "scores" in own:
+            assert own["scores"] == pytest.approx(other["scores"], rel=1e-3)
+
+
+@pytest.mark.parametrize("task, seed", [("nsp", 2), ("nss", 1)])
+def test_every_run_is_as_if_alone(task, seed, command, grid, tmp_path, capsys):
+    own = dict(ppt__task=task, seed=seed, **ALONE)
+    code, _, err = jaxprompt(capsys, *command(tmp_path / "alone", **own))
+    assert code == 0, err
+    compare(grid / f"task={task},seed={seed}", tmp_path / "alone")
+
+
+def test_a_table(command, grid, capsys):
+    code, out, err = jaxprompt(capsys, *command(grid))  # again: nothing is left to do
+    assert code == 0 and "at once" not in err
+    found, lines = results(grid), out.splitlines()
+    assert list(sorted(found)) == NAMES
+    assert lines[0] == "| method | runs | trained | share | accuracy | loss | seconds |"
+    for line, task in zip(lines[2:], ("nsp", "nss"), strict=True):
+        own = [found[f"task={task},seed={seed}"]["held_out"] for seed in (1, 2)]
+        shown = [
+            f"{np.mean(x):.3f} ± {np.std(x):.3f}"
+            for x in ([scores[name] for scores in own] for name in ("accuracy", "loss"))
+        ]
+        cells = line.split(" | ")
+        assert cells[:2] == [f"| task={task}", "2"] and cells[4:6] == shown
+
+
+def test_a_run_is_exported_from_its_folder(grid, capsys):
+    for task, options in (("nsp", None), ("nss", [6, 6])):
+        folder = grid / f"task={task},seed=2"
+        place = (f"--config={folder / 'config.json'}", f"--workdir={folder}")
+        code, _, err = jaxprompt(capsys, "export", *place)
+        assert code == 0, err
+        card = json.loads((folder / "export/prompt.json").read_text())
+        result = results(grid)[folder.name]
+        assert card["pretrained"]["task"] == task and card["pretrained"].get("options") == options
+        assert card["pretrained"]["held_out"] == result["held_out"] == card["metrics"]["held_out"]
+
+
+def test_killed_and_stopped_it_ends_with_the_same_bits(
+    command, grid, tmp_path, compiled, capsys, monkeypatch
+):
+    from jaxprompt.runlog import RunLog
+
+    folder = tmp_path / "grid"
+    words = command(folder)
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        "XLA_FLAGS": os.environ["XLA_FLAGS"],
+    }
+    here = Path(__file__).parent
+    with Processes(tmp_path / "logs", env) as processes:
+        script = [here / "tiny_pretrain.py", here / "killed.py", "taken", KILLED]
+        processes.start([*script, *words])
+        assert processes.wait() == [-signal.SIGKILL], processes.told()
+    progress = RunLog.progress
+
+    def progress_then_signal(self, at):
+        progress(self, at)
+        if at == KILLED:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "progress", progress_then_signal)
+        code, out, err = jaxprompt(capsys, *words)
+    assert code == 0 and out == "" and f"resumed at step {KILLED - 1}" in err
+    assert f"stopped by SIGTERM at step {KILLED}" in err and not results(folder)
+    code, _, err = jaxprompt(capsys, *words)
+    assert code == 0 and f"4 runs at once, {STEPS} steps, resumed at step {KILLED}" in err
+    for name in NAMES:
+        assert timeless(results(folder)[name]) == timeless(results(grid)[name])
+        lines, right = (read_lines(f / name / "metrics.jsonl") for f in (folder, grid))
+        assert list(map(timeless, lines)) == list(map(timeless, right))
+        numbers, others = (arrays(f / name / "checkpoints/best")[0] for f in (folder, grid))
+        for leaf in others:
+            assert numbers[leaf].tobytes() == others[leaf].tobytes()
+
+
+def test_alone_and_in_turn_where_it_is_better(command, tmp_path, capsys):
+    """On a CPU the rates of a task; scores are among the label words. A task may fail alone."""
+    two = dict(
+        runs__tasks="cls,nss,nsp", runs__seeds="()", runs__lr="0.1,0.3", runs__weight_decay="0.1",
+        runs__starts="normal,uniform", runs__size=0, data__max_len=24, train__total_steps=2,
+        train__eval_steps=2,
+    )  # fmt: skip
+    folder = tmp_path / "grid"
+    code, out, err = jaxprompt(capsys, *command(folder, "cls-bert", **two))
+    assert code == 2 and "8 runs in 2 chunks: on a CPU those with the same batches" in err
+    assert "task cls, template '{text} [mask]'" in err and "words no, maybe, yes" in err
+    assert "jaxprompt pretrain: task=nss,lr=0.1,weight_decay=0.1,start=normal: template" in err
+    assert "4 of 12 runs failed: task=nss,lr=0.1" in err.splitlines()[-1]
+    own = dict(ppt__task="nsp", optim__lr=0.3, optim__weight_decay=0.1, prompt__start="uniform")
+    assert (
+        jaxprompt(capsys, *command(tmp_path / "alone", "cls-bert", **(two | own | ALONE)))[0] == 0
+    )
+    compare(folder / "task=nsp,lr=0.3,weight_decay=0.1,start=uniform", tmp_path / "alone")
+    best = [line.split(" | ") for line in out.splitlines() if "best on dev" in line]
+    kinds = [(task, start) for task in ("cls", "nsp") for start in ("normal", "uniform")]
+    for cells, (task, start) in zip(best, kinds, strict=True):
+        names = [f"task={task},lr={rate},weight_decay=0.1,start={start}" for rate in (0.1, 0.3)]
+        tried = [results(folder)[name]["held_out"]["loss"] for name in names]
+        assert cells[0] == f"| ppt.task={task} prompt.start={start} best on dev"
+        assert cells[5] == f"{min(tried):.3f}"
+
+
+def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
+    folder = shutil.copytree(grid, tmp_path / "grid")
+    name = NAMES[0]
+    (folder / name / "result.json").unlink()
+    path = folder / name / "corpus.json"
+    saved = json.loads(path.read_text())
+    saved["corpus"]["files"] = {}
+    path.write_text(json.dumps(saved))
+    line = refused(*command(folder), started=True)
+    assert "the corpus is not that of the saved run: corpus.jsonl is new" in line
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, the words of pre"),
+        ({"runs__starts": "normal,task"}, "prompt.start=task takes words of training rows"),
+        ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
+        ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
+        ({"corpus__path": ""}, "corpus.path is empty"),
+        ({"cache__where": "host"}, "cache.where=host is of one run"),
+    ],
+)  # fmt: skip
+def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):
+    assert line in refused(*command(tmp_path / "new", **changes))
+    assert not (tmp_path / "new/config.json").exists()
+
+
+def test_train_has_no_tasks(refused, data, backbone, tmp_path):
+    words = flags(tiny_fields(backbone, data) | {"runs.tasks": "nsp,nss"})
+    line = refused("train", f"--config={BASE}", f"--workdir={tmp_path / 'new'}", *words)
+    assert line.startswith("ppt.task=nsp pre-trains a prompt, which only pretrain, plan and export")
