@@ -16,6 +16,7 @@ from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 from jaxprompt.backbones import families
 from jaxprompt.folding import fold
 from jaxprompt.heads import linear
+from jaxprompt.layers.stack import STACKS
 from jaxprompt.losses import cross_entropy
 from jaxprompt.model import Model
 from jaxprompt.prompts import make_prompt, methods
@@ -67,19 +68,16 @@ class Case(NamedTuple):
         return make_state(jax.tree.map(jnp.copy, self.trainable), TX, jax.random.key(1))
 
 
-@pytest.fixture(scope="module", params=["unroll", "scan"])
-def stack(request):
-    return request.param
-
-
 @pytest.fixture(scope="module", params=families())
 def family(request):
     return request.param
 
 
 @pytest.fixture(scope="module", params=methods())
-def case(request, family, stack):
-    backbone, weights = make_tiny(family, stack=stack)
+def case(request, family):
+    # Every method and every backbone sees both ways; that these agree, layers/test_stack.py shows.
+    turn = methods().index(request.param) + families().index(family)
+    backbone, weights = make_tiny(family, stack=STACKS[turn % 2])
     fields = FIELDS.get(request.param, DEFAULT)
     if backbone.dims.decoder_layers:
         fields = fields | DECODER_FIELDS.get(request.param, DECODER_DEFAULT)

@@ -195,17 +195,18 @@ def test_no_gradient_of_a_frozen_weight_exists(family, method, patterns):
         assert bool(products & forms) == bool(patterns), kernel
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-@pytest.mark.parametrize("stack", ["scan", "unroll"])
-def test_every_way_to_run_a_stack_is_one_computation_on_a_mesh(stack, remat):
-    for mesh in ("both", "all"):
-        placement = make_placement(*MESHES[mesh][:2], fsdp=MESHES[mesh][2])
-        alone = make_case("t5", "prefix", stack=stack, remat=remat)
-        state, measured = run_alone(alone)
-        program, args = compile_on(on_mesh(alone, placement), placement)
-        found, found_measured = program(*args)
-        assert_close(found_measured, measured)
-        assert_close(found.opt_state[0].trace, state.opt_state[0].trace)
+@pytest.mark.parametrize(
+    "stack, remat, mesh", [("scan", "dots", "both"), ("scan", "full", "all"),
+                           ("unroll", "dots", "all"), ("unroll", "full", "both")],
+)  # fmt: skip
+def test_every_way_to_run_a_stack_is_one_computation_on_a_mesh(stack, remat, mesh):
+    placement = make_placement(*MESHES[mesh][:2], fsdp=MESHES[mesh][2])
+    alone = make_case("t5", "prefix", stack=stack, remat=remat)
+    state, measured = run_alone(alone)
+    program, args = compile_on(on_mesh(alone, placement), placement)
+    found, found_measured = program(*args)
+    assert_close(found_measured, measured)
+    assert_close(found.opt_state[0].trace, state.opt_state[0].trace)
 
 
 def test_a_trained_backbone_and_its_optimizer_are_divided_like_a_frozen_one():
@@ -246,9 +247,11 @@ def test_padding_of_the_vocabulary_is_never_predicted():
     assert_close(step(case.trainable, frozen, put_batch(placement, case.batch)), scores)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("writer", ["t5", "gpt2"])
-def test_texts_are_those_of_one_device(writer, beams):
+@pytest.mark.parametrize(
+    "writer, beams, mesh", [("t5", 3, (2, 4, False)), ("gpt2", 1, (4, 2, True)),
+                            ("gpt2", 3, (2, 4, False))]
+)  # fmt: skip
+def test_texts_are_those_of_one_device(writer, beams, mesh):
     """Beams are folded into rows, caches are written in place, the vocabulary is padded."""
     case = make_case(writer, "prefix")
     settings = dict(max_new=5, eos=1, pad=0, beams=beams)
@@ -256,15 +259,14 @@ def test_texts_are_those_of_one_device(writer, beams):
         case.trainable, case.frozen, case.batch
     )
     assert len(np.unique(expected)) > 3
-    for sizes in ((2, 4, False), (4, 2, True)):
-        placement = make_placement(*sizes[:2], fsdp=sizes[2])
-        moved = on_mesh(case, placement)
-        step = place_step(placement, make_generate_step(moved.model, **settings))
-        frozen = put(moved.frozen, placement.parameters(moved.frozen))
-        index, found = step(case.trainable, frozen, case.batch)
-        assert found.sharding.is_fully_replicated
-        np.testing.assert_array_equal(index, case.batch.index)
-        np.testing.assert_array_equal(found, expected)
+    placement = make_placement(*mesh[:2], fsdp=mesh[2])
+    moved = on_mesh(case, placement)
+    step = place_step(placement, make_generate_step(moved.model, **settings))
+    frozen = put(moved.frozen, placement.parameters(moved.frozen))
+    index, found = step(case.trainable, frozen, case.batch)
+    assert found.sharding.is_fully_replicated
+    np.testing.assert_array_equal(index, case.batch.index)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_every_parameter_of_every_family_has_a_rule(any_family):
