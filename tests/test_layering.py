@@ -12,7 +12,7 @@ RANKS = {
     "hlo": 0, "flops": 0, "devices": 0, "published": 0,
     "layers": 1, "runlog": 1, "compiled": 1, "keep": 1,
     "backbones": 2, "prompts": 2, "heads": 2, "losses": 2, "metrics": 2, "data": 2, "convert": 2,
-    "model": 3, "optim": 3,
+    "model": 3, "optim": 3, "tables": 3,
     "state": 4, "folding": 4, "fields": 4, "generate": 4,
     "steps": 5, "checkpoint": 5,
     "evaluate": 6, "scorer": 6, "pretraining": 6,

@@ -8,7 +8,7 @@ import pytest
 from jaxprompt.data.batching import EvalBatches, Layout, TrainBatches, buckets, collate, stack
 from jaxprompt.data.encode import Encoded, Row
 from jaxprompt.errors import InputError
-from jaxprompt.types import Role
+from jaxprompt.types import NO_LIMIT, Role
 
 
 def encoded(length, first=100, slots=2, label_pos=None):
@@ -94,6 +94,8 @@ def test_choices_are_counted():
     assert stack([batch, filling], 9, "right").counts.tolist() == [[3, 2, 0], [0, 0, 0]]
     plain = collate([of(0), of(0)], [0, 0], [0, 1], batch=3, **pad)
     assert plain.counts is None and stack([plain, plain], 9, "right").counts is None
+    mixed = stack([plain, batch], 9, "right").counts
+    assert mixed.min(axis=1).tolist() == [NO_LIMIT, 0] and mixed[1].tolist() == [3, 2, 0]
 
 
 def packed(*lengths, asks=False):
