@@ -1,7 +1,7 @@
 """Measures how fast the examples that pre-train prompts are made, on the text of a corpus.
 
-usage: python launch/bench_ppt.py SOURCE --tokenizer DIR [--output F] [--processes 2] [--seconds 5]
-       [--style en] [--backbone seq2seq] [--batch 64] [--store DIR]
+usage: python launch/bench.py examples SOURCE --tokenizer DIR [--output F] [--processes 2]
+       [--seconds 5] [--style en] [--backbone seq2seq] [--batch 64] [--store DIR]
 Each of --processes makes batches of its own, as hosts do, and their rates are added up; beside it
 stands the rate of one process whose batches are prefetched by threads, as in training. Prints a
 Markdown table and writes all figures as JSON to F.
@@ -82,7 +82,7 @@ def measure(args: argparse.Namespace, name: str, folder: str) -> dict:
     }  # fmt: skip
 
 
-def main() -> None:
+def main(words: list[str]) -> None:
     """Reads the flags and makes the table."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("source")
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="seq2seq", help="seq2seq or masked")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--store", help="where the indexed text is kept")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(index(args, args.store or scratch).folder)
         rows = [measure(args, name, folder) for name in LENGTHS]
@@ -108,4 +108,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    main()
+    main(sys.argv[1:])

@@ -1,0 +1,94 @@
+"""A paper's table: which runs it stands for, and what of their results it shows."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from tiny_run import ROOT, flags, sentences, write_rows
+
+from configs.parts import ppt
+from jaxprompt.errors import InputError
+
+sys.path.insert(0, str(ROOT / "launch"))
+import paper  # noqa: E402
+
+SMALL = {
+    "data.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3, "mesh.data": 1,
+    "backbone.dtype": "float32", "train.total_epochs": 4, "train.tensorboard": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(backbone, tmp_path_factory):
+    """Makes (words of the command) -> what it prints, on one workdir."""
+    data = tmp_path_factory.mktemp("paper")
+    for part, size in (("train", 40), ("test", 60)):
+        rows = [
+            {"sentence": row["text"], "label": int(row["label"] == "beast")}
+            for row in sentences(len(part), size)
+        ]
+        (data / "sst2").mkdir(exist_ok=True)
+        write_rows(data / "sst2" / f"{part}.jsonl", rows)
+
+    def call(capsys, table, *words):
+        given = [f"--workdir={data / 'runs'}", f"--backbone={backbone}", "--kind=masked"]
+        given += [f"--data={data}", "--tasks=sst2", "--seeds=10,20", "--rates=0.01,0.1"]
+        assert paper.main(["ppt", table, *given, *words, *flags(SMALL)]) == 0
+        return capsys.readouterr(), data / "runs"
+
+    return call
+
+
+def test_a_cell_is_the_mean_of_the_best_on_dev(run, capsys):
+    told, workdir = run(capsys, "table4", "--rows=pt;multiple_choice")
+    head, _, *lines = told.out.splitlines()
+    assert head == "| | sst2 |"
+    for line, method in zip(lines, ("pt", "multiple_choice"), strict=True):
+        found = []
+        for seed in (10, 20):
+            results = []
+            for rate in ("0.01", "0.1"):
+                folder = workdir / f"{method}-sst2,lr={rate},seed={seed}"
+                config = json.loads((folder / "config.json").read_text())
+                assert config["data"]["seed"] == config["seed"] == seed
+                assert config["optim"]["lr"] == float(rate)
+                assert config["task"]["form"] == ("cloze" if method == "pt" else "unified")
+                result = json.loads((folder / "result.json").read_text())
+                results.append((result["dev"]["accuracy"], result["test"]["accuracy"]))
+            found.append(max(results, key=lambda pair: pair[0])[1])
+        shown = f"{100 * np.mean(found):.1f} ± {100 * np.std(found):.1f}"
+        beside = " [70.5 ± 15.5]" if method == "pt" else ""
+        assert line == f"| {method} | {shown}{beside} |"
+    again, _ = run(capsys, "table4", "--rows=pt;multiple_choice", "--print")
+    assert again.out == told.out and not again.err
+
+
+def test_rows_and_tasks_that_are_not_there(run, capsys):
+    for words, message in (
+        (["table4", "--rows=ptt"], "--rows='ptt' is unknown; nearest: pt"),
+        (["table4", "--tasks=sst"], "--tasks='sst' is unknown; nearest: sst5"),
+        (["table5"], "the table='table5' is unknown; nearest: table4"),
+        (["table4", "--rows=lm_adapt"], "lm_adapt needs --adapted, the backbone that `adapt`"),
+        (["table4", "--kind=mask"], "--kind='mask' is unknown; nearest: masked"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run(capsys, *words)
+
+
+@pytest.mark.parametrize("name", paper.TABLES)
+def test_every_cell_has_its_runs(name, tmp_path):
+    """Each loads, and no two are one run."""
+    given = dict(
+        workdir=tmp_path, backbone="x", adapted="y", prompts="p", data="d", kind="masked",
+        rates="", seeds="1,2", tasks="", rows="",
+    )  # fmt: skip
+    args = type("Args", (), given)
+    cells = paper.pick(paper.TABLES[name], args)
+    runs = [run for cell in cells for run in paper.list_runs(cell, args)]
+    assert len({run.workdir for run in runs}) == len(runs) >= 2 * 4 * 2
+    for run in runs[:: len(ppt.RATES["pt"]) * 2]:
+        c = paper.sweep.load(run, ())
+        assert c.data.source == f"d/{c.task.name}"
+        starts = c.prompt.get("init")
+        assert not starts or starts.startswith("p/")
