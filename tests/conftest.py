@@ -8,7 +8,7 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Nearly all of the time goes into compiling tiny programs, which LLVM need not make fast.
 _FLAGS = (
-    "--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=1",
+    "--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_use_fusion_emitters=false",
 )  # fmt: skip
 _GIVEN = os.environ.get("XLA_FLAGS", "")

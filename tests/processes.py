@@ -25,7 +25,9 @@ class Processes:
         """Keeps the outputs in `folder`; each process drives `devices` devices."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self.all = folder, []
-        flags = f"--xla_force_host_platform_device_count={devices}"
+        # Compiled as the tests themselves are, so that numbers may be compared bit by bit.
+        own = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
+        flags = " ".join([f"--xla_force_host_platform_device_count={devices}", *own])
         own = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
         self._env = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
         self._env |= own | {"OMP_NUM_THREADS": "1"} | (env or {})

@@ -179,6 +179,7 @@ RULES = [
     for i, penalty in enumerate((0.6, 1.0, 2.0))
     for j, stop in enumerate((False, True, "never"))
     for beams in [3 + (i + j) % 2]
+    if (i, j) not in ((0, 2), (2, 0))
 ]
 CASES = [("t5", *rule) for rule in RULES] + [
     (kind, *rule) for kind in ("t5-v1.1", "gpt2") for rule in RULES[1::3]
@@ -285,9 +286,9 @@ def test_a_prompt_is_read_once(pairs, name):
     model = pair.model(method, **fields)
     prompt = draw(model, pair.params, 1.5)
     score = plain_scores(pair, model, {"backbone": pair.params, "prompt": prompt}, batch)
-    ids = np.zeros((len(LENGTHS), 0), int)
-    for _ in range(NEW):
-        ids = np.concatenate([ids, score(ids)[:, -1].argmax(-1)[:, None]], axis=1)
+    ids = np.zeros((len(LENGTHS), NEW), int)
+    for i in range(NEW):  # what is behind a token does not change its scores
+        ids[:, i] = score(ids)[:, i].argmax(-1)
     found = run(pair, batch, model, prompt, eos=-1)
     np.testing.assert_array_equal(found.ids, ids)
     rows, columns = np.arange(len(ids))[:, None], np.arange(NEW)

@@ -12,6 +12,8 @@ from jaxprompt.types import Batch, Role, Tokens
 # What takes most of the compilation is left out: tiny programs do not miss it.
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
+# Where each product and sum is to be rounded as in a real run.
+exact_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})
 
 BERT = dict(
     vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,

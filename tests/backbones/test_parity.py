@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tiny import exact_jit
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.backbones.bert import EncoderLayer
@@ -271,7 +272,7 @@ def test_scan_unroll_and_remat_agree_exactly(pairs, kind):
             hidden = run_jax(pair._replace(params=params), batch, module, injection)
             return (hidden[:, 0] ** 3).sum(), hidden
 
-        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        step = exact_jit(jax.value_and_grad(loss, has_aux=True))
         (_, hidden), grads = step((slots, *kv), pair.params)
         return hidden, grads
 

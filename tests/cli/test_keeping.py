@@ -34,7 +34,6 @@ CASES = {
     "bert_upper": ("bert", "prefix", UPPER),
     "bert_left": ("bert", "prefix", UPPER | LENGTHS | dict(data__side="left", optim__accumulate=2)),
     "bert_head": ("bert", "head_only", {}),
-    "bert_mean": ("bert", "head_only", dict(head__pooler="mean")),
     "bert_mlm": ("bert", "head_only", MLM),
     "bert_mesh": ("bert", "prefix", UPPER | dict(mesh__data=4, mesh__model=2, mesh__fsdp=True)),
     "bert_bfloat16": ("bert", "prefix", UPPER | dict(backbone__dtype="bfloat16")),
@@ -42,9 +41,8 @@ CASES = {
     "t5_decoder": ("t5", "prefix", DECODER),
     "t5_head": ("t5", "head_only", LENGTHS),
     "gpt2_upper": ("gpt2", "prefix", UPPER | LENGTHS),
-    "gpt2_head": ("gpt2", "head_only", {}),
 }
-SPARED = {"bert_head", "bert_mlm", "t5_head", "gpt2_head"}  # of all tokens
+SPARED = {"bert_head", "bert_mlm", "t5_head"}  # of all tokens
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import assert_close, assert_equal, jit, make_batch, make_tiny
+from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_tiny
 
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.hlo import read_work
@@ -48,10 +48,10 @@ def run(stack, remat, dropout=0.0, wide=True):
         return (hidden**2 * jnp.arange(hidden.shape[-1])).sum() / 1000, hidden
 
     args = params, k, v, MASK, make_batch(shift=2)
-    compiled = jax.jit if wide else jit
+    compiled = exact_jit if wide else jit
     grad = compiled(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
     (_, hidden), grads = grad(*args)
-    return None if dropout else jax.jit(forward)(*args), hidden, grads
+    return None if dropout else exact_jit(forward)(*args), hidden, grads
 
 
 @pytest.mark.parametrize("stack, remat", WAYS[1:])
