@@ -8,14 +8,13 @@ from typing import Any
 
 from jaxprompt.cli.options import (
     Parser,
-    Terminated,
     add_hosts,
     load_config,
     need,
     resolved,
     several_hosts,
 )
-from jaxprompt.cli.train import facts, keep_compiled, read_result
+from jaxprompt.cli.train import drive, facts, keep_compiled, read_result, write_result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +50,6 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
     from jaxprompt.data.tokenizer import load_tokenizer
     from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.pretraining import tie
-    from jaxprompt.runlog import RunLog
     from jaxprompt.state import place_state
 
     # -- text and backbone: everything that a config can get wrong --------------------------------
@@ -106,14 +104,8 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
         measure, lambda found: -found["loss"], plan, c.train, adapted.fingerprint,
         c.backbone.dropout != 0, meter.describe,
     )  # fmt: skip
-    stand = loop.take_up(job, workdir)
-    with RunLog(
-        workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
-    ) as log:
-        log.resume(-1 if started is None else started)
-        tell_start(log, c, corpus, rows, dev, adapted, plan, started)
-        with Terminated() as terminated:
-            ended = loop.run(job, stand, log, terminated)
+    begin = lambda log: tell_start(log, c, corpus, rows, dev, adapted, plan, started)
+    ended = drive(job, workdir, started, begin)
     if ended is None:
         return None
 
@@ -144,8 +136,7 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
         text = adapting.fill(c, placement, adapted, ended.numbers, held, tokenizer)
         if hosts.is_first():
             write_atomic(Path(workdir) / "examples.txt", text)
-    if hosts.is_first():
-        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
+    write_result(workdir, result)
     return result
 
 

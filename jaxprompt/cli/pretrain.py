@@ -9,14 +9,13 @@ from typing import Any
 from jaxprompt.cli import sweep
 from jaxprompt.cli.options import (
     Parser,
-    Terminated,
     add_hosts,
     load_config,
     need,
     resolved,
     several_hosts,
 )
-from jaxprompt.cli.train import facts, keep_compiled, read_result
+from jaxprompt.cli.train import drive, facts, keep_compiled, read_result, write_result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +46,6 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
     from jaxprompt.data.denoise.batches import Visits
     from jaxprompt.files import make_folder, write_atomic
-    from jaxprompt.runlog import RunLog
     from jaxprompt.state import place_state
 
     # -- text and backbone: everything that a config can get wrong --------------------------------
@@ -93,14 +91,8 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         measure, lambda found: -found["loss"], plan, c.train, learned.report.fingerprint,
         drops, meter.describe,
     )  # fmt: skip
-    stand = loop.take_up(job, workdir)
-    with RunLog(
-        workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
-    ) as log:
-        log.resume(-1 if started is None else started)
-        tell_start(log, c, corpus, asked, text, learned, plan, started)
-        with Terminated() as terminated:
-            ended = loop.run(job, stand, log, terminated)
+    begin = lambda log: tell_start(log, c, corpus, asked, text, learned, plan, started)
+    ended = drive(job, workdir, started, begin)
     if ended is None:
         return None
 
@@ -117,8 +109,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         "held_out": ended.best["dev"],
         "time": ended.time,
     }
-    if hosts.is_first():
-        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
+    write_result(workdir, result)
     return result
 
 

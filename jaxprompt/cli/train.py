@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     from jaxprompt import build, hosts, loop, rng, steps, tree
     from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
-    from jaxprompt.files import make_folder, write_atomic
-    from jaxprompt.runlog import RunLog
+    from jaxprompt.files import make_folder
     from jaxprompt.scorer import load_weights
     from jaxprompt.state import place_state
 
@@ -87,15 +86,12 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         lambda: kept.give(splits["train"], next(batches)), lambda numbers: score("dev", numbers),
         lambda dev: dev[scorer.task.metric], plan, c.train, report.fingerprint,
     )  # fmt: skip
-    stand = loop.take_up(job, workdir)
-    with RunLog(
-        workdir, tensorboard=c.train.tensorboard, total=plan.total, enabled=hosts.is_first()
-    ) as log:
-        log.resume(-1 if started is None else started)
+
+    def begin(log: Any) -> None:
         tell_start(log, c, backbone, scorer, splits, weights, plan, started)
         fill(log.say)
-        with Terminated() as terminated:
-            ended = loop.run(job, stand, log, terminated)
+
+    ended = drive(job, workdir, started, begin)
     if ended is None:
         return None
 
@@ -113,9 +109,35 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     if c.train.test and "test" in splits:
         result["test"] = score("test", ended.numbers)
     result["time"] = ended.time
+    write_result(workdir, result)
+    return result
+
+
+def drive(job: Any, workdir: str, started: int | None, begin: Callable[[Any], None]) -> Any:
+    """Takes a job up and follows it to its end. -> how it ended, None where SIGTERM cut it
+
+    `started` is the checkpoint's step, None = from the start; `begin` says to the log what begins.
+    """
+    from jaxprompt import hosts, loop
+    from jaxprompt.runlog import RunLog
+
+    stand = loop.take_up(job, workdir)
+    with RunLog(
+        workdir, tensorboard=job.train.tensorboard, total=job.plan.total, enabled=hosts.is_first()
+    ) as log:
+        log.resume(-1 if started is None else started)
+        begin(log)
+        with Terminated() as terminated:
+            return loop.run(job, stand, log, terminated)
+
+
+def write_result(workdir: str, result: dict[str, Any]) -> None:
+    """Writes what `read_result` finds: from then on the run is finished."""
+    from jaxprompt import hosts
+    from jaxprompt.files import write_atomic
+
     if hosts.is_first():
         write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
-    return result
 
 
 def facts(c: Any) -> dict[str, str]:

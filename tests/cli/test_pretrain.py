@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import signal
 from pathlib import Path
 
 import jax
@@ -19,9 +17,11 @@ from tiny_pretrain import (
     SLOTS,
     STEPS,
     corpus_texts,
+    kill,
     made,
     pretrain,
     pretrained,
+    stop,
     words_of,
 )
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
@@ -197,34 +197,12 @@ def assert_same_end(workdir, whole) -> None:
     assert found.read_bytes() == expected.read_bytes()
 
 
-def test_sigkill_then_sigterm_then_the_same_end(
-    tmp_path_factory, tmp_path, compiled, capsys, monkeypatch
-):
+def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, compiled, capsys):
     """In the middle of an epoch, which has 16 steps."""
-    from jaxprompt.runlog import RunLog
-
     whole, workdir = pretrained(tmp_path_factory, "nsp-t5"), tmp_path / "run"
     words = words_of(tmp_path_factory, "nsp-t5", workdir)
-    env = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        "XLA_FLAGS": os.environ["XLA_FLAGS"],
-    }
-    here = Path(__file__).parent
-    with Processes(tmp_path / "logs", env) as processes:
-        script = [here / "tiny_pretrain.py", here / "killed.py", "saved", KILLED]
-        processes.start([*script, *words])
-        assert processes.wait() == [-signal.SIGKILL], processes.told()
-    progress = RunLog.progress
-
-    def progress_then_signal(self, at):
-        progress(self, at)
-        if at == STOPPED:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunLog, "progress", progress_then_signal)
-        code, out, err = jaxprompt(capsys, *words)
+    kill(words, tmp_path / "logs", "saved", KILLED, compiled)
+    code, out, err = stop(words, STOPPED, capsys)
     assert code == 0 and out == "" and f"{STEPS} steps of 16 x 48 tokens, resumed at step 8" in err
     assert not (workdir / "result.json").exists()
     code, out, err = jaxprompt(capsys, *words)

@@ -1,19 +1,16 @@
 """config.runs of `pretrain`: each run is as if it had been alone."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import Processes
 from spoil import BASE
 from test_resume import arrays
 from test_runs import results
 from tiny_adapt import compile_quickly, losses, scores
-from tiny_pretrain import words_of
+from tiny_pretrain import kill, stop, words_of
 from tiny_run import flags, jaxprompt, read_lines, timeless, tiny_fields
 
 STEPS, SCORED = 6, 2
@@ -112,33 +109,11 @@ def test_a_run_is_exported_from_its_folder(grid, capsys):
         assert card["pretrained"]["held_out"] == result["held_out"] == card["metrics"]["held_out"]
 
 
-def test_killed_and_stopped_it_ends_with_the_same_bits(
-    command, grid, tmp_path, compiled, capsys, monkeypatch
-):
-    from jaxprompt.runlog import RunLog
-
+def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, compiled, capsys):
     folder = tmp_path / "grid"
     words = command(folder)
-    env = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        "XLA_FLAGS": os.environ["XLA_FLAGS"],
-    }
-    here = Path(__file__).parent
-    with Processes(tmp_path / "logs", env) as processes:
-        script = [here / "tiny_pretrain.py", here / "killed.py", "taken", KILLED]
-        processes.start([*script, *words])
-        assert processes.wait() == [-signal.SIGKILL], processes.told()
-    progress = RunLog.progress
-
-    def progress_then_signal(self, at):
-        progress(self, at)
-        if at == KILLED:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunLog, "progress", progress_then_signal)
-        code, out, err = jaxprompt(capsys, *words)
+    kill(words, tmp_path / "logs", "taken", KILLED, compiled)
+    code, out, err = stop(words, KILLED, capsys)
     assert code == 0 and out == "" and f"resumed at step {KILLED - 1}" in err
     assert f"stopped by SIGTERM at step {KILLED}" in err and not results(folder)
     code, _, err = jaxprompt(capsys, *words)

@@ -3,7 +3,9 @@
 `python tiny_pretrain.py SCRIPT ...` runs a script whose steps are compiled as quickly as here.
 """
 
+import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +14,13 @@ import numpy as np
 import pytest
 import tiny_run
 from tiny_adapt import QUICK, change_tensors
-from tiny_run import ROOT, TOPICS, flags, make_backbone, sentences, write_rows
+from tiny_run import ROOT, TOPICS, flags, jaxprompt, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.data.corpus import index_corpus
 from jaxprompt.data.ppt import AnnotationWriter
 from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.runlog import RunLog
 
 BATCH, STEPS, SCORED = 16, 12, 4  # held-out documents are scored every SCORED steps
 SLOTS, UNITS, DOCUMENTS = 4, 8, 40
@@ -156,6 +159,34 @@ def pretrained(tmp_path_factory, name: str) -> Path:
         place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
         assert main(["export", *place]) == 0
     return workdir
+
+
+def kill(words: list[str], folder: Path, moment: str, step: int, compiled: Path) -> None:
+    """Runs a command in a process that ends itself by SIGKILL, as killed.py says."""
+    from processes import Processes  # where this file is the script, it is out of reach
+
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
+    here = Path(__file__).parent
+    with Processes(folder, env, devices=8) as processes:
+        processes.start([here / "tiny_pretrain.py", here / "killed.py", moment, step, *words])
+        assert processes.wait() == [-signal.SIGKILL], processes.told()
+
+
+def stop(words: list[str], step: int, capsys) -> tuple[int, str, str]:
+    """Runs a command that gets SIGTERM after a step. -> exit code, standard output, error"""
+    progress = RunLog.progress
+
+    def progress_then_signal(self, at):
+        progress(self, at)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunLog, "progress", progress_then_signal)
+        return jaxprompt(capsys, *words)
 
 
 if __name__ == "__main__":
