@@ -8,4 +8,5 @@ cd "$(dirname "$0")/.."
 environment requirements.txt tests/requirements.txt launch/backbone.txt
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/python -m pytest -n "${WORKERS:-2}" "$@"
+# What the tests of a file share is made once.
+.venv/bin/python -m pytest -n "${WORKERS:-2}" --dist loadfile "$@"

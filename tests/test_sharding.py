@@ -1,6 +1,7 @@
 """A mesh changes where numbers are and in which order they are added, and nothing else."""
 
 import dataclasses
+import functools
 import re
 from typing import NamedTuple
 
@@ -119,15 +120,18 @@ def family(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=["soft", "prefix"])
-def whole(request, family):
-    case = make_case(family, request.param)
-    return family, case, run_alone(case)
+@functools.cache
+def whole(family, method):
+    case = make_case(family, method)
+    return case, run_alone(case)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_loss_and_gradients_are_those_of_one_device(whole, mesh):
-    family, case, (state, measured) = whole
+WHOLE = [("prefix", mesh) for mesh in MESHES] + [("soft", mesh) for mesh in ("both", "all")]
+
+
+@pytest.mark.parametrize("method, mesh", WHOLE)
+def test_loss_and_gradients_are_those_of_one_device(family, method, mesh):
+    case, (state, measured) = whole(family, method)
     data, model, fsdp = MESHES[mesh]
     placement = make_placement(data, model, fsdp=fsdp)
     case = on_mesh(case, placement)

@@ -29,7 +29,6 @@ CASES = {
     "prefix_mlp": ("prefix", dict(prompt__dropout=0, prompt__hidden=8), 1e-2),
     "prefix_interval": ("prefix", dict(prompt__dropout=0, prompt__layers="2-2"), 3e-2),
     "soft_middle": ("soft", dict(task__template="[soft*2] {text} [soft*2] ."), 3e-2),
-    "soft_uniform": ("soft", dict(prompt__start="uniform"), 3e-2),
     "soft_normal": ("soft", dict(prompt__start="normal"), 3e-2),
     "soft_labels": ("soft", dict(prompt__start="labels"), 3e-2),
     "soft_text": ("soft", dict(prompt__start="text", prompt__text="it was about the"), 3e-2),

@@ -129,27 +129,25 @@ def test_process_0_alone_writes_and_prints(whole):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("whole", [2], indirect=True)
 def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
-    n, expected, _ = whole
-    how = (n, MESHES[n], 4 // n)
-    workdir = tmp_path / "run"
-    if n == 2:
-        processes = train(workdir, *how, ends=(signal.SIGTERM, 3, 1))
-        step = Checkpoints(workdir).latest()
-        assert step in (4, 5) and not (workdir / "result.json").exists()
-        said = [f"stopped by SIGTERM at step {step}; " in processes.err(i) for i in range(n)]
-        assert said == [True, False] and not processes.out(0) and not processes.out(1)
-        stopped = shutil.copytree(workdir, tmp_path / "stopped")
-    # In the second half process 1 of two is lost, or the coordinator of four.
-    train(workdir, *how, ends=(signal.SIGKILL, 7, 1 if n == 2 else 0))
+    _, expected, _ = whole
+    how, workdir = (2, MESHES[2], 2), tmp_path / "run"
+    processes = train(workdir, *how, ends=(signal.SIGTERM, 3, 1))
+    step = Checkpoints(workdir).latest()
+    assert step in (4, 5) and not (workdir / "result.json").exists()
+    said = [f"stopped by SIGTERM at step {step}; " in processes.err(i) for i in range(2)]
+    assert said == [True, False] and not processes.out(0) and not processes.out(1)
+    stopped = shutil.copytree(workdir, tmp_path / "stopped")
+    train(workdir, *how, ends=(signal.SIGKILL, 7, 0))  # the coordinator is lost
     assert Checkpoints(workdir).latest() == 6
     processes = train(workdir, *how)
     assert "resumed at step 6" in processes.err(0)
     assert_same_end(workdir, expected)
-    if n == 2:  # one process goes on with what two have saved, on other devices
-        train(stopped, 1, (4, 2), 8)
-        np.testing.assert_allclose(losses(stopped), losses(expected), rtol=1e-5)
-        assert measured(stopped) == measured(expected)
+    # One process goes on with what two have saved, on other devices.
+    train(stopped, 1, (4, 2), 8)
+    np.testing.assert_allclose(losses(stopped), losses(expected), rtol=1e-5)
+    assert measured(stopped) == measured(expected)
 
 
 # -- refused --------------------------------------------------------------------------------------
