@@ -9,7 +9,7 @@ import numpy as np
 from jaxprompt.data.batching import collate
 from jaxprompt.data.corpus import Corpus, Shuffle
 from jaxprompt.data.denoise.pack import cut, plan_rows
-from jaxprompt.data.denoise.rows import encoded, row_rng
+from jaxprompt.data.denoise.rows import encoded, own_part, row_rng
 from jaxprompt.data.encode import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch
@@ -41,14 +41,12 @@ class Rows:
 
         Each row is drawn by (seed, its visit). What is missing is filling of weight 0.
         """
-        host, hosts = share
-        own = size // hosts
-        mine = slice(host * own, (host + 1) * own)
-        pairs = list(zip(rows, visits, strict=True))
+        mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
         made = [self._make(*pair, seed) for pair in pairs[mine]]
         inner = self._objective.lengths[1:]
         return collate(
-            [[row] for row in made], np.zeros(len(made), np.int32), rows[mine], batch=own,
+            [[row] for row in made], np.zeros(len(made), np.int32), rows[mine],
+            batch=mine.stop - mine.start,
             length=self._objective.lengths[0], pad_id=self._pad_id,
             label_width=self._objective.reads, decoder_length=inner[0] if inner else 0,
             like=made[0] if made else self._make(*pairs[0], seed),

@@ -35,6 +35,13 @@ def row_rng(seed: int, index: int) -> np.random.RandomState:
     return np.random.RandomState(np.random.Philox(key=np.array([seed, index], np.uint64)))
 
 
+def own_part(size: int, share: tuple[int, int]) -> slice:
+    """Tells which rows of a batch are those of part `share` (which, of how many)."""
+    host, hosts = share
+    own = size // hosts
+    return slice(host * own, (host + 1) * own)
+
+
 def join(documents: Iterable[Sequence[Run]], apart: bool) -> Text:
     """Puts the runs of each document in a row; with `apart` a document is a segment."""
     groups = [[run for run in document if len(run[0])] for document in documents]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.data.corpus import Corpus
 from jaxprompt.data.encode import Encoded
 from jaxprompt.data.ppt.forms import Form, Forms
-from jaxprompt.data.ppt.units import Draws, Query, Units, first_found
+from jaxprompt.data.ppt.units import Draws, OfUnits, Query, Units, first_found
 
 OTHER, SAME, NEIGHBOUR = range(3)  # the labels
 
@@ -18,7 +18,7 @@ _LEAST, _COUNT = 5, 5  # tokens of a unit, units of a document
 _RATIO = 100  # of the lengths of a pair, at most
 
 
-class NextSentence:
+class NextSentence(OfUnits):
     """Examples by row, a row being the first unit of a pair; the label is drawn, a third each."""
 
     majority = 1 / 3
@@ -27,14 +27,6 @@ class NextSentence:
         """Raises InputError where there is no second document."""
         units.need(2, "nsp")
         self.units, self._form = units, form
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.units)
-
-    def summary(self) -> str:
-        """Says what is used and what was left out."""
-        return self.units.summary()
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
         """Makes an example and its label, a pure function of the row and the randomness."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxprompt.data.batching import Layout, collate
 from jaxprompt.data.corpus import Shuffle
-from jaxprompt.data.denoise.rows import row_rng
+from jaxprompt.data.denoise.rows import own_part, row_rng
 from jaxprompt.data.encode import Encoded
 from jaxprompt.data.ppt.forms import Forms
 from jaxprompt.types import Batch
@@ -34,15 +34,13 @@ class Rows:
 
         Each row is drawn by (seed, its visit). What is missing is filling of weight 0.
         """
-        host, hosts = share
-        own = size // hosts
-        mine = slice(host * own, (host + 1) * own)
-        pairs = list(zip(rows, visits, strict=True))
+        mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
         made = [self._make(*pair, seed) for pair in pairs[mine]]
         like, _ = made[0] if made else self._make(*pairs[0], seed)
         at = self._layout
         return collate(
-            [[row] for row, _ in made], [label for _, label in made], rows[mine], batch=own,
+            [[row] for row, _ in made], [label for _, label in made], rows[mine],
+            batch=mine.stop - mine.start,
             length=at.max_len, pad_id=at.pad_id, label_width=self._reads, side=at.side,
             shift=at.shift, decoder_length=self._decoder_length, decoder_shift=at.decoder_shift,
             like=like,

@@ -12,7 +12,7 @@ import numpy as np
 from jaxprompt.data.corpus import Corpus
 from jaxprompt.data.encode import Encoded
 from jaxprompt.data.ppt.forms import Form, Forms
-from jaxprompt.data.ppt.units import Draws, Query, Units, first_found
+from jaxprompt.data.ppt.units import Draws, OfUnits, Query, Units, first_found
 from jaxprompt.errors import InputError
 
 
@@ -47,7 +47,7 @@ _LEAST = 5  # tokens of a unit
 _COUNT = {"nss": 5, "unified": 6}  # units of a document
 
 
-class Selection:
+class Selection(OfUnits):
     """Examples by row, a row being the query; the number of options is drawn, all alike."""
 
     def __init__(
@@ -63,14 +63,6 @@ class Selection:
             for number, own in shares.items()
         }
         self.majority = sum(1 / number for number in shares) / len(shares)
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.units)
-
-    def summary(self) -> str:
-        """Says what is used and what was left out."""
-        return self.units.summary()
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
         """Makes an example and its label, a pure function of the row and the randomness."""

@@ -121,6 +121,20 @@ class Units:
         return self._order[self._bounds[own] : stop]
 
 
+class OfUnits:
+    """A task with a row for each unit in use."""
+
+    units: Units
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.units)
+
+    def summary(self) -> str:
+        """Says what is used and what was left out."""
+        return self.units.summary()
+
+
 class Query:
     """A unit, its neighbour, and what is drawn to stand beside the neighbour.
 
