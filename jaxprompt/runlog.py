@@ -47,6 +47,7 @@ class RunLog:
         self._total, self._every = total, every
         self._resumed = -1  # records up to this step were there before
         self._first, self._started = 0, None  # step and time that the rate counts from
+        self._newest = 0  # step that is done
         self._shown: dict[str, Any] = {}  # newest loss and dev
         self._writer = self._bar = None
 
@@ -88,12 +89,18 @@ class RunLog:
             self._write_events(int(step), values)
 
     def progress(self, step: int) -> None:
-        """Shows that `step` is done, with the rate, the time left and the newest loss and dev."""
+        """Shows that `step` is done, with the rate, the time left and the newest loss and dev.
+
+        A step before the newest one is of another run, whose rate counts anew.
+        """
         if not self._enabled:
             return
-        if self._started is None:
+        if self._started is None or step < self._newest:
             # The first step compiles; the rate counts from its end.
             self._started, self._first = time.monotonic(), step
+            if self._bar is not None:
+                self._bar.reset()
+        self._newest = step
         if self._terminal:
             self._update_bar(step)
         elif step % self._every == 0 or step == self._total:

@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("table", help=", ".join(TABLES))
     parser.add_argument("--workdir", required=True, help="folder of the runs")
     parser.add_argument("--backbone", required=True, help="folder, hub id or pkg:PACKAGE/FOLDER")
-    parser.add_argument("--kind", default="t5", help=", ".join(ppt.KINDS))
+    parser.add_argument("--kind", default="t5", help=", ".join(ppt.KIND_NAMES))
     parser.add_argument("--adapted", default="", help="the backbone after LM adaptation")
     parser.add_argument("--prompts", default="prompts", help="folder of the exports nsp, nss ...")
     parser.add_argument("--data", default="", help="folder with one of each task; else its hub id")
@@ -170,7 +170,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--print", action="store_true", help="print what is there, run nothing")
     args, overrides = parser.read(argv)
     choose("the table", args.table, TABLES)
-    choose("--kind", args.kind, ppt.KINDS)
+    choose("--kind", args.kind, ppt.KIND_NAMES)
+    if args.table == "initialization" and ppt.read_kind(args.kind)[1]:
+        raise InputError(f"--kind={args.kind} has no soft tokens to start; leave -deep out")
     cells = pick(TABLES[args.table], args)
     runs = [(cell, list_runs(cell, args)) for cell in cells]
     failed: dict[str, str] | None = {}

@@ -155,6 +155,18 @@ def test_plain_progress(tmp_path, capsys, monkeypatch):
     ]
 
 
+def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    with RunLog(tmp_path, tensorboard=False, terminal=False, total=100, every=50) as log:
+        for seconds in (1.0, 0.25):
+            for step in range(1, 101):
+                clock[0] += seconds
+                log.progress(step)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["1 steps/s"] * 2 + ["4 steps/s"] * 2
+
+
 def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
     with RunLog(tmp_path, tensorboard=False, terminal=True, total=30) as log:
         for step in range(11, 31):

@@ -1,7 +1,7 @@
 """Tuning with few rows as PPT compares it (Gu et al. 2022, sections 4 and 5).
 
 Each function fills a config with one method of METHODS on one task of TASKS, for a kind of backbone
-of KINDS.
+of KINDS; with "-deep" behind it keys and values of every layer are learned in place of soft tokens.
 """
 
 from typing import NamedTuple
@@ -28,6 +28,13 @@ KINDS = {
     "masked": Kind(1.0, 0.02, 0.3, 512),
     "causal": Kind(1.0, 0.02, 0.3, 1024),
 }
+_DEEP = "-deep"
+KIND_NAMES = tuple(name + deep for name in KINDS for deep in ("", _DEEP))
+
+
+def read_kind(name):
+    """Returns the kind, and whether the prompt is deep."""
+    return KINDS[name.removesuffix(_DEEP)], name.endswith(_DEEP)
 
 
 class Asked(NamedTuple):
@@ -113,10 +120,13 @@ WORDS = {
 
 def pt(c, task="rte", kind="t5"):
     """Prompt tuning: 100 soft tokens from noise, as the released code has it (section 4.1)."""
-    own, kind = TASKS[task], KINDS[kind]
     _few_shot(c, task, kind)
-    methods.soft(c, length=100, lr=own.lr, start="normal")
-    c.prompt.scale = kind.scale
+    own, (kind, deep) = TASKS[task], read_kind(kind)
+    if deep:
+        methods.prefix(c, length=100, lr=own.lr, dropout=0.0)
+    else:
+        methods.soft(c, length=100, lr=own.lr, start="normal")
+        c.prompt.scale = kind.scale
     c.task.template = own.template
     if not own.template:
         c.task.form = "unified"
@@ -162,7 +172,7 @@ def unified_ppt(c, task="rte", kind="t5"):
 
 def full(c, task="rte", kind="t5"):
     """Full fine-tuning with words around the answer."""
-    _few_shot(c, task, KINDS[kind])
+    _few_shot(c, task, kind)
     methods.full(c, lr=5e-6)
     _with_words(c, task)
     c.optim.weight_decay = 1e-2
@@ -183,6 +193,7 @@ def _with_words(c, task):
 
 
 def _few_shot(c, task, kind):
+    kind, deep = read_kind(kind)
     c.backbone.dtype = "bfloat16"
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
@@ -194,7 +205,7 @@ def _few_shot(c, task, kind):
         c.data.protocol, c.data.k = "kshot", 8
     else:  # 32 rows, as many for dev
         c.data.protocol, c.data.n = "balanced", 32
-    c.data.max_len, c.data.multiple = min(512, kind.positions), 64
+    c.data.max_len, c.data.multiple = min(512, kind.positions - 100 * deep), 64
     c.data.batch = 16  # 8 a group of 4 GPUs on 8 of them (few-shot scripts)
     c.optim.schedule = "constant"
     c.optim.clip = 1.0

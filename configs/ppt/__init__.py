@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
-from configs.parts.ppt import KINDS, METHODS, SEEDS
+from configs.parts.ppt import METHODS, SEEDS, read_kind
 
 
 def tune(backbone, size, cell, *, model=1):
@@ -46,8 +46,7 @@ def pretrain(task, kind="t5"):
     `kind` is "t5" (mT5 too), "masked" (a BERT and its kin, with a masked-LM head) or "causal"; with
     "-deep" behind it keys and values of every layer are learned in place of soft tokens.
     """
-    kind, deep, _ = kind.partition("-deep")
-    own, kind = PRETRAINING[task], KINDS[kind]
+    own, (kind, deep) = PRETRAINING[task], read_kind(kind)
     c = base()
     c.backbone.dtype = "bfloat16"
     c.backbone.dropout = 0.0
@@ -60,7 +59,7 @@ def pretrain(task, kind="t5"):
     else:
         methods.soft(c, length=100, lr=kind.lr, start="normal")
         c.prompt.scale = kind.scale
-    c.data.max_len = min(own.max_len, kind.positions - 100 * bool(deep))
+    c.data.max_len = min(own.max_len, kind.positions - 100 * deep)
     c.data.batch = c.data.eval_batch = 128  # 64 a group of 4 GPUs on 8 of them
     c.corpus.held_out = 0.05
     c.corpus.dev_rows = 100 * 128  # 100 batches

@@ -23,7 +23,7 @@ from jaxprompt.evaluate import place_step, predict_scores, probabilities
 from jaxprompt.scorer import open_backbone
 from jaxprompt.steps import make_eval_step
 
-_BATCHES = 64  # whose units are sorted by length together, labelled and written: a part
+_BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
 _AHEAD = 2  # such parts are held, the one in use among them
 
 

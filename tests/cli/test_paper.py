@@ -71,16 +71,20 @@ def test_rows_and_tasks_that_are_not_there(run, capsys):
         (["table5"], "the table='table5' is unknown; nearest: table4"),
         (["table4", "--rows=lm_adapt"], "lm_adapt needs --adapted, the backbone that `adapt`"),
         (["table4", "--kind=mask"], "--kind='mask' is unknown; nearest: masked"),
+        (["initialization", "--kind=masked-deep"], "--kind=masked-deep has no soft tokens to sta"),
     ):
         with pytest.raises(InputError, match=message):
             run(capsys, *words)
 
 
-@pytest.mark.parametrize("name", paper.TABLES)
-def test_every_cell_has_its_runs(name, tmp_path):
+TABLES = [*((name, "masked") for name in paper.TABLES), ("table4", "masked-deep")]
+
+
+@pytest.mark.parametrize(("name", "kind"), TABLES)
+def test_every_cell_has_its_runs(name, kind, tmp_path):
     """Each loads, and no two are one run."""
     given = dict(
-        workdir=tmp_path, backbone="x", adapted="y", prompts="p", data="d", kind="masked",
+        workdir=tmp_path, backbone="x", adapted="y", prompts="p", data="d", kind=kind,
         rates="", seeds="1,2", tasks="", rows="",
     )  # fmt: skip
     args = type("Args", (), given)
@@ -90,5 +94,7 @@ def test_every_cell_has_its_runs(name, tmp_path):
     for run in runs[:: len(ppt.RATES["pt"]) * 2]:
         c = paper.sweep.load(run, ())
         assert c.data.source == f"d/{c.task.name}"
+        method = "prefix" if kind == "masked-deep" else "soft"
+        assert c.prompt.name == ("none" if run.workdir.name.startswith("full") else method)
         starts = c.prompt.get("init")
         assert not starts or starts.startswith("p/")
