@@ -128,6 +128,24 @@ def list_runs(cell: Cell, args: Any) -> list[sweep.Run]:
     return runs
 
 
+def execute(
+    runs: Sequence[tuple[Cell, list[sweep.Run]]], overrides: Sequence[tuple[str, str]], workdir: str
+) -> dict[str, str] | None:
+    """Trains what has no result. -> errors by run; None where SIGTERM ended it early
+
+    What is said of prompts is not said of full fine-tuning, which has none.
+    """
+    failed: dict[str, str] = {}
+    for prompted in (True, False):
+        own = [run for cell, own in runs if (cell.method != "full") == prompted for run in own]
+        given = [pair for pair in overrides if prompted or not pair[0].startswith("prompt.")]
+        outcome = sweep.execute(own, given, workdir)
+        if outcome is None:
+            return None
+        failed |= outcome
+    return failed
+
+
 def show(runs: Sequence[tuple[Cell, list[sweep.Run]]], published: Mapping[Any, str]) -> str:
     """Tabulates the cells that have results as Markdown, rows by tasks."""
     from jaxprompt.group import select
@@ -177,8 +195,7 @@ def main(argv: Sequence[str]) -> int:
     runs = [(cell, list_runs(cell, args)) for cell in cells]
     failed: dict[str, str] | None = {}
     if not args.print:
-        every = [run for _, own in runs for run in own]
-        failed = sweep.execute(every, overrides, args.workdir)
+        failed = execute(runs, overrides, args.workdir)
         if failed is None:
             return 0
     print(show(runs, PUBLISHED.get(args.table, {})))

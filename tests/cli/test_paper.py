@@ -41,10 +41,10 @@ def run(backbone, tmp_path_factory):
 
 
 def test_a_cell_is_the_mean_of_the_best_on_dev(run, capsys):
-    told, workdir = run(capsys, "table4", "--rows=pt;multiple_choice")
+    told, workdir = run(capsys, "table4", "--rows=full;pt;multiple_choice")
     head, _, *lines = told.out.splitlines()
     assert head == "| | sst2 |"
-    for line, method in zip(lines, ("pt", "multiple_choice"), strict=True):
+    for line, method in zip(lines, ("full", "pt", "multiple_choice"), strict=True):
         found = []
         for seed in (10, 20):
             results = []
@@ -53,14 +53,14 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, capsys):
                 config = json.loads((folder / "config.json").read_text())
                 assert config["data"]["seed"] == config["seed"] == seed
                 assert config["optim"]["lr"] == float(rate)
-                assert config["task"]["form"] == ("cloze" if method == "pt" else "unified")
+                assert config["task"]["form"] == ("cloze", "unified")[method == "multiple_choice"]
                 result = json.loads((folder / "result.json").read_text())
                 results.append((result["dev"]["accuracy"], result["test"]["accuracy"]))
             found.append(max(results, key=lambda pair: pair[0])[1])
         shown = f"{100 * np.mean(found):.1f} ± {100 * np.std(found):.1f}"
         beside = " [70.5 ± 15.5]" if method == "pt" else ""
         assert line == f"| {method} | {shown}{beside} |"
-    again, _ = run(capsys, "table4", "--rows=pt;multiple_choice", "--print")
+    again, _ = run(capsys, "table4", "--rows=full;pt;multiple_choice", "--print")
     assert again.out == told.out and not again.err
 
 
