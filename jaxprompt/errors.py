@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 _SHOWN = {
@@ -25,6 +25,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     shown = close or known[:12]
     more = "" if close or len(known) <= 12 else f", ... ({len(known)} in all)"
     return ("nearest: " if close else "known: ") + ", ".join(shown) + more
+
+
+def choose(name: str, value: str, known: Collection[str]) -> str:
+    """Returns the value of a field if it is one of `known`. Raises InputError."""
+    if value not in known:
+        raise InputError(f"{name}={value!r} is unknown; {nearest(value, known)}")
+    return value
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:

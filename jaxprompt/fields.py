@@ -9,7 +9,7 @@ from jaxprompt.data.corpus.read import DOCUMENTS, ON_ERROR
 from jaxprompt.data.corpus.split import PARAGRAPHS, UNITS
 from jaxprompt.data.fewshot import PROTOCOLS
 from jaxprompt.data.ppt import PATTERNS, TASKS
-from jaxprompt.errors import InputError, check_kind, nearest
+from jaxprompt.errors import InputError, check_kind, choose, nearest
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.layers.attention import KERNELS
 from jaxprompt.layers.stack import REMATS, STACKS
@@ -111,13 +111,6 @@ FIELDS = {
         max_streak=_SIZE, test=_FLAG, tensorboard=_FLAG,
     ),
 }  # fmt: skip
-
-
-def choose(name: str, value: str, known: Sequence[str]) -> str:
-    """Returns the value of a field if it is one of `known`. Raises InputError."""
-    if value not in known:
-        raise InputError(f"{name}={value!r} is unknown; {nearest(value, known)}")
-    return value
 
 
 def check_fields(given: Mapping[str, Any], block: str = "") -> None:

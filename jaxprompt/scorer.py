@@ -19,8 +19,8 @@ from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
-from jaxprompt.errors import InputError
-from jaxprompt.fields import HEADS, SCORES, check_fields, choose
+from jaxprompt.errors import InputError, choose
+from jaxprompt.fields import HEADS, SCORES, check_fields
 from jaxprompt.heads import linear, lm
 from jaxprompt.metrics import check_metric
 from jaxprompt.model import Model

@@ -20,8 +20,7 @@ sys.path.insert(0, str(ROOT))
 from configs.parts import ppt  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
-from jaxprompt.errors import InputError  # noqa: E402
-from jaxprompt.fields import choose  # noqa: E402
+from jaxprompt.errors import InputError, choose  # noqa: E402
 
 
 class Cell(NamedTuple):

@@ -7,6 +7,7 @@ of KINDS; with "-deep" behind it keys and values of every layer are learned in p
 from typing import NamedTuple
 
 from configs.parts import methods
+from jaxprompt.errors import InputError, choose
 
 SEEDS = (10, 20, 30, 40, 50)
 
@@ -34,6 +35,7 @@ KIND_NAMES = tuple(name + deep for name in KINDS for deep in ("", _DEEP))
 
 def read_kind(name):
     """Returns the kind, and whether the prompt is deep."""
+    choose("the kind of backbone", name, KIND_NAMES)
     return KINDS[name.removesuffix(_DEEP)], name.endswith(_DEEP)
 
 
@@ -184,6 +186,19 @@ METHODS = {
         full, pt, hybrid_pt, lm_adapt, ppt, hybrid_ppt, unified_ppt, multiple_choice
     )
 }  # fmt: skip
+
+
+def read_cell(text, *, parts=3):
+    """Returns task, method and kind of "TASK,METHOD,KIND", the last `3 - parts` not asked for."""
+    given = text.split(",")
+    if len(given) > parts:
+        form = ",".join(("TASK", "METHOD", "KIND")[:parts])
+        raise InputError(f"{text!r} has {len(given)} parts; give {form}")
+    task, method, kind = (*given, *("rte", "pt", "t5")[len(given) :])
+    choose("the task", task, TASKS)
+    return task, choose("the method", method, METHODS), kind
+
+
 RATES = {name: (5e-3, 1e-2, 2e-2, 5e-2) for name in METHODS}  # section 4.1
 RATES["full"] = (5e-6, 1e-5, 3e-5, 1e-4)  # not published; what such backbones are tuned at
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
-from configs.parts.ppt import METHODS, SEEDS, read_kind
+from configs.parts.ppt import METHODS, SEEDS, read_cell, read_kind
 
 
 def tune(backbone, size, cell, *, model=1):
@@ -17,7 +17,7 @@ def tune(backbone, size, cell, *, model=1):
 
     `backbone` is "t5" (1.1, not LM-adapted but for the method lm_adapt) or "mt5".
     """
-    task, method = (*cell.split(","), "pt")[:2]
+    task, method, _ = read_cell(cell, parts=2)
     c = base()
     getattr(backbones, "t5_lm" if method == "lm_adapt" else backbone)(c, size)
     METHODS[method](c, task)

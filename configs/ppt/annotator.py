@@ -6,6 +6,7 @@ A RoBERTa base, fine-tuned as in the released code, on YELP-5, or on SST-5 with
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
+from jaxprompt.errors import choose
 
 _HELD_OUT = 5_000  # rows of YELP-5, which has no dev
 _ROWS = {"yelp": 650_000 - _HELD_OUT, "sst5": 8_544}
@@ -14,6 +15,7 @@ _BATCH, _EPOCHS = 16, 10
 
 def get_config(task="yelp"):
     """Returns one run; give corpus.path."""
+    choose("the set", task, _ROWS)
     c = base()
     backbones.roberta_base(c)
     c.backbone.dtype = "bfloat16"

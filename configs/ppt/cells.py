@@ -6,12 +6,12 @@ prompts/nsp, nss, cls or unified.
 """
 
 from configs.base import get_config as base
-from configs.parts.ppt import METHODS
+from configs.parts.ppt import METHODS, read_cell
 
 
 def get_config(cell="rte,pt,t5"):
     """Returns one run."""
-    task, method, kind = (*cell.split(","), *("pt", "t5")[cell.count(",") :])
+    task, method, kind = read_cell(cell)
     c = base()
     METHODS[method](c, task, kind)
     return c

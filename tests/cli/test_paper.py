@@ -8,6 +8,7 @@ import pytest
 from tiny_run import ROOT, flags, sentences, write_rows
 
 from configs.parts import ppt
+from jaxprompt.cli.options import load_config
 from jaxprompt.errors import InputError
 
 sys.path.insert(0, str(ROOT / "launch"))
@@ -98,3 +99,19 @@ def test_every_cell_has_its_runs(name, kind, tmp_path):
         assert c.prompt.name == ("none" if run.workdir.name.startswith("full") else method)
         starts = c.prompt.get("init")
         assert not starts or starts.startswith("p/")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("nsp.py:maskd", "the kind of backbone='maskd' is unknown; nearest: masked"),
+        ("cells.py:rte,ppt,masked-dep", "='masked-dep' is unknown; nearest: masked-deep"),
+        ("cells.py:rte,pptt", "the method='pptt' is unknown; nearest: ppt"),
+        ("t5_base.py:rtee", "the task='rtee' is unknown; nearest: rte"),
+        ("t5_base.py:rte,ppt,t5", "'rte,ppt,t5' has 3 parts; give TASK,METHOD$"),
+        ("annotator.py:sst", "the set='sst' is unknown; nearest: sst5"),
+    ],
+)
+def test_an_argument_that_a_config_does_not_know(config, message):
+    with pytest.raises(InputError, match=message):
+        load_config(f"{ROOT}/configs/ppt/{config}")
