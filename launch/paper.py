@@ -176,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("table", help=", ".join(TABLES))
     parser.add_argument("--workdir", required=True, help="folder of the runs")
     parser.add_argument("--backbone", required=True, help="folder, hub id or pkg:PACKAGE/FOLDER")
-    parser.add_argument("--kind", default="t5", help=", ".join(ppt.KIND_NAMES))
+    parser.add_argument("--kind", default="t5", help=", ".join(ppt.ALL_KINDS))
     parser.add_argument("--adapted", default="", help="the backbone after LM adaptation")
     parser.add_argument("--prompts", default="prompts", help="folder of the exports nsp, nss ...")
     parser.add_argument("--data", default="", help="folder with one of each task; else its hub id")
@@ -187,8 +187,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--print", action="store_true", help="print what is there, run nothing")
     args, overrides = parser.read(argv)
     choose("the table", args.table, TABLES)
-    choose("--kind", args.kind, ppt.KIND_NAMES)
-    if args.table == "initialization" and ppt.read_kind(args.kind)[1]:
+    choose("--kind", args.kind, ppt.ALL_KINDS)
+    if args.table == "initialization" and ppt.ALL_KINDS[args.kind][1]:
         raise InputError(f"--kind={args.kind} has no soft tokens to start; leave -deep out")
     cells = pick(TABLES[args.table], args)
     runs = [(cell, list_runs(cell, args)) for cell in cells]

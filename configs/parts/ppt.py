@@ -7,7 +7,7 @@ of KINDS; with "-deep" behind it keys and values of every layer are learned in p
 from typing import NamedTuple
 
 from configs.parts import methods
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import choose
 
 SEEDS = (10, 20, 30, 40, 50)
 
@@ -29,14 +29,8 @@ KINDS = {
     "masked": Kind(1.0, 0.02, 0.3, 512),
     "causal": Kind(1.0, 0.02, 0.3, 1024),
 }
-_DEEP = "-deep"
-KIND_NAMES = tuple(name + deep for name in KINDS for deep in ("", _DEEP))
-
-
-def read_kind(name):
-    """Returns the kind, and whether the prompt is deep."""
-    choose("the kind of backbone", name, KIND_NAMES)
-    return KINDS[name.removesuffix(_DEEP)], name.endswith(_DEEP)
+# By name: the kind, and whether the prompt is deep.
+ALL_KINDS = {name + deep: (KINDS[name], bool(deep)) for name in KINDS for deep in ("", "-deep")}
 
 
 class Asked(NamedTuple):
@@ -123,7 +117,7 @@ WORDS = {
 def pt(c, task="rte", kind="t5"):
     """Prompt tuning: 100 soft tokens from noise, as the released code has it (section 4.1)."""
     _few_shot(c, task, kind)
-    own, (kind, deep) = TASKS[task], read_kind(kind)
+    own, (kind, deep) = TASKS[task], ALL_KINDS[kind]
     if deep:
         methods.prefix(c, length=100, lr=own.lr, dropout=0.0)
     else:
@@ -186,19 +180,6 @@ METHODS = {
         full, pt, hybrid_pt, lm_adapt, ppt, hybrid_ppt, unified_ppt, multiple_choice
     )
 }  # fmt: skip
-
-
-def read_cell(text, *, parts=3):
-    """Returns task, method and kind of "TASK,METHOD,KIND", the last `3 - parts` not asked for."""
-    given = text.split(",")
-    if len(given) > parts:
-        form = ",".join(("TASK", "METHOD", "KIND")[:parts])
-        raise InputError(f"{text!r} has {len(given)} parts; give {form}")
-    task, method, kind = (*given, *("rte", "pt", "t5")[len(given) :])
-    choose("the task", task, TASKS)
-    return task, choose("the method", method, METHODS), kind
-
-
 RATES = {name: (5e-3, 1e-2, 2e-2, 5e-2) for name in METHODS}  # section 4.1
 RATES["full"] = (5e-6, 1e-5, 3e-5, 1e-4)  # not published; what such backbones are tuned at
 
@@ -208,7 +189,7 @@ def _with_words(c, task):
 
 
 def _few_shot(c, task, kind):
-    kind, deep = read_kind(kind)
+    kind, deep = ALL_KINDS[choose("the kind of backbone", kind, ALL_KINDS)]
     c.backbone.dtype = "bfloat16"
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale

@@ -9,7 +9,19 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
-from configs.parts.ppt import METHODS, SEEDS, read_cell, read_kind
+from configs.parts.ppt import ALL_KINDS, METHODS, SEEDS, TASKS
+from jaxprompt.errors import InputError, choose
+
+
+def read_cell(text, *, parts=3):
+    """Returns task, method and kind of "TASK,METHOD,KIND", of which the first `parts` are asked."""
+    given = text.split(",")
+    if len(given) > parts:
+        form = ",".join(("TASK", "METHOD", "KIND")[:parts])
+        raise InputError(f"{text!r} has {len(given)} parts; give {form}")
+    task, method, kind = (*given, *("rte", "pt", "t5")[len(given) :])
+    choose("the task", task, TASKS)
+    return task, choose("the method", method, METHODS), kind
 
 
 def tune(backbone, size, cell, *, model=1):
@@ -46,7 +58,8 @@ def pretrain(task, kind="t5"):
     `kind` is "t5" (mT5 too), "masked" (a BERT and its kin, with a masked-LM head) or "causal"; with
     "-deep" behind it keys and values of every layer are learned in place of soft tokens.
     """
-    own, (kind, deep) = PRETRAINING[task], read_kind(kind)
+    choose("the kind of backbone", kind, ALL_KINDS)
+    own, (kind, deep) = PRETRAINING[task], ALL_KINDS[kind]
     c = base()
     c.backbone.dtype = "bfloat16"
     c.backbone.dropout = 0.0

@@ -6,7 +6,8 @@ prompts/nsp, nss, cls or unified.
 """
 
 from configs.base import get_config as base
-from configs.parts.ppt import METHODS, read_cell
+from configs.parts.ppt import METHODS
+from configs.ppt import read_cell
 
 
 def get_config(cell="rte,pt,t5"):
