@@ -98,8 +98,9 @@ class RunLog:
         if self._started is None or step < self._newest:
             # The first step compiles; the rate counts from its end.
             self._started, self._first = time.monotonic(), step
-            if self._bar is not None:
-                self._bar.reset()
+            if self._bar is not None:  # of another start, which its rate counts from
+                self._bar.close()
+                self._bar = None
         self._newest = step
         if self._terminal:
             self._update_bar(step)

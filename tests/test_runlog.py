@@ -167,6 +167,15 @@ def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
     assert [line.split("  ")[1] for line in lines] == ["1 steps/s"] * 2 + ["4 steps/s"] * 2
 
 
+def test_the_next_run_has_a_bar_of_its_own(tmp_path, capsys):
+    with RunLog(tmp_path, tensorboard=False, terminal=True, total=30) as log:
+        for first in (21, 1):  # a run that was resumed, then one from its start
+            for step in range(first, 31):
+                log.progress(step)
+    bars = [line.split("\r")[-1] for line in capsys.readouterr().err.rstrip("\n").split("\n")]
+    assert len(bars) == 2 and all("30/30" in bar for bar in bars)
+
+
 def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
     with RunLog(tmp_path, tensorboard=False, terminal=True, total=30) as log:
         for step in range(11, 31):
