@@ -16,7 +16,7 @@ usage: python launch/bench.py step    --output F [--peft-script FILE] [--stack s
        python launch/bench.py ops     --output F [--kind soft|prefix]
        python launch/bench.py adapt   --output F [--device cpu|gpu]
        python launch/bench.py corpus  SOURCE --tokenizer DIR --output F
-       python launch/bench.py examples SOURCE --tokenizer DIR --output F
+       python launch/bench.py corpus  SOURCE --tokenizer DIR --output F --examples
 Each prints a Markdown table and writes all figures as JSON to F. Where two sides are compared, each
 has processes of its own on the cores of --cores, and they take turns: run that on an idle machine.
 """
@@ -32,7 +32,6 @@ from pathlib import Path
 
 import bench_adapt
 import bench_corpus
-import bench_ppt
 import numpy as np
 from bench_cache import CASES as CACHE_CASES
 from bench_lm import make_head_work
@@ -363,9 +362,7 @@ VERBS = {
     "cache": cache, "runs": runs, "ops": ops,
 }  # fmt: skip
 # Verbs with flags of their own.
-APART = {
-    "adapt": bench_adapt.main, "corpus": bench_corpus.main, "examples": bench_ppt.main
-}  # fmt: skip
+APART = {"adapt": bench_adapt.main, "corpus": bench_corpus.main}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 usage: python launch/bench.py corpus SOURCE --tokenizer DIR --output F [--megabytes 32]
        [--processes 4] [--units sentence --language zh] [--rounds 3]
+       python launch/bench.py corpus SOURCE --examples ...   see launch/bench_ppt.py
 The text of SOURCE is repeated up to --megabytes. Both sides of the speed run in one process, by
 turns, on the same number of cores: the tokenizer's threads against our processes. Memory is the sum
 of the resident bytes of a fresh process that indexes and of all its children, seen 20 times a
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import bench_ppt
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -142,6 +145,9 @@ def weigh(args: argparse.Namespace, folder: str) -> dict:
 
 def main(words: list[str]) -> None:
     """Reads the flags."""
+    if "--examples" in words:
+        bench_ppt.main([word for word in words if word != "--examples"])
+        return
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("source")
     parser.add_argument("--tokenizer", required=True, help="folder with a tokenizer.json")

@@ -1,7 +1,7 @@
 """Measures how fast the examples that pre-train prompts are made, on the text of a corpus.
 
-usage: python launch/bench.py examples SOURCE --tokenizer DIR [--output F] [--processes 2]
-       [--seconds 5] [--style en] [--backbone seq2seq] [--batch 64] [--store DIR]
+usage: python launch/bench.py corpus SOURCE --examples --tokenizer DIR [--output F]
+       [--processes 2] [--seconds 5] [--style en] [--backbone seq2seq] [--batch 64] [--store DIR]
 Each of --processes makes batches of its own, as hosts do, and their rates are added up; beside it
 stands the rate of one process whose batches are prefetched by threads, as in training. Prints a
 Markdown table and writes all figures as JSON to F.

@@ -71,7 +71,9 @@ _TOPICS = (
     *("sports", "business", "music", "family", "politics"),
 )
 _TWO = "{sentence1} [mask] {sentence2}"
-_MEANING = ("中立", "相似", "矛盾")  # neutral, entailment, contradiction
+# Neutral, entailment, contradiction: the words of pre-training on pairs and of the released Chinese
+# sets. Two classes take the outer ones, as English takes "no" and "yes".
+_MEANING = ("中立", "相似", "矛盾")
 TASKS = {
     "sst2": _single("sentence", ("bad", "good")),
     "sst5": _single("text", _FIVE),
@@ -85,7 +87,7 @@ TASKS = {
     "yahoo_answers_topics": Asked(
         "cls", "{question_title} [mask]", "{question_title} This is about [mask].", _TOPICS
     ),
-    "lcqmc": _chinese("nsp", _TWO, ("不同", "相同"), 5e-3),
+    "lcqmc": _chinese("nsp", _TWO, ("矛盾", "相似"), 5e-3),
     "ocnli": _chinese("nsp", _TWO, _MEANING, 5e-3),
     "cmnli": _chinese("nsp", _TWO, _MEANING, 5e-3),
     "chnsenticorp": _chinese("cls", "{text} [mask]", ("差", "好")),

@@ -9,6 +9,7 @@ from tiny_run import ROOT, flags, sentences, write_rows
 
 from configs.parts import ppt
 from jaxprompt.cli.options import load_config
+from jaxprompt.data.ppt import get_pattern
 from jaxprompt.errors import InputError
 
 sys.path.insert(0, str(ROOT / "launch"))
@@ -63,6 +64,19 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, capsys):
         assert line == f"| {method} | {shown}{beside} |"
     again, _ = run(capsys, "table4", "--rows=full;pt;multiple_choice", "--print")
     assert again.out == told.out and not again.err
+
+
+@pytest.mark.parametrize("task", [task for task, own in ppt.TASKS.items() if own.words])
+def test_answers_in_the_words_of_pre_training(task):
+    """Topics alone are no words of a pre-training task; two classes take the outer ones."""
+    own = ppt.TASKS[task]
+    words = get_pattern(own.group, own.patterns).words
+    if task == "yahoo_answers_topics":
+        assert not set(own.words) & set(words)
+    elif own.group == "nsp" and len(own.words) == 2:
+        assert set(own.words) == {words[0], words[-1]}
+    else:
+        assert set(own.words) <= set(words)
 
 
 def test_rows_and_tasks_that_are_not_there(run, capsys):
