@@ -103,9 +103,15 @@ def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
     return [choose(flag, part.strip(), known) for part in text.split(";") if part.strip()]
 
 
-def list_runs(cell: Cell, args: Any) -> list[sweep.Run]:
-    """Lists the runs of a cell: every rate with every seed, which draws the rows too."""
-    changes: dict[str, Any] = {"backbone.path": args.backbone, **cell.changes}
+def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) -> list[sweep.Run]:
+    """Lists the runs of a cell: every rate with every seed, which draws the rows too.
+
+    What `overrides` say of prompts is not said of full fine-tuning, which has none.
+    """
+    asked = dict(overrides)
+    if cell.method == "full":
+        asked = {field: asked[field] for field in asked if not field.startswith("prompt.")}
+    changes: dict[str, Any] = {**asked, "backbone.path": args.backbone, **cell.changes}
     if cell.method == "lm_adapt":
         if not args.adapted:
             raise InputError("lm_adapt needs --adapted, the backbone that `adapt` wrote; or --rows")
@@ -125,24 +131,6 @@ def list_runs(cell: Cell, args: Any) -> list[sweep.Run]:
             name = f"{folder.name},lr={rate},seed={seed}".replace(" ", "")
             runs.append(sweep.Run(name, config, changes | own, folder.parent / name))
     return runs
-
-
-def execute(
-    runs: Sequence[tuple[Cell, list[sweep.Run]]], overrides: Sequence[tuple[str, str]], workdir: str
-) -> dict[str, str] | None:
-    """Trains what has no result. -> errors by run; None where SIGTERM ended it early
-
-    What is said of prompts is not said of full fine-tuning, which has none.
-    """
-    failed: dict[str, str] = {}
-    for prompted in (True, False):
-        own = [run for cell, own in runs if (cell.method != "full") == prompted for run in own]
-        given = [pair for pair in overrides if prompted or not pair[0].startswith("prompt.")]
-        outcome = sweep.execute(own, given, workdir)
-        if outcome is None:
-            return None
-        failed |= outcome
-    return failed
 
 
 def show(runs: Sequence[tuple[Cell, list[sweep.Run]]], published: Mapping[Any, str]) -> str:
@@ -191,10 +179,10 @@ def main(argv: Sequence[str]) -> int:
     if args.table == "initialization" and ppt.ALL_KINDS[args.kind][1]:
         raise InputError(f"--kind={args.kind} has no soft tokens to start; leave -deep out")
     cells = pick(TABLES[args.table], args)
-    runs = [(cell, list_runs(cell, args)) for cell in cells]
+    runs = [(cell, list_runs(cell, args, overrides)) for cell in cells]
     failed: dict[str, str] | None = {}
     if not args.print:
-        failed = execute(runs, overrides, args.workdir)
+        failed = sweep.execute([run for _, own in runs for run in own], (), args.workdir)
         if failed is None:
             return 0
     print(show(runs, PUBLISHED.get(args.table, {})))

@@ -1,6 +1,8 @@
 """A paper's table: which runs it stands for, and what of their results it shows."""
 
 import json
+import os
+import signal
 import sys
 
 import numpy as np
@@ -11,6 +13,7 @@ from configs.parts import ppt
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.ppt import get_pattern
 from jaxprompt.errors import InputError
+from jaxprompt.group.loop import Together
 
 sys.path.insert(0, str(ROOT / "launch"))
 import paper  # noqa: E402
@@ -64,6 +67,26 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, capsys):
         assert line == f"| {method} | {shown}{beside} |"
     again, _ = run(capsys, "table4", "--rows=full;pt;multiple_choice", "--print")
     assert again.out == told.out and not again.err
+
+
+@pytest.mark.parametrize("method", ["full", "pt"])
+def test_a_table_that_was_stopped_goes_on(run, capsys, tmp_path, monkeypatch, method):
+    """The checkpoint of some cells is no stranger's to the others."""
+    words = ["--rows=pt;full", "--seeds=10", f"--workdir={tmp_path}"]
+    live = Together._live
+
+    def stop(self):
+        if self.step == 3 and self.members[0].run.name.startswith(method):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return live(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Together, "_live", stop)
+        told, _ = run(capsys, "table4", *words)
+    assert told.out == "" and "stopped by SIGTERM at step" in told.err
+    told, _ = run(capsys, "table4", *words)
+    assert "resumed at step" in told.err and "(" not in told.out
+    assert len(list(tmp_path.glob("*/result.json"))) == 4
 
 
 @pytest.mark.parametrize("task", [task for task, own in ppt.TASKS.items() if own.words])
