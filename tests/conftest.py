@@ -16,6 +16,8 @@ _GIVEN = os.environ.get("XLA_FLAGS", "")
 _MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]
 os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_MISSING]).strip()
 
+import jax  # noqa: E402
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
@@ -24,3 +26,10 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is absent")
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Lets go of a file's compiled programs, which no other file runs; else memory only grows."""
+    yield
+    jax.clear_caches()
