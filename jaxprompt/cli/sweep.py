@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 def execute(
     runs: Sequence[Run], overrides: Sequence[tuple[str, str]], workdir: str
 ) -> dict[str, str] | None:
-    """Trains the runs that have no result, those of equal shapes at once.
+    """Trains the runs that have no result, of equal shapes `config.runs.size` at once.
 
     Returns the errors of runs that failed, by name; None where SIGTERM ended it early, and the same
     call goes on.
@@ -73,10 +73,11 @@ def execute(
 
     train.keep_compiled(Path(workdir) / "compiled")
     loaded = [load(run, overrides) for run in runs]
+    size = max(map(take_size, loaded), default=0)
     together, single = divide(runs, loaded)
     failed = {}
     if together:
-        outcome = train_together(together, workdir)
+        outcome = train_together(together, workdir, size=size)
         if outcome is None:
             return None
         failed |= outcome.failed
@@ -144,6 +145,14 @@ def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
     if is_grid(c):
         raise InputError(f"{run.config} has both sweep() and config.runs; empty one of them")
     return c
+
+
+def take_size(c: Any) -> int:
+    """Reads how many runs train at once, and takes it out of a config: no run depends on it."""
+    if "size" not in c.get("runs", {}):
+        return 0
+    size, c.runs.size = c.runs.size, 0
+    return size
 
 
 def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -74,6 +74,8 @@ def train(
             f"several runs at once train in one process, not in {jax.process_count()}; leave "
             "--processes out, config.mesh lays the runs over the devices of one host"
         )
+    if size < 0:
+        raise InputError(f"config.runs.size={size} must be 0, for all that fit, or more")
     work = _Work(runs, workdir, size, terminated)
     # What the checkpoint holds goes first: the next to train take its place on the disk.
     groups = sorted(by_config(work.todo()), key=lambda runs: not work.is_started(runs))

@@ -75,6 +75,24 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert jaxprompt(capsys, "sweep", *given, "--table")[1] == out
 
 
+def test_how_many_train_at_once_is_no_part_of_a_run(given, capsys, tmp_path):
+    chunks = {}
+    for size in (1, 2):
+        words = [f"--workdir={tmp_path / str(size)}", f"--config.runs.size={size}"]
+        code, out, _ = jaxprompt(capsys, "sweep", *given, *words, "--run")
+        assert code == 0
+        saved = json.loads((tmp_path / str(size) / "chunks.json").read_text())["chunks"]
+        chunks[size] = [len(chunk) for chunk in saved]
+        again = jaxprompt(capsys, "sweep", *given, *words[:1], "--run")
+        assert again[:2] == (0, out)
+    assert chunks == {1: [1, 1, 1, 1], 2: [2, 2]}
+
+
+def test_fewer_than_no_runs_at_once(given, capsys):
+    code, _, err = jaxprompt(capsys, "sweep", *given, "--config.runs.size=-1", "--run")
+    assert code != 0 and "config.runs.size=-1" in err and err.count("\n") == 1
+
+
 def test_a_run_that_fails_does_not_stop_the_others(given, capsys, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "prefix-seed=0-optim.lr=0.01").write_text("in the way")
