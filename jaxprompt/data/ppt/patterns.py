@@ -65,7 +65,8 @@ _PAPER = {
     "unified": _PAPER_SELECTION,
     "cls": Pattern("{text}. [mask].", ("terrible", "bad", "maybe", "good", "great")),
 }
-# After the paper's appendix B. More options than six have letters: numerals above ten are no single
+# The paper's patterns in Chinese, in our wording; the words for pairs and the numerals are those of
+# the released repository. More options than six have letters: numerals above ten are no single
 # characters.
 _CHINESE_SELECTION = Pattern(
     "{query}？{options}答案是[mask]。", _LETTERS, "{name}、 {text}。", space=False
