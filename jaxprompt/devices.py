@@ -19,20 +19,22 @@ class Device(NamedTuple):
     bandwidth: float  # bytes of its memory
     link: float  # bytes to others, one way: half of what data sheets give for both ways
     source: str
+    capability: float = 0.0  # NVIDIA's compute capability
 
     @property
-    def is_gpu(self) -> bool:
-        """Whether JAX runs on it through CUDA."""
-        return self.source.startswith(_NVIDIA)
+    def platform(self) -> str:
+        """JAX's name of what it runs on."""
+        return "gpu" if self.capability else "tpu"
 
     def peak(self, dtype: str) -> float:
         """Gives the FLOP a second of a dtype; what it cannot multiply it widens to float32."""
         return (self.bfloat16 if dtype == "bfloat16" else 0) or self.float32
 
 
-def _gpu(name, gib, bfloat16, float32, bandwidth, link, page):
+def _gpu(name, gib, bfloat16, float32, bandwidth, link, capability):
     rates = (bfloat16 * TERA, float32 * TERA, bandwidth * GIGA, link * GIGA / 2)
-    return Device(name, gib * 2**30, *rates, f"{_NVIDIA}/{page}/")
+    page = name.partition("-")[0]
+    return Device(name, gib * 2**30, *rates, f"{_NVIDIA}/{page}/", capability)
 
 
 def _tpu(name, gib, bfloat16, bandwidth, link):
@@ -44,12 +46,12 @@ def _tpu(name, gib, bfloat16, bandwidth, link):
 # SXM forms. float32 is TF32 where there is one: JAX's default on these GPUs. V100's 125 TFLOP/s are
 # of float16, which no backbone runs in here.
 _TABLE = (
-    _gpu("v100-16", 16, 0, 15.7, 900, 300, "v100"),
-    _gpu("v100-32", 32, 0, 15.7, 900, 300, "v100"),
-    _gpu("a100-40", 40, 312, 156, 1555, 600, "a100"),
-    _gpu("a100-80", 80, 312, 156, 2039, 600, "a100"),
-    _gpu("h100", 80, 989, 494, 3350, 900, "h100"),
-    _gpu("h200", 141, 989, 494, 4800, 900, "h200"),
+    _gpu("v100-16", 16, 0, 15.7, 900, 300, 7.0),
+    _gpu("v100-32", 32, 0, 15.7, 900, 300, 7.0),
+    _gpu("a100-40", 40, 312, 156, 1555, 600, 8.0),
+    _gpu("a100-80", 80, 312, 156, 2039, 600, 8.0),
+    _gpu("h100", 80, 989, 494, 3350, 900, 9.0),
+    _gpu("h200", 141, 989, 494, 4800, 900, 9.0),
     _tpu("v4", 32, 275, 1228, 600),
     _tpu("v5e", 16, 197, 819, 400),
     _tpu("v5p", 95, 459, 2765, 1200),

@@ -11,7 +11,7 @@ from jaxprompt.data.fewshot import PROTOCOLS
 from jaxprompt.data.ppt import PATTERNS, TASKS
 from jaxprompt.errors import InputError, check_kind, choose, nearest
 from jaxprompt.heads.linear import POOLERS
-from jaxprompt.layers.attention import KERNELS
+from jaxprompt.layers.kernels import KERNELS
 from jaxprompt.layers.stack import REMATS, STACKS
 from jaxprompt.metrics import METRICS, TEXT_METRICS
 from jaxprompt.optim import OPTIMIZERS, SCHEDULES

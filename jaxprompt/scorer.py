@@ -301,6 +301,7 @@ def build_scorer(
         batch=batch, max_len=max_len, pad_id=specials.pad, side=side, multiple=multiple,
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
+        branches=style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
     model = Model(backbone.module, method, heads)
     return Scorer(task, template, verbalizer, encoder, layout, model, tokenizer)

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -48,12 +48,34 @@ STACKED = ("layers", "decoder_layers")
 MODELS = ("backbone", "generator")  # first parts of the names that PARAMETERS knows
 
 
+class Target(NamedTuple):
+    """What a program is compiled for, as far as kernels depend on it."""
+
+    platform: str  # cpu | gpu | tpu
+    capability: float = 0.0  # NVIDIA's compute capability
+
+
+def target_of(device: Any) -> Target:
+    """Reads the target off a device, attached or of a topology."""
+    try:
+        return Target(device.platform, float(getattr(device, "compute_capability", 0)))
+    except ValueError:  # AMD's are names
+        return Target(device.platform)
+
+
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """A mesh of axes ("data", "model"), and whether frozen weights are divided over both."""
 
     mesh: Mesh
     fsdp: bool = False
+    compiled_for: Target | None = None  # in place of the mesh's devices, to lower for others
+    runs: bool = False  # the program is mapped over a leading axis of runs
+
+    @property
+    def target(self) -> Target:
+        """What programs on this mesh are compiled for."""
+        return self.compiled_for or target_of(self.mesh.devices.flat[0])
 
     @property
     def rules(self) -> dict[str, str]:
@@ -245,6 +267,33 @@ def within(placement: Placement, function: Callable) -> Callable:
             return function(*args, **kwargs)
 
     return placed
+
+
+def target() -> Target:
+    """Tells what the program in trace is compiled for; outside of `within` JAX's default device."""
+    placement = _ACTIVE.get()
+    return target_of(jax.local_devices()[0]) if placement is None else placement.target
+
+
+def maps_runs() -> bool:
+    """Tells whether the program in trace is mapped over a leading axis of runs."""
+    placement = _ACTIVE.get()
+    return placement is not None and placement.runs
+
+
+def divide(function: Callable, specs: Sequence[Sequence[str | None]]) -> Callable:
+    """Runs a function on each device's part of its arguments, on meshes of several devices.
+
+    `specs` are the logical names of the axes of each argument; the result lies as the first one.
+    The compiler divides its own operations by itself, kernels of Pallas it does not.
+    """
+    placement = _ACTIVE.get()
+    if placement is None or placement.mesh.size == 1:
+        return function
+    named = tuple(PartitionSpec(*(placement.rules.get(axis) for axis in axes)) for axes in specs)
+    return jax.shard_map(
+        function, mesh=placement.mesh, in_specs=named, out_specs=named[0], check_vma=False
+    )
 
 
 def gathers() -> bool:

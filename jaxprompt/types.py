@@ -27,7 +27,7 @@ class Role(IntEnum):
 
 
 class Tokens(NamedTuple):
-    """One stream of tokens. All arrays are [B, T]."""
+    """One stream of tokens. Arrays are [B, T]."""
 
     ids: Array  # int32; the pad id where a soft token stands
     mask: Array  # bool, True = attend
@@ -37,6 +37,8 @@ class Tokens(NamedTuple):
     roles: Array  # int8, Role
     segments: Array | None = None  # int32, document from 1 on, pads 0: a token sees its own alone;
     # None = a row is one text
+    lengths: Array | None = None  # int32 [B], the real tokens of each row, where these stand in
+    # front and none is of a branch: then kernels need no mask
 
 
 class Batch(NamedTuple):
@@ -65,8 +67,22 @@ class Prefix(NamedTuple):
     k: Array  # [L, B|1, P, N, D]
     v: Array  # [L, B|1, P, N, D]
     mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row; numpy where
-    # it is known when compiling, so that layers without the prompt are spared its work
+    # it is known when compiling, so that layers without the prompt are spared its work; for the
+    # layers of a stack None = all True
     positions: Array | None = None  # int32 [P] for a relative bias, None = outside of it
+
+
+class Seen(NamedTuple):
+    """Which keys each query of an attention sees: a mask, and what kernels may take in its place.
+
+    The mask is `keys`, less what `causal` and `segments` hide; keys None = they do not tell it all.
+    """
+
+    mask: Array  # bool [B, S] or [B, T, S], True = seen
+    keys: Array | None = None  # bool [B, S]
+    causal: bool = False  # hides what is behind a query; the last one sees the last key
+    segments: tuple[Array, Array] | None = None  # int32 [B, T], [B, S]: equal ones see each other
+    lengths: Array | None = None  # int32 [B], `keys` are the first so many; None where in segments
 
 
 class Memory(NamedTuple):

@@ -5,7 +5,7 @@ usage: python launch/bench.py step    --output F [--peft-script FILE] [--stack s
        python launch/bench.py compile --output F
        python launch/bench.py start   --output F
        python launch/bench.py bytes   --output F
-       python launch/bench.py gpu     --output F
+       python launch/bench.py gpu     --output F [--dry-run]
        python launch/bench.py lm      --output F [--model t5-small|t5-base|gpt2]
        python launch/bench.py write   --output F [--model t5-small|gpt2]
        python launch/bench.py scores  --output F [--model t5-small|t5-base|gpt2]
@@ -32,15 +32,16 @@ from pathlib import Path
 
 import bench_adapt
 import bench_corpus
+import bench_gpu
 import numpy as np
 from bench_cache import CASES as CACHE_CASES
 from bench_lm import make_head_work
 from bench_load import weigh
 from bench_ops import KINDS as WORK_KINDS
 from bench_plan import CASES as PLAN_CASES
-from bench_process import call, report, worker
+from bench_process import call, report, summarise, worker
 from bench_runs import LENGTHS, SIZES, train_cells
-from bench_sides import LENGTH, ROOT, SHAPES, hf_config, make_batch, make_model, make_work
+from bench_sides import LENGTH, ROOT, make_batch, make_model, make_work
 
 SHARED = ROOT.parent / "shared"
 SIDES, LM_SIDES, LOADING = (
@@ -61,14 +62,9 @@ def compare(args: argparse.Namespace, ours: list[str], theirs: list[str]) -> dic
     """
     commands = [command for command in (ours, theirs) if command]
     rounds = [[call(command, args.cores) for command in commands] for _ in range(args.rounds)]
-    times = [[statistics.median(side["wall_s"]) for side in pair] for pair in rounds]
-    peaks = [[side["rss_peak_gib"] for side in pair] for pair in rounds]
-    row = {}
-    for name, pairs in (("s", times), ("peak GiB", peaks)):
-        for side, values in zip(("ours", "PEFT"), zip(*pairs, strict=True), strict=False):
-            row[f"{side} {name}"] = statistics.median(values)
-        if theirs:
-            row[f"ratio {name}"] = statistics.median(own / other for own, other in pairs)
+    row = summarise(rounds, {"s": "wall_s", "peak GiB": "rss_peak_gib"})
+    times = [[statistics.median(side["wall_s"]) for side in sides] for sides in rounds]
+    peaks = [[side["rss_peak_gib"] for side in sides] for sides in rounds]
     return row | {"times": times, "peaks": peaks}
 
 
@@ -233,7 +229,7 @@ def count_bytes(args: argparse.Namespace) -> None:
     from jaxprompt.folding import fold
 
     rows = []
-    for shape in SHAPES:
+    for shape in ("minilm", "base", "large"):
         for kind, length in (("soft", 20), ("prefix", 16), ("prefix", 20)):
             model = make_model(shape, kind, length)
             batch = make_batch(model.prompt, 1)
@@ -249,36 +245,6 @@ def count_bytes(args: argparse.Namespace) -> None:
                 size = path.stat().st_size
             rows.append({"shape": shape, "method": kind, "P": length,
                          "numbers": tree.count(tensors), "bytes": size})  # fmt: skip
-    report(args, rows)
-
-
-# -- GPU -----------------------------------------------------------------------------------------
-
-
-def step_tflop(shape: str, kind: str, rows: int) -> float:
-    """Counts a step's matrix products: a frozen weight has no gradient, attention has both."""
-    c, keys = hf_config(shape), 128 + LENGTH
-    width, tokens = c["hidden_size"], rows * (keys if kind == "soft" else 128)
-    layer = 2 * 24 * width**2 + 3 * 4 * keys * width
-    return 1e-12 * tokens * c["num_hidden_layers"] * layer
-
-
-def gpu(args: argparse.Namespace) -> None:
-    """Times a step of BERT-large, 128 tokens, bfloat16, against PEFT's with and without compile."""
-    found = call([SIDES, "find-gpu"], args.cores)
-    if not (found["jax"] and found["torch"]):
-        print(f"no GPU for both: jax {found['jax']}, torch {found['torch']}", file=sys.stderr)
-        sys.exit(2)
-    rows = []
-    for kind in ("soft", "prefix"):
-        flags = ["--shape", "large", "--kind", kind, "--rows", str(args.rows), "--burst", "20"]
-        flags += ["--reps", str(args.reps)]
-        ours = [SIDES, "ours", *flags, "--dtype", "bfloat16", "--stack", args.stack]
-        for compiled in ([], ["--compiled"]):
-            pair = compare(args, ours, [SIDES, "peft-gpu", *flags, *compiled])
-            rate = step_tflop("large", kind, args.rows) / pair["ours s"]
-            row = {"method": kind, "PEFT": "compiled" if compiled else "SDPA", **pair}
-            rows.append(row | {"TFLOP/s": rate, "share of peak": rate / found["tflops"]})
     report(args, rows)
 
 
@@ -358,11 +324,11 @@ def ops(args: argparse.Namespace) -> None:
 
 VERBS = {
     "step": step, "epoch": epoch, "compile": compile_time, "start": start, "bytes": count_bytes,
-    "gpu": gpu, "lm": lm, "write": write, "scores": scores, "load": load, "plan": plan,
+    "lm": lm, "write": write, "scores": scores, "load": load, "plan": plan,
     "cache": cache, "runs": runs, "ops": ops,
 }  # fmt: skip
 # Verbs with flags of their own.
-APART = {"adapt": bench_adapt.main, "corpus": bench_corpus.main}
+APART = {"adapt": bench_adapt.main, "corpus": bench_corpus.main, "gpu": bench_gpu.main}
 
 
 def main() -> None:
@@ -377,7 +343,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--stack", default="scan")
-    parser.add_argument("--rows", type=int, default=16, help="of a batch (gpu)")
+    parser.add_argument("--rows", type=int, default=16, help="of a batch (lm)")
     parser.add_argument("--model", default="", help="one of the models alone (lm, write, scores)")
     parser.add_argument("--peft-script", default=str(SHARED / "bench" / "peft_bench.py"))
     parser.add_argument("--data", default=str(SHARED / "data"))

@@ -4,22 +4,33 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 
 def environment(cores: str) -> dict[str, str]:
-    """Makes the environment of a process that runs on `cores` ("0,1") and downloads nothing."""
-    own = {"OMP_NUM_THREADS": str(len(cores.split(","))), "HF_HUB_OFFLINE": "1"}
+    """Makes the environment of a process that runs on `cores` ("0,1") and downloads nothing.
+
+    No cores are all that this process may use. JAX takes of a GPU what it needs and no more, so
+    that torch finds memory beside it.
+    """
+    number = len(cores.split(",") if cores else os.sched_getaffinity(0))
+    own = {"OMP_NUM_THREADS": str(number), "HF_HUB_OFFLINE": "1"}
     return os.environ | own | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def call(command: list[str], cores: str) -> dict:
+def pinned(command: list[str], cores: str) -> list[str]:
+    """Makes the words that run a Python command on `cores`."""
+    return [*(["taskset", "-c", cores] if cores else []), sys.executable, *command]
+
+
+def call(command: list[str], cores: str, **env: str) -> dict:
     """Runs a command on `cores`. Returns the JSON object in the last line of its output."""
     done = subprocess.run(
-        ["taskset", "-c", cores, sys.executable, *command],
-        env=environment(cores), stdout=subprocess.PIPE, text=True, check=True,
+        pinned(command, cores),
+        env=environment(cores) | env, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -28,7 +39,7 @@ def call(command: list[str], cores: str) -> dict:
 def worker(command: list[str], cores: str):
     """Starts a process that measures on demand. Yields ask(count) -> its next JSON object."""
     process = subprocess.Popen(
-        ["taskset", "-c", cores, sys.executable, *command],
+        pinned(command, cores),
         env=environment(cores), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -41,12 +52,32 @@ def worker(command: list[str], cores: str):
         process.stdin.close()
 
 
-def report(args: argparse.Namespace, rows: list[dict]) -> None:
-    """Prints rows of one kind as a Markdown table and writes them as JSON."""
+def summarise(rounds: list[list[dict]], fields: dict[str, str]) -> dict:
+    """Gives the medians of ours (and PEFT's) over rounds, and of each round's ratio ours / PEFT's.
+
+    `fields` are what the answers hold of each name. Where an answer is None, so is what it makes.
+    """
+    row = {}
+    for name, field in fields.items():
+        answers = [[_middle(side[field]) for side in sides] for sides in rounds]
+        for side, values in zip(("ours", "PEFT"), zip(*answers, strict=True), strict=False):
+            row[f"{side} {name}"] = _middle(values)
+        if len(rounds[0]) == 2:
+            row[f"ratio {name}"] = _middle([a and b and a / b for a, b in answers])
+    return row
+
+
+def _middle(value):
+    values = value if isinstance(value, list | tuple) else [value]
+    return None if None in values else statistics.median(values)
+
+
+def report(args: argparse.Namespace, rows: list[dict], **facts) -> None:
+    """Prints rows of one kind as a Markdown table and writes them and `facts` as JSON."""
     show = lambda value: f"{value:.3f}" if isinstance(value, float) else str(value)
     names = [name for name in rows[0] if not isinstance(rows[0][name], list)]
     print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
     for row in rows:
         print("| " + " | ".join(show(row[name]) for name in names) + " |")
     load = {"load_average": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
-    Path(args.output).write_text(json.dumps({"rows": rows, **load}, indent=2) + "\n")
+    Path(args.output).write_text(json.dumps({"rows": rows, **facts, **load}, indent=2) + "\n")

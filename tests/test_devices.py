@@ -53,7 +53,7 @@ def test_every_device_is_whole():
 def test_what_has_no_bfloat16_widens_it():
     assert DEVICES["v100-32"].peak("bfloat16") == 15.7e12
     assert DEVICES["a100-40"].peak("bfloat16") == 312e12
-    assert DEVICES["v5e"].is_gpu is False and DEVICES["h100"].is_gpu
+    assert DEVICES["v5e"].platform == "tpu" and DEVICES["h100"].platform == "gpu"
 
 
 @pytest.mark.parametrize(

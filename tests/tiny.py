@@ -34,7 +34,9 @@ MODEL_HEADS = {"electra": ("mlm", "rtd"), "gpt2": ("lm",), "t5": ("lm",)}
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
 SCALES = {"t5": 0.2}
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
-PADS = Tokens(ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD, segments=0)
+PADS = Tokens(
+    ids=PAD, mask=False, slot=-1, positions=0, types=0, roles=Role.PAD, segments=0, lengths=None
+)
 
 
 def fill(shapes, seed=0, scale=0.3):
@@ -96,6 +98,8 @@ def make_batch(
         types[row, start + at : start + n] = family not in ("gpt2", "t5")
         label_pos[row] = start + (n - masks if family == "gpt2" else at) + np.arange(masks)
     tokens = Tokens(ids, roles != Role.PAD, slot, positions, types, roles)
+    if side == "right":
+        tokens = tokens._replace(lengths=tokens.mask.sum(1, dtype=np.int32))
     examples = rows // choices
     labels = rng.integers(0, classes, examples).astype(np.int32)
     index = np.arange(examples, dtype=np.int32)
@@ -125,8 +129,11 @@ def widen(batch: Batch, by: int, side: str) -> Batch:
 
     def pad(tokens, side):
         width = [(0, 0), (by, 0) if side == "left" else (0, by)]
-        pairs = [(x, fill) for x, fill in zip(tokens, PADS, strict=True) if x is not None]
-        return Tokens(*(np.pad(x, width, constant_values=fill) for x, fill in pairs))
+        tokens = tokens._replace(lengths=None) if side == "left" else tokens
+        pad = lambda x, fill: np.pad(x, width, constant_values=fill)
+        keeps = lambda x, fill: x is None or fill is None
+        pairs = zip(tokens, PADS, strict=True)
+        return Tokens(*(x if keeps(x, fill) else pad(x, fill) for x, fill in pairs))
 
     batch = batch._replace(encoder=pad(batch.encoder, side))
     if batch.decoder is not None:

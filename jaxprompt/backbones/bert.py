@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, document_mask, put_in_front
+from jaxprompt.layers.attention import Attention, put_in_front, seen_of
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.stack import init_stack, run_stack, take_kept
+from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.sharding import constrain
-from jaxprompt.types import Batch, Dims, Injection
+from jaxprompt.types import Batch, Dims, Injection, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EncoderLayer(nn.Module):
     cfg: EncoderConfig
 
     @nn.compact
-    def __call__(self, x, prefix, mask, *, deterministic: bool):
+    def __call__(self, x, prefix, seen: Seen, *, deterministic: bool):
         """Runs the layer."""
         c = self.cfg
         norm = lambda name: LayerNorm(c.eps, name=name)
@@ -61,8 +61,8 @@ class EncoderLayer(nn.Module):
             c.width, c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype,
             name="attention",
         )  # fmt: skip
-        k, v, mask = put_in_front(prefix, *attention.keys(x), mask)
-        y = attention(x, k, v, mask, deterministic=deterministic)
+        k, v, seen = put_in_front(prefix, *attention.keys(x), seen)
+        y = attention(x, k, v, seen, deterministic=deterministic)
         x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
         y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
         return norm("mlp_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic)), None
@@ -139,8 +139,8 @@ class Encoder(nn.Module):
         c = self.cfg
         self.embed = Embed(c)
         self.layer = EncoderLayer(c, parent=None)
-        x, mask = jnp.zeros((1, 2, c.width)), jnp.ones((1, 2), bool)
-        self.layers = self.param("layers", init_stack(self.layer, c.layers, x, None, mask))
+        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
         if "pooler" in c.model_heads:
             self.pooler = nn.Dense(c.width, dtype=c.dtype)
         if "mlm" in c.model_heads:
@@ -199,9 +199,9 @@ class Encoder(nn.Module):
 
     def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: int):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
-        mask = document_mask(batch.encoder, batch.encoder)
+        seen = seen_of(batch.encoder, batch.encoder)
         return run_stack(
-            self.layer, self.layers, x, prefix, mask, stack=c.stack, remat=c.remat,
+            self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **span,
         )[0]  # fmt: skip
 

@@ -9,15 +9,15 @@ from flax import linen as nn
 
 from jaxprompt.backbones.bert import read_size
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, causal_mask, put_in_front
+from jaxprompt.layers.attention import Attention, put_in_front, seen_before
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
-from jaxprompt.layers.stack import init_stack, run_stack, take_kept
+from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix
+from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +64,14 @@ class Layer(nn.Module):
         self.attention_norm, self.mlp_norm = LayerNorm(c.eps), LayerNorm(c.eps)
         self.drop = Dropout(c.dropout)
 
-    def __call__(self, x, prefix: Prefix | None, mask, *, deterministic: bool, keep: bool = False):
+    def __call__(
+        self, x, prefix: Prefix | None, seen: Seen, *, deterministic: bool, keep: bool = False
+    ):
         """Runs the layer; keep=True gives its k, v, without the prefix."""
         y = self.attention_norm(x)
         kept = self.attention.keys(y)
-        k, v, mask = put_in_front(prefix, *kept, mask)
-        y = self.attention(y, k, v, mask, deterministic=deterministic)
+        k, v, seen = put_in_front(prefix, *kept, seen)
+        y = self.attention(y, k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x))
         return x + self.drop(y, deterministic=deterministic), kept if keep else None
@@ -114,10 +116,10 @@ class Backbone(nn.Module):
     def setup(self):
         """Declares what the checkpoint holds."""
         c = self.cfg
-        x, mask = jnp.zeros((1, 2, c.width)), jnp.ones((1, 2), bool)
+        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = Layer(c, parent=None)
-        self.layers = self.param("layers", init_stack(self.layer, c.layers, x, None, mask))
+        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
         self.norm = LayerNorm(c.eps)
         if not c.tied:
             self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
@@ -136,7 +138,7 @@ class Backbone(nn.Module):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
         tokens = batch.encoder
         x = self.embed(tokens.ids, tokens.positions, deterministic=True)
-        return self._run(x, None, causal_mask(tokens), True, last=layer)[0]
+        return self._run(x, None, seen_before(tokens), True, last=layer)[0]
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
         """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""
@@ -186,14 +188,14 @@ class Backbone(nn.Module):
                 tokens.ids, tokens.positions, tokens.slot, slots, deterministic=deterministic
             )
         prefix = prefix and prefix._replace(positions=None)
-        mask, first = causal_mask(tokens), self.cfg.skip
-        x, kept = self._run(x, prefix, mask, deterministic, keep=keep, first=first)
+        seen, first = seen_before(tokens), self.cfg.skip
+        x, kept = self._run(x, prefix, seen, deterministic, keep=keep, first=first)
         return self.norm(x), kept
 
-    def _run(self, x, prefix, mask, deterministic: bool, **how: Any):
+    def _run(self, x, prefix, seen: Seen, deterministic: bool, **how: Any):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
-            self.layer, self.layers, x, prefix, mask, stack=c.stack, remat=c.remat,
+            self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
         )  # fmt: skip
 

@@ -13,16 +13,16 @@ from flax import linen as nn
 
 from jaxprompt.backbones.bert import read_size
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, causal_mask, document_mask, put_in_front
+from jaxprompt.layers.attention import Attention, put_in_front, seen_before, seen_of
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.relpos import RelativeBias
-from jaxprompt.layers.stack import init_stack, run_stack, take_kept
+from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.sharding import constrain
-from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix
+from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +81,11 @@ class EncoderLayer(nn.Module):
         self.attention_norm, self.mlp_norm = RMSNorm(c.eps), RMSNorm(c.eps)
         self.drop = Dropout(c.dropout)
 
-    def __call__(self, x, prefix: Prefix | None, mask, bias, *, deterministic: bool):
+    def __call__(self, x, prefix: Prefix | None, seen: Seen, bias, *, deterministic: bool):
         """Runs the layer."""
         y = self.attention_norm(x)
-        k, v, mask = put_in_front(prefix, *self.attention.keys(y), mask)
-        y = self.attention(y, k, v, mask, _of(bias, k), deterministic=deterministic)
+        k, v, seen = put_in_front(prefix, *self.attention.keys(y), seen)
+        y = self.attention(y, k, v, seen, _of(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         return x + self.drop(y, deterministic=deterministic), None
@@ -106,18 +106,18 @@ class DecoderLayer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefixes, mask, bias, source, source_mask, *, deterministic: bool,
+        self, x, prefixes, seen: Seen, bias, source, source_seen: Seen, *, deterministic: bool,
         keep: bool = False,
     ):  # fmt: skip
         """Runs the layer; keep=True gives the k, v of both attentions, without prefixes."""
         own, cross = prefixes
         y = self.attention_norm(x)
         own_keys = self.attention.keys(y)
-        k, v, mask = put_in_front(own, *own_keys, mask)
-        y = self.attention(y, k, v, mask, _of(bias, k), deterministic=deterministic)
+        k, v, seen = put_in_front(own, *own_keys, seen)
+        y = self.attention(y, k, v, seen, _of(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         cross_keys = self.cross.keys(source)
-        k, v, seen = put_in_front(cross, *cross_keys, source_mask)
+        k, v, seen = put_in_front(cross, *cross_keys, source_seen)
         y = self.cross(self.cross_norm(x), k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
@@ -165,14 +165,14 @@ class Backbone(nn.Module):
     def setup(self):
         """Declares what the checkpoint holds."""
         c = self.cfg
-        x, mask = jnp.zeros((1, 2, c.width)), jnp.ones((1, 2), bool)
+        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
         self.embed = Embed(c)
         self.layer = EncoderLayer(c, parent=None)
-        self.layers = self.param("layers", init_stack(self.layer, c.layers, x, None, mask, None))
+        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen, None))
         self.decoder_layer = DecoderLayer(c, parent=None)
-        example = (x, (None, None), mask, None, x, mask)
+        example = (x, (None, None), seen, None, x, seen)
         init = init_stack(self.decoder_layer, c.decoder_layers, *example)
-        self.decoder_layers = self.param("decoder_layers", init)
+        self.decoder_layers = declare(self, "decoder_layers", init)
         shape = (c.buckets, c.max_distance, c.heads)
         self.bias, self.decoder_bias = RelativeBias(*shape, True), RelativeBias(*shape, False)
         self.norm, self.decoder_norm = RMSNorm(c.eps), RMSNorm(c.eps)
@@ -194,8 +194,8 @@ class Backbone(nn.Module):
         x, bias = self._start(batch.decoder, injection, deterministic)
         prefixes = _bare(injection.decoder.prefix), _bare(injection.cross.prefix)
         x, _ = self._decode(
-            x, prefixes, causal_mask(batch.decoder), bias, source,
-            document_mask(batch.decoder, batch.encoder), deterministic=deterministic,
+            x, prefixes, seen_before(batch.decoder), bias, source,
+            seen_of(batch.decoder, batch.encoder), deterministic=deterministic,
         )  # fmt: skip
         return x
 
@@ -227,8 +227,8 @@ class Backbone(nn.Module):
         x, bias = self._start(tokens, injection, True)
         own, cross = injection.decoder.prefix, injection.cross.prefix
         x, (k, v, cross_k, cross_v) = self._decode(
-            x, (_bare(own), _bare(cross)), causal_mask(tokens), bias, source, batch.encoder.mask,
-            deterministic=True, keep=True,
+            x, (_bare(own), _bare(cross)), seen_before(tokens), bias, source,
+            seen_of(tokens, batch.encoder), deterministic=True, keep=True,
         )  # fmt: skip
         seen = remember(cross, cross_k, cross_v, batch.encoder.mask)
         mine = remember(own, k, v, tokens.mask, room)
@@ -279,7 +279,7 @@ class Backbone(nn.Module):
         bias = self.bias(columns, columns)  # [1, N, T, T]
         bias = self._with_front(self.bias, bias, tokens.positions, prefix)
         return run_stack(
-            self.layer, self.layers, x, _bare(prefix), document_mask(tokens, tokens), bias, **span,
+            self.layer, self.layers, x, _bare(prefix), seen_of(tokens, tokens), bias, **span,
             **self._way(deterministic),
         )[0]  # fmt: skip
 
@@ -301,9 +301,9 @@ class Backbone(nn.Module):
         own = jnp.broadcast_to(bias, (*front.shape[:3], bias.shape[3]))
         return jnp.concatenate([front, own], axis=-1)
 
-    def _decode(self, x, prefixes, mask, bias, source, source_mask, *, deterministic, keep=False):
+    def _decode(self, x, prefixes, seen, bias, source, source_seen, *, deterministic, keep=False):
         x, kept = run_stack(
-            self.decoder_layer, self.decoder_layers, x, prefixes, mask, bias, source, source_mask,
+            self.decoder_layer, self.decoder_layers, x, prefixes, seen, bias, source, source_seen,
             keep=keep, **self._way(deterministic),
         )  # fmt: skip
         return self.drop(self.decoder_norm(x), deterministic=deterministic), kept

@@ -266,7 +266,7 @@ def _narrow(batch: Batch) -> Batch:
     """Leaves of the tokens one column, so that batches of all lengths are one program."""
 
     def narrow(tokens: Tokens) -> Tokens:
-        first = jax.tree.map(lambda x: x[:, :1], tokens)
+        first = jax.tree.map(lambda x: x[:, :1], tokens._replace(lengths=None))
         return first._replace(mask=tokens.mask.any(1, keepdims=True))
 
     decoder = None if batch.decoder is None else narrow(batch.decoder)

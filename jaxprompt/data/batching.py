@@ -33,6 +33,7 @@ class Layout:
     shift: int = 0  # added to every position, for prompts that take the first ones
     decoder_shift: int = 0  # the same of the decoder's
     multiple: int = 8
+    branches: bool = False  # of a causal model's rows, see data/target.py
     host: int = 0
     hosts: int = 1
 
@@ -69,6 +70,7 @@ def collate(
     num_rows: int = 1,
     side: str = "right",
     shift: int = 0,
+    branches: bool = False,
     decoder_length: int = 0,
     decoder_shift: int = 0,
     like: Encoded | None = None,
@@ -97,8 +99,11 @@ def collate(
             targets[r, : len(row.targets)] = row.targets
     filling = (0, batch - count)
     choices = np.asarray([example[0].count for example in rows], np.int32)
+    encoder = _pad(flat, total, length, pad_id, side, shift, sample.segments is not None)
+    if side == "right" and not branches:
+        encoder = encoder._replace(lengths=encoder.mask.sum(1, dtype=np.int32))
     return Batch(
-        encoder=_pad(flat, total, length, pad_id, side, shift, sample.segments is not None),
+        encoder=encoder,
         label_pos=label_pos,
         labels=np.pad(np.asarray(labels, np.int32), filling, constant_values=-1),
         weights=np.pad(np.ones(count, np.float32), filling),
@@ -169,6 +174,7 @@ class _Examples:
             num_rows=at.num_rows,
             side=at.side,
             shift=at.shift,
+            branches=at.branches,
             decoder_length=self.decoder_length,
             decoder_shift=at.decoder_shift,
             like=self.rows[0][0],  # in a last short batch this host may have no example
@@ -305,11 +311,13 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
     reads = max(batch.label_pos.shape[1] for batch in batches)
     moves = side == "left" and first.decoder is None  # what is read moves with the text
     counted = any(batch.counts is not None for batch in batches)
+    told = all(batch.encoder.lengths is not None for batch in batches)
     wide = []
     for batch in batches:
         by = moves * (length - batch.encoder.ids.shape[1])
+        lengths = batch.encoder.lengths if told else None
         part = batch._replace(
-            encoder=_widen_tokens(batch.encoder, length, pad_id, side),
+            encoder=_widen_tokens(batch.encoder._replace(lengths=lengths), length, pad_id, side),
             label_pos=_widen(batch.label_pos + by, reads, 0),
         )
         if counted and batch.counts is None:  # every class is there
@@ -335,9 +343,10 @@ def empty(batch: Batch) -> Batch:
 
 
 def _widen_tokens(tokens: Tokens, length: int, pad_id: int, side: str) -> Tokens:
-    fills = Tokens(pad_id, False, -1, 0, 0, Role.PAD, 0)
+    fills = Tokens(pad_id, False, -1, 0, 0, Role.PAD, 0, None)
     pairs = zip(tokens, fills, strict=True)
-    return Tokens(*(x if x is None else _widen(x, length, fill, side) for x, fill in pairs))
+    keeps = lambda x, fill: x is None or fill is None
+    return Tokens(*(x if keeps(x, fill) else _widen(x, length, fill, side) for x, fill in pairs))
 
 
 def _widen(x: np.ndarray, length: int, fill: int, side: str = "right") -> np.ndarray:

@@ -169,8 +169,8 @@ class Programs:
         )  # fmt: skip
 
     def _within(self, runs: int) -> Placement:
-        at = self.placement
-        return Apart(at.mesh, at.fsdp) if self.is_apart(runs) else at
+        at = dataclasses.replace(self.placement, runs=True)
+        return Apart(**vars(at)) if self.is_apart(runs) else at
 
     def compile(self, state: TrainState, batch: Batch, own: Own):
         """Compiles the train step for these shapes, once. -> the executable"""
@@ -204,7 +204,8 @@ class Programs:
         def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
             return self._model.inject(merge(trainable, frozen | own.frozen), batch)
 
-        return jax.jit(jax.vmap(one, in_axes=(0, None, None, 0)))
+        mapped = jax.vmap(one, in_axes=(0, None, None, 0))
+        return jax.jit(within(dataclasses.replace(self.placement, runs=True), mapped))
 
     def _make_scores(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None

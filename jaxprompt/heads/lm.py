@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.heads.linear import drop_absent, take
+from jaxprompt.layers.output import score_targets
+from jaxprompt.layers.product import einsum
 from jaxprompt.sharding import constrain
 from jaxprompt.types import ABSENT, Batch
 
@@ -21,9 +23,7 @@ def log_probabilities(backbone, hidden, rows=None):
     table, bias = backbone.lm_table()
     if rows is not None:
         table, bias = table[rows], None if bias is None else bias[rows]
-    logits = jnp.einsum(
-        "bmx,rx->bmr", features, table.astype(features.dtype), preferred_element_type=jnp.float32
-    )
+    logits = einsum("bmx,rx->bmr", features, table.astype(features.dtype), jnp.float32)
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
     if rows is not None:
@@ -77,12 +77,12 @@ class Head(nn.Module):
 class TextHead(nn.Module):
     """Scores a free text, token by token. [B, T, H] -> float32 [B, M], ABSENT = no token there"""
 
+    block: int = 2048  # positions of a device whose logits are held at a time
     reads_all: ClassVar[bool] = False
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
         """Gives the log-probability of each token of the target."""
-        logp = log_probabilities(backbone, take(hidden, batch.label_pos))  # [B, M, V]
-        targets = batch.targets
-        picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
-        return jnp.where(targets >= 0, picked, ABSENT)
+        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        scored = score_targets(features, *backbone.lm_table(), batch.targets, block=self.block)
+        return scored.logp

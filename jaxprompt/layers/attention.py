@@ -1,4 +1,4 @@
-"""Attention with a prefix, and the one place where its kernel is chosen."""
+"""Attention with a prefix, and masks."""
 
 import functools
 
@@ -6,54 +6,35 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt import sharding
+from jaxprompt.layers import kernels
 from jaxprompt.layers.dropout import draw_keep, thin
 from jaxprompt.layers.product import dot_general, einsum
-from jaxprompt.types import Memory, Prefix, Tokens
-
-KERNELS = ("auto", "einsum", "fused")
+from jaxprompt.types import Memory, Prefix, Seen, Tokens
 
 
-def choose_kernel(
-    kernel: str, dtype: jnp.dtype, head_dim: int, dropout: bool, backend: str = ""
-) -> str:
-    """Resolves "auto": "fused" where the backend has a kernel for these inputs, else "einsum".
-
-    cuDNN's flash attention takes 16-bit floats, head widths up to 128 in steps of 8, and no dropout
-    of the probabilities, on GPUs from compute capability 8.0 on. `backend` is another than here.
-    """
-    if kernel != "auto":
-        return kernel
-    fits = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128 and not dropout
-    return "fused" if fits and (backend == "gpu" if backend else _has_flash()) else "einsum"
-
-
-def _has_flash() -> bool:
-    capability = getattr(jax.local_devices()[0], "compute_capability", "0")
-    return jax.default_backend() == "gpu" and float(capability) >= 8
-
-
-def attend(q, k, v, mask, bias=None, *, scale=None, kernel="auto", dropout=0.0, key=None):
+def attend(q, k, v, seen: Seen, bias=None, *, scale=None, kernel="auto", dropout=0.0, key=None):
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
-    mask: bool [B, S] or [B, T, S]; bias: [B|1, N, T, S], added to the scores. The softmax is
-    float32. A row whose keys are all masked attends evenly, so that filler rows stay finite. `key`
-    turns dropout of the probabilities on.
+    bias: [B|1, N, T, S], added to the scores. The softmax is float32. A row whose keys are all
+    masked attends evenly, so that filler rows stay finite. `key` turns dropout of the probabilities
+    on.
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    seen = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]  # [B, 1, 1|T, S]
-    fused = choose_kernel(kernel, q.dtype, q.shape[-1], dropped) == "fused" and not dropped
-    if fused and jax.default_backend() == "gpu" and q.dtype.itemsize == 2:
-        full = jnp.broadcast_to(seen, (q.shape[0], 1, q.shape[1], k.shape[1]))
-        bias = None if bias is None else bias.astype(q.dtype)
-        return jax.nn.dot_product_attention(
-            q, k, v, bias=bias, mask=full, scale=scale, implementation="cudnn"
-        )
+    chosen = kernels.choose(
+        kernel, sharding.target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
+        length=q.shape[1], told=seen.keys is not None,
+    )  # fmt: skip
+    if chosen == "cudnn":
+        return kernels.cudnn(q, k, v, seen, bias, scale)
+    if chosen == "flash":
+        return kernels.flash(q, k, v, seen, bias, scale)
+    mask = seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]  # [B, 1, 1|T, S]
     if not dropped:
-        mix = lambda q, k, v: einsum("bnts,bsnd->btnd", _probabilities(q, k, seen, bias, scale), v)
-        # The kernel keeps no scores for the backward pass; without it they are computed again.
-        return (jax.checkpoint(mix) if fused else mix)(q, k, v)
-    probs = _probabilities(q, k, seen, bias, scale)
+        mix = lambda q, k, v: einsum("bnts,bsnd->btnd", _probabilities(q, k, mask, bias, scale), v)
+        return (jax.checkpoint(mix) if chosen == "recompute" else mix)(q, k, v)
+    probs = _probabilities(q, k, mask, bias, scale)
     keep = draw_keep(probs.shape, dropout, key)
     # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
     mix = jax.checkpoint(lambda p, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
@@ -136,12 +117,12 @@ class Attention(nn.Module):
         """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
         return self.key(x), self.value(x)
 
-    def __call__(self, x, k, v, mask, bias=None, *, deterministic: bool):
-        """Attends from x. [B, T, H], [B, S, N, D] x 2, bool [B, S] or [B, T, S] -> [B, T, H]"""
+    def __call__(self, x, k, v, seen: Seen, bias=None, *, deterministic: bool):
+        """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
         drops = self.dropout > 0.0 and not deterministic
         key = self.make_rng("dropout") if drops else None
         y = attend(
-            self.query(x), k, v, mask, bias, scale=self.scale, kernel=self.kernel,
+            self.query(x), k, v, seen, bias, scale=self.scale, kernel=self.kernel,
             dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)
@@ -151,43 +132,57 @@ class Attention(nn.Module):
         return self.out(recall(self.query(x), memory, bias, scale=self.scale))
 
 
-def put_in_front(prefix: Prefix | None, k, v, mask):
+def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
     """Joins the prefix of one layer and the stream's own keys, values and mask.
 
-    [B|1, P, N, D] x 2 and bool [B|1, P], [B, T, N, D] x 2, bool [B, S] or [B, T, S]
-    -> [B, P+S, N, D] x 2, bool [B, P+S] or [B, T, P+S]
+    [B|1, P, N, D] x 2 and bool [B|1, P] or None, [B, T, N, D] x 2 -> [B, P+S, N, D] x 2, Seen
     """
     if prefix is None:
-        return k, v, mask
+        return k, v, seen
     rows, length = k.shape[0], prefix.k.shape[1]
     spread = functools.partial(jnp.broadcast_to, shape=(rows, *prefix.k.shape[1:]))
     k = jnp.concatenate([spread(prefix.k.astype(k.dtype)), k], axis=1)
     v = jnp.concatenate([spread(prefix.v.astype(v.dtype)), v], axis=1)
-    front = jnp.broadcast_to(prefix.mask, (rows, length))
-    if mask.ndim == 3:
-        front = jnp.broadcast_to(front[:, None], (rows, mask.shape[1], length))
-    return k, v, jnp.concatenate([front, mask], axis=-1)
+    mask = jnp.ones((1, length), bool) if prefix.mask is None else prefix.mask
+    front = jnp.broadcast_to(mask, (rows, length))
+
+    def join(own):
+        if own is None:
+            return None
+        wide = front if own.ndim == 2 else front[:, None]
+        return jnp.concatenate([jnp.broadcast_to(wide, (*own.shape[:-1], length)), own], axis=-1)
+
+    counts = prefix.mask is None and seen.lengths is not None
+    return (
+        k,
+        v,
+        seen._replace(
+            mask=join(seen.mask),
+            # A prefix is of no document: with several a mask alone tells that all see it.
+            keys=None if seen.segments else join(seen.keys),
+            segments=None,
+            lengths=seen.lengths + length if counts else None,
+        ),
+    )
 
 
-def document_mask(queries: Tokens, keys: Tokens):
-    """Lets each token see the real ones of its document.
-
-    -> bool [B, T, S], or [B, S] where a row is one text
-    """
+def seen_of(queries: Tokens, keys: Tokens) -> Seen:
+    """Lets each token see the real ones of its document."""
     if queries.segments is keys.segments is None:
-        return keys.mask
+        return Seen(keys.mask, keys.mask, lengths=keys.lengths)
     own = queries.segments[:, :, None] == keys.segments[:, None, :]  # [B, T, S]
-    return own & keys.mask[:, None, :]
+    segments = queries.segments, keys.segments
+    return Seen(own & keys.mask[:, None, :], keys.mask, segments=segments)  # lengths do not tell
 
 
-def causal_mask(tokens: Tokens):
-    """Lets each token see the real ones of its document up to itself, of branch 0 and its own.
-
-    -> bool [B, T, T]
-    """
-    own, branch = tokens.mask, tokens.types
-    number = jnp.arange(own.shape[1])
+def seen_before(tokens: Tokens) -> Seen:
+    """Lets each token see the real ones of its document up to itself, of branch 0 and its own."""
+    number = jnp.arange(tokens.mask.shape[1])
     order = number[:, None] >= number  # [T, T]
+    own = seen_of(tokens, tokens)
+    mask = order & (own.mask[:, None, :] if own.mask.ndim == 2 else own.mask)  # [B, T, T]
+    if tokens.lengths is not None:
+        return own._replace(mask=mask, causal=True)
+    branch = tokens.types
     sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    seen = order & sees & own[:, None, :]
-    return seen if tokens.segments is None else seen & document_mask(tokens, tokens)
+    return Seen(mask & sees)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprompt.layers.attention import put_in_front
-from jaxprompt.types import Cache, Memory, Prefix
+from jaxprompt.types import Cache, Memory, Prefix, Seen
 
 
 def unstack(tree, length: int) -> tuple:
@@ -26,8 +26,8 @@ def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, 
     prefix = prefix and prefix._replace(positions=None)
     found = []
     for front, own_k, own_v in unstack((prefix, k, v), k.shape[0]):
-        joined = put_in_front(front, own_k, own_v, mask)
-        k_all, v_all, seen = (_grow(x, room) for x in joined)
+        own_k, own_v, seen = put_in_front(front, own_k, own_v, Seen(mask))
+        k_all, v_all, seen = (_grow(x, room) for x in (own_k, own_v, seen.mask))
         heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
         found.append(Memory(heads_first(k_all), heads_first(v_all), seen))
     return tuple(found)

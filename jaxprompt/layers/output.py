@@ -58,10 +58,11 @@ def score_targets(features, table, bias, targets, *, block: int, chances=None) -
 @jax.custom_vjp
 def _score(features, table, bias, targets, chances):
     """[J, D, R, X], [V, X], [V] or None, [J, D, R] x 2 -> logp, hit, drawn, each [J, D, R]"""
-    return _forward(features, table, bias, targets, chances)[0]
+    return _run(features, table, bias, targets, chances)[0]
 
 
-def _forward(features, table, bias, targets, chances):
+def _run(features, table, bias, targets, chances):
+    """Computes what `_score` gives, and the norms. -> logp, hit, drawn; [J, D, R]"""
     narrow = table.astype(features.dtype)
 
     def one(_, part):
@@ -74,13 +75,23 @@ def _forward(features, table, bias, targets, chances):
         return None, (own - norm, own >= logits.max(-1), drawn, norm)
 
     _, (*found, norms) = jax.lax.scan(one, None, (features, targets, chances))
-    return tuple(found), (features, table, bias, targets, norms)
+    return tuple(found), norms
+
+
+def _forward(*args):
+    features, table, bias, targets, chances = jax.tree.map(lambda x: x.value, args)
+    found, norms = _run(features, table, bias, targets, chances)
+    # Of a frozen table no gradient is summed up, which takes as much room in float32.
+    trains = any(x.perturbed for x in jax.tree.leaves(args[1:3]))
+    return found, (features, table, bias, targets, norms, jnp.zeros(0) if trains else None)
 
 
 def _backward(kept, given):
-    features, table, bias, targets, norms = kept
+    features, table, bias, targets, norms, trains = kept
     devices, (vocab, width) = features.shape[1], table.shape
-    narrow = table.astype(features.dtype)
+    narrow, slopes = table.astype(features.dtype), given[0]
+    if isinstance(slopes, jax.custom_derivatives.SymbolicZero):
+        slopes = jnp.zeros(slopes.shape, slopes.dtype)
 
     def one(sums, part):
         x, target, norm, slope = part
@@ -89,20 +100,26 @@ def _backward(kept, given):
         wide = slope[..., None] * (own - p)  # [D, R, V]
         g = wide.astype(x.dtype)
         dx = jnp.einsum("drv,vx->drx", g, narrow, preferred_element_type=jnp.float32)
-        # Summed over the devices once, behind the loop.
-        dtable = jnp.einsum("drv,drx->dvx", g, x, preferred_element_type=jnp.float32)
-        return (sums[0] + dtable, sums[1] + wide.sum(1)), dx.astype(x.dtype)
+        if sums is not None:
+            # Summed over the devices once, behind the loop.
+            dtable = jnp.einsum("drv,drx->dvx", g, x, preferred_element_type=jnp.float32)
+            sums = sums[0] + dtable, sums[1] + wide.sum(1)
+        return sums, dx.astype(x.dtype)
 
-    zeros = (
-        constrain(jnp.zeros((devices, vocab, width)), "act_batch", "act_vocab", None),
-        constrain(jnp.zeros((devices, vocab)), "act_batch", "act_vocab"),
-    )
-    (dtable, dbias), dx = jax.lax.scan(one, zeros, (features, targets, norms, given[0]))
-    dbias = None if bias is None else dbias.sum(0).astype(bias.dtype)
-    return dx, dtable.sum(0).astype(table.dtype), dbias, None, None
+    zeros = None
+    if trains is not None:
+        zeros = (
+            constrain(jnp.zeros((devices, vocab, width)), "act_batch", "act_vocab", None),
+            constrain(jnp.zeros((devices, vocab)), "act_batch", "act_vocab"),
+        )
+    sums, dx = jax.lax.scan(one, zeros, (features, targets, norms, slopes))
+    if sums is None:
+        return dx, None, None, None, None
+    dbias = None if bias is None else sums[1].sum(0).astype(bias.dtype)
+    return dx, sums[0].sum(0).astype(table.dtype), dbias, None, None
 
 
-_score.defvjp(_forward, _backward)
+_score.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _logits(x, table, bias):

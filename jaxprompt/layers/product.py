@@ -1,8 +1,9 @@
-"""Products of two arrays, with the CPU's bfloat16 units where it has some.
+"""Products of two arrays in 16 bits, forward and backward.
 
-XLA's kernels for them sum in float32 and give float32: a product that asks for bfloat16, or has one
-side widened as in the gradient of a float32 result, is computed in float32 at less than half the
-speed. Hence such a product gives float32 and is cast, and so are those of its gradient.
+The gradient of a float32 result would widen both sides of the products behind it; here it is cast
+first. XLA's kernels for a CPU's bfloat16 units sum in float32 and give float32: a product that
+asks for bfloat16, or has one side widened, is computed in float32 at less than half the speed. So
+there such a product gives float32 and is cast.
 """
 
 import functools
@@ -12,9 +13,15 @@ import string
 import jax
 import jax.numpy as jnp
 
+from jaxprompt.sharding import target
+
 
 def _is_narrow(x, y) -> bool:
-    return x.dtype == y.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+    return x.dtype == y.dtype and x.dtype.itemsize == 2
+
+
+def _is_slow(x) -> bool:
+    return x.dtype == jnp.bfloat16 and target().platform == "cpu"
 
 
 def einsum(equation: str, x, y, dtype=None):
@@ -26,7 +33,7 @@ def einsum(equation: str, x, y, dtype=None):
 
 def dot_general(x, kernel, dimensions, precision=None, **how):
     """Computes lax.dot_general as flax's dense layers call it: last axes of x, first of a kernel"""
-    if not _is_narrow(x, kernel):
+    if not (_is_narrow(x, kernel) and _is_slow(x)):
         return jax.lax.dot_general(x, kernel, dimensions, precision, **how)
     rows = x.ndim - len(dimensions[0][0])
     letters = string.ascii_lowercase[: rows + kernel.ndim]
@@ -36,6 +43,8 @@ def dot_general(x, kernel, dimensions, precision=None, **how):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _narrow(equation, dtype, x, y):
+    if not _is_slow(x):
+        return jnp.einsum(equation, x, y, preferred_element_type=dtype)
     left, right, result = re.split(",|->", equation)
     order = sorted(left, key=lambda letter: letter not in result)  # what is summed over comes last
     if order != list(left):
@@ -49,13 +58,13 @@ def _narrow(equation, dtype, x, y):
 def _forward(equation, dtype, x, y):
     # A side is kept where the other one has a gradient: a frozen weight has none.
     kept = x.value if y.perturbed else None, y.value if x.perturbed else None
-    return _narrow(equation, dtype, x.value, y.value), kept
+    return _narrow(equation, dtype, x.value, y.value), (*kept, jnp.zeros(0, x.value.dtype))
 
 
 def _backward(equation, dtype, kept, g):
-    (x, y), (left, right, result) = kept, re.split(",|->", equation)
+    (x, y, like), (left, right, result) = kept, re.split(",|->", equation)
     g = jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
-    g, narrow = g.astype(jnp.bfloat16), jnp.bfloat16
+    g, narrow = g.astype(like.dtype), like.dtype
     dx = None if y is None else _narrow(f"{result},{right}->{left}", narrow, g, y)
     dy = None if x is None else _narrow(f"{left},{result}->{right}", narrow, x, g)
     return dx, dy

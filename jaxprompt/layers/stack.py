@@ -28,6 +28,16 @@ def init_stack(layer: nn.Module, length: int, *example: Any) -> Callable[[jax.Ar
     return init
 
 
+def declare(module: nn.Module, name: str, init: Callable[[jax.Array], Any]) -> Any:
+    """Declares a parameter like `nn.Module.param`, whose initialiser is traced to make it alone.
+
+    `param` traces it in every program, to compare shapes; in a stack that is a layer under vmap.
+    """
+    if module.has_variable("params", name):
+        return module.get_variable("params", name)
+    return module.param(name, init)
+
+
 def run_stack(
     layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None, **flags
 ):
@@ -106,7 +116,8 @@ _POLICIES = {
 def segments(per_layer: Any, first: int, last: int) -> list[tuple[int, int, Any]]:
     """Cuts layers where a prefix begins or ends. -> (low, high, its share of `per_layer`)
 
-    A prefix whose mask is a numpy array and empty throughout a segment is None there.
+    A prefix whose mask is a numpy array and empty throughout a segment is None there; the mask of
+    one that is full is None.
     """
     is_prefix = lambda leaf: isinstance(leaf, Prefix)
     prefixes = [p for p in jax.tree.leaves(per_layer, is_leaf=is_prefix) if is_prefix(p)]
@@ -116,9 +127,11 @@ def segments(per_layer: Any, first: int, last: int) -> list[tuple[int, int, Any]
     bounds = [first, *sorted(inner), last]
 
     def cut(part, low: int, high: int):
-        known = is_prefix(part) and isinstance(part.mask, np.ndarray)
-        if known and not part.mask[low:high].any():
-            return None
+        if is_prefix(part) and isinstance(part.mask, np.ndarray):
+            here = part.mask[low:high]
+            if not here.any():
+                return None
+            part = part._replace(mask=None) if here.all() else part
         return jax.tree.map(lambda leaf: leaf[low:high], part)
 
     return [

@@ -15,11 +15,11 @@ from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.data.template import parse
 from jaxprompt.devices import Device
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.layers.attention import choose_kernel
+from jaxprompt.layers import kernels
 from jaxprompt.model import Model
 from jaxprompt.published import published
 from jaxprompt.scorer import Backbone, Scorer, check_fit, open_backbone, shape_backbone
-from jaxprompt.sharding import make_placement
+from jaxprompt.sharding import Target, make_placement
 from jaxprompt.steps import Objective
 from jaxprompt.types import Batch
 
@@ -78,10 +78,9 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         ppt.check_learner(c)
     backbone, notes = find_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
-    if device is not None and device.is_gpu and device.bfloat16 and _is_fused(backbone.module):
-        cfg = dataclasses.replace(backbone.module.cfg, attention="fused")
-        backbone = backbone._replace(module=backbone.module.clone(cfg=cfg))
-        notes += ("attention is one kernel on these GPUs, which keeps no scores",)
+    if device is not None and has_kernel(backbone.module, device, c.data.max_len):
+        backbone = with_attention(backbone, "fused")
+        notes += ("attention is one kernel on these devices, which keeps no scores",)
     if not any((backbone.folder / name).exists() for name in _TOKENIZERS):
         backbone = backbone._replace(tokenizer=OnePiece(c.backbone.sentinel))
         if c.head.name == "verbalizer":
@@ -126,11 +125,20 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
     return backbone, (f"backbone {name}, not here: its published shape",)
 
 
-def _is_fused(module: Any) -> bool:
-    cfg, head_dim = module.cfg, module.dims.head_dim
-    dropped = cfg.attention_dropout > 0
-    kernel = choose_kernel(cfg.attention, cfg.dtype, head_dim, dropped, backend="gpu")
-    return kernel == "fused" and not dropped
+def has_kernel(module: Any, device: Device, length: int) -> bool:
+    """Tells whether training on a device takes its own attention kernel at a length."""
+    cfg, target = module.cfg, Target(device.platform, device.capability)
+    chosen = kernels.choose(
+        cfg.attention, target, dtype=cfg.dtype, head_dim=module.dims.head_dim,
+        dropped=cfg.attention_dropout > 0, length=length, told=True,
+    )  # fmt: skip
+    return chosen in ("cudnn", "flash")
+
+
+def with_attention(backbone: Backbone, kernel: str) -> Backbone:
+    """Replaces what the config says of the kernel."""
+    cfg = dataclasses.replace(backbone.module.cfg, attention=kernel)
+    return backbone._replace(module=backbone.module.clone(cfg=cfg))
 
 
 @functools.cache

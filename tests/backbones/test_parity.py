@@ -16,7 +16,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.backbones.bert import EncoderLayer
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.types import Batch, Injection, Prefix, Stream, Tokens
+from jaxprompt.types import Batch, Injection, Prefix, Seen, Stream, Tokens
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
 # bfloat16 keeps 8 bits: hidden states of size 1 to 4 move by hundredths over a few layers.
@@ -195,7 +195,7 @@ def test_modules(pairs, kind, shape):
     for i in range(pair.config["num_hidden_layers"]):
         params = {"params": jax.tree.map(lambda leaf, i=i: leaf[i], pair.params["layers"])}
         x = jnp.asarray(expected[i].numpy())
-        y, _ = layer.apply(params, x, None, tokens.mask, deterministic=True)
+        y, _ = layer.apply(params, x, None, Seen(tokens.mask), deterministic=True)
         assert_close(y, expected[i + 1], MODULE, tokens.mask)
     x = np.random.default_rng(0).normal(size=(2, 3, pair.module.dims.width)).astype(np.float32)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from jaxprompt.data.batching import collate
 from jaxprompt.data.denoise.rows import Sample, encoded, join
 from jaxprompt.sharding import make_placement, put, put_batch, within
 from jaxprompt.tree import flatten, unflatten
-from jaxprompt.types import Batch, Injection, Prefix, Role, Stream
+from jaxprompt.types import Batch, Injection, Prefix, Role, Seen, Stream
 
 VOCAB, P, S = 54, 3, 2  # a vocabulary that two devices divide
 # Lengths of the documents of each row, in the encoder and in the decoder.
@@ -212,18 +212,20 @@ def test_layers_go_on_from_kept_states(of):
     assert narrow.encoder.segments.shape == narrow.encoder.ids.shape == (len(ROWS), 1)
 
 
-def plain_causal_mask(tokens):
+def plainly_before(tokens):
     number, branch = jnp.arange(tokens.mask.shape[1]), tokens.types
-    order = number[:, None] >= number
+    mask = (number[:, None] >= number) & tokens.mask[:, None, :]
+    if tokens.lengths is not None:
+        return Seen(mask)
     sees = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    return order & sees & tokens.mask[:, None, :]
+    return Seen(mask & sees)
 
 
 def test_a_row_that_is_one_text_has_the_program_without_segments(family, monkeypatch):
     """Their absence leaves no trace: neither an array of a batch nor an operation of a step."""
     batch = batch_of(family, "prefix", "alone")
-    assert len(jax.tree.leaves(batch.encoder)) == 6
-    assert len(jax.tree.leaves(batch_of(family, "prefix", "packed").encoder)) == 7
+    assert len(jax.tree.leaves(batch.encoder)) == 6 + 1  # lengths
+    assert len(jax.tree.leaves(batch_of(family, "prefix", "packed").encoder)) == 7 + 1
 
     def text():
         program, params, *_ = make_program.__wrapped__(family, "prefix")
@@ -231,7 +233,7 @@ def test_a_row_that_is_one_text_has_the_program_without_segments(family, monkeyp
 
     found = text()
     for module in (bert, t5):
-        monkeypatch.setattr(module, "document_mask", lambda queries, keys: keys.mask)
+        monkeypatch.setattr(module, "seen_of", lambda queries, keys: Seen(keys.mask))
     for module in (gpt2, t5):
-        monkeypatch.setattr(module, "causal_mask", plain_causal_mask)
+        monkeypatch.setattr(module, "seen_before", plainly_before)
     assert text() == found

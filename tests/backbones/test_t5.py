@@ -28,10 +28,10 @@ from pairs import (
 from jaxprompt.backbones.t5 import _attention
 from jaxprompt.errors import InputError
 from jaxprompt.heads.lm import log_probabilities
-from jaxprompt.layers.attention import causal_mask
+from jaxprompt.layers.attention import seen_before
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.types import Injection, Prefix, Stream
+from jaxprompt.types import Injection, Prefix, Seen, Stream
 
 MODULE, MODEL = 1e-5, 1e-4  # max abs, float32
 # bfloat16 keeps 8 bits; states after the last norm are of size 1 to 4.
@@ -141,7 +141,7 @@ def test_modules(pairs, kind):
     with recorded(pair.torch, {kinds.upper() + part for part in parts}) as seen:
         output = run_torch(pair, batch)
     bound = pair.module.bind({"params": params})
-    masks = {"encoder": batch.encoder.mask, "decoder": causal_mask(batch.decoder)}
+    masks = {"encoder": Seen(batch.encoder.mask), "decoder": seen_before(batch.decoder)}
     count = 0
 
     def check(name, module, params, *args, **flags):
@@ -165,7 +165,7 @@ def test_modules(pairs, kind):
         ("encoder", params["layers"], bound.bias),
         ("decoder", params["decoder_layers"], bound.decoder_bias),
     ):
-        columns = np.arange(masks[side].shape[1])[None]
+        columns = np.arange(masks[side].mask.shape[1])[None]
         table = bias(columns, columns)
         first = getattr(pair.torch, side).block[0].layer[0].SelfAttention
         size = columns.shape[1]

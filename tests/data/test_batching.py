@@ -75,12 +75,15 @@ def test_padded_row_equals_unpadded_row(side, shift):
     assert batch.weights.tolist() == [1, 1, 0]
     assert batch.index.tolist() == [10, 11, -1]
     kinds = [array.dtype.name for array in arrays(batch)]
-    assert kinds == ["int32", "bool", "int32", "int32", "int32", "int8"] + [
+    told = ["int32"] * (side == "right")  # lengths
+    assert kinds == ["int32", "bool", "int32", "int32", "int32", "int8", *told] + [
         "int32",
         "int32",
         "float32",
         "int32",
     ]
+    lengths = [len(row.ids) for (row,) in rows] + [0]
+    assert tokens.lengths is None if side == "left" else tokens.lengths.tolist() == lengths
 
 
 def test_choices_are_counted():

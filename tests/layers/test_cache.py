@@ -14,7 +14,7 @@ from jaxprompt.layers.cache import (
     write,
     write_positions,
 )
-from jaxprompt.types import Cache, Memory, Prefix
+from jaxprompt.types import Cache, Memory, Prefix, Seen
 
 L, B, P, T, N, D, ROOM = 2, 3, 2, 4, 2, 5, 3
 RNG = np.random.default_rng(0)
@@ -99,10 +99,10 @@ def test_recall_equals_attend(scale, fold):
     q, bias = draw(B * fold, N, D), draw(B * fold, N, P + T + ROOM)
     memory = remember(FRONT, K, V, MASK, ROOM)[0]
     front = Prefix(FRONT.k[0], FRONT.v[0], FRONT.mask[0])
-    k, v, mask = put_in_front(front, K[0], V[0], MASK)
-    k, v, mask = (np.repeat(x, fold, axis=0) for x in (k, v, mask))
+    k, v, joined = put_in_front(front, K[0], V[0], Seen(MASK))
+    k, v, mask = (np.repeat(x, fold, axis=0) for x in (k, v, joined.mask))
     for added, seen in ((bias, bias[:, :, None, : P + T]), (None, None)):
-        expected = attend(q[:, None], k, v, mask, seen, scale=scale)[:, 0]
+        expected = attend(q[:, None], k, v, Seen(mask), seen, scale=scale)[:, 0]
         assert_close(recall(q, memory, added, scale=scale), expected)
 
 

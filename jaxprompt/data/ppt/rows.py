@@ -42,8 +42,8 @@ class Rows:
             [[row] for row, _ in made], [label for _, label in made], rows[mine],
             batch=mine.stop - mine.start,
             length=at.max_len, pad_id=at.pad_id, label_width=self._reads, side=at.side,
-            shift=at.shift, decoder_length=self._decoder_length, decoder_shift=at.decoder_shift,
-            like=like,
+            shift=at.shift, branches=at.branches, decoder_length=self._decoder_length,
+            decoder_shift=at.decoder_shift, like=like,
         )  # fmt: skip
 
     def _make(self, row: int, visit: int, seed: int) -> tuple[Encoded, int]:

@@ -1,0 +1,159 @@
+"""The kernels of attention that others wrote: which one serves where, and how it is called.
+
+Two matrix products and a softmax serve everywhere. cuDNN's flash attention (GPUs) and JAX's own
+flash attention (TPUs, Pallas) keep no scores, and take only some shapes and masks.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxprompt import sharding
+from jaxprompt.sharding import Target
+from jaxprompt.types import Seen
+
+KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
+FLASH_FROM = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
+_EVEN = 2  # what cuDNN's lengths are multiples of in training
+_BLOCKS = (640, 512, 384, 256, 128)  # queries or keys that a TPU's kernel takes at a time
+_LANES = 128  # what its lengths are multiples of
+
+
+def choose(
+    kernel: str, target: Target, *, dtype, head_dim: int, dropped: bool, length: int, told: bool
+) -> str:
+    """Resolves what a config asks for. -> einsum | recompute | cudnn | flash
+
+    "recompute" is "einsum" whose scores are computed again in the backward pass. `length` counts
+    the queries; `told` says whether `Seen.keys` and what goes with it stand for the mask.
+    """
+    if kernel == "einsum" or dropped:  # no kernel drops as the rest of this code does
+        return "einsum"
+    narrow = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
+    if narrow and target.platform == "gpu" and target.capability >= 8:
+        return "cudnn"
+    long = length >= FLASH_FROM or kernel == "fused"
+    if narrow and target.platform == "tpu" and told and long:
+        return "flash"
+    return "recompute" if kernel == "fused" else "einsum"
+
+
+def cudnn(q, k, v, seen: Seen, bias, scale: float):
+    """Attends by cuDNN. [B, T, N, D], [B, S, N, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]"""
+    (rows, queries, heads, _), keys = q.shape, k.shape[1]
+    # The kernel lines causal queries up with the first key, and here the last one counts.
+    counts = seen.lengths is not None and not (seen.causal and queries != keys)
+    more = queries % _EVEN, keys % _EVEN
+    q = jnp.pad(q, [(0, 0), (0, more[0]), (0, 0), (0, 0)])
+    k, v = (jnp.pad(x, [(0, 0), (0, more[1]), (0, 0), (0, 0)]) for x in (k, v))
+    # Far larger numbers, as JAX says in its own code, meet a fault of cuDNN's.
+    low = -(2.0**41) if q.dtype == jnp.bfloat16 else -(2.0**14)
+    lengths = None
+    if counts:  # none is 0: of no keys at all comes NaN, in rows of filling
+        lengths = jnp.full(rows, q.shape[1]), jnp.maximum(seen.lengths, 1)
+        lengths = tuple(x.astype(jnp.int32) for x in lengths)
+    else:
+        mask = seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]
+        hidden = jnp.where(jnp.broadcast_to(mask, (rows, 1, queries, keys)), 0.0, low)
+        bias = hidden if bias is None else bias + hidden
+    if bias is not None:
+        bias = jnp.pad(
+            bias.astype(q.dtype), [(0, 0), (0, 0), (0, 0), (0, more[1])], constant_values=2 * low
+        )
+        bias = jnp.pad(bias, [(0, 0), (0, 0), (0, more[0]), (0, 0)])
+        if sharding.maps_runs():  # what maps the kernel over runs asks for all of it
+            bias = jnp.broadcast_to(bias, (rows, heads, *bias.shape[2:]))
+    q, k, v, bias, lengths = _batch_alike((q, k, v, bias, lengths))
+    own, others = lengths or (None, None)
+    y = jax.nn.dot_product_attention(
+        q, k, v, bias=bias, scale=scale, is_causal=counts and seen.causal,
+        query_seq_lengths=own, key_value_seq_lengths=others, implementation="cudnn",
+    )  # fmt: skip
+    return y[:, :queries]
+
+
+@jax.custom_vjp
+def _batch_alike(arrays):
+    """Returns arrays as they are, and under jax.vmap all of them with the mapped axis in front.
+
+    cuDNN's rule for jax.vmap asks for that.
+    """
+    return _alike(arrays)
+
+
+@jax.custom_batching.custom_vmap
+def _alike(arrays):
+    return arrays
+
+
+@_alike.def_vmap
+def _map_alike(size, is_mapped, arrays):
+    spread = lambda x, mapped: x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+    return jax.tree.map(spread, arrays, *is_mapped), jax.tree.map(lambda _: True, *is_mapped)
+
+
+_batch_alike.defvjp(lambda arrays: (_alike(arrays), None), lambda _, given: (given,))
+
+
+def flash(q, k, v, seen: Seen, bias, scale: float):
+    """Attends by JAX's TPU kernel; `seen.keys` is there.
+
+    [B, T, N, D], [B, S, N, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]
+    """
+    rows, queries, heads, size = q.shape
+    keys = k.shape[1]
+    # The kernel lines causal queries up with the first key: what is put in front is not read.
+    front = keys - queries if seen.causal else 0
+    ends = -(queries + front) % _LANES, -keys % _LANES
+    segments = seen.segments or (jnp.ones((rows, queries), jnp.int32), jnp.ones_like(seen.keys))
+    # Number 0 is that of hidden keys, which no query has.
+    own = jnp.pad(segments[0].astype(jnp.int32), [(0, 0), (front, ends[0])], constant_values=-1)
+    others = jnp.pad(jnp.where(seen.keys, segments[1], 0).astype(jnp.int32), [(0, 0), (0, ends[1])])
+    arrays, axes = [own, others], [("act_batch", None)] * 2
+    if bias is not None:
+        pads = [(0, 0), (0, 0), (front, ends[0]), (0, ends[1])]
+        arrays.append(jnp.pad(bias.astype(q.dtype), pads))
+        axes.append(("act_batch" if len(bias) > 1 else None, "act_heads", None, None))
+    run = functools.partial(_flash, scale=scale, causal=seen.causal)
+    run = sharding.divide(run, [("act_batch", "act_heads", None, None)] * 3 + axes)
+
+    # Kept for the backward pass are q, k and v alone and with heads joined: a head's own 64 numbers
+    # would take the room of 128, the width of a TPU's registers.
+    @jax.checkpoint
+    def attend(q, k, v, arrays):
+        def lay(x, *ends):
+            x = x.reshape(rows, -1, heads, size)
+            return jnp.pad(x, [(0, 0), ends, (0, 0), (0, 0)]).swapaxes(1, 2)
+
+        y = run(lay(q, front, ends[0]), lay(k, 0, ends[1]), lay(v, 0, ends[1]), *arrays)
+        return y.swapaxes(1, 2)[:, front : front + queries]
+
+    join = lambda x: x.reshape(*x.shape[:2], heads * size)
+    return attend(join(q), join(k), join(v), arrays)
+
+
+def _flash(q, k, v, own, others, bias=None, *, scale: float, causal: bool):
+    """Attends row by row, so that rows share a bias. [B, N, T, D], [B, N, S, D] x 2, ..."""
+    from jax.experimental.pallas.ops.tpu import flash_attention as pallas
+
+    rows, columns = (_block(x.shape[2]) for x in (q, k))
+    blocks = pallas.BlockSizes(
+        block_b=1, block_q=rows, block_k_major=columns, block_k=columns,
+        block_q_major_dkv=rows, block_q_dkv=rows, block_k_major_dkv=columns, block_k_dkv=columns,
+        block_q_dq=rows, block_k_major_dq=columns, block_k_dq=columns,
+    )  # fmt: skip
+
+    def one(q, k, v, own, others, bias):
+        ids = pallas.SegmentIds(own[None], others[None])
+        given = q[None], k[None], v[None], None if bias is None else bias[None], ids
+        return pallas.flash_attention(*given, causal=causal, sm_scale=scale, block_sizes=blocks)[0]
+
+    shared = bias is None or len(bias) == 1
+    bias = bias[0] if bias is not None and shared else bias
+    return jax.vmap(one, in_axes=(0, 0, 0, 0, 0, None if shared else 0))(q, k, v, own, others, bias)
+
+
+def _block(length: int) -> int:
+    """Finds the largest block that divides a multiple of 128."""
+    return next(size for size in _BLOCKS if length % size == 0)

