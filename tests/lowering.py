@@ -1,8 +1,6 @@
 """Steps of tiny models, lowered for devices that are not there, and what their programs say."""
 
-import contextlib
 import dataclasses
-import functools
 import re
 from collections import Counter
 
@@ -14,140 +12,199 @@ from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt import pretraining
 from jaxprompt.backbones import make_backbone
-from jaxprompt.group.program import Own, Apart, make_group_scores, make_group_step
+from jaxprompt.group.program import Apart, Own, make_group_step
 from jaxprompt.heads import linear, lm
 from jaxprompt.heads.pretraining import AnswerHead, TargetHead
-from jaxprompt.losses import count_classes, count_hits, cross_entropy, free_text, make_loss, on_targets
+from jaxprompt.losses import (
+    count_classes,
+    count_hits,
+    cross_entropy,
+    free_text,
+    full_vocabulary,
+    on_targets,
+)
 from jaxprompt.model import Model, backbone_shapes
 from jaxprompt.planning.compilers import standing_in
 from jaxprompt.prompts import make_prompt
-from jaxprompt.sharding import Target, make_placement, within
+from jaxprompt.sharding import DATA, Placement, Target, make_placement, within
 from jaxprompt.state import make_state
 from jaxprompt.steps import Objective, make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, split, trainable_mask, unflatten
 
-GPU, TPU = Target("gpu", 9.0), Target("tpu")
-AMPERE = Target("gpu", 8.0)
+H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
+TPU = Target("tpu")
 PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
-# Heads of 8, which cuDNN takes, and sizes of which no two are alike: a product tells its weight.
-SIZES = {
-    "gpt2": dict(n_embd=32, n_head=4, n_inner=40, n_positions=1024, vocab_size=56),
-    "t5": dict(d_model=32, d_kv=8, num_heads=4, d_ff=40, vocab_size=56),
+WORKS = ("train", "evaluate", "predict", "generate", "grid", "pretrain", "adapt")
+LEARNS = ("train", "grid", "pretrain", "adapt")
+# Heads of 8, which cuDNN takes, and widths that tell a product of a weight by its shape.
+WIDTH, HEADS, SIZE, MLP, VOCAB, PLACES = 32, 4, 8, 40, 56, 640
+_SIZES = {
+    "gpt2": dict(n_embd=WIDTH, n_head=HEADS, n_inner=MLP, n_positions=PLACES, vocab_size=VOCAB),
+    "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
 _ENCODER = dict(
-    hidden_size=32, num_attention_heads=4, intermediate_size=40, vocab_size=56,
-    max_position_embeddings=1024,
+    hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=MLP, vocab_size=VOCAB,
+    max_position_embeddings=PLACES,
 )  # fmt: skip
-RUNS = 2
+WEIGHTS = {
+    (WIDTH, MLP), (MLP, WIDTH), (WIDTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (VOCAB, WIDTH),
+    (WIDTH, VOCAB), (WIDTH, WIDTH),
+}  # fmt: skip
+RUNS, CLASSES = 2, 3
 TX = optax.adamw(1e-3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One step to lower."""
+    """One step to lower, in bfloat16."""
 
     family: str = "bert"
-    work: str = "train"  # train | evaluate | predict | generate | grid | pretrain | adapt
+    work: str = "train"
     method: str = "prefix"
     length: int = 16  # of the prompt
     tokens: int = 24
     dropout: float = 0.0
-    mesh: tuple = (1, 1, False)
+    mesh: tuple[int, int, bool] = (1, 1, False)  # data, model, fsdp
     side: str = "right"
-    target: Target = GPU
-    dtype: str = "bfloat16"
+    target: Target = H100
+    attention: str = "auto"
 
     def __str__(self):
         data, model, fsdp = self.mesh
-        words = [self.target.platform, self.family, self.work, self.method + str(self.length)]
+        words = [self.target.platform, self.family, self.work, f"{self.method}{self.length}"]
         words += [f"T{self.tokens}", f"{data}x{model}" + "fsdp" * fsdp]
-        return "-".join(words + ["dropout"] * (self.dropout > 0) + [self.side] * (self.side != "right"))
+        words += ["dropout"] * (self.dropout > 0) + [self.side] * (self.side != "right")
+        return "-".join(words)
 
 
 def make_model(case: Case):
-    """Makes the model of a case, and the terms of its loss."""
-    hf = CONFIGS[case.family] | SIZES.get(case.family, _ENCODER)
-    heads = MODEL_HEADS.get(case.family, ("pooler", "mlm"))
-    backbone = make_backbone(
-        case.family, hf, heads, dtype=case.dtype, stack="scan", dropout=case.dropout
-    )
+    """Makes the model of a case and the terms of its loss."""
+    hf = CONFIGS[case.family] | _SIZES.get(case.family, _ENCODER)
+    make = lambda hf, heads: make_backbone(
+        "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
+        stack="scan", dropout=case.dropout, attention=case.attention,
+    )  # fmt: skip
+    backbone = make(hf, MODEL_HEADS.get(case.family, ("pooler", "mlm")))
+    if case.work == "adapt" and case.family == "electra":
+        pair = pretraining.make_pair(make(hf, ("mlm",)), backbone)
+        return pair, pretraining.make_objectives()
     if case.work == "adapt":
-        prompt, head = make_prompt("none", backbone.dims), TargetHead()
-        return Model(backbone, prompt, {"main": head}), Objective("main", on_targets, sums=count_hits)
-    fields = dict(length=case.length)
-    if backbone.dims.decoder_layers and case.method == "prefix":
-        fields |= dict(decoder=case.length, cross=case.length)
-    prompt = make_prompt(case.method, backbone.dims, **fields)
-    if case.work == "pretrain" or case.family == "t5" and case.work == "predict":
-        words = lm.Head(np.arange(5, 9), np.arange(4).reshape(4, 1, 1), np.zeros((4, 1, 1), int), "full")
-        loss = make_loss("full", 0.0)
-        head = AnswerHead(words, words)
-        whole = lambda scores, *given: loss(scores.whole, *given)
+        model = Model(backbone, make_prompt("none", backbone.dims), {"main": TargetHead()})
+        return model, [Objective("main", on_targets, sums=count_hits)]
+    prompt, head = make_method(case, backbone.dims), linear.Head(CLASSES, pooler_of(backbone))
+    loss = Objective("main", cross_entropy)
+    if case.work == "pretrain":
+        words = np.arange(4).reshape(4, 1, 1)
+        head = lm.Head(np.arange(5, 9), words, 0 * words, "full")
+        head = AnswerHead(head, head)
+        whole = lambda scores, *given: full_vocabulary(scores.whole, *given)
         told = lambda scores, *given: count_classes(scores.words, *given)
-        return Model(backbone, prompt, {"main": head}), Objective("main", whole, sums=told)
-    if case.work == "generate":
-        return Model(backbone, prompt, {"main": lm.TextHead()}), Objective("main", free_text)
-    return Model(backbone, prompt, {"main": linear.Head(3, "cls")}), Objective("main", cross_entropy)
+        loss = Objective("main", whole, sums=told)
+    elif case.work == "generate" or case.work == "grid" and case.family == "gpt2":
+        head, loss = lm.TextHead(), Objective("main", free_text)
+    return Model(backbone, prompt, {"main": head}), [loss]
 
 
-def make_numbers(case: Case, model: Model, placement):
-    """Describes what trains, what is frozen, and a batch, with where they lie."""
-    shapes = unflatten({name: jax.ShapeDtypeStruct(x.shape, model.backbone.cfg.dtype)
-              for name, x in backbone_shapes(model.backbone).items()})["backbone"]
-    params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b), shapes)
-    trains = model.prompt.TRAINABLE if params["head"]["main"] else (r"prompt/.*",)
-    patterns = (".*",) if case.work == "adapt" else trains
+def pooler_of(backbone) -> str:
+    """Picks the checkpoint's pooler where it has one."""
+    return "checkpoint" if "pooler" in backbone.cfg.model_heads else "cls"
+
+
+def make_method(case: Case, dims):
+    """Makes the method of a case; `predict` has what it folds to."""
+    decodes, length = dims.decoder_layers > 0, case.length
+    if case.work == "predict":
+        fields = dict(slots=length)
+        if case.method == "prefix":
+            fields = dict(length=length, first=1, last=dims.layers, shift=length)
+        if case.method == "prefix" and decodes:
+            fields |= dict(decoder_length=length, decoder_first=0, decoder_last=dims.decoder_layers)
+        return make_prompt("fixed", dims, **fields)
+    fields = dict(length=length)
+    if case.method == "prefix" and decodes:
+        fields |= dict(decoder=length, cross=length)
+    return make_prompt(case.method, dims, **fields)
+
+
+def make_numbers(case: Case, model):
+    """Describes what trains, what is frozen, and a batch."""
+    narrow = lambda module: unflatten(
+        {n: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for n, x in backbone_shapes(module).items()}
+    )["backbone"]
+    laid = dict(rows=8, length=case.tokens, family=case.family, side=case.side)
+    if isinstance(model, pretraining.Pair):
+        whole = narrow(model.discriminator.backbone)
+        own = pretraining.untie(narrow(model.generator.backbone))
+        params = {"backbone": whole, "generator": own}
+    else:
+        params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b), narrow(model.backbone))
+        prompt = model.prompt
+        laid |= dict(
+            slots=prompt.num_slots(), shift=prompt.position_shift(),
+            decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
+        )  # fmt: skip
+    patterns = (".*",) if case.work == "adapt" else (r"prompt/.*", r"head/.*")
+    given = {part for part in ("prompt", "head") if jax.tree.leaves(params.get(part, {}))}
+    patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in given]
     trainable, frozen = split(params, trainable_mask(params, patterns))
     trainable = jax.eval_shape(lambda x: cast(x, jnp.float32), trainable)
-    batch = make_batch(
-        rows=8, length=case.tokens, slots=model.prompt.num_slots(), masks=4 if case.work == "adapt" else 1,
-        shift=model.prompt.position_shift(), family=case.family, side=case.side,
-        decoder_slots=model.prompt.num_decoder_slots(), decoder_shift=model.prompt.decoder_shift(),
-    )
-    batch = batch._replace(targets=np.zeros_like(batch.label_pos)) 
-    return trainable, frozen, batch
+    batch = make_batch(masks=3 if case.work == "adapt" else 1, **laid)
+    return trainable, frozen, batch._replace(targets=np.full_like(batch.label_pos, 7))
+
+
+def _put(tree, where):
+    """Describes leaves that lie somewhere: one place, or one a leaf."""
+    where = jax.tree.map(lambda _: where, tree) if hasattr(where, "mesh") else where
+    put = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return jax.tree.map(put, tree, where)
 
 
 def lower(case: Case) -> str:
     """Lowers a step for its target. -> StableHLO"""
     data, tensor, fsdp = case.mesh
-    placement = make_placement(data, tensor, fsdp=fsdp, devices=jax.devices()[: data * tensor])
-    placement = dataclasses.replace(placement, compiled_for=case.target)
-    model, objective = make_model(case)
-    trainable, frozen, batch = make_numbers(case, model, placement)
-    put = lambda tree, where: jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, where)
-    frozen = put(frozen, placement.parameters(frozen))
-    state = jax.eval_shape(lambda x: make_state(x, TX, jax.random.key(0)), trainable)
-    spread = lambda tree, s: put(tree, jax.tree.map(lambda _: s, tree))
-    state, laid = spread(state, placement.replicated), spread(batch, placement.batch)
-    if case.work in ("train", "pretrain", "adapt"):
-        step, given = make_train_step(model, TX, [objective]), (state, frozen, laid)
-    elif case.work == "grid":
-        many = lambda tree, s: jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((RUNS, *x.shape), x.dtype, sharding=s), tree)
-        placement = dataclasses.replace(placement, runs=True)
-        apart = data > 1
-        placement = Apart(**vars(placement)) if apart else placement
-        from jaxprompt.sharding import DATA
-        step = make_group_step(model, TX, [objective], axis=DATA if apart else None)
-        where = placement.batch if apart else placement.replicated
-        given = many(state, where), frozen, many(batch, where), Own({}, {})
-    elif case.work == "generate":
-        step = make_generate_step(model, max_new=4, eos=1, pad=0, beams=2)
-        given = state.trainable, frozen, laid
-    else:
-        step, given = make_eval_step(model), (state.trainable, frozen, laid)
+    place = make_placement(data, tensor, fsdp=fsdp, devices=jax.devices()[: data * tensor])
+    step, given, place = make_step(case, dataclasses.replace(place, compiled_for=case.target))
     with standing_in(case.target):
-        traced = jax.jit(within(placement, step)).trace(*given)
+        traced = jax.jit(within(place, step)).trace(*given)
         return traced.lower(lowering_platforms=(PLATFORMS[case.target.platform],)).as_text()
 
 
+def make_step(case: Case, place: Placement):
+    """Makes the step of a case. -> it, shapes of its arguments, where it runs"""
+    model, objectives = make_model(case)
+    trainable, frozen, batch = make_numbers(case, model)
+    frozen = _put(frozen, place.parameters(frozen))
+    state = jax.eval_shape(lambda x: make_state(x, TX, jax.random.key(0)), trainable)
+    if case.work == "grid":
+        apart = case.mesh[0] > 1
+        place = dataclasses.replace(place, runs=True)
+        where = place.batch if apart else place.replicated
+        many = lambda x: jax.ShapeDtypeStruct((RUNS, *x.shape), x.dtype)
+        state, batch = (_put(jax.tree.map(many, tree), where) for tree in (state, batch))
+        place = Apart(**vars(place)) if apart else place
+        step = make_group_step(model, TX, objectives, axis=DATA if apart else None)
+        return step, (state, frozen, batch, Own({}, {})), place
+    state, batch = _put(state, place.replicated), _put(batch, place.batch)
+    if case.work in LEARNS:
+        return make_train_step(model, TX, objectives), (state, frozen, batch), place
+    step = make_eval_step(model)
+    if case.work == "generate":
+        step = make_generate_step(model, max_new=4, eos=1, pad=0, beams=2)
+    return step, (state.trainable, frozen, batch), place
+
+
 def products(text: str) -> Counter:
-    """Counts products by (dtype and shape of both sides and the result)."""
-    found = Counter()
-    for line in text.splitlines():
-        if "stablehlo.dot_general" in line:
-            types = re.findall(r"tensor<([^>]*)>", line.rpartition(" : ")[2])
-            found[tuple(types)] += 1
-    return found
+    """Counts products by the types of both sides and the result, as in "8x32xbf16"."""
+    lines = (line for line in text.splitlines() if "stablehlo.dot_general" in line)
+    types = (re.findall(r"tensor<([^>]*)>", line.rpartition(" : ")[2]) for line in lines)
+    return Counter(map(tuple, types))
+
+
+def shape_of(kind: str) -> tuple[int, ...]:
+    """Reads "8x32xbf16". -> (8, 32)"""
+    return tuple(int(size) for size in kind.split("x")[:-1])
+
+
+def has_kernel(text: str) -> bool:
+    """Tells whether attention is a kernel: cuDNN's, also on a mesh, or a TPU's."""
+    return any(name in text for name in ("__cudnn$fmha", "CustomSPMD", "tpu_custom_call"))

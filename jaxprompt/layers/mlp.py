@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general
+from jaxprompt.sharding import target
 
 
 @jax.custom_vjp
@@ -72,6 +73,13 @@ class Mlp(nn.Module):
         return dense(width, name="down")(x)
 
 
+def _gate(act, gate, x):
+    """Computes act(gate) * x; two arrays are kept for the backward pass. [..., F] x 2 -> [..., F]"""
+    mix = lambda gate, x: act(gate) * x
+    # A CPU takes longer to compute the activation again than to read it.
+    return mix(gate, x) if target().platform == "cpu" else jax.checkpoint(mix)(gate, x)
+
+
 class GatedMlp(nn.Module):
     """T5's block, without biases: down(drop(act(up x))), or down(drop(act(gate x) * up x)) with a
     gate (Shazeer 2020). [..., H] -> [..., F] -> [..., H]
@@ -91,6 +99,6 @@ class GatedMlp(nn.Module):
         )
         act = ACTIVATIONS[self.activation]
         y = dense(self.hidden, name="up")(x)
-        y = act(dense(self.hidden, name="gate")(x)) * y if self.gated else act(y)
+        y = _gate(act, dense(self.hidden, name="gate")(x), y) if self.gated else act(y)
         y = Dropout(self.dropout)(y, deterministic=deterministic)
         return dense(x.shape[-1], name="down")(y)

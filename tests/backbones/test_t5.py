@@ -178,7 +178,7 @@ def test_modules(pairs, kind):
             last = 1
             if side == "decoder":
                 last, source = 2, output.encoder_last_hidden_state.numpy()
-                args = source, batch.encoder.mask, None
+                args = source, Seen(batch.encoder.mask), None
                 count += check(f"{at}.1.layer_norm", norm, own["cross_norm"])
                 count += check(f"{at}.1.EncDecAttention", _attention(c), own["cross"], *args)
             count += check(f"{at}.{last}.layer_norm", norm, own["mlp_norm"])

@@ -1,0 +1,128 @@
+"""Every step is lowered for GPUs and TPUs here, so that a user's card is never the first to."""
+
+import itertools
+
+import pytest
+from lowering import (
+    A100,
+    CLASSES,
+    H100,
+    LEARNS,
+    TPU,
+    V100,
+    WEIGHTS,
+    WORKS,
+    Case,
+    has_kernel,
+    lower,
+    products,
+    shape_of,
+)
+
+from jaxprompt.backbones import families
+
+MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
+LENGTHS = (1, 5, 16, 20)
+WRITERS = ("gpt2", "t5")
+
+
+def goes(family: str, work: str) -> bool:
+    """Tells whether a backbone does a work."""
+    if work == "generate":
+        return family in WRITERS
+    return work != "pretrain" or family != "roberta"  # as BERT
+
+
+def spread() -> list[Case]:
+    """Gives every backbone and work each value of everything else, in turns."""
+    turns = zip(
+        itertools.cycle((H100, TPU, A100)), itertools.cycle(("prefix", "soft")),
+        itertools.cycle(LENGTHS), itertools.cycle((21, 24, 27, 32, 36)),
+        itertools.cycle((0.0, 0.0, 0.1)), itertools.cycle(MESHES[1:] + MESHES[:1]),
+    )  # fmt: skip
+    cells = [(f, w) for f in families() for w in WORKS for _ in range(2) if goes(f, w)]
+    return [
+        Case(family, work, method, length, tokens + length * (method == "soft"), dropout, mesh,
+             target=target)
+        for (family, work), (target, method, length, tokens, dropout, mesh)
+        in zip(cells, turns, strict=False)
+    ]  # fmt: skip
+
+
+# What once died at trace on a GPU: odd lengths of prompts, of texts and of decoders, and grids.
+ODD = [
+    Case(family, length=length, tokens=tokens)
+    for family, length, tokens in (
+        ("bert", 5, 24), ("bert", 1, 24), ("bert", 16, 21), ("gpt2", 5, 24), ("t5", 5, 21),
+        ("t5", 16, 24), ("gpt2", 1, 21),
+    )
+] + [Case("t5", "grid"), Case("bert", "grid", length=5), Case("gpt2", "grid", "soft", length=5),
+     Case("gpt2", "grid", side="left"), Case("t5", "grid", mesh=(2, 2, False))]  # fmt: skip
+LONG = [
+    Case(family, work, method, length, 512, mesh=mesh, target=TPU)
+    for family, work, method, length, mesh in (
+        ("bert", "train", "prefix", 5, (1, 1, False)), ("t5", "train", "prefix", 16, (2, 2, True)),
+        ("gpt2", "train", "prefix", 20, (2, 2, False)), ("gpt2", "evaluate", "soft", 20, MESHES[0]),
+        ("bert", "grid", "prefix", 16, (2, 1, False)), ("t5", "adapt", "prefix", 16, MESHES[0]),
+        ("roberta", "train", "soft", 1, (2, 2, False)),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", spread(), ids=str)
+def test_every_step(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", ODD, ids=str)
+def test_gpus_take_odd_lengths_and_grids(case):
+    text = lower(case)
+    check(case, text)
+    assert has_kernel(text)
+
+
+@pytest.mark.parametrize("case", LONG, ids=str)
+def test_tpus_take_long_texts(case):
+    text = lower(case)
+    check(case, text)
+    assert has_kernel(text)
+
+
+@pytest.mark.parametrize(
+    "case, told",
+    [
+        (Case(), True), (Case(target=V100), False), (Case(attention="einsum"), False),
+        (Case(dropout=0.1), False), (Case(work="evaluate", dropout=0.1), True),
+        (Case(target=TPU, tokens=64), False), (Case(target=TPU, attention="fused"), True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_kernel_is_there_where_it_is_promised(case, told):
+    assert has_kernel(lower(case)) == told
+
+
+def test_what_hides_in_a_mask_alone_is_told_to_no_kernel():
+    """Left padding: to cuDNN a mask goes as a bias, and right padding as lengths alone."""
+    scaled = "fmhaScaleBias"
+    assert scaled in lower(Case(side="left")) and scaled not in lower(Case())
+    assert scaled not in lower(Case("gpt2", method="soft"))
+    assert "PADDING_CAUSAL" in lower(Case("gpt2", method="soft"))
+
+
+def check(case: Case, text: str) -> None:
+    """Holds a program to what every program owes."""
+    promised = case.target.platform == "gpu" and not (case.dropout and case.work in LEARNS)
+    assert not promised or has_kernel(text)
+    assert "callback" not in text and "f64" not in text
+    for (left, right, result), _ in products(text).items():
+        # A trained linear head alone is float32, and so are its products.
+        by_head = CLASSES in shape_of(left) + shape_of(right) + shape_of(result)
+        narrow = left.endswith("xbf16") and right.endswith("xbf16")
+        assert narrow or by_head and case.work != "adapt", f"{left} x {right} -> {result}"
+        if case.work != "adapt":
+            assert _bare(shape_of(result), case) not in WEIGHTS, f"{left} x {right} -> {result}"
+
+
+def _bare(shape: tuple[int, ...], case: Case) -> tuple[int, ...]:
+    """Leaves the axis of runs out."""
+    return shape[1:] if case.work == "grid" and len(shape) > 2 else shape
