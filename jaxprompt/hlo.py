@@ -14,6 +14,7 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 # {{0,1},{2,3}}, [2,4]<=[8] (groups x devices), mesh['a'=2,'b'=4] {'b'}, or {'b':(1)2} of an axis
@@ -36,14 +37,13 @@ class Work(NamedTuple):
     flops: float  # of matrix products
     counts: Counter  # collectives by kind
     sent: Counter  # bytes that they send, by kind
+    beside: Counter = Counter()  # of `counts`, those that run beside other work
 
     def plus(self, other: "Work", times: int = 1) -> "Work":
         """Adds work that is done so many times."""
-        counts, sent = Counter(self.counts), Counter(self.sent)
-        for kind in other.counts:
-            counts[kind] += times * other.counts[kind]
-            sent[kind] += times * other.sent[kind]
-        return Work(self.flops + times * other.flops, counts, sent)
+        add = lambda own, more: own + Counter({kind: times * n for kind, n in more.items()})
+        pairs = zip(self[1:], other[1:], strict=True)
+        return Work(self.flops + times * other.flops, *(add(*pair) for pair in pairs))
 
 
 class _Instruction(NamedTuple):
@@ -63,15 +63,27 @@ def read_work(text: str) -> Work:
         for own in computations[name]:
             types[own.name] = own.result
             work = work.plus(_work(own, types))
-            trips = _TRIPS.search(own.rest) if own.kind == "while" else None
+            trips = _trips(own, computations) if own.kind == "while" else 1
             called = _CALLED.findall(own.rest)
             for branches in _BRANCHES.findall(own.rest):
                 called += re.findall(r"[\w.\-]+", branches)
             for inner in called:
-                work = work.plus(total(inner), int(trips[1]) if trips else 1)
+                work = work.plus(total(inner), trips)
         return work
 
     return total(entry)
+
+
+def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int:
+    """Tells how often a loop runs: as it says, else up to what its condition compares with."""
+    if known := _TRIPS.search(loop.rest):
+        return int(known[1])
+    condition = _CONDITION.search(loop.rest)
+    steps = computations.get(condition[1], []) if condition else []
+    bounds = [step.rest for step in steps if step.kind == "constant"]
+    counts_up = any("direction=LT" in step.rest for step in steps)
+    bound = re.match(r"(\d+)\)", bounds[0]) if len(bounds) == 1 and counts_up else None
+    return int(bound[1]) if bound else 1
 
 
 def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
@@ -99,11 +111,16 @@ def _work(own: _Instruction, types: dict[str, str]) -> Work:
     if kind not in _SENT:
         return Work(0.0, Counter(), Counter())
     devices = _group(own.rest)
-    size = sum(width * math.prod(sizes) for width, sizes in _sizes(own.result))
+    arrays, starts = _sizes(own.result), own.kind.endswith("-start")
+    if starts and own.result.startswith("("):  # operands, then results
+        half = len(arrays) // 2
+        arrays = arrays[:1] if kind == "collective-permute" else arrays[half:]
+    size = sum(width * math.prod(sizes) for width, sizes in arrays)
     if kind == "reduce-scatter":
         size *= devices
     sent = round(_SENT[kind](devices) * size)
-    return Work(0.0, Counter({kind: 1}), Counter({kind: sent}))
+    beside = Counter({kind: 1} if starts else {})
+    return Work(0.0, Counter({kind: 1}), Counter({kind: sent}), beside)
 
 
 def _sizes(kind: str) -> list[tuple[int, list[int]]]:

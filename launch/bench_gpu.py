@@ -1,13 +1,15 @@
 """A train step on a GPU beside PEFT's: BERT-large, 128 tokens a row and a prompt of 20, bfloat16.
 
 usage: python launch/bench.py gpu --output F [--kinds soft prefix] [--rows 16] [--rounds 3]
-       [--reps 5] [--burst 20] [--stack scan|unroll] [--dropout 0.0] [--cores 0,1] [--dry-run]
+       [--reps 5] [--burst 20] [--stack scan|unroll] [--dropout 0.0] [--cores 0,1]
+       [--backend inductor] [--dry-run]
 Ours, PEFT's with SDPA and PEFT's under torch.compile take turns, each in a process of its own that
 has the GPU to itself; a side that fails is left out, and the exit code is 1. Both drop the same
 share of hidden states, probabilities and pooled states. Share of peak is that of a large product,
-measured first. GPU GiB is the most that arrays took, from the first step on of PEFT's, and of ours
-from the start of the process on. Without a GPU for both the exit code is 2. --dry-run runs all of
-it on the CPU at a tiny shape, and tells nothing about speed.
+measured first. GPU GiB is the most that arrays took: of PEFT's from the first step on, of ours from
+the start of the process on. Without a GPU for both the exit code is 2. --dry-run runs all of it on
+the CPU at a tiny shape, and tells nothing about speed. --backend is torch.compile's: on the CPU
+inductor wants a C++ compiler, aot_eager does not.
 """
 
 import argparse
@@ -34,21 +36,28 @@ NOTE = "dry run on the CPU at a tiny shape: these figures mean nothing"
 # -- the GPU --------------------------------------------------------------------------------------
 
 
-def find(args: argparse.Namespace) -> None:
-    """Prints which of jax and torch see the device, its name, and the TFLOP/s of a product."""
+def find_jax(args: argparse.Namespace) -> None:
+    """Prints whether JAX sees the device, its name, and the TFLOP/s of a product."""
     import jax
-    import torch
 
+    found = {"jax": True}
     try:
-        device = jax.devices(args.device)[0]
-    except RuntimeError:  # what JAX says of a platform that it cannot start
-        device = None
-    found = {"jax": device is not None}
-    found["torch"] = args.device == "cpu" or torch.cuda.is_available()
-    if all(found.values()):
-        rate = time_product(8192 if args.device == "cuda" else 256)
-        found |= {"device": device.device_kind, "product TFLOP/s": rate}
+        found["device"] = jax.devices(args.device)[0].device_kind
+    except (RuntimeError, AssertionError):  # JAX's of a platform that it cannot start
+        found["jax"] = False
+    if found["jax"]:
+        found["product TFLOP/s"] = time_product(8192 if args.device == "cuda" else 256)
     print(json.dumps(found))
+
+
+def find_torch(args: argparse.Namespace) -> None:
+    """Prints whether torch sees the device: apart from JAX, whose cuDNN may be another."""
+    try:
+        import torch
+    except ImportError:
+        print(json.dumps({"torch": False}))
+        return
+    print(json.dumps({"torch": args.device == "cpu" or torch.cuda.is_available()}))
 
 
 def time_product(size: int, count: int = 20) -> float:
@@ -136,7 +145,7 @@ def time_peft(args: argparse.Namespace) -> None:
     model, on_gpu, loss = make_peft(args), args.device == "cuda", None
     weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.0, fused=on_gpu or None)
-    forward = torch.compile(model) if args.compiled else model
+    forward = torch.compile(model, backend=args.backend) if args.compiled else model
     ids = torch.randint(5, 30522, (args.rows, TOKENS), device=args.device)
     labels = torch.randint(0, 2, (args.rows,), device=args.device)
     batch = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels)
@@ -156,13 +165,16 @@ def time_peft(args: argparse.Namespace) -> None:
     tell(seconds, loss.item(), sum(p.numel() for p in weights), peak)
 
 
+SIDES = {"find-jax": find_jax, "find-torch": find_torch, "ours": time_ours, "peft": time_peft}
+
+
 # -- the table ------------------------------------------------------------------------------------
 
 
 def take_turns(args: argparse.Namespace, kind: str, env: dict[str, str]) -> dict[str, list[dict]]:
     """Lets ours and both of PEFT's answer in turns; who fails once is left out."""
     flags = ["--kind", kind]
-    for name in ("device", "shape", "rows", "reps", "burst", "dropout"):
+    for name in ("device", "shape", "rows", "reps", "burst", "dropout", "backend"):
         flags += [f"--{name}", str(getattr(args, name))]
     sides = {"ours": [__file__, "ours", *flags, "--stack", args.stack]}
     sides |= {name: [__file__, "peft", *flags, *more] for name, more in VARIANTS.items()}
@@ -212,6 +224,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--burst", type=int, help="steps that are asked for at once")
     parser.add_argument("--stack", default="scan")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--cores", default="", help="none = all that this process may use")
     parser.set_defaults(**(DRY if "--dry-run" in words else FULL))
     return parser.parse_args(words)
@@ -221,7 +234,9 @@ def main(words: list[str]) -> None:
     """Reads the flags and makes the table."""
     args = parse(words)
     env = NO_GPU if args.dry_run else {}
-    found = call([__file__, "find", "--device", args.device], args.cores, **env)
+    found = {}
+    for side in ("find-torch", "find-jax"):
+        found |= call([__file__, side, "--device", args.device], args.cores, **env)
     if not (found["jax"] and found["torch"]):
         print(f"no GPU for both: jax {found['jax']}, torch {found['torch']}", file=sys.stderr)
         sys.exit(2)
@@ -240,7 +255,7 @@ def main(words: list[str]) -> None:
 def answer() -> None:
     """Reads the flags of one side and runs it."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("side", choices=("find", "ours", "peft"))
+    parser.add_argument("side", choices=SIDES)
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--kind")
@@ -249,9 +264,10 @@ def answer() -> None:
     parser.add_argument("--burst", type=int)
     parser.add_argument("--stack")
     parser.add_argument("--dropout", type=float)
+    parser.add_argument("--backend", default="inductor")
     parser.add_argument("--compiled", action="store_true")
     args = parser.parse_args()
-    {"find": find, "ours": time_ours, "peft": time_peft}[args.side](args)
+    SIDES[args.side](args)
 
 
 if __name__ == "__main__":

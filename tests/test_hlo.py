@@ -50,6 +50,21 @@ def test_the_body_of_a_loop_counts_as_often_as_it_runs():
     assert read_work(program(loop="metadata={}")).flops == 2 * 4 * 8 * 8
 
 
+def test_a_loop_that_does_not_say_so_runs_up_to_what_its_condition_compares_with():
+    """As libtpu writes it."""
+    condition = """
+  %bound = s32[]{:T(128)} constant(7)
+  %arg.1 = (s32[], f32[4,8]{1,0}) parameter(0)
+  %step = s32[]{:T(128)} get-tuple-element(%arg.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%step, %bound), direction=LT, metadata={}
+"""
+    plain = program(loop="metadata={}")
+    old = plain[plain.index("  %arg.1 =") : plain.index("}\n\nENTRY")]
+    assert read_work(plain.replace(old, condition[1:])).flops == 7 * 2 * 4 * 8 * 8
+    other = condition.replace("direction=LT", "direction=NE")
+    assert read_work(plain.replace(old, other[1:])).flops == 2 * 4 * 8 * 8
+
+
 @pytest.mark.parametrize(
     "line, kind, sent",
     [
@@ -72,7 +87,16 @@ def test_the_body_of_a_loop_counts_as_often_as_it_runs():
 )  # fmt: skip
 def test_each_kind_of_collective(line, kind, sent):
     work = read_work(program(f"%c = {line}"))
-    assert work.counts == {kind: 1} and work.sent == {kind: sent}
+    assert work.counts == {kind: 1} and work.sent == {kind: sent} and not work.beside
+
+
+def test_a_collective_that_is_started_and_awaited_runs_beside_other_work():
+    line = "(f32[1,8]{1,0}, f32[4,8]{1,0}) all-gather-start(%p), replica_groups={{0,1,2,3}}"
+    work = read_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-gather-done(%c)"))
+    assert work.counts == work.beside == {"all-gather": 1} and work.sent == {"all-gather": 96}
+    line = "f32[4,8]{1,0} all-reduce-start(%p), replica_groups={{0,1,2,3}}, to_apply=%add"
+    work = read_work(program(f"%c = {line}\n  %d = f32[4,8]{{1,0}} all-reduce-done(%c)"))
+    assert work.counts == work.beside == {"all-reduce": 1} and work.sent == {"all-reduce": 192}
 
 
 def test_unknown_groups_are_no_silent_guess():

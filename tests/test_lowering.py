@@ -1,7 +1,9 @@
 """Every step is lowered for GPUs and TPUs here, so that a user's card is never the first to."""
 
+import dataclasses
 import itertools
 
+import jax
 import pytest
 from lowering import (
     A100,
@@ -15,11 +17,15 @@ from lowering import (
     Case,
     has_kernel,
     lower,
+    make_model,
     products,
     shape_of,
 )
+from tiny import make_batch
 
 from jaxprompt.backbones import families
+from jaxprompt.planning.compilers import standing_in
+from jaxprompt.sharding import make_placement, within
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
@@ -79,6 +85,20 @@ def test_gpus_take_odd_lengths_and_grids(case):
     text = lower(case)
     check(case, text)
     assert has_kernel(text)
+
+
+@pytest.mark.parametrize("family", families())
+def test_weights_are_drawn_on_gpus(family):
+    """Where `adapt` makes a backbone from nothing, or a checkpoint lacks a head."""
+    case = Case(family)
+    module, _ = make_model(case)
+    batch = make_batch(rows=2, family=family)
+    place = dataclasses.replace(make_placement(1, 1, devices=jax.devices()[:1]), compiled_for=H100)
+    init = lambda key: module.backbone.init(key, batch, method="init_all")["params"]
+    with standing_in(H100):
+        traced = jax.jit(within(place, init)).trace(jax.random.key(0))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "fmha" not in text
 
 
 @pytest.mark.parametrize("case", LONG, ids=str)

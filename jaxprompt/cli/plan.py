@@ -20,10 +20,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--devices", help='as in "8x v5e" or "4x V100-32"')
     parser.add_argument("--limit", type=int, default=LIMIT,
                         help=f"devices that are tried at most (default: {LIMIT})")  # fmt: skip
+    parser.add_argument(
+        "--compiler",
+        choices=("tpu", "cuda"),
+        help="ask the devices' own compiler about the plans that are found",
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args, overrides = parser.read(argv)
     need(args, "config")
     count, device = parse_devices(args.devices) if args.devices else (0, None)
+    if args.compiler and device is None:
+        raise InputError(f'--compiler={args.compiler} needs --devices, as in --devices="8x v5e"')
     if args.limit < 1:
         raise InputError(f"--limit={args.limit} must be at least 1")
     c = load_config(args.config, overrides)
@@ -33,15 +40,22 @@ def main(argv: Sequence[str]) -> int:
     simulate(max(count, args.limit if device else 1))
 
     # Imported here: JAX reads the number of simulated devices once.
+    from jaxprompt.planning import compilers
     from jaxprompt.planning.abstract import open_run
-    from jaxprompt.planning.search import fastest, plan_as_configured, smallest
+    from jaxprompt.planning.search import compiled, fastest, plan_as_configured, smallest
 
+    if args.compiler:
+        compilers.check(args.compiler, device)
     run = open_run(c, device)
     plans = {"as configured": plan_as_configured(run, device, count)}
     if device is not None:
         best = fastest(run, device, count)
         plans["fastest"] = best
         plans["smallest"] = smallest(run, device, args.limit, {count: best})
+    if args.compiler:
+        asked = {plan.mesh: plan for plan in plans.values() if plan is not None}
+        asked = {mesh: compiled(run, plan) for mesh, plan in asked.items()}
+        plans = {name: plan and asked[plan.mesh] for name, plan in plans.items()}
     found = describe(run, plans, args.limit)
     print(json.dumps(found, indent=2) if args.format == "json" else show(found))
     return 0
@@ -53,6 +67,8 @@ def simulate(count: int) -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}"
         os.environ |= {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+        # What compilers ask for as JAX starts; without them it is not read.
+        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     import jax
 
     if len(jax.devices()) < count:
@@ -105,6 +121,8 @@ def _describe_plan(plan: Any, dtype: str, tokens: int) -> dict[str, Any]:
     }
     if plan.device is None:
         return found
+    if plan.compiled is not None:
+        found |= {"compiled": _describe_compiled(plan.compiled)}
     time = plan.time(dtype)
     return found | {
         "room": plan.room,
@@ -112,6 +130,25 @@ def _describe_plan(plan: Any, dtype: str, tokens: int) -> dict[str, Any]:
         "seconds": {**time._asdict(), "step": time.step},
         "tokens_per_second": tokens / time.step,
     }
+
+
+def _describe_compiled(compiled: Any) -> dict[str, Any]:
+    if isinstance(compiled, str):
+        return {"refused": compiled}
+    work = compiled.work
+    return {
+        "bytes": {
+            "arguments": compiled.arguments, "temporary": compiled.temporary,
+            "results": compiled.results, "total": compiled.bytes,
+        },
+        "collectives": {
+            kind: {
+                "count": work.counts[kind], "bytes": work.sent[kind],
+                "asynchronous": work.beside[kind],
+            }
+            for kind in sorted(work.counts)
+        },
+    }  # fmt: skip
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -135,10 +172,26 @@ def show(found: dict[str, Any]) -> str:
         lines += [
             f"room is memory less {assumed['reserve']:.0%}; time takes products at "
             f"{assumed['utilisation']:.0%} of the peak, the rest at full rate",
-            "sent is a bound: GPUs and TPUs add gradients of one input up before they send them",
+            *_sources(found),
             f"rates: {found['source']}",
         ]
     return "\n".join(lines)
+
+
+def _sources(found: dict[str, Any]) -> list[str]:
+    """Says who said what."""
+    plans = [plan for plan in found["plans"].values() if plan]
+    asked = [plan["compiled"] for plan in plans if "compiled" in plan]
+    if not asked:
+        return [
+            "sent is a bound: GPUs and TPUs add gradients of one input up before they send them"
+        ]
+    refused = [own["refused"] for own in asked if "refused" in own]
+    return [
+        "compiled: by the devices' own compiler, which decides what fits; estimated: by the CPU's, "
+        "as are FLOPs and times",
+        *dict.fromkeys(refused),
+    ]
 
 
 def _advice(found: dict[str, Any]) -> list[str]:
@@ -173,11 +226,19 @@ def _table(plans: dict[str, Any]) -> list[str]:
     if columns[0]["device"]:
         row("  room", lambda p: _bytes(p["room"]))
         row("fits", lambda p: "yes" if p["fits"] else "NO")
+    told = [p["compiled"] for p in columns if "compiled" in p]
+    if told:
+        where = len(rows) - 1  # before "fits"
+        rows[where:where] = _compiled_rows(columns)
     row("FLOPs a device", lambda p: _scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000))
     none = ["" if plan["collectives"] else "nothing" for plan in columns]
-    rows.append(("sent by a device", none))
+    rows.append(("sent by a device" + ", estimated" * bool(told), none))
     for kind in sorted({kind for plan in columns for kind in plan["collectives"]}):
         row(f"  {kind}", lambda p, kind=kind: _sent(p["collectives"].get(kind)))
+    if told:
+        rows.append(("sent by a device, compiled", [""] * len(columns)))
+        for kind in sorted({kind for own in told for kind in own.get("collectives", ())}):
+            row(f"  {kind}", lambda p, k=kind: _sent(p["compiled"].get("collectives", {}).get(k)))
     if columns[0]["device"]:
         row("a step", lambda p: f"{p['seconds']['step']:.3g} s")
         for part in ("compute", "memory", "network"):
@@ -190,8 +251,20 @@ def _table(plans: dict[str, Any]) -> list[str]:
     ]
 
 
+def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Shows what the devices' own compiler says of memory, below what was estimated."""
+    own = [plan["compiled"].get("bytes", {}) for plan in columns]
+    names = {"arguments": "  arguments", "temporary": "  temporary", "total": "  in all"}
+    show = lambda sizes, name: _bytes(sizes[name]) if sizes else "refused"
+    rows = [(text, [show(sizes, name) for sizes in own]) for name, text in names.items()]
+    return [("bytes a device, compiled", [""] * len(columns)), *rows]
+
+
 def _sent(traffic: dict[str, int] | None) -> str:
-    return f"{traffic['count']}x {_bytes(traffic['bytes'])}" if traffic else ""
+    if not traffic:
+        return ""
+    beside = f", {traffic['asynchronous']} asynchronous" if traffic.get("asynchronous") else ""
+    return f"{traffic['count']}x {_bytes(traffic['bytes'])}{beside}"
 
 
 def _bytes(count: float) -> str:

@@ -121,8 +121,10 @@ class Attention(nn.Module):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
         drops = self.dropout > 0.0 and not deterministic
         key = self.make_rng("dropout") if drops else None
+        # A stack's layers are initialised under jax.vmap, which not every kernel takes.
+        kernel = "einsum" if self.is_initializing() else self.kernel
         y = attend(
-            self.query(x), k, v, seen, bias, scale=self.scale, kernel=self.kernel,
+            self.query(x), k, v, seen, bias, scale=self.scale, kernel=kernel,
             dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)

@@ -115,7 +115,7 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
         pads = [(0, 0), (0, 0), (front, ends[0]), (0, ends[1])]
         arrays.append(jnp.pad(bias.astype(q.dtype), pads))
         axes.append(("act_batch" if len(bias) > 1 else None, "act_heads", None, None))
-    run = functools.partial(_flash, scale=scale, causal=seen.causal)
+    run = functools.partial(_flash, causal=seen.causal)
     run = sharding.divide(run, [("act_batch", "act_heads", None, None)] * 3 + axes)
 
     # Kept for the backward pass are q, k and v alone and with heads joined: a head's own 64 numbers
@@ -130,10 +130,11 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
         return y.swapaxes(1, 2)[:, front : front + queries]
 
     join = lambda x: x.reshape(*x.shape[:2], heads * size)
-    return attend(join(q), join(k), join(v), arrays)
+    # The kernel would scale the bias too.
+    return attend(join(q if scale == 1.0 else q * scale), join(k), join(v), arrays)
 
 
-def _flash(q, k, v, own, others, bias=None, *, scale: float, causal: bool):
+def _flash(q, k, v, own, others, bias=None, *, causal: bool):
     """Attends row by row, so that rows share a bias. [B, N, T, D], [B, N, S, D] x 2, ..."""
     from jax.experimental.pallas.ops.tpu import flash_attention as pallas
 
@@ -147,7 +148,7 @@ def _flash(q, k, v, own, others, bias=None, *, scale: float, causal: bool):
     def one(q, k, v, own, others, bias):
         ids = pallas.SegmentIds(own[None], others[None])
         given = q[None], k[None], v[None], None if bias is None else bias[None], ids
-        return pallas.flash_attention(*given, causal=causal, sm_scale=scale, block_sizes=blocks)[0]
+        return pallas.flash_attention(*given, causal=causal, block_sizes=blocks)[0]
 
     shared = bias is None or len(bias) == 1
     bias = bias[0] if bias is not None and shared else bias

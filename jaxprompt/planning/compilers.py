@@ -6,16 +6,16 @@ libtpu compiles for TPUs, jax's CUDA plugin for NVIDIA's GPUs, on any x86-64 Lin
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxprompt.devices import Device
 from jaxprompt.errors import InputError
+from jaxprompt.hlo import Work, read_work
 from jaxprompt.sharding import Target
 
-CUDA = "jax-cuda12-plugin jax-cuda12-pjrt"
 INSTALL = {
     "tpu": 'pip install "libtpu==0.0.42.*"',
     "cuda": "pip install --no-deps jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 "
@@ -68,10 +68,11 @@ def find_devices(device: Device, count: int) -> list[Any]:
 
     os.environ.update(ENVIRONMENT)
     if device.name in _GPUS:
-        found = get_topology_desc(
-            topology_name="", platform="cuda", target_config=_describe(device),
-            topology=f"1x1x{count}",
-        )  # fmt: skip
+        with quiet():
+            found = get_topology_desc(
+                topology_name="", platform="cuda", target_config=_describe(device),
+                topology=f"1x1x{count}",
+            )  # fmt: skip
         return list(found.devices)
     slices = _SLICES[device.name]
     size = next((size for size in slices if size >= count), None)
@@ -80,7 +81,9 @@ def find_devices(device: Device, count: int) -> list[Any]:
     name = f"{device.name}:{slices[size]}"
     # A chip of the v4 has two cores; programs see one.
     own = {"chip_config_name": "megacore"} if device.name == "v4" else {}
-    return list(get_topology_desc(platform="tpu", topology_name=name, **own).devices)[:count]
+    with quiet():
+        found = get_topology_desc(platform="tpu", topology_name=name, **own)
+    return list(found.devices)[:count]
 
 
 def _describe(device: Device) -> str:
@@ -123,14 +126,46 @@ def standing_in(target: Target) -> Iterator[None]:
             setattr(fused, name, function)
 
 
-def collectives(text: str) -> dict[str, dict[str, int]]:
-    """Counts the collectives in a compiled program's text. -> kind: {count, asynchronous}"""
-    found: dict[str, dict[str, int]] = {}
-    for line in text.splitlines():
-        ...
-    return found
+class Compiled(NamedTuple):
+    """What a program takes on one device, as that device's compiler says."""
+
+    arguments: int  # bytes
+    temporary: int  # bytes at the peak
+    results: int  # bytes of results that take over the place of no argument
+    work: Work  # its collectives; products are kernels of many names, and not counted
+    text: str  # HLO
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on one device at the peak."""
+        return self.arguments + self.temporary + self.results
 
 
-def lower(step: Any, arguments: Sequence[Any], **settings: Any) -> Any:
-    """Lowers a step; see `standing_in`."""
-    return jax.jit(step, **settings).lower(*arguments)
+def compile_for(placement: Any, step: Any, *given: Any, **settings: Any) -> Compiled:
+    """Compiles a step that runs `within` a placement for its devices, from shapes alone.
+
+    Raises InputError where the compiler refuses, as it does what its device cannot hold.
+    """
+    with quiet(), standing_in(placement.target):
+        lowered = jax.jit(step, **settings).lower(*given)
+        try:
+            program = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            raise InputError(f"the compiler refuses: {str(error).splitlines()[0]}") from error
+    memory, text = program.memory_analysis(), program.as_text()
+    return Compiled(
+        memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes, read_work(text), text,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drops what the compilers' libraries write to stderr: that no device answers them."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept), os.close(nothing)

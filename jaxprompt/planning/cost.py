@@ -19,6 +19,7 @@ from jaxprompt.build.weights import divide
 from jaxprompt.hlo import Work, read_work
 from jaxprompt.model import backbone_shapes
 from jaxprompt.planning.abstract import Run
+from jaxprompt.planning.compilers import Compiled, compile_for
 from jaxprompt.sharding import Placement, check_divides, like, within
 from jaxprompt.state import make_state
 from jaxprompt.steps import make_train_step
@@ -73,14 +74,17 @@ class Cost(NamedTuple):
         return self.sizes.bytes + self.activations + self.results
 
 
-def make_shapes(run: Run, placement: Placement, remat: str = "") -> Shapes:
+def make_shapes(
+    run: Run, placement: Placement, remat: str = "", *, as_it_runs: bool = False
+) -> Shapes:
     """Makes the step of a run on a mesh, and the shapes that it takes.
 
-    `remat` replaces the config's. Raises InputError where the model does not divide over the mesh.
+    `remat` replaces the config's. With `as_it_runs` it is the step of training to the letter, for
+    the device's own compiler. Raises InputError where the model does not divide over the mesh.
     """
     c, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
-    module = _module(run, rows, remat or c.backbone.remat)
-    trainable, frozen, state = _numbers(run, rows)
+    module = _module(run, rows, remat or c.backbone.remat, as_it_runs)
+    trainable, frozen, state = _numbers(run, rows, as_it_runs)
     check_divides(placement, trainable | frozen)
     step = make_train_step(
         dataclasses.replace(run.model, backbone=module), _optimizer(run, trainable),
@@ -94,12 +98,13 @@ def make_shapes(run: Run, placement: Placement, remat: str = "") -> Shapes:
     )
 
 
-def _module(run: Run, rows: int, remat: str) -> Any:
-    cfg = run.backbone.module.cfg
-    dtype = jnp.float16 if cfg.dtype == jnp.bfloat16 and not run.widens else cfg.dtype
-    return run.backbone.module.clone(
-        cfg=dataclasses.replace(cfg, dtype=dtype, rows=rows, remat=remat)
-    )
+def _module(run: Run, rows: int, remat: str, as_it_runs: bool) -> Any:
+    cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
+    if as_it_runs:
+        cfg = dataclasses.replace(cfg, attention=run.config.backbone.attention)
+    elif cfg.dtype == jnp.bfloat16 and not run.widens:
+        cfg = dataclasses.replace(cfg, dtype=jnp.float16)
+    return run.backbone.module.clone(cfg=cfg)
 
 
 def _optimizer(run: Run, trainable: tree.Flat) -> Any:
@@ -108,9 +113,9 @@ def _optimizer(run: Run, trainable: tree.Flat) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _numbers(run: Run, rows: int) -> tuple[tree.Flat, tree.Flat, Any]:
+def _numbers(run: Run, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Flat, Any]:
     """Tells the shapes of what trains, of what is frozen, and of the state."""
-    module = _module(run, rows, "none")
+    module = _module(run, rows, "none", as_it_runs)
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
     def draw(key):
@@ -147,6 +152,12 @@ def weigh(shapes: Shapes, placement: Placement) -> Sizes:
 def cost_of(run: Run, placement: Placement, remat: str = "") -> Cost:
     """Compiles the step for one device of the mesh and reads what it takes."""
     return measure(make_shapes(run, placement, remat), placement)
+
+
+def compile_run(run: Run, placement: Placement, remat: str) -> Compiled:
+    """Compiles the step for the devices of a mesh by their own compiler."""
+    shapes = make_shapes(run, placement, remat, as_it_runs=True)
+    return compile_for(placement, shapes.step, *shapes[1:], donate_argnums=0)
 
 
 def measure(shapes: Shapes, placement: Placement) -> Cost:

@@ -10,7 +10,8 @@ from jaxprompt import build
 from jaxprompt.devices import Device
 from jaxprompt.errors import InputError
 from jaxprompt.planning.abstract import Run
-from jaxprompt.planning.cost import Cost, cost_of, make_shapes, weigh
+from jaxprompt.planning.compilers import Compiled, find_devices
+from jaxprompt.planning.cost import Cost, compile_run, cost_of, make_shapes, weigh
 from jaxprompt.sharding import DATA, MODEL, Placement, make_placement
 
 UTILISATION = 0.4  # of a device's peak that products reach
@@ -51,6 +52,7 @@ class Plan(NamedTuple):
     mesh: Mesh
     cost: Cost
     device: Device | None
+    compiled: Compiled | str | None = None  # by the device's own compiler, or why it refuses
 
     @property
     def room(self) -> int:
@@ -59,8 +61,10 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the run stays within the room."""
-        return self.cost.bytes <= self.room
+        """Whether the run stays within the room, as the device's own compiler says if asked."""
+        if isinstance(self.compiled, str):
+            return False
+        return (self.compiled or self.cost).bytes <= self.room
 
     def time(self, dtype: str) -> Time:
         """Estimates the seconds of a step."""
@@ -87,6 +91,17 @@ def plan_as_configured(run: Run, device: Device | None, count: int) -> Plan:
     """
     placement = build.build_placement(run.config, jax.devices()[:count])
     return _plan(run, device, placement, run.config.backbone.remat)
+
+
+def compiled(run: Run, plan: Plan) -> Plan:
+    """Asks the device's own compiler about a plan."""
+    mesh = plan.mesh
+    devices = find_devices(plan.device, mesh.devices)
+    placement = make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
+    try:
+        return plan._replace(compiled=compile_run(run, placement, mesh.remat))
+    except InputError as error:
+        return plan._replace(compiled=str(error))
 
 
 def fastest(run: Run, device: Device, count: int) -> Plan | None:

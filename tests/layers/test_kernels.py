@@ -1,0 +1,212 @@
+"""Kernels of others against two products and a softmax: which is taken, and what it gives."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas
+from jax.experimental.pallas.ops.tpu import flash_attention
+
+from jaxprompt.layers import kernels
+from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
+from jaxprompt.sharding import Target
+from jaxprompt.types import Prefix, Seen, Tokens
+
+N, D = 2, 8
+GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Target("cpu")
+
+
+@pytest.mark.parametrize(
+    "target, asked, changes, chosen",
+    [
+        (GPU, "auto", {}, "cudnn"),
+        (GPU, "auto", dict(dtype="float16", head_dim=128), "cudnn"),
+        (GPU, "auto", dict(dtype="float32"), "einsum"),
+        (GPU, "auto", dict(head_dim=60), "einsum"),
+        (GPU, "auto", dict(head_dim=136), "einsum"),
+        (GPU, "auto", dict(dropped=True), "einsum"),
+        (GPU, "auto", dict(told=False), "cudnn"),
+        (GPU, "einsum", {}, "einsum"),
+        (GPU, "fused", dict(dtype="float32"), "recompute"),
+        (GPU, "fused", dict(dropped=True), "einsum"),
+        (V100, "auto", {}, "einsum"),
+        (V100, "fused", {}, "recompute"),
+        (CPU, "auto", {}, "einsum"),
+        (CPU, "fused", {}, "recompute"),
+        (TPU, "auto", {}, "einsum"),
+        (TPU, "auto", dict(length=512), "flash"),
+        (TPU, "auto", dict(length=512, told=False), "einsum"),
+        (TPU, "auto", dict(length=512, dtype="float32"), "einsum"),
+        (TPU, "fused", {}, "flash"),
+        (TPU, "fused", dict(told=False), "recompute"),
+    ],
+)
+def test_choice(target, asked, changes, chosen):
+    given = dict(dtype="bfloat16", head_dim=64, dropped=False, length=64, told=True) | changes
+    assert kernels.choose(asked, target, **given) == chosen
+
+
+def draw(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.bfloat16)
+
+
+def tokens_of(rows, length, *, segments=False):
+    """Rows of differing lengths, padded on the right; the last one is filling."""
+    real = np.array([length, length - 3, length // 2, 0][:rows], np.int32)
+    mask = np.arange(length) < real[:, None]
+    none = np.zeros(mask.shape, np.int32)
+    apart = np.where(mask, 1 + (np.arange(length) > length // 3), 0).astype(np.int32)
+    positions = none + np.arange(length, dtype=np.int32)
+    return Tokens(ids=none, mask=mask, slot=none - 1, positions=positions, types=none, roles=none,
+                  segments=apart if segments else None, lengths=real)  # fmt: skip
+
+
+CASES = {  # tokens, prefix, causal, segments, rows of a bias, left padding
+    "plain": (40, 0, False, False, 0, False),
+    "odd, prefix": (37, 5, False, False, 0, False),
+    "left": (40, 5, False, False, 0, True),
+    "causal": (40, 0, True, False, 0, False),
+    "causal, prefix": (37, 5, True, False, 0, False),
+    "documents": (40, 0, False, True, 0, False),
+    "causal documents": (40, 0, True, True, 0, False),
+    "bias": (37, 0, False, False, 1, False),
+    "bias a row, prefix": (40, 4, False, False, 4, False),
+    "several blocks": (200, 3, False, False, 1, False),
+    "several blocks, causal": (200, 70, True, False, 0, False),
+}
+
+
+def make(name):
+    """Makes q, k, v, a bias, which keys are seen, and the rows and queries that are real."""
+    length, front, causal, segments, biased, left = CASES[name]
+    rows = 4
+    tokens = tokens_of(rows, length, segments=segments)
+    if left:
+        tokens = tokens._replace(mask=tokens.mask[:, ::-1], lengths=None)
+    seen = seen_before(tokens) if causal else seen_of(tokens, tokens)
+    q, k, v = (draw(i, rows, length, N, D) for i in range(3))
+    if front:
+        prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
+        k, v, seen = put_in_front(prefix, k, v, seen)
+    bias = 2 * draw(5, biased, N, length, length + front) if biased else None
+    return (q, k, v, bias), seen, tokens.mask
+
+
+def run(kernel, given, seen, real):
+    """Attends, with gradients of what is real. -> float32 output, gradients"""
+
+    def loss(given):
+        q, k, v, bias = given
+        y = kernel(q, k, v, seen, bias, D**-0.5)
+        y = jnp.where(jnp.asarray(real)[:, :, None, None], y, 0)
+        return (y.astype(jnp.float32) * jnp.cos(jnp.arange(D))).sum(), y
+
+    (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(given)
+    return np.float32(y), jax.tree.map(np.float32, grads)
+
+
+def plainly(q, k, v, seen, bias, scale):
+    return attend(q, k, v, Seen(seen.mask), bias, scale=scale, kernel="einsum")
+
+
+def assert_near(found, expected):
+    """In bfloat16: 1e-3 of the largest in the mean, 2^-6 at most."""
+    scale = np.abs(expected).max()
+    assert np.isfinite(found).all()
+    assert np.abs(found - expected).mean() <= 1e-3 * scale
+    assert np.abs(found - expected).max() <= 2**-6 * scale
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Lets kernels of Pallas run as plain operations."""
+    call = functools.partial(pallas.pallas_call, interpret=True)
+    monkeypatch.setattr(flash_attention.pl, "pallas_call", call)
+    jax.clear_caches()  # of programs that were traced for a TPU
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tpus_kernel(name, interpreted):
+    given, seen, real = make(name)
+    y, grads = run(kernels.flash, given, seen, real)
+    expected, slopes = run(plainly, given, seen, real)
+    assert_near(y, expected)
+    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
+        assert_near(found, slope)
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """Lets JAX's own description of attention answer for cuDNN, at even lengths alone."""
+    inner, calls = jax.nn.dot_product_attention, []
+
+    def answer(q, k, v, *, implementation, **how):
+        assert implementation == "cudnn" and q.shape[1] % 2 == k.shape[1] % 2 == 0
+        assert how["bias"] is None or how["bias"].dtype == q.dtype
+        calls.append(how)
+        lengths = how.get("key_value_seq_lengths")
+        assert lengths is None or lengths.dtype == jnp.int32
+        return inner(q, k, v, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", answer)
+    return calls
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gpus_kernel(name, described):
+    given, seen, real = make(name)
+    y, grads = run(kernels.cudnn, given, seen, real)
+    expected, slopes = run(plainly, given, seen, real)
+    assert_near(y, expected)
+    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
+        assert_near(found, slope)
+    length, front, causal, segments, biased, left = CASES[name]
+    by_mask = left or segments or bool(causal and front)
+    (how,) = described[:1]
+    assert (how["bias"] is not None) == bool(by_mask or biased)
+    assert (how["key_value_seq_lengths"] is None) == by_mask
+    assert how["is_causal"] == (causal and not by_mask)
+
+
+def test_rows_of_no_keys_stay_finite(described, interpreted):
+    """Filling of a batch: what it gives is never read, but NaN would spread."""
+    q, k, v = (draw(i, 2, 8, N, D) for i in range(3))
+    none = Seen(jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32))
+    for seen in (none, none._replace(lengths=None)):
+        assert np.isfinite(np.float32(kernels.cudnn(q, k, v, seen, None, 1.0))).all()
+    assert np.isfinite(np.float32(kernels.flash(q, k, v, none, None, 1.0))).all()
+
+
+def test_mapped_over_runs_every_array_has_the_axis_in_front():
+    """Also those that all runs share: a rule of cuDNN's for jax.vmap."""
+    shapes = []
+
+    @jax.custom_batching.custom_vmap
+    def kernel(x, y):
+        return x + y
+
+    @kernel.def_vmap
+    def _(size, is_mapped, x, y):
+        shapes.append((is_mapped, x.shape, y.shape))
+        return x + y, True
+
+    def one(x, y):
+        x, y = kernels._batch_alike((x, y))
+        return kernel(x, y).sum()
+
+    x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones(3)
+    grads = jax.vmap(jax.grad(lambda x, y: (kernels._batch_alike((x, y))[0] * y).sum()), (0, None))
+    np.testing.assert_array_equal(grads(x, y), np.ones((2, 3)))
+    found = jax.vmap(one, (0, None))(x, y)
+    np.testing.assert_array_equal(found, (x + 1).sum(1))
+    assert shapes == [([True, True], (2, 3), (2, 3))]
+
+
+def test_blocks_divide():
+    for length in range(128, 2049, 128):
+        assert length % kernels._block(length) == 0
+    assert functools.reduce(max, map(kernels._block, (512, 640, 1024))) == 640
