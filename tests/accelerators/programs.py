@@ -1,0 +1,157 @@
+"""Real steps at published sizes, as shapes that lie on devices that are not there."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt import build, rng, tree
+from jaxprompt.build.adapting import NEEDS
+from jaxprompt.cli.options import load_config
+from jaxprompt.data.denoise.span_corruption import corrupted_lengths, tokens_for
+from jaxprompt.devices import DEVICES
+from jaxprompt.group.program import Own, make_group_step
+from jaxprompt.heads.lm import TextHead
+from jaxprompt.heads.pretraining import TargetHead
+from jaxprompt.losses import count_hits, on_targets
+from jaxprompt.model import Model, backbone_shapes
+from jaxprompt.planning.abstract import open_run
+from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
+from jaxprompt.planning.cost import make_shapes
+from jaxprompt.pretraining import generator_config, make_objectives, make_pair, untie
+from jaxprompt.prompts import make_prompt
+from jaxprompt.published import published
+from jaxprompt.scorer import shape_backbone
+from jaxprompt.sharding import Placement, like, make_placement, within
+from jaxprompt.state import make_state
+from jaxprompt.steps import Objective, make_eval_step, make_generate_step, make_train_step
+from jaxprompt.types import Batch, Tokens
+
+WRITES = dict(max_new=32, eos=1, pad=0, beams=4)
+
+
+def make_place(device: str, data: int, model: int, fsdp: bool) -> Placement:
+    """Lays out devices that are not there."""
+    devices = find_devices(DEVICES[device], data * model)
+    return make_placement(data, model, fsdp=fsdp, devices=devices)
+
+
+def put(leaves: Any, where: Any) -> Any:
+    """Describes leaves that lie somewhere: one place, or one a leaf."""
+    where = jax.tree.map(lambda _: where, leaves) if hasattr(where, "mesh") else where
+    lay = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return jax.tree.map(lay, leaves, where)
+
+
+def open_config(path: str, place: Placement, **fields: Any) -> Any:
+    """Loads a config with fields changed ("backbone__path") and the mesh of a placement."""
+    mesh = place.mesh.shape
+    own = {"mesh.data": mesh["data"], "mesh.model": mesh["model"], "mesh.fsdp": place.fsdp}
+    own |= {name.replace("__", "."): value for name, value in fields.items()}
+    return load_config(path, [(name, str(value)) for name, value in own.items()])
+
+
+def compile_train(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any, Any]:
+    """Compiles the train step of a config. -> what it takes, its shapes, the config"""
+    c = open_config(path, place, **fields)
+    shapes = make_shapes(open_run(c), place, as_it_runs=True)
+    return compile_for(place, shapes.step, *shapes[1:], donate_argnums=0), shapes, c
+
+
+def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple[Compiled, Any]:
+    """Compiles a step of several runs on one device."""
+    c = open_config(path, place, **fields)
+    run = open_run(c)
+    shapes = make_shapes(run, place, as_it_runs=True)
+    model = dataclasses.replace(run.model, backbone=_module(run, place))
+    tx = build.build_optimizer(run.config, shapes.state.trainable, build.Plan(1000, 100, 0), 100)
+    step = make_group_step(model, tx, run.objectives)
+    many = lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=place.replicated)
+    state, batch = (jax.tree.map(many, part) for part in (shapes.state, shapes.batch))
+    over = dataclasses.replace(place, runs=True)
+    given = state, shapes.frozen, batch, Own({}, {})
+    return compile_for(place, within(over, step), *given, donate_argnums=0), shapes, c
+
+
+def compile_scores(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
+    """Compiles the scoring of a batch, as evaluate and predict do."""
+    c = open_config(path, place, **fields)
+    run = open_run(c)
+    shapes = make_shapes(run, place, as_it_runs=True)
+    step = make_eval_step(dataclasses.replace(run.model, backbone=_module(run, place)))
+    given = shapes.state.trainable, shapes.frozen, shapes.batch
+    return compile_for(place, within(place, step), *given), shapes, c
+
+
+def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compiled, Any]:
+    """Compiles the writing of texts by beam search."""
+    c = open_config(path, place, **fields)
+    run = open_run(c)
+    shapes = make_shapes(run, place, as_it_runs=True)
+    model = Model(_module(run, place), run.model.prompt, {"main": TextHead()})
+    step = make_generate_step(model, **WRITES)
+    prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
+    given = prompt, shapes.frozen, shapes.batch
+    return compile_for(place, within(place, step), *given), shapes, c
+
+
+def _module(run: Any, place: Placement) -> Any:
+    cfg = run.backbone.module.cfg
+    cfg = dataclasses.replace(
+        cfg, rows=place.padded(cfg.vocab), attention=run.config.backbone.attention
+    )
+    return run.backbone.module.clone(cfg=cfg)
+
+
+def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tuple[Compiled, Any]:
+    """Compiles a step of a backbone's own pre-training, all weights float32."""
+    c = open_config(path, place, backbone__path=name, **fields)
+    known, block = published()[name], c.backbone.to_dict()
+    head = NEEDS[c.objective.name][1]
+    open_as = lambda hf, family, heads: shape_backbone(
+        block | {"family": family}, name, hf, heads
+    ).module
+    module = open_as(known.hf, "", (head,))
+    module = module.clone(cfg=dataclasses.replace(module.cfg, rows=place.padded(module.cfg.vocab)))
+    wide = lambda module: tree.unflatten(backbone_shapes(module))["backbone"]
+    if head == "rtd":
+        small = open_as(generator_config(known.hf), "electra", ("mlm",))
+        small = small.clone(cfg=dataclasses.replace(small.cfg, rows=module.cfg.rows))
+        model, objectives = make_pair(small, module), make_objectives()
+        params = {"backbone": wide(module), "generator": untie(wide(small))}
+    else:
+        model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
+        objectives = [Objective("main", on_targets, sums=count_hits)]
+        params = {"backbone": wide(module)}
+    trainable = tree.flatten(params)
+    tx = build.build_optimizer(c, trainable, build.Plan(1000, 100, 0), 100)
+    key = rng.key_for(0, "dropout")
+    state = jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
+    state = put(state, like(place, state, place.parameters(trainable)))
+    batch = put(_rows(c), place.batch)
+    step = within(place, make_train_step(model, tx, objectives))
+    return compile_for(place, step, state, {}, batch, donate_argnums=0), state
+
+
+def _rows(c: Any) -> Batch:
+    """Describes a batch of an objective, full rows of text."""
+    o, rows, length = c.objective, c.data.batch, c.data.max_len
+    reads, inner = {
+        "mlm": (round(o.rate * length), 0), "rtd": (round(o.rate * length), 0),
+        "clm": (length - 1, 0), "prefix_lm": (length, length),
+        "span_corruption": (0, corrupted_lengths(tokens_for(length, o.rate, o.span), o.rate,
+                                                 o.span)[1]),
+    }[o.name]  # fmt: skip
+    reads = reads or inner
+
+    def tokens(width: int, told: bool) -> Tokens:
+        ids = np.zeros((rows, width), np.int32)
+        lengths = np.full(rows, width, np.int32) if told else None
+        return Tokens(ids, ids == 0, ids, ids, ids, ids.astype(np.int8), None, lengths)
+
+    read, flat = np.zeros((rows, reads), np.int32), np.zeros(rows, np.int32)
+    return Batch(
+        tokens(length, True), read, flat, flat.astype(np.float32), flat,
+        tokens(inner, False) if inner else None, read,
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""What ships is compiled at its published size by the compilers of the devices that it is for."""
+
+from pathlib import Path
+
+import pytest
+from programs import (
+    compile_adapt,
+    compile_grid,
+    compile_scores,
+    compile_train,
+    compile_writing,
+    make_place,
+)
+
+from jaxprompt.devices import DEVICES
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs"
+SHIPPED = sorted(
+    str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.py")
+    if path.stem != "__init__" and path.parent.name != "parts"
+)  # fmt: skip
+ON = ("v5e", "v5p", "v6e", "a100-80", "h100")
+XXL = "google/t5-v1_1-xxl"
+# What configs leave to the user, at the size that was published.
+NAMED = {
+    "base.py": "google-bert/bert-large-uncased", "ppt/cells.py": "google/t5-v1_1-large",
+    "ppt/nsp.py": XXL, "ppt/nss.py": XXL, "ppt/unified.py": XXL, "ppt/cls.py": XXL,
+    "adapt/mlm.py": "google-bert/bert-large-uncased", "adapt/clm.py": "openai-community/gpt2-large",
+    "adapt/rtd.py": "google/electra-base-discriminator", "adapt/prefix_lm.py": "google/t5-v1_1-large",
+    "adapt/span_corruption.py": "google/t5-v1_1-large",
+}  # fmt: skip
+# data x model; others are 4 x 1. The largest pre-training of prompts takes a pod, or 8 GPUs.
+POD = {"v5e": (64, 4), "v5p": (16, 4), "v6e": (32, 4), "a100-80": (2, 4), "h100": (2, 4)}
+FOUR = dict.fromkeys(ON, (2, 4))
+MESHES = {
+    "ppt/t5_xxl.py": FOUR, "ppt/mt5_xxl.py": FOUR, "ppt/t5_xl.py": dict.fromkeys(ON, (2, 2)),
+    "ppt/mt5_xl.py": dict.fromkeys(ON, (2, 2)),
+    **dict.fromkeys(("ppt/nsp.py", "ppt/nss.py", "ppt/unified.py", "ppt/cls.py"), POD),
+}  # fmt: skip
+FIELDS = {
+    path: dict(backbone__remat="full") for path in MESHES if path[4:7] in ("nsp", "nss", "uni", "cls")
+}
+BERT, GPT2 = "google-bert/bert-large-uncased", "openai-community/gpt2-xl"
+NARROW = dict(backbone__dtype="bfloat16", backbone__dropout=0.0)
+
+
+@pytest.fixture
+def tell(record_property):
+    """Checks a program and records its row of the table."""
+
+    def tell(work, name, device, place, found, trained, frozen, kernel):
+        compiled, data, model = found, place.mesh.shape["data"], place.mesh.shape["model"]
+        sent, counts = compiled.work.sent, compiled.work.counts
+        gib = [f"{size / 2**30:.2f} GiB" for size in (compiled.arguments, compiled.temporary)]
+        said = ", ".join(
+            f"{counts[kind]} {kind} {sent[kind] / 2**20:.0f} MiB"
+            + f" ({compiled.work.beside[kind]} asynchronous)" * bool(compiled.work.beside[kind])
+            for kind in sorted(counts)
+        )
+        there = "__cudnn$fmha" in compiled.text or "tpu_custom_call" in compiled.text
+        mesh = f"{data} x {model}" + ", FSDP" * place.fsdp
+        row = (work, name, f"{place.mesh.size}x {device}", mesh, *gib, said, "yes" if there else "")
+        record_property("row", row)
+        assert compiled.bytes <= DEVICES[device].memory
+        assert there == kernel
+        if place.mesh.size == 1:
+            assert not counts
+        elif model == 1 and not place.fsdp:  # the sums of gradients and of metrics, no weights
+            assert sum(sent.values()) <= 4 * trained + 2**20
+        elif place.fsdp:
+            assert sent["all-gather"] >= 0.5 * frozen * (data - 1) / data / model
+        else:
+            assert counts["all-reduce"] and sent["all-gather"] <= 0.05 * frozen
+
+    return tell
+
+
+def weights(leaves) -> int:
+    """Counts the bytes of a tree, whole."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
+
+
+def has_kernel(c, device: str, length: int) -> bool:
+    """Tells where attention's kernel is promised, of configs without dropout."""
+    if c.backbone.dtype != "bfloat16" or c.backbone.dropout != 0.0:
+        return False
+    return DEVICES[device].platform == "gpu" or length >= 512
+
+
+@pytest.mark.parametrize("device", ON)
+@pytest.mark.parametrize("path", [path for path in SHIPPED if not path.startswith("adapt/")])
+def test_every_config_trains(path, device, tell):
+    data, model = MESHES.get(path, {}).get(device, (4, 1))
+    place = make_place(device, data, model, False)
+    fields = FIELDS.get(path, {}) | ({"backbone__path": NAMED[path]} if path in NAMED else {})
+    compiled, shapes, c = compile_train(str(CONFIGS / path), place, **fields)
+    name, work = c.backbone.path.partition("/")[2], path.removesuffix(".py")
+    kernel = has_kernel(c, device, shapes.batch.encoder.ids.shape[1])
+    parts = weights(shapes.state.trainable), weights(shapes.frozen)
+    tell(work, name, device, place, compiled, *parts, kernel)
+
+
+@pytest.mark.parametrize("device", ON)
+@pytest.mark.parametrize("path", [path for path in SHIPPED if path.startswith("adapt/")])
+def test_every_backbone_adapts(path, device, tell):
+    place = make_place(device, 4, 1, False)
+    compiled, state = compile_adapt(
+        str(CONFIGS / path), place, NAMED[path], backbone__dtype="bfloat16"
+    )
+    name = NAMED[path].partition("/")[2]
+    kernel = DEVICES[device].platform == "gpu" or "corruption" in path or "clm" in path
+    kernel = kernel or "prefix_lm" in path
+    tell(path.removesuffix(".py"), name, device, place, compiled, weights(state.trainable), 0, kernel)
+
+
+@pytest.mark.parametrize("device", ("v5e", "h100"))
+@pytest.mark.parametrize(
+    "work, path, data, model, fsdp, fields",
+    [
+        ("grid of 8", "base.py", 1, 1, False, dict(backbone__path=BERT, data__batch=16)),
+        ("grid of 4", "ppt/t5_base.py", 1, 1, False, {}),
+        ("scores", "ppt/t5_xxl.py", 2, 4, False, {}),
+        ("writing", "ppt/t5_large.py", 4, 1, False, {}),
+        ("writing", "base.py", 1, 1, False, dict(backbone__path=GPT2, head__pooler="cls")),
+        ("train", "base.py", 2, 2, False, dict(backbone__path=BERT)),
+        ("train", "base.py", 4, 1, True, dict(backbone__path=BERT)),
+        ("train", "base.py", 2, 4, False, dict(backbone__path="openai-community/gpt2-large")),
+        ("train", "base.py", 4, 1, True, dict(backbone__path=GPT2, data__max_len=512)),
+        ("train", "base.py", 4, 1, False, dict(backbone__path=GPT2, data__max_len=512)),
+        ("train", "ppt/t5_xxl.py", 8, 1, True, {}),
+    ],
+)  # fmt: skip
+def test_other_steps_and_meshes(work, path, data, model, fsdp, fields, device, tell):
+    place = make_place(device, data, model, fsdp)
+    fields = fields | (NARROW if path == "base.py" else {})
+    kind, _, count = work.partition(" of ")
+    if "gpt2-large" in str(fields):  # 20 heads divide over 4, 36 layers of 1280
+        fields = fields | dict(data__batch=32)
+    how = {"train": compile_train, "grid": compile_grid, "scores": compile_scores,
+           "writing": compile_writing}[kind]  # fmt: skip
+    compiled, shapes, c = how(
+        str(CONFIGS / path), place, *([int(count)] if count else []), **fields
+    )
+    kernel = has_kernel(c, device, shapes.batch.encoder.ids.shape[1])
+    parts = weights(shapes.state.trainable), weights(shapes.frozen)
+    name = c.backbone.path.partition("/")[2]
+    tell(work, name, device, place, compiled, *parts, kernel)
