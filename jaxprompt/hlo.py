@@ -16,6 +16,8 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_BESIDE = ("chain_id=", "async_collective_name=")  # libtpu's marks of what other work hides
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 # {{0,1},{2,3}}, [2,4]<=[8] (groups x devices), mesh['a'=2,'b'=4] {'b'}, or {'b':(1)2} of an axis
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
@@ -56,12 +58,15 @@ class _Instruction(NamedTuple):
 def read_work(text: str) -> Work:
     """Counts the work of a program in HLO text, as `compiled.as_text()` gives it."""
     computations, entry = _parse(text)
+    parts = _parts(computations)
 
     @functools.cache
     def total(name: str) -> Work:
         work, types = Work(0.0, Counter(), Counter()), {}
         for own in computations[name]:
             types[own.name] = own.result
+            if own.name in parts:
+                continue
             work = work.plus(_work(own, types))
             trips = _trips(own, computations) if own.kind == "while" else 1
             called = _CALLED.findall(own.rest)
@@ -72,6 +77,18 @@ def read_work(text: str) -> Work:
         return work
 
     return total(entry)
+
+
+def _parts(computations: dict[str, list[_Instruction]]) -> set[str]:
+    """Names the parts of collectives that are counted already: libtpu cuts them into several."""
+    seen, parts = set(), set()
+    for own in (own for steps in computations.values() for own in steps):
+        channel = _CHANNEL.search(own.rest) if own.kind.removesuffix("-start") in _SENT else None
+        if channel and (own.kind, channel[1]) in seen:
+            parts.add(own.name)
+        elif channel:
+            seen.add((own.kind, channel[1]))
+    return parts
 
 
 def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int:
@@ -119,7 +136,7 @@ def _work(own: _Instruction, types: dict[str, str]) -> Work:
     if kind == "reduce-scatter":
         size *= devices
     sent = round(_SENT[kind](devices) * size)
-    beside = Counter({kind: 1} if starts else {})
+    beside = Counter({kind: 1} if starts or any(mark in own.rest for mark in _BESIDE) else {})
     return Work(0.0, Counter({kind: 1}), Counter({kind: sent}), beside)
 
 

@@ -118,9 +118,6 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
     run = functools.partial(_flash, causal=seen.causal)
     run = sharding.divide(run, [("act_batch", "act_heads", None, None)] * 3 + axes)
 
-    # Kept for the backward pass are q, k and v alone and with heads joined: a head's own 64 numbers
-    # would take the room of 128, the width of a TPU's registers.
-    @jax.checkpoint
     def attend(q, k, v, arrays):
         def lay(x, *ends):
             x = x.reshape(rows, -1, heads, size)
@@ -131,7 +128,23 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
 
     join = lambda x: x.reshape(*x.shape[:2], heads * size)
     # The kernel would scale the bias too.
-    return attend(join(q if scale == 1.0 else q * scale), join(k), join(v), arrays)
+    return _anew(attend, join(q if scale == 1.0 else q * scale), join(k), join(v), tuple(arrays))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _anew(function, *arrays):
+    """Computes a function, and for the backward pass once more from its arguments alone.
+
+    Of q, k and v with heads joined: a head's own 64 numbers would take the room of 128, the width
+    of a TPU's registers. Unlike jax.checkpoint's, this holds inside another jax.checkpoint too.
+    """
+    return function(*arrays)
+
+
+_anew.defvjp(
+    lambda function, *arrays: (function(*arrays), arrays),
+    lambda function, arrays, given: jax.vjp(function, *arrays)[1](given),
+)
 
 
 def _flash(q, k, v, own, others, bias=None, *, causal: bool):
