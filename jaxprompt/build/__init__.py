@@ -19,6 +19,7 @@ from jaxprompt.errors import InputError, at_least
 from jaxprompt.evaluate import Step, evaluate, make_writer, place_step, write_texts
 from jaxprompt.fields import check_fields
 from jaxprompt.folding import fold_flat
+from jaxprompt.layers import kernels
 from jaxprompt.losses import free_text, make_loss
 from jaxprompt.metrics import score_texts
 from jaxprompt.model import Model, backbone_shapes
@@ -123,6 +124,18 @@ def check_mesh(placement: Placement, module: Any, part: str = "backbone") -> Non
         shapes = backbone_shapes(module.clone(cfg=rows))
         named = {f"{part}/{name.split('/', 1)[1]}": leaf for name, leaf in shapes.items()}
         check_divides(placement, named)
+
+
+def tell_kernel(c: Any, placement: Placement, module: Any) -> list[str]:
+    """Says that dropout keeps the devices' own attention kernel out of training, where it does."""
+    cfg, rate = module.cfg, module.cfg.attention_dropout
+    given = cfg, module.dims.head_dim, placement.target, c.data.max_len
+    if not rate or not kernels.has_own(*given, drops=False):
+        return []
+    return [
+        f"attention dropout {rate} keeps the devices' attention kernel out of training; "
+        "--config.backbone.dropout=0 takes it"
+    ]
 
 
 # -- data --------------------------------------------------------------------------------------

@@ -104,7 +104,12 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
         measure, lambda found: -found["loss"], plan, c.train, adapted.fingerprint,
         c.backbone.dropout != 0, meter.describe,
     )  # fmt: skip
-    begin = lambda log: tell_start(log, c, corpus, rows, dev, adapted, plan, started)
+
+    def begin(log: Any) -> None:
+        tell_start(log, c, corpus, rows, dev, adapted, plan, started)
+        for line in build.tell_kernel(c, placement, adapted.backbone.module):
+            log.say(line)
+
     ended = drive(job, workdir, started, begin)
     if ended is None:
         return None

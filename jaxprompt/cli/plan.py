@@ -105,6 +105,7 @@ def _describe_plan(plan: Any, dtype: str, tokens: int) -> dict[str, Any]:
         "device": plan.device and plan.device.name,
         "mesh": {"data": mesh.data, "model": mesh.model, "fsdp": mesh.fsdp},
         "remat": mesh.remat,
+        "attention": mesh.attention,
         "bytes": {
             "frozen": sizes.frozen_bytes,
             "trained": sizes.trained_bytes,
@@ -202,6 +203,8 @@ def _advice(found: dict[str, Any]) -> list[str]:
         if plan is not None:
             flags = [f"--config.mesh.{field}={value}" for field, value in plan["mesh"].items()]
             flags.append(f"--config.backbone.remat={plan['remat']}")
+            if plan["attention"]:
+                flags.append(f"--config.backbone.attention={plan['attention']}")
             lines.append(f"{name}, {plan['devices']}x {plan['device']}: {' '.join(flags)}")
     if found["plans"]["smallest"] is None:
         cure = "lower data.batch or data.max_len"
@@ -219,6 +222,8 @@ def _table(plans: dict[str, Any]) -> list[str]:
     row("devices", lambda p: f"{p['devices']}x {p['device'] or 'device'}")
     row("data x model", lambda p: f"{p['mesh']['data']} x {p['mesh']['model']}")
     row("fsdp, remat", lambda p: f"{'yes' if p['mesh']['fsdp'] else 'no'}, {p['remat']}")
+    if any(plan["attention"] for plan in columns):
+        row("attention", lambda p: p["attention"] or "as configured")
     for part in columns[0]["bytes"]:
         name = {"total": "  in all"}.get(part, f"  {part}")
         row(name, lambda p, part=part: _bytes(p["bytes"][part]))
@@ -247,7 +252,8 @@ def _table(plans: dict[str, Any]) -> list[str]:
     first = max(len(name) for name, _ in rows)
     width = 2 + max(len(cell) for _, cells in rows for cell in cells)
     return [
-        f"{name:{first}}" + "".join(f"{cell:>{width}}" for cell in cells) for name, cells in rows
+        (f"{name:{first}}" + "".join(f"{cell:>{width}}" for cell in cells)).rstrip()
+        for name, cells in rows
     ]
 
 

@@ -91,7 +91,12 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
         measure, lambda found: -found["loss"], plan, c.train, learned.report.fingerprint,
         drops, meter.describe,
     )  # fmt: skip
-    begin = lambda log: tell_start(log, c, corpus, asked, text, learned, plan, started)
+
+    def begin(log: Any) -> None:
+        tell_start(log, c, corpus, asked, text, learned, plan, started)
+        for line in build.tell_kernel(c, placement, asked.backbone.module):
+            log.say(line)
+
     ended = drive(job, workdir, started, begin)
     if ended is None:
         return None

@@ -89,6 +89,8 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     def begin(log: Any) -> None:
         tell_start(log, c, backbone, scorer, splits, weights, plan, started)
+        for line in build.tell_kernel(c, placement, backbone.module):
+            log.say(line)
         fill(log.say)
 
     ended = drive(job, workdir, started, begin)

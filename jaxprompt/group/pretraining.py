@@ -86,6 +86,7 @@ def prepare(
         members.append(_member(run, scorer, tasks[key].text, flops[key], placement))
     objective = ppt.make_objective(c, members[0].scorer.model)[1]
     says = ppt.told(c, backbone, loaded.report, corpus)
+    says += build.tell_kernel(c, placement, backbone.module)
     for task in tasks.values():
         says += ppt.told_task(*task)
     return Shared(c, placement, loaded, [objective], Looks, says, "held_out"), members

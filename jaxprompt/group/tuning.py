@@ -72,7 +72,8 @@ def prepare(
         words = [array.tolist() for array in jax.tree.leaves(member.words)]
         own = models.setdefault(json.dumps([prompt, scorer.classes, words]), own)
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
-    says = (f"backbone {c.backbone.path} ({backbone.family})",)
+    says = [f"backbone {c.backbone.path} ({backbone.family})"]
+    says += build.tell_kernel(c, placement, backbone.module)
     shared = Shared(c, placement, loaded, build.build_objectives(c), Looks, says)
     return shared, members
 

@@ -5,6 +5,7 @@ flash attention (TPUs, Pallas) keep no scores, and take only some shapes and mas
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,15 @@ def choose(
     if narrow and target.platform == "tpu" and told and long:
         return "flash"
     return "recompute" if kernel == "fused" else "einsum"
+
+
+def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool) -> bool:
+    """Tells whether a target has a kernel of its own for a backbone's attention over a text."""
+    chosen = choose(
+        cfg.attention, target, dtype=cfg.dtype, head_dim=head_dim, dropped=drops, length=length,
+        told=True,
+    )  # fmt: skip
+    return chosen in ("cudnn", "flash")
 
 
 def cudnn(q, k, v, seen: Seen, bias, scale: float):

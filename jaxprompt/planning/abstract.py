@@ -128,11 +128,16 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
 def has_kernel(module: Any, device: Device, length: int) -> bool:
     """Tells whether training on a device takes its own attention kernel at a length."""
     cfg, target = module.cfg, Target(device.platform, device.capability)
-    chosen = kernels.choose(
-        cfg.attention, target, dtype=cfg.dtype, head_dim=module.dims.head_dim,
-        dropped=cfg.attention_dropout > 0, length=length, told=True,
-    )  # fmt: skip
-    return chosen in ("cudnn", "flash")
+    drops = cfg.attention_dropout > 0
+    return kernels.has_own(cfg, module.dims.head_dim, target, length, drops=drops)
+
+
+def may_fuse(run: Run, device: Device) -> bool:
+    """Tells whether a device has a kernel for attention that it takes on request alone."""
+    c, module = run.config, run.backbone.module
+    if c.backbone.attention != "auto" or has_kernel(module, device, c.data.max_len):
+        return False
+    return has_kernel(with_attention(run.backbone, "fused").module, device, c.data.max_len)
 
 
 def with_attention(backbone: Backbone, kernel: str) -> Backbone:

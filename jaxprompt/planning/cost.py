@@ -75,15 +75,17 @@ class Cost(NamedTuple):
 
 
 def make_shapes(
-    run: Run, placement: Placement, remat: str = "", *, as_it_runs: bool = False
-) -> Shapes:
+    run: Run, placement: Placement, remat: str = "", attention: str = "", *,
+    as_it_runs: bool = False,
+) -> Shapes:  # fmt: skip
     """Makes the step of a run on a mesh, and the shapes that it takes.
 
-    `remat` replaces the config's. With `as_it_runs` it is the step of training to the letter, for
-    the device's own compiler. Raises InputError where the model does not divide over the mesh.
+    `remat` and `attention` replace the config's. With `as_it_runs` it is the step of training to
+    the letter, for the device's own compiler. Raises InputError where the model does not divide
+    over the mesh.
     """
     c, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
-    module = _module(run, rows, remat or c.backbone.remat, as_it_runs)
+    module = _module(run, rows, remat or c.backbone.remat, attention, as_it_runs)
     trainable, frozen, state = _numbers(run, rows, as_it_runs)
     check_divides(placement, trainable | frozen)
     step = make_train_step(
@@ -98,11 +100,11 @@ def make_shapes(
     )
 
 
-def _module(run: Run, rows: int, remat: str, as_it_runs: bool) -> Any:
+def _module(run: Run, rows: int, remat: str, attention: str, as_it_runs: bool) -> Any:
     cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
-    if as_it_runs:
-        cfg = dataclasses.replace(cfg, attention=run.config.backbone.attention)
-    elif cfg.dtype == jnp.bfloat16 and not run.widens:
+    asked = attention or (run.config.backbone.attention if as_it_runs else cfg.attention)
+    cfg = dataclasses.replace(cfg, attention=asked)
+    if not as_it_runs and cfg.dtype == jnp.bfloat16 and not run.widens:
         cfg = dataclasses.replace(cfg, dtype=jnp.float16)
     return run.backbone.module.clone(cfg=cfg)
 
@@ -115,7 +117,7 @@ def _optimizer(run: Run, trainable: tree.Flat) -> Any:
 @functools.lru_cache(maxsize=8)
 def _numbers(run: Run, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Flat, Any]:
     """Tells the shapes of what trains, of what is frozen, and of the state."""
-    module = _module(run, rows, "none", as_it_runs)
+    module = _module(run, rows, "none", "", as_it_runs)
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
     def draw(key):
@@ -149,14 +151,14 @@ def weigh(shapes: Shapes, placement: Placement) -> Sizes:
 
 
 @functools.lru_cache(maxsize=64)
-def cost_of(run: Run, placement: Placement, remat: str = "") -> Cost:
+def cost_of(run: Run, placement: Placement, remat: str = "", attention: str = "") -> Cost:
     """Compiles the step for one device of the mesh and reads what it takes."""
-    return measure(make_shapes(run, placement, remat), placement)
+    return measure(make_shapes(run, placement, remat, attention), placement)
 
 
-def compile_run(run: Run, placement: Placement, remat: str) -> Compiled:
+def compile_run(run: Run, placement: Placement, remat: str, attention: str) -> Compiled:
     """Compiles the step for the devices of a mesh by their own compiler."""
-    shapes = make_shapes(run, placement, remat, as_it_runs=True)
+    shapes = make_shapes(run, placement, remat, attention, as_it_runs=True)
     return compile_for(placement, shapes.step, *shapes[1:], donate_argnums=0)
 
 

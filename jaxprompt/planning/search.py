@@ -9,7 +9,7 @@ import jax
 from jaxprompt import build
 from jaxprompt.devices import Device
 from jaxprompt.errors import InputError
-from jaxprompt.planning.abstract import Run
+from jaxprompt.planning.abstract import Run, may_fuse
 from jaxprompt.planning.compilers import Compiled, find_devices
 from jaxprompt.planning.cost import Cost, compile_run, cost_of, make_shapes, weigh
 from jaxprompt.sharding import DATA, MODEL, Placement, make_placement
@@ -26,6 +26,7 @@ class Mesh(NamedTuple):
     model: int
     fsdp: bool
     remat: str
+    attention: str = ""  # of backbone.attention, where it differs from the config's
 
     @property
     def devices(self) -> int:
@@ -99,7 +100,8 @@ def compiled(run: Run, plan: Plan) -> Plan:
     devices = find_devices(plan.device, mesh.devices)
     placement = make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
     try:
-        return plan._replace(compiled=compile_run(run, placement, mesh.remat))
+        found = compile_run(run, placement, mesh.remat, mesh.attention)
+        return plan._replace(compiled=found)
     except InputError as error:
         return plan._replace(compiled=str(error))
 
@@ -107,16 +109,22 @@ def compiled(run: Run, plan: Plan) -> Plan:
 def fastest(run: Run, device: Device, count: int) -> Plan | None:
     """Finds the mesh of `count` devices that holds the run and steps fastest, if one does.
 
-    Recomputation costs a third of all products: meshes that do without it come first.
+    Recomputation costs a third of all products: meshes that do without it come first, and then, if
+    the device has one for texts this short, its kernel for attention, which keeps no scores.
     """
     places = list(_places(run, device, count))
+    kernel = "fused" if may_fuse(run, device) else ""
     with ThreadPoolExecutor(_THREADS) as pool:
 
-        def fitting(remat: str, places: Iterable[Placement]) -> dict[Placement, Plan]:
-            plans = pool.map(lambda place: _plan(run, device, place, remat), places)
+        def fitting(
+            remat: str, places: Iterable[Placement], attention: str = ""
+        ) -> dict[Placement, Plan]:
+            plans = pool.map(lambda place: _plan(run, device, place, remat, attention), places)
             return {place: plan for place, plan in zip(places, plans, strict=True) if plan.fits}
 
         found = fitting("none", places)
+        if not found and kernel:
+            found = fitting("none", places, kernel)
         if not found:
             # "dots" holds less than "none" and more than "full".
             full = fitting("full", places)
@@ -161,7 +169,9 @@ def _places(run: Run, device: Device, count: int) -> Iterator[Placement]:
                 yield place
 
 
-def _plan(run: Run, device: Device | None, placement: Placement, remat: str) -> Plan:
+def _plan(
+    run: Run, device: Device | None, placement: Placement, remat: str, attention: str = ""
+) -> Plan:
     shape = placement.mesh.shape
-    mesh = Mesh(shape[DATA], shape[MODEL], placement.fsdp, remat)
-    return Plan(mesh, cost_of(run, placement, remat), device)
+    mesh = Mesh(shape[DATA], shape[MODEL], placement.fsdp, remat, attention)
+    return Plan(mesh, cost_of(run, placement, remat, attention), device)

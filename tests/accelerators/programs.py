@@ -109,9 +109,9 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
     c = open_config(path, place, backbone__path=name, **fields)
     known, block = published()[name], c.backbone.to_dict()
     head = NEEDS[c.objective.name][1]
-    open_as = lambda hf, family, heads: shape_backbone(
-        block | {"family": family}, name, hf, heads
-    ).module
+    open_as = lambda hf, family, heads: (
+        shape_backbone(block | {"family": family}, name, hf, heads).module
+    )
     module = open_as(known.hf, "", (head,))
     module = module.clone(cfg=dataclasses.replace(module.cfg, rows=place.padded(module.cfg.vocab)))
     wide = lambda module: tree.unflatten(backbone_shapes(module))["backbone"]

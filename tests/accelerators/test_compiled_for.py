@@ -27,7 +27,8 @@ NAMED = {
     "base.py": "google-bert/bert-large-uncased", "ppt/cells.py": "google/t5-v1_1-large",
     "ppt/nsp.py": XXL, "ppt/nss.py": XXL, "ppt/unified.py": XXL, "ppt/cls.py": XXL,
     "adapt/mlm.py": "google-bert/bert-large-uncased", "adapt/clm.py": "openai-community/gpt2-large",
-    "adapt/rtd.py": "google/electra-base-discriminator", "adapt/prefix_lm.py": "google/t5-v1_1-large",
+    "adapt/rtd.py": "google/electra-base-discriminator",
+    "adapt/prefix_lm.py": "google/t5-v1_1-large",
     "adapt/span_corruption.py": "google/t5-v1_1-large",
 }  # fmt: skip
 # data x model; others are 4 x 1. The largest pre-training of prompts takes a pod, or 8 GPUs.
@@ -39,7 +40,9 @@ MESHES = {
     **dict.fromkeys(("ppt/nsp.py", "ppt/nss.py", "ppt/unified.py", "ppt/cls.py"), POD),
 }  # fmt: skip
 FIELDS = {
-    path: dict(backbone__remat="full") for path in MESHES if path[4:7] in ("nsp", "nss", "uni", "cls")
+    path: dict(backbone__remat="full")
+    for path in MESHES
+    if path[4:7] in ("nsp", "nss", "uni", "cls")
 }
 BERT, GPT2 = "google-bert/bert-large-uncased", "openai-community/gpt2-xl"
 NARROW = dict(backbone__dtype="bfloat16", backbone__dropout=0.0)
@@ -111,7 +114,9 @@ def test_every_backbone_adapts(path, device, tell):
     name = NAMED[path].partition("/")[2]
     kernel = DEVICES[device].platform == "gpu" or "corruption" in path or "clm" in path
     kernel = kernel or "prefix_lm" in path
-    tell(path.removesuffix(".py"), name, device, place, compiled, weights(state.trainable), 0, kernel)
+    tell(
+        path.removesuffix(".py"), name, device, place, compiled, weights(state.trainable), 0, kernel
+    )
 
 
 @pytest.mark.parametrize("device", ("v5e", "h100"))

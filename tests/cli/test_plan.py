@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from tiny_pretrain import BATCH, CASES, fields_of
@@ -12,7 +13,9 @@ from tiny_run import ROOT, jaxprompt
 from jaxprompt.build import ppt
 from jaxprompt.cli.options import load_config
 from jaxprompt.heads.pretraining import AnswerHead
+from jaxprompt.hlo import Work
 from jaxprompt.planning.abstract import open_run
+from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.cost import make_shapes, weigh
 from jaxprompt.sharding import make_placement
 
@@ -142,6 +145,36 @@ def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
     assert "tokens a second" in out and "https://cloud.google.com/tpu/docs/v5e" in out
 
 
+def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, monkeypatch):
+    """Its memory decides what fits, and its collectives are told; it may refuse."""
+    work = Work(0.0, Counter({"all-reduce": 3}), Counter({"all-reduce": 2**20}),
+                Counter({"all-reduce": 2}))  # fmt: skip
+    said = [Compiled(2**30, 20 * 2**30, 0, work, ""), "the compiler refuses: too large"]
+    asked = []
+
+    def compiled(run, plan):
+        asked.append(plan.mesh)
+        return plan._replace(compiled=said[len(asked) - 1])
+
+    monkeypatch.setattr("jaxprompt.planning.search.compiled", compiled)
+    monkeypatch.setattr("jaxprompt.planning.compilers._is_there", lambda module: True)
+    words = (*ELECTRA, "--devices=2x v5e", "--limit=2", "--compiler=tpu")
+    code, out, _ = jaxprompt(capsys, "plan", *words, "--config.mesh.data=1")
+    assert code == 0 and len(asked) == len(set(asked)) == 2
+    lines = {line[:26].strip(): line[26:].split() for line in out.splitlines() if line}
+    assert lines["fits"] == ["NO", "NO", "NO"]
+    assert lines["temporary"] == ["20", "GiB", "refused", "20", "GiB"]
+    assert "3x 1 MiB, 2 asynchronous" in out.split("sent by a device, compiled")[1]
+    assert "the compiler refuses: too large" in out and "estimated: by the CPU's" in out
+    asked.clear()
+    code, out, _ = jaxprompt(capsys, "plan", *words, "--config.mesh.data=1", "--format=json")
+    own = json.loads(out)["plans"]["as configured"]
+    assert own["compiled"]["bytes"]["total"] == 21 * 2**30 and not own["fits"]
+    assert own["compiled"]["collectives"]["all-reduce"] == {
+        "count": 3, "bytes": 2**20, "asynchronous": 2,
+    }  # fmt: skip
+
+
 def test_what_fits_nowhere_is_said(capsys):
     large = ("--config.data.batch=4096", "--config.data.max_len=492", "--config.mesh.data=1")
     code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, *large, "--devices=1x v5e", "--limit=1")
@@ -162,6 +195,16 @@ def test_what_fits_nowhere_is_said(capsys):
         (["--devices=8x v5e", "--limit=1", "--config.mesh.model=4"],
          "mesh.model=4 does not divide the 6 of backbone/"),
         (["--devices=16x v5e"], "64 devices are to be simulated, JAX has started with 8"),
+        (["--compiler=tpu"], '--compiler=tpu needs --devices, as in --devices="8x v5e"'),
+        (["--compiler=cuda", "--devices=1x v5e", "--limit=1"],
+         "--compiler=cuda compiles for v100-16, v100-32, a100-40, a100-80, h100, h200, not for "
+         "v5e; take --compiler=tpu"),
+        (["--compiler=tpu", "--devices=1x h100", "--limit=1"],
+         "not for h100; take --compiler=cuda"),
+        (["--compiler=tpu", "--devices=1x v5e", "--limit=1"],
+         '--compiler=tpu is not installed; pip install "libtpu==0.0.42.*"'),
+        (["--compiler=cuda", "--devices=1x h100", "--limit=1"],
+         "--compiler=cuda is not installed; pip install --no-deps jax-cuda12-plugin==0.10.2"),
         (["--config.backbone.path=google/t5-v1_1-xxll"], "nearest: "),
         (["--config.backbone.path="], "backbone.path is empty"),
         (["--config.prompt.length=80"], "leaves no room"),
@@ -169,6 +212,7 @@ def test_what_fits_nowhere_is_said(capsys):
 )  # fmt: skip
 def test_bad_input_gets_one_line(refused, monkeypatch, words, line):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("jaxprompt.planning.compilers._is_there", lambda module: False)
     soft = f"--config={ROOT}/configs/prompt_tuning.py" if "prompt.length" in words[0] else SMALL[0]
     assert line in refused("plan", soft, *SMALL[1:], *words)
 

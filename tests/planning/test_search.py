@@ -38,7 +38,7 @@ def test_a_mesh_divides_the_batch(make_run):
 
 def test_room_enough_is_one_device_without_recomputation(run, alone):
     best = smallest(run, device(1000), 8, {})
-    assert best.fits and best.mesh == (1, 1, False, "none")
+    assert best.fits and best.mesh == (1, 1, False, "none", "")
     assert best.cost.bytes == alone.cost.bytes
 
 
@@ -46,6 +46,18 @@ def test_less_room_recomputes_before_it_takes_more_devices(run, alone):
     best = smallest(run, device(0.95 * alone.cost.bytes / 2**20), 8, {})
     assert best.mesh.devices == 1 and best.mesh.remat in ("dots", "full") and best.fits
     assert best.time("bfloat16").step >= alone.time("bfloat16").step
+
+
+def test_a_kernel_that_keeps_no_scores_comes_before_recomputation(make_run):
+    """Of short texts, for which a TPU does not take it unasked."""
+    run = make_run(T5, data__batch=8, data__max_len=256, backbone__dtype="bfloat16",
+                   backbone__dropout=0.0)  # fmt: skip
+    alone = plan_as_configured(run, device(1000), 1)
+    assert alone.fits and fastest(run, device(1000), 1).mesh.attention == ""
+    best = fastest(run, device(0.95 * alone.cost.bytes / 2**20), 1)
+    assert best.mesh == (1, 1, False, "none", "fused") and best.fits
+    old = DEVICES["v100-32"]._replace(memory=device(0.95 * alone.cost.bytes / 2**20).memory)
+    assert fastest(run, old, 1).mesh.remat == "dots"
 
 
 def test_weights_that_do_not_fit_take_more_devices(run, alone):

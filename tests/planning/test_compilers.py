@@ -1,0 +1,84 @@
+"""The makers' compilers: what is asked of them, where they are not. See tests/accelerators."""
+
+import os
+import re
+
+import jax
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as fused
+
+from jaxprompt.devices import DEVICES
+from jaxprompt.errors import InputError
+from jaxprompt.planning import compilers
+from jaxprompt.sharding import Target, make_placement, within
+
+GPUS = [name for name, device in DEVICES.items() if device.platform == "gpu"]
+
+
+def test_every_device_has_its_compiler(monkeypatch):
+    monkeypatch.setattr(compilers, "_is_there", lambda module: True)
+    for name, device in DEVICES.items():
+        compilers.check("cuda" if name in GPUS else "tpu", device)
+        with pytest.raises(InputError, match=f"not for {name}; take --compiler="):
+            compilers.check("tpu" if name in GPUS else "cuda", device)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_card_is_described_as_its_data_sheet_has_it(name):
+    device, text = DEVICES[name], compilers._describe(DEVICES[name])
+    read = lambda field: int(re.search(rf"{field}: (\d+)", text)[1])
+    assert read("memory_bandwidth") == device.bandwidth
+    assert read("major") == int(device.capability)
+    # What a driver tells is a little less than what is printed on the card.
+    assert 0.97 * device.memory < read("device_memory_size") <= device.memory
+    assert text.count("{") == text.count("}") == 3
+
+
+def test_more_devices_than_a_slice_has():
+    with pytest.raises(InputError, match="300 devices: the largest slice of v5e is 256"):
+        compilers.find_devices(DEVICES["v5e"], 300)
+
+
+def test_a_module_in_a_package_that_is_absent_is_not_there():
+    assert compilers._is_there("jax") and compilers._is_there("jax.numpy")
+    assert not compilers._is_there("no_such_package.module")
+
+
+def test_what_stands_in_for_cudnn_is_taken_back():
+    before = fused.check_cudnn_version, fused.check_compute_capability
+    with compilers.standing_in(Target("gpu", 8.0)):
+        assert fused.check_cudnn_version() >= 90000
+        assert fused.check_compute_capability("8.0") and not fused.check_compute_capability("9.0")
+        assert fused.is_cuda_compute_capability_equal("8.0")
+    assert (fused.check_cudnn_version, fused.check_compute_capability) == before
+    with compilers.standing_in(Target("tpu")):
+        assert fused.check_cudnn_version is before[0]
+
+
+def test_libraries_are_quiet_and_errors_are_not(capfd):
+    with compilers.quiet():
+        os.write(2, b"TPU_WORKER_HOSTNAMES")
+    os.write(2, b"an error")
+    assert capfd.readouterr().err == "an error"
+
+
+def test_a_program_is_measured():
+    """On the CPU, whose compiler answers in the same way."""
+    place = make_placement(2, 1, devices=jax.devices()[:2])
+    x = jax.ShapeDtypeStruct((8, 16), "float32", sharding=place.batch)
+    found = compilers.compile_for(place, within(place, lambda x: (x @ x.T).sum()), x)
+    assert found.arguments == 4 * 16 * 4 and found.results == 4
+    assert found.bytes == found.arguments + found.temporary + found.results
+    assert sum(found.work.counts.values()) >= 1 and "HloModule" in found.text
+
+
+def test_what_a_compiler_refuses_is_one_line(monkeypatch):
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 20 GiB of 16 GiB\nand more")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    place = make_placement(1, 1, devices=jax.devices()[:1])
+    with pytest.raises(
+        InputError, match="^the compiler refuses: RESOURCE_EXHAUSTED: 20 GiB of 16 GiB$"
+    ):
+        compilers.compile_for(place, lambda x: x, jax.ShapeDtypeStruct((), "float32"))
