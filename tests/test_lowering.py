@@ -23,6 +23,8 @@ from lowering import (
 )
 from tiny import make_batch
 
+from configs.base import get_config
+from jaxprompt import build
 from jaxprompt.backbones import families
 from jaxprompt.planning.compilers import standing_in
 from jaxprompt.sharding import make_placement, within
@@ -126,7 +128,20 @@ def test_what_hides_in_a_mask_alone_is_told_to_no_kernel():
     scaled = "fmhaScaleBias"
     assert scaled in lower(Case(side="left")) and scaled not in lower(Case())
     assert scaled not in lower(Case("gpt2", method="soft"))
-    assert "PADDING_CAUSAL" in lower(Case("gpt2", method="soft"))
+    for method in ("soft", "prefix"):
+        assert "PADDING_CAUSAL" in lower(Case("gpt2", method=method))
+
+
+def test_a_run_says_that_dropout_keeps_the_kernel_out():
+    c, alone = get_config(), make_placement(1, 1, devices=jax.devices()[:1])
+    on = lambda target: dataclasses.replace(alone, compiled_for=target)
+    dropped, whole = (make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0))
+    (line,) = build.tell_kernel(c, on(H100), dropped)
+    assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
+    assert build.tell_kernel(c, on(H100), whole) == build.tell_kernel(c, on(V100), dropped) == []
+    assert build.tell_kernel(c, on(TPU), dropped) == build.tell_kernel(c, alone, dropped) == []
+    c.data.max_len = 512
+    assert build.tell_kernel(c, on(TPU), dropped) == [line]
 
 
 def check(case: Case, text: str) -> None:

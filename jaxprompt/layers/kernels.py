@@ -52,10 +52,11 @@ def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool
 def cudnn(q, k, v, seen: Seen, bias, scale: float):
     """Attends by cuDNN. [B, T, N, D], [B, S, N, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]"""
     (rows, queries, heads, _), keys = q.shape, k.shape[1]
-    # The kernel lines causal queries up with the first key, and here the last one counts.
-    counts = seen.lengths is not None and not (seen.causal and queries != keys)
-    more = queries % _EVEN, keys % _EVEN
-    q = jnp.pad(q, [(0, 0), (0, more[0]), (0, 0), (0, 0)])
+    counts = seen.lengths is not None
+    # The kernel lines causal queries up with the first key: what is put in front is not read.
+    front = keys - queries if counts and seen.causal else 0
+    more = (front + queries) % _EVEN, keys % _EVEN
+    q = jnp.pad(q, [(0, 0), (front, more[0]), (0, 0), (0, 0)])
     k, v = (jnp.pad(x, [(0, 0), (0, more[1]), (0, 0), (0, 0)]) for x in (k, v))
     # Far larger numbers, as JAX says in its own code, meet a fault of cuDNN's.
     low = -(2.0**41) if q.dtype == jnp.bfloat16 else -(2.0**14)
@@ -80,7 +81,7 @@ def cudnn(q, k, v, seen: Seen, bias, scale: float):
         q, k, v, bias=bias, scale=scale, is_causal=counts and seen.causal,
         query_seq_lengths=own, key_value_seq_lengths=others, implementation="cudnn",
     )  # fmt: skip
-    return y[:, :queries]
+    return y[:, front : front + queries]
 
 
 @jax.custom_vjp
