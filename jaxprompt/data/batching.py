@@ -17,8 +17,11 @@ _ENDLESS = 2**40
 
 
 def buckets(max_len: int, multiple: int = 8) -> tuple[int, ...]:
-    """Lengths that batches are padded to: multiples, then max_len itself."""
-    return (*range(multiple, max_len, multiple), max_len)
+    """Lengths that batches are padded to: multiples, the last one max_len or a little more.
+
+    Matrix units like multiples, and XLA's compiler for GPUs refuses some products of odd lengths.
+    """
+    return tuple(range(multiple, max_len + multiple, multiple))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.build import ppt
 from jaxprompt.cli.options import load_config
+from jaxprompt.data.batching import buckets
 from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.hlo import Work
 from jaxprompt.planning.abstract import open_run
@@ -90,12 +91,12 @@ def test_pretraining_is_planned_without_a_corpus(capsys):
     )
     assert code == 0, err
     found = json.loads(out)
-    assert found["batch"] == {"rows": 8, "length": 164, "dtype": "bfloat16"}
+    assert found["batch"] == {"rows": 8, "length": 168, "dtype": "bfloat16"}
     assert found["parameters"]["trained"] == 100 * 512
     own = found["plans"]["as configured"]
     # As in tests/planning/test_cost.py. The decoder is fed start, sentinel and three words, and
     # the sentinel before a word, each word and the sentinel behind it are scored.
-    width, inner, mlp, layers, rows, tokens, fed, read = 512, 384, 1024, 8, 8, 164, 5, 5
+    width, inner, mlp, layers, rows, tokens, fed, read = 512, 384, 1024, 8, 8, 168, 5, 5
     encoder = layers * (4 * width * inner + 3 * width * mlp)
     decoder = layers * (6 * width * inner + 3 * width * mlp)
     cross, table = layers * 2 * width * inner, 32128 * width
@@ -113,7 +114,7 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
     c = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", given)
     run, asked = open_run(c), ppt.open_asked(c, make_placement(1, 1))
     form = asked.forms.forms[max(asked.forms.forms)]
-    assert run.batch.encoder.ids.shape == (BATCH, fields["data.max_len"])
+    assert run.batch.encoder.ids.shape == (BATCH, buckets(fields["data.max_len"])[-1])
     assert run.batch.label_pos.shape == (BATCH, form.reads)
     if form.decoder_length:
         assert run.batch.decoder.ids.shape == (BATCH, form.decoder_length)

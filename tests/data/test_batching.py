@@ -152,9 +152,9 @@ def test_choices_are_example_major():
 
 def test_buckets():
     assert buckets(32) == (8, 16, 24, 32)
-    assert buckets(30, 16) == (16, 30)
-    assert buckets(5) == (5,)
-    assert [layout(max_len=30).length(n) for n in (1, 8, 9, 25, 30)] == [8, 8, 16, 30, 30]
+    assert buckets(30, 16) == (16, 32)
+    assert buckets(5) == (8,)
+    assert [layout(max_len=30).length(n) for n in (1, 8, 9, 25, 30)] == [8, 8, 16, 32, 32]
     with pytest.raises(InputError, match="31 tokens, over max_len 30"):
         layout(max_len=30).length(31)
 

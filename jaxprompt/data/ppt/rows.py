@@ -41,7 +41,7 @@ class Rows:
         return collate(
             [[row] for row, _ in made], [label for _, label in made], rows[mine],
             batch=mine.stop - mine.start,
-            length=at.max_len, pad_id=at.pad_id, label_width=self._reads, side=at.side,
+            length=at.length(at.max_len), pad_id=at.pad_id, label_width=self._reads, side=at.side,
             shift=at.shift, branches=at.branches, decoder_length=self._decoder_length,
             decoder_shift=at.decoder_shift, like=like,
         )  # fmt: skip

@@ -1,0 +1,212 @@
+"""What is said of plans: plain values, and a table of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxprompt.planning.abstract import Run
+from jaxprompt.planning.compilers import Compiled
+from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
+
+
+def describe(run: Run, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
+    """Turns plans into plain values."""
+    c, sizes = run.config, plans["as configured"].cost.sizes
+    rows, length = run.batch.encoder.ids.shape
+    device = plans["as configured"].device
+    return {
+        "notes": list(run.notes),
+        "parameters": {"total": sizes.total, "trained": sizes.trained},
+        "batch": {"rows": rows, "length": length, "dtype": c.backbone.dtype},
+        "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
+        "source": device and device.source,
+        "plans": {
+            name: plan and _describe_plan(plan, c.backbone.dtype, rows * length)
+            for name, plan in plans.items()
+        },
+    }
+
+
+def _describe_plan(plan: Plan, dtype: str, tokens: int) -> dict[str, Any]:
+    cost, mesh, sizes = plan.cost, plan.mesh, plan.cost.sizes
+    found = {
+        "devices": mesh.devices,
+        "device": plan.device and plan.device.name,
+        "mesh": {"data": mesh.data, "model": mesh.model, "fsdp": mesh.fsdp},
+        "remat": mesh.remat,
+        "attention": mesh.attention,
+        "bytes": {
+            "frozen": sizes.frozen_bytes,
+            "trained": sizes.trained_bytes,
+            "optimizer": sizes.optimizer_bytes,
+            "activations": cost.activations,
+            "other": sizes.batch_bytes + cost.results,
+            "total": cost.bytes,
+        },
+        "flops": cost.work.flops,
+        "collectives": {
+            kind: {"count": cost.work.counts[kind], "bytes": cost.work.sent[kind]}
+            for kind in sorted(cost.work.counts)
+        },
+    }
+    if plan.device is None:
+        return found
+    if plan.compiled is not None:
+        found |= {"compiled": _describe_compiled(plan.compiled)}
+    time = plan.time(dtype)
+    return found | {
+        "room": plan.room,
+        "fits": plan.fits,
+        "seconds": {**time._asdict(), "step": time.step},
+        "tokens_per_second": tokens / time.step,
+    }
+
+
+def _describe_compiled(compiled: Compiled | str) -> dict[str, Any]:
+    if isinstance(compiled, str):
+        return {"refused": compiled}
+    work = compiled.work
+    return {
+        "bytes": {
+            "arguments": compiled.arguments, "temporary": compiled.temporary,
+            "results": compiled.results, "total": compiled.bytes,
+        },
+        "collectives": {
+            kind: {
+                "count": work.counts[kind], "bytes": work.sent[kind],
+                "asynchronous": work.beside[kind],
+            }
+            for kind in sorted(work.counts)
+        },
+    }  # fmt: skip
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def show(found: dict[str, Any]) -> str:
+    """Lays a plan out as a table."""
+    plans = {name: plan for name, plan in found["plans"].items() if plan}
+    batch, counts = found["batch"], found["parameters"]
+    share = counts["trained"] / counts["total"]
+    lines = [
+        *found["notes"],
+        f"{counts['total']:,} parameters, {counts['trained']:,} trained ({share:.4%})",
+        f"{batch['rows']} rows x {batch['length']} tokens a step, {batch['dtype']}",
+        "",
+    ]
+    lines += _table(plans)
+    if found["source"]:
+        assumed = found["assumed"]
+        lines += ["", *_advice(found), ""]
+        lines += [
+            f"room is memory less {assumed['reserve']:.0%}; time takes products at "
+            f"{assumed['utilisation']:.0%} of the peak, the rest at full rate",
+            *_sources(found),
+            f"rates: {found['source']}",
+        ]
+    return "\n".join(lines)
+
+
+def _sources(found: dict[str, Any]) -> list[str]:
+    """Says who said what."""
+    plans = [plan for plan in found["plans"].values() if plan]
+    asked = [plan["compiled"] for plan in plans if "compiled" in plan]
+    if not asked:
+        return [
+            "sent is a bound: GPUs and TPUs add gradients of one input up before they send them"
+        ]
+    refused = [own["refused"] for own in asked if "refused" in own]
+    return [
+        "compiled: by the devices' own compiler, which decides what fits; estimated: by the CPU's, "
+        "as are FLOPs and times",
+        *dict.fromkeys(refused),
+    ]
+
+
+def _advice(found: dict[str, Any]) -> list[str]:
+    """Says how to run the plans that were found."""
+    lines, limit = [], found["assumed"]["limit"]
+    for name in ("fastest", "smallest"):
+        plan = found["plans"][name]
+        if plan is not None:
+            flags = [f"--config.mesh.{field}={value}" for field, value in plan["mesh"].items()]
+            flags.append(f"--config.backbone.remat={plan['remat']}")
+            if plan["attention"]:
+                flags.append(f"--config.backbone.attention={plan['attention']}")
+            lines.append(f"{name}, {plan['devices']}x {plan['device']}: {' '.join(flags)}")
+    if found["plans"]["smallest"] is None:
+        cure = "lower data.batch or data.max_len"
+        lines.append(f"no mesh of 1, 2, 4, ... up to {limit} such devices holds it; {cure}")
+    return list(dict.fromkeys(lines))
+
+
+def _table(plans: dict[str, Any]) -> list[str]:
+    columns = list(plans.values())
+    rows: list[tuple[str, list[str]]] = [("", list(plans))]
+
+    def row(name: str, cell: Callable[[dict[str, Any]], str]) -> None:
+        rows.append((name, [cell(plan) for plan in columns]))
+
+    row("devices", lambda p: f"{p['devices']}x {p['device'] or 'device'}")
+    row("data x model", lambda p: f"{p['mesh']['data']} x {p['mesh']['model']}")
+    row("fsdp, remat", lambda p: f"{'yes' if p['mesh']['fsdp'] else 'no'}, {p['remat']}")
+    if any(plan["attention"] for plan in columns):
+        row("attention", lambda p: p["attention"] or "as configured")
+    for part in columns[0]["bytes"]:
+        name = {"total": "  in all"}.get(part, f"  {part}")
+        row(name, lambda p, part=part: _bytes(p["bytes"][part]))
+    rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes a device", [""] * len(columns)))
+    if columns[0]["device"]:
+        row("  room", lambda p: _bytes(p["room"]))
+        row("fits", lambda p: "yes" if p["fits"] else "NO")
+    told = [p["compiled"] for p in columns if "compiled" in p]
+    if told:
+        where = len(rows) - 1  # before "fits"
+        rows[where:where] = _compiled_rows(columns)
+    row("FLOPs a device", lambda p: _scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000))
+    none = ["" if plan["collectives"] else "nothing" for plan in columns]
+    rows.append(("sent by a device" + ", estimated" * bool(told), none))
+    for kind in sorted({kind for plan in columns for kind in plan["collectives"]}):
+        row(f"  {kind}", lambda p, kind=kind: _sent(p["collectives"].get(kind)))
+    if told:
+        rows.append(("sent by a device, compiled", [""] * len(columns)))
+        for kind in sorted({kind for own in told for kind in own.get("collectives", ())}):
+            row(f"  {kind}", lambda p, k=kind: _sent(p["compiled"].get("collectives", {}).get(k)))
+    if columns[0]["device"]:
+        row("a step", lambda p: f"{p['seconds']['step']:.3g} s")
+        for part in ("compute", "memory", "network"):
+            row(f"  {part}", lambda p, part=part: f"{p['seconds'][part]:.3g} s")
+        row("tokens a second", lambda p: f"{p['tokens_per_second']:,.0f}")
+    first = max(len(name) for name, _ in rows)
+    width = 2 + max(len(cell) for _, cells in rows for cell in cells)
+    return [
+        (f"{name:{first}}" + "".join(f"{cell:>{width}}" for cell in cells)).rstrip()
+        for name, cells in rows
+    ]
+
+
+def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Shows what the devices' own compiler says of memory, below what was estimated."""
+    own = [plan["compiled"].get("bytes", {}) for plan in columns]
+    names = {"arguments": "  arguments", "temporary": "  temporary", "total": "  in all"}
+    show = lambda sizes, name: _bytes(sizes[name]) if sizes else "refused"
+    rows = [(text, [show(sizes, name) for sizes in own]) for name, text in names.items()]
+    return [("bytes a device, compiled", [""] * len(columns)), *rows]
+
+
+def _sent(traffic: dict[str, int] | None) -> str:
+    if not traffic:
+        return ""
+    beside = f", {traffic['asynchronous']} asynchronous" if traffic.get("asynchronous") else ""
+    return f"{traffic['count']}x {_bytes(traffic['bytes'])}{beside}"
+
+
+def _bytes(count: float) -> str:
+    return _scaled(count, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+
+
+def _scaled(value: float, units: Sequence[str], base: int) -> str:
+    power = 0
+    while value >= base and power + 1 < len(units):
+        value, power = value / base, power + 1
+    return f"{value:.3g} {units[power]}" if value < 100 else f"{value:.0f} {units[power]}"
