@@ -17,6 +17,8 @@ def get_config() -> ConfigDict:
     c.backbone.dtype = "float32"  # float32 | bfloat16, of the frozen weights and the activations
     c.backbone.stack = "scan"  # scan: compile one layer; unroll: compile them all
     c.backbone.remat = "none"  # none | dots | full: what the backward pass recomputes
+    # auto: the device's own kernel where it has one for these inputs | fused: also for short texts
+    # on TPUs, elsewhere scores are computed again in the backward pass | einsum: two products
     c.backbone.attention = "auto"  # auto | einsum | fused
     c.backbone.dropout = placeholder(float)  # None = as in config.json; 0 also ends the attention's
     c.backbone.sentinel = "<extra_id_{}>"  # T5: how the vocabulary writes the n-th sentinel

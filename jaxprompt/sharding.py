@@ -159,12 +159,18 @@ def make_placement(
 def arrange(data: int, model: int, slices: int, devices: Sequence[Any]) -> np.ndarray:
     """Lays devices out so that neighbours are near. -> [data, model]"""
     if slices == 1:
-        return mesh_utils.create_device_mesh((data, model), devices)
-    # Between slices the network is slow: only the data axis, which sums gradients, crosses it.
-    by_process = not hasattr(devices[0], "slice_index")
-    return mesh_utils.create_hybrid_device_mesh(
-        (data // slices, model), (slices, 1), devices, process_is_granule=by_process
-    )
+        lay = functools.partial(mesh_utils.create_device_mesh, (data, model), devices)
+    else:
+        # Between slices the network is slow: only the data axis, which sums gradients, crosses it.
+        by_process = not hasattr(devices[0], "slice_index")
+        lay = functools.partial(
+            mesh_utils.create_hybrid_device_mesh, (data // slices, model), (slices, 1), devices,
+            process_is_granule=by_process,
+        )  # fmt: skip
+    try:
+        return lay()
+    except NotImplementedError:  # such as 64 x 4 on a torus of 16 x 16
+        return lay(allow_split_physical_axes=True)
 
 
 def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from tiny import CONFIGS, QUICK, assert_close, make_batch, make_params, make_tiny
 
+from jaxprompt import sharding
 from jaxprompt.errors import InputError
 from jaxprompt.evaluate import place_step
 from jaxprompt.heads import lm
@@ -334,12 +335,25 @@ def test_slices_divide_the_data_axis_alone():
             self.id, self.slice_index, self.process_index = number, number // 4, number // 4
             self.platform, self.device_kind, self.coords = "cpu", "made up", (number, 0, 0)
 
-    from jaxprompt import sharding
-
     grid = sharding.arrange(4, 2, 2, [Device(i) for i in range(8)])
     slices = np.vectorize(lambda device: device.slice_index)(grid)
     assert (slices == slices[:, :1]).all()  # the model axis never leaves a slice
     assert slices[:, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
+    """64 x 4 on 16 x 16 TPUs: JAX asks first whether it may."""
+    asked = []
+
+    def lay(shape, devices, **how):
+        asked.append(how)
+        if not how:
+            raise NotImplementedError("Failed to find assignment for logical_axis_index 1")
+        return np.array(devices).reshape(shape)
+
+    monkeypatch.setattr(sharding.mesh_utils, "create_device_mesh", lay)
+    assert sharding.arrange(4, 2, 1, range(8)).shape == (4, 2)
+    assert asked == [{}, {"allow_split_physical_axes": True}]
 
 
 @pytest.mark.parametrize(

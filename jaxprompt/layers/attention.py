@@ -155,17 +155,14 @@ def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
         return jnp.concatenate([jnp.broadcast_to(wide, (*own.shape[:-1], length)), own], axis=-1)
 
     counts = prefix.mask is None and seen.lengths is not None
-    return (
-        k,
-        v,
-        seen._replace(
-            mask=join(seen.mask),
-            # A prefix is of no document: with several a mask alone tells that all see it.
-            keys=None if seen.segments else join(seen.keys),
-            segments=None,
-            lengths=seen.lengths + length if counts else None,
-        ),
+    seen = seen._replace(
+        mask=join(seen.mask),
+        # A prefix is of no document: with several a mask alone tells that all see it.
+        keys=None if seen.segments else join(seen.keys),
+        segments=None,
+        lengths=seen.lengths + length if counts else None,
     )
+    return k, v, seen
 
 
 def seen_of(queries: Tokens, keys: Tokens) -> Seen:

@@ -22,7 +22,10 @@ INSTALL = {
     "nvidia-cuda-nvcc-cu12",
 }
 # Read by the compilers as they start: they look for no device.
-ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}  # fmt: skip
 _MODULES = {"tpu": ("libtpu",), "cuda": ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")}
 # Layouts of the smallest slices that hold 4, 8, ... devices.
 _FLAT = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
