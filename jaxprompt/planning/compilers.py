@@ -66,7 +66,10 @@ def _is_there(module: str) -> bool:
 
 
 def find_devices(device: Device, count: int) -> list[Any]:
-    """Lists `count` devices that programs can be compiled for, and nothing else."""
+    """Lists `count` devices that programs can be compiled for, and nothing else.
+
+    Raises InputError for a number of TPUs that make up no slice or half of one.
+    """
     from jax.experimental.topologies import get_topology_desc
 
     os.environ.update(ENVIRONMENT)
@@ -79,8 +82,10 @@ def find_devices(device: Device, count: int) -> list[Any]:
         return list(found.devices)
     slices = _SLICES[device.name]
     size = next((size for size in slices if size >= count), None)
-    if size is None:
-        raise InputError(f"{count} devices: the largest slice of {device.name} is {max(slices)}")
+    if size is None or count & (count - 1):
+        raise InputError(
+            f"no slice has {count} of {device.name}; take 1, 2, 4, ... up to {max(slices)}"
+        )
     name = f"{device.name}:{slices[size]}"
     # A chip of the v4 has two cores; programs see one.
     own = {"chip_config_name": "megacore"} if device.name == "v4" else {}

@@ -97,9 +97,9 @@ def plan_as_configured(run: Run, device: Device | None, count: int) -> Plan:
 def compiled(run: Run, plan: Plan) -> Plan:
     """Asks the device's own compiler about a plan."""
     mesh = plan.mesh
-    devices = find_devices(plan.device, mesh.devices)
-    placement = make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
     try:
+        devices = find_devices(plan.device, mesh.devices)
+        placement = make_placement(mesh.data, mesh.model, fsdp=mesh.fsdp, devices=devices)
         found = compile_run(run, placement, mesh.remat, mesh.attention)
         return plan._replace(compiled=found)
     except InputError as error:

@@ -34,9 +34,10 @@ def test_a_card_is_described_as_its_data_sheet_has_it(name):
     assert text.count("{") == text.count("}") == 3
 
 
-def test_more_devices_than_a_slice_has():
-    with pytest.raises(InputError, match="300 devices: the largest slice of v5e is 256"):
-        compilers.find_devices(DEVICES["v5e"], 300)
+@pytest.mark.parametrize("count", [300, 512, 6])
+def test_a_number_of_devices_that_no_slice_has(count):
+    with pytest.raises(InputError, match=f"no slice has {count} of v5e; take 1, 2, .* up to 256"):
+        compilers.find_devices(DEVICES["v5e"], count)
 
 
 def test_a_module_in_a_package_that_is_absent_is_not_there():
