@@ -1,6 +1,7 @@
 """BERT and its relatives: post-norm encoders with learned positions (Devlin et al. 2019)."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -218,16 +219,25 @@ def read_size(hf: Mapping[str, Any], field: str) -> int:
     return size
 
 
+def refuse(hf: Mapping[str, Any], *fields: str) -> None:
+    """Raises InputError where a config sets a flag that would make another function of it."""
+    for field in fields:
+        if hf.get(field):
+            raise InputError(
+                f"{field}={json.dumps(hf[field])} is not supported; take a checkpoint without it"
+            )
+
+
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     """Reads the shape from the fields of a transformers config.json.
 
     Raises InputError where the config asks for what this encoder does not do.
     """
-    for field in ("hidden_act",):
-        if hf.get(field, "gelu") not in ACTIVATIONS:
-            raise InputError(
-                f"{field}={hf[field]!r} is not supported; known: {', '.join(ACTIVATIONS)}"
-            )
+    refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
+    if hf.get("hidden_act", "gelu") not in ACTIVATIONS:
+        raise InputError(
+            f"hidden_act={hf['hidden_act']!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+        )
     if hf.get("position_embedding_type", "absolute") != "absolute":
         kind = hf["position_embedding_type"]
         raise InputError(

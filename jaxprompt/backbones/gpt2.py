@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.backbones.bert import read_size
+from jaxprompt.backbones.bert import read_size, refuse
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, put_in_front, seen_before
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
@@ -207,9 +207,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
         raise InputError(
             f"activation_function={act!r} is not supported; known: {', '.join(ACTIVATIONS)}"
         )
-    for field in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if hf.get(field, False):
-            raise InputError(f"{field}=true is not supported; take a checkpoint without it")
+    refuse(hf, "scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder")
     width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
     if width % heads:
         raise InputError(f"n_embd={width} must divide by n_head={heads}")

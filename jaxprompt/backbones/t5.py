@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.backbones.bert import read_size
+from jaxprompt.backbones.bert import read_size, refuse
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, put_in_front, seen_before, seen_of
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
@@ -330,6 +330,9 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
             f"feed_forward_proj={hf['feed_forward_proj']!r} is not supported; known: an activation "
             f"of {', '.join(ACTIVATIONS)}, with gated- in front or not"
         )
+    refuse(hf, "is_decoder")
+    if not hf.get("is_encoder_decoder", True):
+        raise InputError("is_encoder_decoder=false is not supported; take a T5 with both halves")
     layers = read_size(hf, "num_layers")
     start = hf.get("decoder_start_token_id")
     start = hf.get("pad_token_id") if start is None else start

@@ -1,0 +1,81 @@
+"""Every field of a transformers config is honoured, refused by name, or changes no function."""
+
+import pytest
+from transformers import (
+    BertConfig,
+    ElectraConfig,
+    GPT2Config,
+    MT5Config,
+    RobertaConfig,
+    T5Config,
+    XLMRobertaConfig,
+)
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.errors import InputError
+
+CLASSES = {
+    "bert": BertConfig, "roberta": RobertaConfig, "xlm-roberta": XLMRobertaConfig,
+    "electra": ElectraConfig, "t5": T5Config, "mt5": MT5Config, "gpt2": GPT2Config,
+}  # fmt: skip
+FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5"}
+# What is read elsewhere, of heads that are not these, of how a model runs, or of random weights.
+ELSEWHERE = {
+    "architectures", "model_type", "transformers_version", "_name_or_path", "dtype", "torch_dtype",
+    "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
+    "return_dict", "use_cache", "chunk_size_feed_forward", "initializer_range",
+    "initializer_factor", "classifier_dropout", "summary_type", "summary_use_proj",
+    "summary_activation", "summary_last_dropout", "summary_proj_to_labels", "summary_first_dropout",
+    "reorder_and_upcast_attn", "bos_token_id", "eos_token_id",
+}  # fmt: skip
+# T5 derives both from feed_forward_proj, whatever config.json says.
+DERIVED = {"dense_act_fn", "is_gated_act"}
+# The embeddings at a pad are zero in torch, and no real token reads them.
+PADS = {"pad_token_id"}
+OTHER = {
+    "hidden_act": "relu", "activation_function": "relu", "feed_forward_proj": "gated-gelu",
+    "n_inner": 72, "is_encoder_decoder": None, "num_decoder_layers": 3,
+}  # fmt: skip
+
+
+def other(name, value):
+    """Gives a field another value of its kind."""
+    if OTHER.get(name) not in (None, value):
+        return OTHER[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return 2 * value or 4
+    if isinstance(value, float):
+        return value / 2 or 0.25
+    return "relu" if isinstance(value, str) else 7
+
+
+def fields():
+    return [(kind, name) for kind, cls in CLASSES.items() for name in cls().to_dict()]
+
+
+def make(kind, hf):
+    return make_backbone(FAMILIES.get(kind, kind), hf, ("lm",)).cfg
+
+
+@pytest.mark.parametrize("kind, name", fields())
+def test_every_field(kind, name):
+    hf = CLASSES[kind]().to_dict()
+    hf.setdefault("decoder_start_token_id", 0)
+    before, changed = make(kind, hf), hf | {name: other(name, hf[name])}
+    ignored = name in ELSEWHERE | DERIVED or (name in PADS and "roberta" not in kind)
+    ignored &= (kind, name) != ("mt5", "model_type")  # its features are never scaled
+    try:
+        after = make(kind, changed)
+    except InputError as error:
+        assert name in str(error) and not ignored
+        return
+    assert (after == before) == ignored, f"{name}={changed[name]!r} changes nothing, unsaid"
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
+def test_a_bert_that_looks_back_alone_is_no_bert(kind):
+    hf = CLASSES[kind](is_decoder=True).to_dict()
+    with pytest.raises(InputError, match="is_decoder=true is not supported; take a checkpoint"):
+        make(kind, hf)
