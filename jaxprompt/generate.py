@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.layers.cache import pick_rows
+from jaxprompt.layers.cache import pick_beams, repeat_rows
 from jaxprompt.model import Model, Params
 from jaxprompt.types import NO_LIMIT, Array, Batch
 
@@ -143,15 +143,14 @@ def _beam_search(read, scores, cache, ids, idle, eos, penalties, beams, reach) -
 
     def step(carry):
         beam, cache = carry
-        first = jnp.arange(rows)[:, None] * beams
-        cache = pick_rows(cache, (first + beam.parents).ravel())
+        cache = pick_beams(cache, beam.parents)
         scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
         return choose(beam, scores), cache
 
     ids = jnp.repeat(ids[:, None], beams, axis=1)
     none = jnp.zeros((rows, beams))
     empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
-    cache = pick_rows(cache, jnp.repeat(jnp.arange(rows), beams))
+    cache = repeat_rows(cache, beams)
     beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
     ends = ids == eos

@@ -63,9 +63,27 @@ def write_positions(cache: Cache, positions, column) -> Cache:
     return cache._replace(positions=put(cache.positions, positions[:, None], column, 1))
 
 
-def pick_rows(cache: Cache, rows) -> Cache:
-    """Takes rows of what the tokens left, in any order and number; `cross` stays. int [R]"""
-    own, positions = jax.tree.map(lambda leaf: leaf[rows], (cache.own, cache.positions))
+def repeat_rows(cache: Cache, beams: int) -> Cache:
+    """Gives each beam of a row what its tokens left; `cross` stays. [B, ...] -> [B*K, ...]"""
+    own, positions = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, beams, axis=0), (cache.own, cache.positions)
+    )
+    return cache._replace(own=own, positions=positions)
+
+
+def pick_beams(cache: Cache, parents) -> Cache:
+    """Takes for each beam what one of its row's beams left; `cross` stays. int [B, K] in [0, K)
+
+    Within a row: picked among all rows, a mesh would send the whole cache around.
+    """
+    rows, beams = parents.shape
+
+    def pick(leaf):
+        own = leaf.reshape(rows, beams, *leaf.shape[1:])
+        at = parents.reshape(rows, beams, *[1] * (leaf.ndim - 1))
+        return jnp.take_along_axis(own, at, axis=1).reshape(leaf.shape)
+
+    own, positions = jax.tree.map(pick, (cache.own, cache.positions))
     return cache._replace(own=own, positions=positions)
 
 

@@ -138,15 +138,10 @@ class Compiled(NamedTuple):
     """What a program takes on one device, as that device's compiler says."""
 
     arguments: int  # bytes
-    temporary: int  # bytes at the peak
-    results: int  # bytes of results that take over the place of no argument
+    temporary: int  # bytes
+    bytes: int  # at the peak: results and temporary arrays take over the place of given arguments
     work: Work  # its collectives; products are kernels of many names, and not counted
     text: str  # HLO
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on one device at the peak."""
-        return self.arguments + self.temporary + self.results
 
 
 def compile_for(placement: Any, step: Any, *given: Any, **settings: Any) -> Compiled:
@@ -162,8 +157,8 @@ def compile_for(placement: Any, step: Any, *given: Any, **settings: Any) -> Comp
             raise InputError(f"the compiler refuses: {str(error).splitlines()[0]}") from error
     memory, text = program.memory_analysis(), program.as_text()
     return Compiled(
-        memory.argument_size_in_bytes, memory.temp_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes, read_work(text), text,
+        memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.peak_memory_in_bytes,
+        read_work(text), text,
     )  # fmt: skip
 
 

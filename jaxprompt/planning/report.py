@@ -68,7 +68,7 @@ def _describe_compiled(compiled: Compiled | str) -> dict[str, Any]:
     return {
         "bytes": {
             "arguments": compiled.arguments, "temporary": compiled.temporary,
-            "results": compiled.results, "total": compiled.bytes,
+            "total": compiled.bytes,
         },
         "collectives": {
             kind: {
@@ -188,7 +188,7 @@ def _table(plans: dict[str, Any]) -> list[str]:
 def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Shows what the devices' own compiler says of memory, below what was estimated."""
     own = [plan["compiled"].get("bytes", {}) for plan in columns]
-    names = {"arguments": "  arguments", "temporary": "  temporary", "total": "  in all"}
+    names = {"arguments": "  arguments", "temporary": "  temporary", "total": "  peak"}
     show = lambda sizes, name: _bytes(sizes[name]) if sizes else "refused"
     rows = [(text, [show(sizes, name) for sizes in own]) for name, text in names.items()]
     return [("bytes a device, compiled", [""] * len(columns)), *rows]

@@ -150,7 +150,7 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
     """Its memory decides what fits, and its collectives are told; it may refuse."""
     work = Work(0.0, Counter({"all-reduce": 3}), Counter({"all-reduce": 2**20}),
                 Counter({"all-reduce": 2}))  # fmt: skip
-    said = [Compiled(2**30, 20 * 2**30, 0, work, ""), "the compiler refuses: too large"]
+    said = [Compiled(2**30, 20 * 2**30, 21 * 2**30, work, ""), "the compiler refuses: too large"]
     asked = []
 
     def compiled(run, plan):

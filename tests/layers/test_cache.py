@@ -7,9 +7,10 @@ from tiny import assert_close, assert_equal
 
 from jaxprompt.layers.attention import attend, put_in_front, recall
 from jaxprompt.layers.cache import (
-    pick_rows,
+    pick_beams,
     place,
     remember,
+    repeat_rows,
     unstack,
     write,
     write_positions,
@@ -81,15 +82,18 @@ def test_write_fills_one_column():
     assert_equal(moved.positions[:, : P + T], cache.positions[:, : P + T])
 
 
-def test_pick_rows_leaves_the_source():
+def test_beams_take_from_their_own_row_and_leave_the_source():
     own, cross = remember(None, K, V, MASK, ROOM), remember(None, K, V, MASK)
     cache = Cache(own, place(None, POSITIONS, ROOM), cross)
-    rows = np.array([2, 2, 0, 0, 1, 2])
-    found = pick_rows(cache, rows)
-    assert_equal(found.own[1].v, own[1].v[rows])
-    assert_equal(found.own[0].mask, own[0].mask[rows])
-    assert_equal(found.positions, cache.positions[rows])
-    assert found.cross is cache.cross
+    wide = repeat_rows(cache, 2)
+    assert_equal(wide.own[1].v, own[1].v[[0, 0, 1, 1, 2, 2]])
+    marks = np.arange(6, dtype=np.int32)[:, None] + 0 * wide.positions
+    found = pick_beams(wide._replace(positions=marks), jax.numpy.array([[1, 1], [0, 1], [1, 0]]))
+    rows = np.array([1, 1, 2, 3, 5, 4])
+    assert_equal(found.positions, marks[rows])
+    assert_equal(found.own[1].v, wide.own[1].v[rows])
+    assert_equal(found.own[0].mask, wide.own[0].mask[rows])
+    assert found.cross is wide.cross is cache.cross
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])

@@ -119,6 +119,15 @@ def assert_near(found, expected):
     assert np.abs(found - expected).max() <= 2**-6 * scale
 
 
+def compare(kernel, name):
+    """Holds a kernel's output and gradients to those of two products and a softmax."""
+    given = make(name)
+    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, plainly))
+    assert_near(y, expected)
+    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
+        assert_near(found, slope)
+
+
 @pytest.fixture
 def interpreted(monkeypatch):
     """Lets kernels of Pallas run as plain operations."""
@@ -131,12 +140,7 @@ def interpreted(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
-    given, seen, real = make(name)
-    y, grads = run(kernels.flash, given, seen, real)
-    expected, slopes = run(plainly, given, seen, real)
-    assert_near(y, expected)
-    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
-        assert_near(found, slope)
+    compare(kernels.flash, name)
 
 
 @pytest.fixture
@@ -158,12 +162,7 @@ def described(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_kernel(name, described):
-    given, seen, real = make(name)
-    y, grads = run(kernels.cudnn, given, seen, real)
-    expected, slopes = run(plainly, given, seen, real)
-    assert_near(y, expected)
-    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
-        assert_near(found, slope)
+    compare(kernels.cudnn, name)
     length, front, causal, segments, biased, left = CASES[name]
     by_mask = left or segments
     (how,) = described[:1]
