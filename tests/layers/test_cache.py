@@ -86,9 +86,9 @@ def test_beams_take_from_their_own_row_and_leave_the_source():
     own, cross = remember(None, K, V, MASK, ROOM), remember(None, K, V, MASK)
     cache = Cache(own, place(None, POSITIONS, ROOM), cross)
     wide = repeat_rows(cache, 2)
-    assert_equal(wide.own[1].v, own[1].v[[0, 0, 1, 1, 2, 2]])
+    assert_equal(wide.own[1].v, own[1].v[np.array([0, 0, 1, 1, 2, 2])])
     marks = np.arange(6, dtype=np.int32)[:, None] + 0 * wide.positions
-    found = pick_beams(wide._replace(positions=marks), jax.numpy.array([[1, 1], [0, 1], [1, 0]]))
+    found = pick_beams(wide._replace(positions=marks), np.array([[1, 1], [0, 1], [1, 0]]))
     rows = np.array([1, 1, 2, 3, 5, 4])
     assert_equal(found.positions, marks[rows])
     assert_equal(found.own[1].v, wide.own[1].v[rows])
