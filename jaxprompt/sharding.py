@@ -169,7 +169,7 @@ def arrange(data: int, model: int, slices: int, devices: Sequence[Any]) -> np.nd
         )  # fmt: skip
     try:
         return lay()
-    except NotImplementedError:  # such as 64 x 4 on a torus of 16 x 16
+    except RuntimeError:  # of what is not built in: such as 64 x 4 on a torus of 16 x 16
         return lay(allow_split_physical_axes=True)
 
 

@@ -104,9 +104,7 @@ def test_every_config_trains(path, device, tell):
 @pytest.mark.parametrize("device", ON)
 @pytest.mark.parametrize("path", [path for path in SHIPPED if path.startswith("adapt/")])
 def test_every_backbone_adapts(path, device, tell):
-    # Targets as long as the input: on v5e half of the rows a device.
-    wide = device == "v5e" and path == "adapt/prefix_lm.py"
-    place = make_place(device, 8 if wide else 4, 1, False)
+    place = make_place(device, 4, 1, False)
     compiled, state = compile_adapt(
         str(CONFIGS / path), place, NAMED[path], backbone__dtype="bfloat16"
     )
