@@ -3,7 +3,7 @@
 # usage: bash launch/test.sh [pytest arguments]
 #        bash launch/test.sh --accelerators [pytest arguments]
 # The second compiles what ships for TPUs and GPUs, by their makers' compilers and without either: in
-# an hour on two cores, in an environment of its own (.venv-accelerators, 3 GB).
+# about an hour on two cores, in an environment of its own (.venv-accelerators, 3 GB).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh

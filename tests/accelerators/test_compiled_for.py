@@ -121,7 +121,7 @@ OTHERS = (
     ("grid of 4", "ppt/t5_base.py", 1, 1, False, {}),
     ("scores", "ppt/t5_xxl.py", 2, 4, False, {}),
     ("writing", "ppt/t5_large.py", 4, 1, False, {}),
-    ("writing", "base.py", 1, 1, False, dict(backbone__path=GPT2, head__pooler="cls")),
+    ("writing", "base.py", 1, 1, False, dict(backbone__path=GPT2, data__batch=8)),
     ("train", "base.py", 2, 2, False, dict(backbone__path=BERT)),
     ("train", "base.py", 4, 1, True, dict(backbone__path=BERT)),
     ("train", "base.py", 2, 4, False, dict(backbone__path="openai-community/gpt2-large")),
