@@ -118,11 +118,10 @@ def standing_in(target: Target) -> Iterator[None]:
         return
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
-    read = lambda text: float(text)
     answers = {
         "check_cudnn_version": lambda: 91002,
-        "check_compute_capability": lambda text: target.capability >= read(text),
-        "is_cuda_compute_capability_equal": lambda text: target.capability == read(text),
+        "check_compute_capability": lambda text: target.capability >= float(text),
+        "is_cuda_compute_capability_equal": lambda text: target.capability == float(text),
     }
     before = {name: getattr(fused, name) for name in answers}
     for name, answer in answers.items():
