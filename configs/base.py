@@ -190,4 +190,5 @@ def get_config() -> ConfigDict:
     c.train.max_streak = 10  # steps in a row that are not finite before the run stops
     c.train.test = True  # score the test split with the best prompt at the end
     c.train.tensorboard = True  # write event files
+    c.train.compilation_cache = ""  # folder of compiled programs; "" = the user's own, or none
     return c

@@ -1,6 +1,5 @@
 """Saves and restores a run: the trained numbers, their optimizer state and where the data stood.
 
-    <workdir>/config.json               the resolved config that the folder belongs to
     <workdir>/checkpoints/<step>/       state and position, the newest few steps
     <workdir>/checkpoints/best/<step>/  trained numbers and their dev result
 
@@ -33,6 +32,8 @@ from jaxprompt.files import make_folder, write_atomic, write_error
 
 Tree = Any
 SEAL = "checksums.json"  # file name -> CRC-32, written last
+# Names that only this module and orbax give; whatever else lies there is the user's.
+_LEFT_BEHIND = re.compile(r"\d+\.(partial|removed)(\.orbax-checkpoint-tmp.*)?|0\.(room|shared-\w+)")
 OVERHEAD, OVERHEAD_ARRAY = 16384, 2048  # bytes at most for shapes, checksums and the like
 
 
@@ -89,13 +90,16 @@ class Checkpoints:
             args = ocp.args.Composite(position=ocp.args.JsonRestore())
             return checkpointer.restore(_find(self._root, None), args=args).position
 
-    def restore_best(self, template: Tree) -> tuple[Tree, dict]:
-        """Reads (trainable, info) of the best so far; errors as in `restore`."""
-        return _read(self._best, None, template)
+    def restore_best(self, template: Tree, step: int | None = None) -> tuple[Tree, dict]:
+        """Reads (trainable, info) of the best at `step`, the newest by default.
 
-    def check_best(self) -> None:
-        """Raises InputError where there is no best, or it is damaged."""
-        _find(self._best, None)
+        Errors as in `restore`.
+        """
+        return _read(self._best, step, template)
+
+    def check_best(self, step: int | None = None) -> None:
+        """Raises InputError where the best of `step`, or any, is absent or damaged."""
+        _find(self._best, step)
 
     def best_mark(self) -> str:
         """Sums up the files of the best so far, so that another training has another mark."""
@@ -134,61 +138,6 @@ class Checkpoints:
                 _remove(self._best / str(old))
 
 
-def guard_workdir(workdir: str | os.PathLike, resolved: dict, free: tuple[str, ...] = ()) -> None:
-    """Binds `workdir` to a resolved config: written as config.json first, compared later.
-
-    Arguments and errors as in `check_workdir`; also InputError when the folder cannot be written.
-    """
-    make_folder(workdir)
-    old_text = check_workdir(workdir, resolved, free)
-    text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
-    if text != old_text and hosts.is_first():
-        write_atomic(Path(workdir) / "config.json", text)
-
-
-def check_workdir(
-    workdir: str | os.PathLike, resolved: dict, free: tuple[str, ...] = ()
-) -> str | None:
-    """Compares a resolved config with the one that `workdir` is bound to. -> that one's text
-
-    `free` lists the dotted fields (or blocks of fields) that may change between runs.
-    Raises InputError naming the fields that differ; a folder without a config.json fits any.
-    """
-    path = Path(workdir) / "config.json"
-    try:
-        old_text = path.read_text() if path.exists() else None
-        saved = _leaves(json.loads(old_text)) if old_text is not None else {}
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} is no readable config ({error}); delete it, or take another --workdir"
-        ) from error
-    given = _leaves(json.loads(json.dumps(resolved)))
-    differing = [
-        name
-        for name in sorted(saved.keys() | given.keys())
-        if saved.get(name, "nothing") != given.get(name, "nothing")
-        and not any(name == f or name.startswith(f + ".") for f in free)
-    ]
-    if old_text is not None and differing:
-        shown = ", ".join(
-            f"{name} (saved {saved.get(name, 'nothing')!r}, given {given.get(name, 'nothing')!r})"
-            for name in differing[:3]
-        )
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        raise InputError(
-            f"{workdir} holds a run of another config: {shown}{more}; "
-            f"take another --workdir, or delete {workdir}"
-        )
-    return old_text
-
-
-def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict) or (name and not tree):
-        return {name: tree}
-    prefix = name + "." if name else ""
-    return {k: v for key, sub in tree.items() for k, v in _leaves(sub, prefix + key).items()}
-
-
 def _steps(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
@@ -225,8 +174,12 @@ def _check_seen(path: Path) -> None:
 
 
 def _clean(folder: Path) -> None:
-    for path in folder.glob("[0-9]*.*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _LEFT_BEHIND.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

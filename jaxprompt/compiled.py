@@ -1,10 +1,22 @@
-"""Compilation of train steps."""
+"""Compilation of train steps, and the folder in which compiled programs are kept."""
 
 import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import stat
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
+
+from jaxprompt.errors import InputError
+
+_LIMIT = 4 * 2**30  # bytes of programs, of which the least recently used go first
+_WORTH = 0.3  # seconds of compilation from which a program is kept
 
 
 def jit(function: Callable, *, dropped: bool = True, **settings: Any) -> Callable:
@@ -24,3 +36,56 @@ def _options(dropped: bool) -> dict[str, Any] | None:
     except jax.errors.JaxRuntimeError:  # an XLA that has no such option
         return None
     return options
+
+
+def keep_programs(folder: str = "") -> None:
+    """Keeps compiled programs for later runs: in `folder`, by default in the user's own cache.
+
+    What lies there is run unchecked, so no one else may write there. "none" keeps nothing, and a
+    folder that JAX is told of itself (JAX_COMPILATION_CACHE_DIR) stays. Raises InputError for a
+    `folder` that cannot be used; without the user's own cache a run goes on, after a line.
+    """
+    if folder == "none" or jax.config.jax_compilation_cache_dir:
+        return
+    try:
+        path = _own_folder(Path(folder) if folder else _user_cache() / "jaxprompt" / "compiled")
+    except OSError as error:
+        line = f"{error.filename}: {error.strerror}; programs are not kept"
+        if folder:
+            raise InputError(
+                f"train.compilation_cache={folder}: {error.strerror}; give a folder of your own "
+                "that others cannot write to, or none"
+            ) from error
+        print(f"{line}; set train.compilation_cache", file=sys.stderr)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path / _machine()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH)
+    if importlib.util.find_spec("filelock"):  # which JAX needs to limit the size
+        jax.config.update("jax_compilation_cache_max_size", _LIMIT)
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _own_folder(path: Path) -> Path:
+    """Makes a folder that is the user's alone. Raises OSError where it is not."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    about = path.stat()
+    if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(0, "others can write there", str(path))
+    return path
+
+
+def _machine() -> str:
+    """Names the kind of device that programs run on.
+
+    Programs for a CPU use all that it can do, and end others with an illegal instruction.
+    """
+    kind = jax.default_backend()
+    if kind != "cpu":
+        return kind
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"cpu-{hashlib.sha256((platform.processor() + flags).encode()).hexdigest()[:12]}"

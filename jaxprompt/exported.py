@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks import Example, Task, task_from_json
 from jaxprompt.errors import InputError
 from jaxprompt.folding import fold
 from jaxprompt.scorer import Scorer, build_scorer, load_weights, open_backbone
@@ -155,7 +155,7 @@ def unpack(
     if not block["path"]:
         block |= {"path": known["id"], "revision": known["revision"]}
     opened = open_backbone(block)
-    task = Task(**{name: _tuples(card["task"][name]) for name in _NEEDED["task"]})
+    task = task_from_json(card["task"])
     layout = card["layout"]
     scorer = build_scorer(
         opened, task, prompt={"name": "fixed", **card["fixed"]}, head=card["head"],
@@ -211,7 +211,3 @@ def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[
         kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
         found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
     return found
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

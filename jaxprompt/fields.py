@@ -108,7 +108,7 @@ FIELDS = {
     "train": dict(
         total_steps=_COUNT, total_epochs=_AMOUNT, total_examples=_COUNT, eval_steps=_COUNT,
         eval_epochs=_AMOUNT, patience=_COUNT, save_steps=_COUNT, log_steps=_SIZE,
-        max_streak=_SIZE, test=_FLAG, tensorboard=_FLAG,
+        max_streak=_SIZE, test=_FLAG, tensorboard=_FLAG, compilation_cache=_TEXT,
     ),
 }  # fmt: skip
 

@@ -31,7 +31,6 @@ class Job(NamedTuple):
     decide: Callable[[dict[str, float]], float]  # the number of dev that is to be high
     plan: build.Plan
     train: Any  # the config's block
-    fingerprint: str  # of the weights that it starts from
     dropped: bool = True  # it has dropout
     # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
     describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
@@ -59,14 +58,15 @@ class Stand(NamedTuple):
 def take_up(job: Job, workdir: str) -> Stand:
     """Goes to the newest checkpoint of a run, or to its start.
 
-    Raises InputError for a checkpoint that is damaged, or of another model or other weights.
+    Raises InputError for a checkpoint that is damaged, or of another model.
     """
     checkpoints, state = Checkpoints(workdir), job.state
     position: dict[str, Any] = {"best": None, "since": 0, "done": False}
     started = checkpoints.latest()
     if started is not None:
         state, position = checkpoints.restore(state)
-        build.check_backbone(position, job.fingerprint, workdir)
+        if position["best"] is not None:
+            checkpoints.check_best(position["best"]["step"])
         job.batches.set_state(position["data"])
         for leaf in jax.tree.leaves(job.state):  # else both would stay in memory
             leaf.delete()
@@ -89,8 +89,7 @@ def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> 
     )  # fmt: skip
 
     def save() -> None:
-        stand = {"data": job.batches.get_state(), "fingerprint": job.fingerprint}
-        checkpoints.save(step, state, position | stand)
+        checkpoints.save(step, state, position | {"data": job.batches.get_state()})
 
     clock, seen, pending = time.monotonic(), set(), None
     since = step, clock  # what a rate counts from
@@ -128,8 +127,7 @@ def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> 
             value, best = job.decide(dev), position["best"]
             if best is None or value > best["value"]:  # a tie keeps the earlier
                 position |= {"best": {"step": step, "value": value, "dev": dev}, "since": 0}
-                info = position["best"] | {"fingerprint": job.fingerprint}
-                checkpoints.save_best(step, state.trainable, info)
+                checkpoints.save_best(step, state.trainable, position["best"])
             else:
                 position["since"] += 1
             position["done"] = last or 0 < job.train.patience <= position["since"]
@@ -146,7 +144,7 @@ def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> 
     if pending is not None:
         _stop_if_broken(pending[0], job.train.max_streak, save, step)
     job.batches.close()
-    numbers, best = checkpoints.restore_best(state.trainable)
+    numbers, best = checkpoints.restore_best(state.trainable, position["best"]["step"])
     spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
     return Ended(step, int(state.skipped), best, numbers, spent)
 

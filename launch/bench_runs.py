@@ -175,11 +175,12 @@ def answer(results: list[dict], **facts: Any) -> None:
 def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
     from jaxprompt import group
-    from jaxprompt.cli import sweep, train
+    from jaxprompt.cli import sweep
     from jaxprompt.cli.options import load_config
+    from jaxprompt.compiled import keep_programs
 
     heard, c = hear_compilations(), load_config(args.config)
-    train.keep_compiled(Path(args.workdir) / "compiled")
+    keep_programs(str(Path(args.workdir) / "compiled"))
     with contextlib.redirect_stdout(sys.stderr):
         sweep.train_grid(c, args.workdir)
     paths = [run.folder / "result.json" for run in group.list_runs(c, args.workdir)]
@@ -192,9 +193,10 @@ def train_in_turn(args: argparse.Namespace) -> None:
     from jaxprompt import group
     from jaxprompt.cli import train
     from jaxprompt.cli.options import load_config
+    from jaxprompt.compiled import keep_programs
 
     heard, c = hear_compilations(), load_config(args.config)
-    train.keep_compiled(Path(args.workdir) / "compiled")
+    keep_programs(str(Path(args.workdir) / "compiled"))
     grid, results, seconds = group.list_runs(c, args.workdir), [], []
     for number in args.numbers:
         started = time.perf_counter()

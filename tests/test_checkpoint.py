@@ -1,7 +1,6 @@
 """Checkpoints come back bit for bit, and survive kills, full disks and damage."""
 
 import errno
-import json
 import os
 import random
 import resource
@@ -19,7 +18,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxprompt.checkpoint import Checkpoints, guard_workdir
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.errors import InputError
 
 POSITION = {"epoch": 2, "iterator": {"next_index": 17, "state": "a\nb"}, "best": 0.1 + 0.2}
@@ -282,50 +281,31 @@ def test_foreign_checkpoints_are_refused(tmp_path):
         Checkpoints(tmp_path, keep=0)
 
 
-CONFIG = {"optim": {"lr": 0.1, "name": "adamw"}, "layers": [1, 2], "log": {"every": 5}}
-
-
-def test_workdir_keeps_its_config(tmp_path):
-    workdir = tmp_path / "a/b"
-    guard_workdir(workdir, CONFIG)
-    assert json.loads((workdir / "config.json").read_text()) == CONFIG
-    guard_workdir(workdir, {**CONFIG, "layers": (1, 2)})
-
-    other = {**CONFIG, "optim": {"lr": 0.3, "momentum": 0.9}}
-    with pytest.raises(InputError) as error:
-        guard_workdir(workdir, other)
-    message = one_line(error)
-    assert f"{workdir} holds a run of another config" in message
-    assert "optim.lr (saved 0.1, given 0.3)" in message
-    assert "optim.momentum (saved 'nothing', given 0.9)" in message
-    assert "optim.name (saved 'adamw', given 'nothing')" in message
-    assert "another --workdir" in message
-    assert json.loads((workdir / "config.json").read_text()) == CONFIG
-
-    louder = {**CONFIG, "log": {"every": 50}}
-    with pytest.raises(InputError, match="log.every"):
-        guard_workdir(workdir, louder, free=("log.ev", "lo"))
-    guard_workdir(workdir, louder, free=("log",))
-    assert json.loads((workdir / "config.json").read_text()) == louder
-
-
-def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
+def test_a_workdir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot write .*file.*another folder"):
-        guard_workdir(tmp_path / "file", CONFIG)
     with pytest.raises(InputError, match="cannot write .*file"):
         Checkpoints(tmp_path / "file").save(1, make_state(), {})
 
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.json").write_text('{"optim": ')
-    with pytest.raises(InputError, match="config.json is no readable config") as error:
-        guard_workdir(tmp_path / "run", CONFIG)
-    one_line(error)
 
-    def refuse(*_args, **_kwargs):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+def test_only_what_saving_leaves_behind_is_removed(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, make_state(), {})
+    folder = tmp_path / "checkpoints"
+    own = ["12.bak", "1.copy", "notes.txt", "2.removed.mine"]
+    left = ["3.partial", "3.partial.orbax-checkpoint-tmp", "1.removed", "0.room"]
+    for name in (*own, *left):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text("x")
+    checkpoints.rewind(1)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["1", *own])
 
-    monkeypatch.setattr("os.replace", refuse)
-    with pytest.raises(InputError, match="Permission denied"):
-        guard_workdir(tmp_path / "new", CONFIG)
-    assert list((tmp_path / "new").iterdir()) == []
+
+def test_the_best_that_is_asked_for(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step, width in ((2, 3), (5, 4)):
+        checkpoints.save_best(step, {"prompt/table": jnp.ones((2, width))}, {"step": step})
+    template = {"prompt/table": jnp.ones((2, 3))}
+    assert checkpoints.restore_best(template, 2)[1] == {"step": 2}
+    shutil.rmtree(tmp_path / "checkpoints/best/5")
+    with pytest.raises(InputError, match="no checkpoint of step 5 .*steps there: 2"):
+        checkpoints.check_best(5)

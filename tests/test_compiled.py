@@ -1,9 +1,12 @@
 """The compiler's options are taken where they are known, and left out where they are not."""
 
+import os
+
 import jax
 import pytest
 
 from jaxprompt import compiled
+from jaxprompt.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +40,47 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
 def test_other_backends_keep_their_own(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert compiled._options(True) is None
+
+
+# -- where programs are kept ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """What JAX is told, by field; the user's cache is in a temporary folder."""
+    fields = {}
+    monkeypatch.setattr(jax.config, "update", fields.__setitem__)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return fields
+
+
+def test_programs_lie_in_the_users_own_cache(told, tmp_path):
+    compiled.keep_programs()
+    folder = tmp_path / "cache/jaxprompt/compiled"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    path = told["jax_compilation_cache_dir"]
+    assert path.startswith(f"{folder}/cpu-")
+    compiled.keep_programs()  # the same for the next run
+    assert told["jax_compilation_cache_dir"] == path
+
+
+def test_another_place_or_none(told, tmp_path):
+    compiled.keep_programs(str(tmp_path / "mine"))
+    assert told.pop("jax_compilation_cache_dir").startswith(f"{tmp_path}/mine/cpu-")
+    compiled.keep_programs("none")
+    assert "jax_compilation_cache_dir" not in told
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(told, tmp_path, monkeypatch, capsys):
+    open_to_all = tmp_path / "cache/jaxprompt/compiled"
+    open_to_all.mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    with pytest.raises(InputError, match="compilation_cache=.*others can write there; give a"):
+        compiled.keep_programs(str(open_to_all))
+    compiled.keep_programs()  # no one asked for it, so the run goes on
+    line = capsys.readouterr().err
+    assert "others can write there; programs are not kept" in line and line.count("\n") == 1
+    open_to_all.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    compiled.keep_programs()
+    assert "programs are not kept" in capsys.readouterr().err and not told

@@ -10,7 +10,7 @@ RANKS = {
     "errors": -1,
     "types": 0, "tree": 0, "rng": 0, "files": 0, "sharding": 0, "hosts": 0,
     "hlo": 0, "flops": 0, "devices": 0, "published": 0,
-    "layers": 1, "runlog": 1, "compiled": 1, "keep": 1,
+    "layers": 1, "runlog": 1, "run_folder": 1, "compiled": 1, "keep": 1,
     "backbones": 2, "prompts": 2, "heads": 2, "losses": 2, "metrics": 2, "data": 2, "convert": 2,
     "model": 3, "optim": 3, "tables": 3,
     "state": 4, "folding": 4, "fields": 4, "generate": 4,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,12 +10,19 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprompt import rng, tree
-from jaxprompt.build.examples import SPLITS, Examples, in_form, read_examples, read_task
+from jaxprompt.build.examples import (
+    Examples,
+    describe_examples,
+    in_form,
+    read_examples,
+    read_task,
+)
 from jaxprompt.build.keeping import Kept
-from jaxprompt.build.weights import Weights, check_init, start
-from jaxprompt.checkpoint import Checkpoints, check_workdir
+from jaxprompt.build.weights import Weights, check_init, read_origin, start
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.target import read_answer
+from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.evaluate import Step, evaluate, make_writer, place_step, write_texts
 from jaxprompt.fields import check_fields
@@ -25,6 +33,7 @@ from jaxprompt.metrics import score_texts
 from jaxprompt.model import Model, backbone_shapes
 from jaxprompt.optim import make_optimizer, make_schedule
 from jaxprompt.prompts import make_prompt
+from jaxprompt.run_folder import check_record, check_workdir, read_record, read_result
 from jaxprompt.scorer import (
     Backbone,
     Scorer,
@@ -42,6 +51,7 @@ from jaxprompt.types import Dims
 
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
+FREE += ("train.compilation_cache",)
 FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
 FREE_TRAINED = ("optim", "train", "data", "generate", "cache")
@@ -108,11 +118,15 @@ def build_placement(c: Any, devices: Sequence[Any] | None = None) -> Placement:
     return placement
 
 
-def open_fitting(c: Any, placement: Placement) -> Backbone:
-    """Opens the backbone of a checked config; method, head, length and mesh must fit it."""
+def open_fitting(c: Any, placement: Placement, *, restored: bool = False) -> Backbone:
+    """Opens the backbone of a checked config; method, head, length and mesh must fit it.
+
+    So must the prompt that it starts from, unless its numbers are `restored` from a checkpoint.
+    """
     backbone = open_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
-    check_init(c, backbone.module.dims)
+    if not restored:
+        check_init(c, backbone.module.dims)
     check_mesh(placement, backbone.module)
     return backbone
 
@@ -146,7 +160,7 @@ def scorer_from_config(
 ) -> Scorer:
     """Builds the scorer of a config."""
     task, head, form = examples.task, c.head.to_dict(), c.task.form
-    choices = max((len(e.choices) for es in examples.splits.values() for e in es), default=1) or 1
+    choices = examples.choices
     if head["name"] == "verbalizer" and not task.labels:
         letters = tuple(string.ascii_uppercase[:choices])
         own = task.words[:choices], task.targets[:choices]
@@ -228,13 +242,34 @@ class Trained(NamedTuple):
     scorer: Scorer
     splits: dict[str, Split]
     weights: Weights
-    best: dict[str, Any]  # step, value, dev, fingerprint of the backbone
+    best: dict[str, Any]  # step, value, dev
     family: str
+    record: dict[str, Any]  # what it learned from, see `make_record`
+    others: tuple[str, ...] = ()  # says which splits are not those of the run
 
 
-def check_backbone(saved: Mapping[str, Any], fingerprint: str, workdir: str) -> None:
-    """Raises InputError where a run goes on with other weights than it `saved` the print of."""
-    learned = str(saved.get("fingerprint"))
+def make_record(
+    c: Any, facts: Mapping[str, Any], template: str, family: str, fingerprint: str
+) -> dict[str, Any]:
+    """Says what a run learns from, for its folder: `facts` of its data, and its backbone."""
+    record = dict(facts) | {"template": template}
+    record["backbone"] = {"family": family, "fingerprint": fingerprint}
+    if c.prompt.get("init"):
+        record["init"] = read_origin(c)
+    return record
+
+
+def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
+    """Raises InputError where a folder's run learned from anything else than `record`."""
+    saved = read_record(workdir)
+    if saved is not None:
+        check_backbone(saved, record["backbone"]["fingerprint"], workdir)
+    check_record(workdir, record)
+
+
+def check_backbone(record: Mapping[str, Any], fingerprint: str, workdir: str | os.PathLike) -> None:
+    """Raises InputError where a run goes on with other weights than its record names."""
+    learned = str(record["backbone"]["fingerprint"])
     if learned != fingerprint:
         raise InputError(
             f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
@@ -254,30 +289,66 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
     untrained or of another config, and for a backbone of other weights.
     """
     check_config(c)
-    checkpoints = None if is_zero_shot(c) else Checkpoints(workdir)
-    if checkpoints:
-        check_workdir(workdir, c.to_dict(), (*FREE, *FREE_TRAINED))
-        checkpoints.check_best()
+    record, best_step = None, None
+    if not is_zero_shot(c):
+        record, best_step = read_trained(workdir, c, (*FREE, *FREE_TRAINED))
     placement = build_placement(c)
-    backbone = open_fitting(c, placement)
-    if checkpoints and read_task(c.task).choices:
-        wanted = SPLITS  # an example's choices are counted over all of them, as in training
-    elif c.prompt.name == "soft":
-        wanted = (*wanted, "train")  # the first values may come from the training text
-    examples = read_examples(c, wanted)
+    backbone = open_fitting(c, placement, restored=True)
+    if c.trainable and c.prompt.get("start") in FROM_TEXT:
+        wanted = (*wanted, "train")  # a frozen prompt has its values from there alone
+    examples = read_examples(c, wanted, record)
     scorer = scorer_from_config(c, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    if checkpoints is None:
+    if record is None:
         params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, placement=placement)
         weights = Weights({}, tree.flatten(params), loaded.report)
-        return Trained(placement, scorer, splits, weights, {}, backbone.family)
-    weights = start(c, scorer, loaded, splits.get("train"), placement)
-    trainable, best = checkpoints.restore_best(weights.trainable)
-    check_backbone(best, loaded.report.fingerprint, workdir)
+        record = make_record(
+            c, describe_examples(examples), scorer.template, backbone.family,
+            loaded.report.fingerprint,
+        )  # fmt: skip
+        return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
+    check_backbone(record, loaded.report.fingerprint, workdir)
+    weights = start(c, scorer, loaded, splits.get("train"), placement, restored=True)
+    trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
     weights = weights._replace(trainable=trainable)
-    return Trained(placement, scorer, splits, weights, best, backbone.family)
+    others = other_splits(record, describe_examples(examples))
+    return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
+
+
+def other_splits(record: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Says which splits are not those that a run was trained and scored on."""
+    lines = []
+    for name, now in facts["splits"].items():
+        saved = record["splits"].get(name)
+        if saved is not None and saved["digest"] != now["digest"]:
+            same_size = saved["examples"] == now["examples"]
+            which = "those" if same_size else f"the {saved['examples']}"
+            lines.append(f"{name}: {now['examples']} examples, not {which} of the run")
+    return tuple(lines)
+
+
+def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str, Any], int]:
+    """Reads what a run of a config learned from and the step of its best numbers.
+
+    Raises InputError for a folder that is of another config or untrained, and where the best
+    numbers are not there any more.
+    """
+    check_workdir(workdir, c.to_dict(), free)
+    checkpoints, record, result = Checkpoints(workdir), read_record(workdir), read_result(workdir)
+    step = checkpoints.best() if result is None else result["best_step"]
+    checkpoints.check_best(step)
+    if result is None and (saved := checkpoints.latest()) is not None:
+        known = checkpoints.position()["best"]
+        if known is not None and known["step"] > step:
+            raise InputError(
+                f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
+                "are not there any more; train again in another --workdir"
+            )
+    if record is None:
+        raise InputError(f"{workdir} has no record.json; train again in another --workdir")
+    return record, step
 
 
 # -- optimization -------------------------------------------------------------------------------

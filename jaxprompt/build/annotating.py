@@ -11,7 +11,7 @@ from jaxprompt import build
 from jaxprompt.build.adapting import need_corpus, read_corpus
 from jaxprompt.build.examples import check_tunes, read_task
 from jaxprompt.build.ppt import check_single, thresholds_of
-from jaxprompt.checkpoint import Checkpoints, check_workdir
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.corpus import Corpus
 from jaxprompt.data.ppt import Reader, check_thresholds
@@ -20,6 +20,7 @@ from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.evaluate import place_step, predict_scores, probabilities
+from jaxprompt.run_folder import check_workdir
 from jaxprompt.scorer import open_backbone
 from jaxprompt.steps import make_eval_step
 

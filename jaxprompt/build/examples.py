@@ -5,8 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.data import fewshot, sources
+from jaxprompt.data.digest import describe
 from jaxprompt.data.ppt import get_pattern, unify
-from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example, with_labels
+from jaxprompt.data.tasks import (
+    Example,
+    Task,
+    custom_task,
+    get_task,
+    read_example,
+    task_from_json,
+    with_labels,
+)
 from jaxprompt.errors import InputError
 
 SPLITS = ("train", "dev", "test")
@@ -72,16 +81,21 @@ class Examples(NamedTuple):
     """The splits of a run, read and divided, not yet encoded."""
 
     task: Task  # with its labels found
+    choices: int  # the most that an example has, 1 where the task has none
     splits: dict[str, list[Example]]
 
 
-def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
+def read_examples(
+    c: Any, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None
+) -> Examples:
     """Reads the splits that are there, and draws train and dev by the protocol.
 
+    With the `record` of a run the task is that run's: no label is looked for in the training data.
     Raises InputError where dev is wanted and there is none.
     """
     check_tunes(c)
-    task, data = read_task(c.task), c.data
+    data = c.data
+    task = read_task(c.task) if record is None else task_from_json(record["task"])
     files = {name: path for name, path in data.files.items() if path}
     place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
     splits: dict[str, list[Example]] = {}
@@ -90,11 +104,11 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
         return sources.read_split(task, split, **place)
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
-    rows = None
-    if drawn or "train" in wanted or not (task.labels or task.choices or task.is_text):
+    rows, has_labels = None, task.labels or task.choices or task.is_text or record is not None
+    if drawn or "train" in wanted or not has_labels:
         rows = read("train")
         task = with_labels(task, rows)
-    task = in_form(c, task)
+    task = in_form(c, task) if record is None else task
     if rows is not None:
         examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
         split = _draw(data, task, [e.label for e in examples])
@@ -110,7 +124,19 @@ def read_examples(c: Any, wanted: Sequence[str] = SPLITS) -> Examples:
             f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
             "data.protocol=holdout"
         )
-    return Examples(task, {name: splits[name] for name in SPLITS if splits.get(name)})
+    splits = {name: splits[name] for name in SPLITS if splits.get(name)}
+    choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
+    return Examples(task, choices if record is None else record["choices"], splits)
+
+
+def describe_examples(examples: Examples) -> dict[str, Any]:
+    """Says what a run learns from, for its record: task, choices, and each split summed up."""
+    names = examples.task.labels
+    return {
+        "task": dataclasses.asdict(examples.task),
+        "choices": examples.choices,
+        "splits": {name: describe(part, names) for name, part in examples.splits.items()},
+    }
 
 
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:

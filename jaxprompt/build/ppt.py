@@ -1,6 +1,5 @@
 """Pre-training of a prompt on running text (Gu et al. 2022, "PPT"): from a config to objects."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ import jax
 
 from jaxprompt import build, metrics, tree
 from jaxprompt.build.adapting import Sums, need_corpus, spelt_out
-from jaxprompt.checkpoint import Checkpoints, check_workdir
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.convert.load import Report
 from jaxprompt.data.corpus import Corpus, check_unchanged, divide
 from jaxprompt.data.denoise.batches import Pass
@@ -28,18 +27,17 @@ from jaxprompt.data.ppt import (
 )
 from jaxprompt.data.ppt.patterns import fields
 from jaxprompt.data.tasks import Task
+from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError
 from jaxprompt.flops import count_flops
 from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.losses import count_classes, make_loss
 from jaxprompt.model import Model
+from jaxprompt.run_folder import read_record
 from jaxprompt.scorer import Backbone, Scorer, build_scorer, load_weights
 from jaxprompt.sharding import Placement, within
 from jaxprompt.steps import Objective, make_train_step
 from jaxprompt.types import Batch
-
-CORPUS = "corpus.json"  # in a workdir, Text.facts
-_FROM_TEXT = ("frequent", "task")  # starts of soft tokens
 
 
 class Asked(NamedTuple):
@@ -78,7 +76,7 @@ def check_learner(c: Any) -> None:
     """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
     if c.prompt.name == "none":
         raise InputError("prompt.name=none has nothing to learn; take soft or prefix")
-    if c.prompt.get("start") in _FROM_TEXT and not c.prompt.get("init"):
+    if c.prompt.get("start") in FROM_TEXT and not c.prompt.get("init"):
         raise InputError(
             f"prompt.start={c.prompt.start} takes words of training rows, which a corpus has not; "
             "take normal, uniform, vocab, labels, text or file"
@@ -128,9 +126,9 @@ def thresholds_of(c: Any) -> tuple[float, ...]:
 # -- model ----------------------------------------------------------------------------------------
 
 
-def open_asked(c: Any, placement: Placement) -> Asked:
-    """Opens the backbone and lays the task out for it."""
-    backbone = build.open_fitting(c, placement)
+def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> Asked:
+    """Opens the backbone and lays the task out for it; `restored` as in build.open_fitting."""
+    backbone = build.open_fitting(c, placement, restored=restored)
     scorer = make_scorer(c, backbone, placement)
     given = {"answer": c.task.answer} if c.task.answer else {}
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
@@ -236,9 +234,11 @@ def told_task(asked: Asked, text: Text) -> list[str]:
     ]
 
 
-def check_same(path: Path, facts: Mapping[str, Any], annotations: str) -> None:
-    """Raises InputError where the text or its labels are others than those saved in a file."""
-    saved = json.loads(path.read_text())
+def check_same(workdir: str | Path, facts: Mapping[str, Any], annotations: str) -> None:
+    """Raises InputError where the text or its labels are others than those of a folder's run."""
+    saved = read_record(workdir)
+    if saved is None:
+        return
     check_unchanged(saved["corpus"], facts["corpus"])
     if saved["labels"] != facts["labels"]:
         raise InputError(
@@ -250,11 +250,18 @@ def check_same(path: Path, facts: Mapping[str, Any], annotations: str) -> None:
 # -- numbers --------------------------------------------------------------------------------------
 
 
-def load(c: Any, asked: Asked, placement: Placement) -> tuple[Asked, Learned]:
-    """Reads the weights and draws the prompt. -> what is asked, its module fitted; what learns"""
+def load(
+    c: Any, asked: Asked, placement: Placement, *, restored: bool = False
+) -> tuple[Asked, Learned]:
+    """Reads the weights and initialises the prompt; `restored` as in build.start.
+
+    -> what is asked, its module fitted; what learns
+    """
     backbone, loaded = load_weights(asked.backbone, placement)
     asked = asked._replace(backbone=backbone, scorer=asked.scorer.with_backbone(backbone))
-    trainable, frozen, report = build.start(c, asked.scorer, loaded, None, placement)
+    trainable, frozen, report = build.start(
+        c, asked.scorer, loaded, None, placement, restored=restored
+    )
     model, objective = make_objective(c, asked.scorer.model)
     return asked, Learned(model, [objective], trainable, frozen, report)
 
@@ -294,18 +301,16 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 def restore(c: Any, workdir: str) -> build.Trained:
     """Reads the best prompt of a workdir; no text is read. Raises InputError as build.restore."""
     build.check_config(c)
-    check_workdir(workdir, c.to_dict(), (*build.FREE, *build.FREE_TRAINED))
-    checkpoints = Checkpoints(workdir)
-    checkpoints.check_best()
+    record, step = build.read_trained(workdir, c, (*build.FREE, *build.FREE_TRAINED))
     placement = build.build_placement(c)
-    asked, learned = load(c, open_asked(c, placement), placement)
-    trainable, best = checkpoints.restore_best(learned.trainable)
-    build.check_backbone(best, learned.report.fingerprint, workdir)
+    asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
+    build.check_backbone(record, learned.report.fingerprint, workdir)
+    trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step)
     weights = build.Weights(trainable, learned.frozen, learned.report)
-    return build.Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family)
+    return build.Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family, record)
 
 
-def read_about(workdir: str, best: Mapping[str, Any]) -> dict[str, Any]:
-    """Tells what the best prompt of a workdir is pre-trained on, and how well it does."""
-    saved = json.loads((Path(workdir) / CORPUS).read_text())
-    return saved["about"] | {"steps": best["step"], "held_out": best["dev"]}
+def read_about(trained: build.Trained) -> dict[str, Any]:
+    """Tells what a prompt is pre-trained on, and how well it does."""
+    best = trained.best
+    return trained.record["about"] | {"steps": best["step"], "held_out": best["dev"]}

@@ -33,17 +33,22 @@ class Weights(NamedTuple):
 
 
 def start(
-    c: Any, scorer: Scorer, loaded: load.Loaded, train: Split | None, placement: Placement
-) -> Weights:
-    """Draws prompt and head, and splits what trains, in float32, from what is frozen.
+    c: Any, scorer: Scorer, loaded: load.Loaded, train: Split | None, placement: Placement, *,
+    restored: bool = False,
+) -> Weights:  # fmt: skip
+    """Initialises prompt and head, and splits what trains, in float32, from what is frozen.
 
-    Without `train` there is no text for a prompt to start from.
+    Without `train` there is no text for a prompt to start from. With `restored` the values of what
+    trains do not matter, for a checkpoint holds them: a prompt that trains is left as it is.
     """
     params = scorer.model.init(
         rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
         placement=placement,
     )  # fmt: skip
-    if c.prompt.get("init"):
+    trains = any(name.startswith("prompt/") for name in divide(c, scorer, params)[0])
+    if restored and trains:
+        pass
+    elif c.prompt.get("init"):
         params["prompt"] = _inherit(c, loaded.report.fingerprint)
     elif c.prompt.name == "soft":
         params["prompt"] = _start_rows(c, scorer, params, train, placement)

@@ -14,11 +14,13 @@ from jaxprompt.cli.options import (
     resolved,
     several_hosts,
 )
-from jaxprompt.cli.train import drive, facts, keep_compiled, read_result, write_result
+from jaxprompt.cli.train import drive, facts
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
+    from jaxprompt.compiled import keep_programs
+
     parser = Parser(__doc__)
     add_hosts(parser)
     parser.add_argument(
@@ -27,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    keep_compiled(Path(args.workdir) / "compiled")
     with several_hosts(args) as is_first:
+        keep_programs(c.train.compilation_cache)
         result = run(c, args.workdir, score=args.score)
         if result is not None and is_first:
             print(json.dumps(result))
@@ -38,43 +40,54 @@ def main(argv: Sequence[str]) -> int:
 def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
     """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early.
 
-    With `score` the result is the scores of held-out text before the first step.
+    With `score` the result is the scores of held-out text before the first step, and nothing is
+    bound to the workdir.
     """
+    from jaxprompt import build, run_folder
+    from jaxprompt.build import adapting
+
+    build.check_config(c)
+    adapting.check_objective(c)
+    if not score:
+        run_folder.check_workdir(workdir, resolved(c), build.FREE)
+    with run_folder.lock(workdir):
+        return _run(c, workdir, score)
+
+
+def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
     from jaxprompt import build, hosts, loop, rng, steps, tree
     from jaxprompt.build import adapting
     from jaxprompt.build.meter import Meter
-    from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
+    from jaxprompt.checkpoint import Checkpoints
     from jaxprompt.convert.save import save_backbone
     from jaxprompt.data.corpus import check_unchanged
     from jaxprompt.data.denoise.batches import Pass, Visits
     from jaxprompt.data.tokenizer import load_tokenizer
-    from jaxprompt.files import make_folder, write_atomic
+    from jaxprompt.files import write_atomic
     from jaxprompt.pretraining import tie
+    from jaxprompt.run_folder import (
+        guard_workdir,
+        read_record,
+        read_result,
+        write_record,
+        write_result,
+    )
     from jaxprompt.state import place_state
 
     # -- text and backbone: everything that a config can get wrong --------------------------------
-    build.check_config(c)
-    adapting.check_objective(c)
-    finished = started = None
+    saved = finished = started = None
     if not score:
-        check_workdir(workdir, resolved(c), build.FREE)
-        finished = read_result(Path(workdir) / "result.json")
+        saved, finished = read_record(workdir), read_result(workdir)
         started = Checkpoints(workdir).latest()
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
-    if finished is not None:
-        say = f"already adapted, nothing to do: {workdir} (delete it to start again)"
-        print(say, file=sys.stderr)
-        return finished
-    make_folder(workdir)
     placement = build.build_placement(c)
     backbone = adapting.open_adaptable(c, placement)
     tokenizer = load_tokenizer(backbone.folder)
     denoiser = adapting.make_denoiser(c, tokenizer, backbone)
     tell = lambda line: print(line, file=sys.stderr)
     corpus = adapting.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
-    path = Path(workdir) / "corpus.json"
-    if path.exists() and not score:
-        check_unchanged(json.loads(path.read_text()), corpus.fingerprint)
+    if saved is not None:
+        check_unchanged(saved["corpus"], corpus.fingerprint)
     rows, held = adapting.read_rows(c, corpus, denoiser, tokenizer)
     share = placement.share()
     batches = Visits(rows, batch=c.data.batch, seed=c.seed, share=share)
@@ -87,6 +100,16 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
     if score:
         batches.close()
         return {"held_out": measure(adapted.trainable), "rows": dev.size}
+    record = {
+        "corpus": corpus.fingerprint,
+        "backbone": {"family": adapted.backbone.family, "fingerprint": adapted.fingerprint},
+    }
+    build.check_repeated(workdir, record)
+    if finished is not None:
+        batches.close()
+        say = f"already adapted, nothing to do: {workdir} (delete it to start again)"
+        print(say, file=sys.stderr)
+        return finished
     tx = build.build_optimizer(c, adapted.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(
         adapted.model, tx, adapted.objectives, accumulate=c.optim.accumulate
@@ -95,13 +118,12 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
 
     # -- the run ----------------------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)
-    if hosts.is_first():
-        write_atomic(path, json.dumps(corpus.fingerprint))
+    write_record(workdir, record)
     flops = adapting.flops_of(adapted, next(iter(dev)), c.data.batch, placement)
     meter = Meter(batches, adapting.score_sums, flops, c.backbone.dtype)
     job = loop.Job(
         placement, step, state, adapted.frozen, batches, meter.take,
-        measure, lambda found: -found["loss"], plan, c.train, adapted.fingerprint,
+        measure, lambda found: -found["loss"], plan, c.train,
         c.backbone.dropout != 0, meter.describe,
     )  # fmt: skip
 

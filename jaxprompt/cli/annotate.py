@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli import train
@@ -22,6 +21,8 @@ _PAUSE = 10.0  # seconds between two reports
 
 def main(argv: Sequence[str]) -> int:
     """Writes labels for ppt.annotations; prints how many there are of each class, as JSON."""
+    from jaxprompt.compiled import keep_programs
+
     parser = Parser(__doc__)
     parser.add_argument("--output", help="folder to write, which ppt.annotations takes")
     add_hosts(parser)
@@ -30,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
     own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
     classifier = load_config(args.config, own)
-    train.keep_compiled(Path(args.workdir) / "compiled")
     with several_hosts(args) as is_first:
+        keep_programs(c.train.compilation_cache)
         result = run(c, classifier, args.workdir, args.output)
         if result is not None and is_first:
             print(json.dumps(result, ensure_ascii=False))
@@ -47,12 +48,12 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     from jaxprompt.build.ppt import thresholds_of
     from jaxprompt.data.ppt import AnnotationWriter, check_unfinished
     from jaxprompt.files import make_folder
+    from jaxprompt.run_folder import lock, read_result
 
     # -- text and classifier ----------------------------------------------------------------------
     annotating.check_annotator(c)
     check_unfinished(output)
-    result = Path(workdir) / "result.json"
-    trained = build.is_zero_shot(classifier) or train.read_result(result) is not None
+    trained = build.is_zero_shot(classifier) or read_result(workdir) is not None
     annotating.check_saved(classifier, workdir, trained)
     hosts.agree(train.facts(c) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)
@@ -66,7 +67,7 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
 
     # -- labels -----------------------------------------------------------------------------------
     total, thresholds = corpus.num_units, thresholds_of(c)
-    with contextlib.ExitStack() as stack:
+    with lock(output), contextlib.ExitStack() as stack:
         writer = hosts.on_first(
             lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
         )

@@ -1,6 +1,7 @@
 """Scores a split with the best prompt of a workdir, or zero-shot."""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,15 +26,18 @@ def main(argv: Sequence[str]) -> int:
 
 def evaluate(c: Any, workdir: str | None, split: str) -> dict[str, Any]:
     """Scores a split. Raises InputError where it is unknown or not there."""
-    from jaxprompt import build
+    from jaxprompt import build, hosts
+    from jaxprompt.build.examples import SPLITS
 
-    if split not in build.SPLITS:
-        raise InputError(f"--split={split!r} is unknown; known: {', '.join(build.SPLITS)}")
+    if split not in SPLITS:
+        raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
     if not build.is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
     trained = build.restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(f"task {c.task.name} has no {split} split here; give data.files")
+    for line in trained.others if hosts.is_first() else ():
+        print(line, file=sys.stderr)
     scorer, part = trained.scorer, trained.splits[split]
     measure = build.build_measure(c, scorer, trained.placement)
     measured = measure(part, trained.weights.trainable, trained.weights.frozen)

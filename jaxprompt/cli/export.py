@@ -20,20 +20,19 @@ def main(argv: Sequence[str]) -> int:
 
     from jaxprompt import build
     from jaxprompt.build import ppt
-    from jaxprompt.build.weights import read_origin
-    from jaxprompt.cli.train import read_result
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.peft import write_peft
     from jaxprompt.exported import as_peft, pack
+    from jaxprompt.run_folder import read_result
 
     restore = ppt.restore if c.ppt.task else build.restore
     trained = restore(c, args.workdir)
     scorer, weights = trained.scorer, trained.weights
-    result = read_result(Path(args.workdir) / "result.json") or {}
+    result = read_result(args.workdir) or {}
     metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
-    origin = {"init": read_origin(c)} if c.prompt.get("init") else {}
+    origin = {name: trained.record[name] for name in ("init",) if name in trained.record}
     if c.ppt.task:
-        origin["pretrained"] = ppt.read_about(args.workdir, trained.best)
+        origin["pretrained"] = ppt.read_about(trained)
     tensors, card = pack(
         scorer, weights.trainable, weights.frozen,
         backbone=c.backbone.to_dict() | {"family": trained.family},

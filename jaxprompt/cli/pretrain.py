@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli import sweep
@@ -15,7 +14,7 @@ from jaxprompt.cli.options import (
     resolved,
     several_hosts,
 )
-from jaxprompt.cli.train import drive, facts, keep_compiled, read_result, write_result
+from jaxprompt.cli.train import drive, facts
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,13 +22,15 @@ def main(argv: Sequence[str]) -> int:
 
     A grid of runs prints a table.
     """
+    from jaxprompt.compiled import keep_programs
+
     parser = Parser(__doc__)
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    keep_compiled(Path(args.workdir) / "compiled")
     with several_hosts(args) as is_first:
+        keep_programs(c.train.compilation_cache)
         if sweep.is_grid(c):
             return sweep.train_grid(c, args.workdir, "pretrain")
         result = run(c, args.workdir)
@@ -40,38 +41,49 @@ def main(argv: Sequence[str]) -> int:
 
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
     """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+    from jaxprompt import build, run_folder
+    from jaxprompt.build import ppt
+
+    build.check_config(c)
+    ppt.check_ppt(c)
+    run_folder.check_workdir(workdir, resolved(c), build.FREE)
+    with run_folder.lock(workdir):
+        return _run(c, workdir)
+
+
+def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt import build, hosts, loop, rng, steps, tree
     from jaxprompt.build import adapting, ppt
     from jaxprompt.build.meter import Meter
-    from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
+    from jaxprompt.checkpoint import Checkpoints
     from jaxprompt.data.denoise.batches import Visits
-    from jaxprompt.files import make_folder, write_atomic
+    from jaxprompt.run_folder import guard_workdir, read_result, write_record, write_result
     from jaxprompt.state import place_state
 
     # -- text and backbone: everything that a config can get wrong --------------------------------
-    build.check_config(c)
-    ppt.check_ppt(c)
-    check_workdir(workdir, resolved(c), build.FREE)
-    finished, started = read_result(Path(workdir) / "result.json"), Checkpoints(workdir).latest()
+    finished, started = read_result(workdir), Checkpoints(workdir).latest()
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
-    if finished is not None:
-        say = f"already pre-trained, nothing to do: {workdir} (delete it to start again)"
-        print(say, file=sys.stderr)
-        return finished
-    make_folder(workdir)
     placement = build.build_placement(c)
     asked = ppt.open_asked(c, placement)
     tell = lambda line: print(line, file=sys.stderr)
     vocab = asked.backbone.module.cfg.vocab
     corpus = adapting.read_corpus(c, asked.scorer.tokenizer, vocab, workdir, tell)
-    share, path = placement.share(), Path(workdir) / ppt.CORPUS
+    share = placement.share()
     text = ppt.read_text(c, corpus, asked, share)
-    if path.exists():
-        ppt.check_same(path, text.facts, c.ppt.annotations)
+    ppt.check_same(workdir, text.facts, c.ppt.annotations)
     task, held = text.tasks
     batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=share)
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     asked, learned = ppt.load(c, asked, placement)
+    record = build.make_record(
+        c, text.facts, asked.scorer.template, asked.backbone.family, learned.report.fingerprint
+    )
+    build.check_repeated(workdir, record)
+    if finished is not None:
+        batches.close()
+        say = f"already pre-trained, nothing to do: {workdir} (delete it to start again)"
+        print(say, file=sys.stderr)
+        return finished
     measure = adapting.build_scores(placement, learned, text.held, c.seed, ppt.scoring(held))
     tx = build.build_optimizer(c, learned.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(
@@ -81,14 +93,13 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     # -- the run ----------------------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)
-    if hosts.is_first():
-        write_atomic(path, json.dumps(text.facts))
+    write_record(workdir, record)
     flops = ppt.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
     meter = Meter(batches, ppt.scoring(task), flops, c.backbone.dtype)
     drops = c.backbone.dropout != 0 or c.prompt.get("dropout", 0) != 0
     job = loop.Job(
         placement, step, state, learned.frozen, batches, meter.take,
-        measure, lambda found: -found["loss"], plan, c.train, learned.report.fingerprint,
+        measure, lambda found: -found["loss"], plan, c.train,
         drops, meter.describe,
     )  # fmt: skip
 

@@ -69,10 +69,12 @@ def execute(
     Returns the errors of runs that failed, by name; None where SIGTERM ended it early, and the same
     call goes on.
     """
+    from jaxprompt import build, group, run_folder
     from jaxprompt.cli import train
+    from jaxprompt.compiled import keep_programs
 
-    train.keep_compiled(Path(workdir) / "compiled")
     loaded = [load(run, overrides) for run in runs]
+    keep_programs(loaded[0].train.compilation_cache)
     size = max(map(take_size, loaded), default=0)
     together, single = divide(runs, loaded)
     failed = {}
@@ -81,8 +83,17 @@ def execute(
         if outcome is None:
             return None
         failed |= outcome.failed
+    over = [
+        group.Run(run.workdir.name, run.changes, c, run.workdir)
+        for run, c in single
+        if run_folder.read_result(run.workdir) is not None
+    ]
+    for run in over:
+        run_folder.check_workdir(run.folder, resolved(run.config), build.FREE)
+    group.verify(over, workdir)
+    finished = {run.name for run in over}
     for run, c in single:
-        if train.read_result(run.workdir / "result.json") is None:
+        if run.workdir.name not in finished:
             print(f"-- {run.workdir.name}", file=sys.stderr)
             try:
                 if train.run(c, str(run.workdir)) is None:
@@ -105,7 +116,7 @@ def is_grid(c: Any) -> bool:
 def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
     """Trains the runs of `config.runs` as one program, as a verb does, and tabulates them."""
     from jaxprompt import build, group
-    from jaxprompt.checkpoint import check_workdir, guard_workdir
+    from jaxprompt.run_folder import check_workdir, guard_workdir
 
     given, free = resolved(c), (*build.FREE, "runs.size")
     check_workdir(workdir, given, free)

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli import sweep
@@ -17,18 +16,19 @@ from jaxprompt.cli.options import (
     resolved,
     several_hosts,
 )
-from jaxprompt.errors import InputError
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains, then scores the test split once. Exit code 0, also after SIGTERM."""
+    from jaxprompt.compiled import keep_programs
+
     parser = Parser(__doc__)
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    keep_compiled(Path(args.workdir) / "compiled")
     with several_hosts(args) as is_first:
+        keep_programs(c.train.compilation_cache)
         if sweep.is_grid(c):
             return sweep.train_grid(c, args.workdir)
         result = run(c, args.workdir)
@@ -39,26 +39,29 @@ def main(argv: Sequence[str]) -> int:
 
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
     """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+    from jaxprompt import build, run_folder
+
+    build.check_config(c)
+    run_folder.check_workdir(workdir, resolved(c), build.FREE)
+    with run_folder.lock(workdir):
+        return _run(c, workdir)
+
+
+def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     # Imported here, so that --help and a bad flag answer at once.
     import jax
 
     from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.checkpoint import Checkpoints, check_workdir, guard_workdir
-    from jaxprompt.files import make_folder
+    from jaxprompt.build.examples import describe_examples
+    from jaxprompt.checkpoint import Checkpoints
+    from jaxprompt.run_folder import guard_workdir, read_result, write_record, write_result
     from jaxprompt.scorer import load_weights
     from jaxprompt.state import place_state
 
     # -- data and model: everything that a config can get wrong ----------------------------------
     alone = jax.process_count() == 1
-    build.check_config(c)
-    check_workdir(workdir, resolved(c), build.FREE)
-    finished, started = read_result(Path(workdir) / "result.json"), Checkpoints(workdir).latest()
+    finished, started = read_result(workdir), Checkpoints(workdir).latest()
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
-    if finished is not None:
-        say = f"already trained, nothing to do: {workdir} (delete it to train again)"
-        print(say, file=sys.stderr)
-        return finished
-    make_folder(workdir)
     placement = build.build_placement(c)
     backbone = build.open_fitting(c, placement)
     examples = build.read_examples(c)
@@ -70,6 +73,14 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
+    record = build.make_record(
+        c, describe_examples(examples), scorer.template, backbone.family, loaded.report.fingerprint
+    )
+    build.check_repeated(workdir, record)
+    if finished is not None:
+        say = f"already trained, nothing to do: {workdir} (delete it to train again)"
+        print(say, file=sys.stderr)
+        return finished
     weights = build.start(c, scorer, loaded, splits["train"], placement)
     trainable, frozen, report = weights
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
@@ -80,11 +91,12 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     # -- the run --------------------------------------------------------------------------------
     guard_workdir(workdir, resolved(c), build.FREE)
+    write_record(workdir, record)
     job = loop.Job(
         placement, steps.make_train_step(kept.model, tx, objectives, accumulate=c.optim.accumulate),
         place_state(placement, trainable, tx, rng.key_for(c.seed, "dropout")), frozen, batches,
         lambda: kept.give(splits["train"], next(batches)), lambda numbers: score("dev", numbers),
-        lambda dev: dev[scorer.task.metric], plan, c.train, report.fingerprint,
+        lambda dev: dev[scorer.task.metric], plan, c.train,
     )  # fmt: skip
 
     def begin(log: Any) -> None:
@@ -133,15 +145,6 @@ def drive(job: Any, workdir: str, started: int | None, begin: Callable[[Any], No
             return loop.run(job, stand, log, terminated)
 
 
-def write_result(workdir: str, result: dict[str, Any]) -> None:
-    """Writes what `read_result` finds: from then on the run is finished."""
-    from jaxprompt import hosts
-    from jaxprompt.files import write_atomic
-
-    if hosts.is_first():
-        write_atomic(Path(workdir) / "result.json", json.dumps(result, indent=2) + "\n")
-
-
 def facts(c: Any) -> dict[str, str]:
     """Lists what the processes of a run must have in common before they read anything."""
     from jaxprompt.convert.artifact import package_versions
@@ -149,15 +152,6 @@ def facts(c: Any) -> dict[str, str]:
     own = ("backbone.path", "data.cache_dir", "data.source", "data.files")  # a host's own places
     shown = {name: str(value) for name, value in fields(c).items() if not name.startswith(own)}
     return shown | {f"version of {name}": text for name, text in package_versions().items()}
-
-
-def keep_compiled(folder: Path) -> None:
-    """Keeps compiled programs for resumed runs and further seeds, unless JAX is told of a place."""
-    import jax
-
-    if not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None:
@@ -179,11 +173,3 @@ def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None
         log.say(f"fresh, not in the checkpoint: {', '.join(fresh)}")
     where = "from the start" if started is None else f"resumed at step {started}"
     log.say(f"{plan.total} steps, {where}")
-
-
-def read_result(path: Path) -> dict[str, Any] | None:
-    """Reads a result, None where there is none. Raises InputError for a damaged one."""
-    try:
-        return json.loads(path.read_text()) if path.exists() else None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error

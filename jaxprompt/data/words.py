@@ -17,6 +17,7 @@ from jaxprompt.types import Role
 
 Ids = list[list[int]]
 KINDS = ("vocab", "frequent", "labels", "text", "task")
+FROM_TEXT = ("frequent", "task")  # those that need the training text
 
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
 

@@ -17,9 +17,9 @@ import numpy as np
 from jaxprompt import build, runlog, tree
 from jaxprompt.build import ppt
 from jaxprompt.build.examples import check_tunes
-from jaxprompt.checkpoint import Checkpoints, check_workdir
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.files import write_atomic
 from jaxprompt.group import pretraining, tuning
 from jaxprompt.group.grid import Run, by_config, is_grid, list_runs, select
 from jaxprompt.group.loop import Together
@@ -35,6 +35,7 @@ from jaxprompt.group.members import (
 )
 from jaxprompt.group.memory import available, fitting
 from jaxprompt.group.program import Own, Programs
+from jaxprompt.run_folder import check_workdir, lock, read_result
 from jaxprompt.sharding import Placement
 
 __all__ = ["KINDS", "Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
@@ -66,8 +67,9 @@ def train(
 ) -> Outcome | None:  # fmt: skip
     """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
 
-    Runs with a result are left as they are. A run that fails does not stop the others. `ready` is
-    called once data and weights are read. Returns None where SIGTERM ended it early.
+    Runs with a result are left as they are, but what they learned from must be the same. A run that
+    fails does not stop the others. `ready` is called once data and weights are read. Returns None
+    where SIGTERM ended it early.
     """
     if jax.process_count() > 1:
         raise InputError(
@@ -76,9 +78,25 @@ def train(
         )
     if size < 0:
         raise InputError(f"config.runs.size={size} must be 0, for all that fit, or more")
-    work = _Work(runs, workdir, size, terminated)
+    with lock(workdir):
+        work = _Work(runs, workdir, size, terminated)
+        return work.outcome() if _train(work, verb, ready) else None
+
+
+def verify(runs: Sequence[Run], workdir: str, verb: str = "train") -> None:
+    """Raises InputError where a run of some has learned from anything else than it would now."""
+
+    def refuse(run: Run, error: Exception) -> None:
+        raise error
+
+    for group in by_config(runs):
+        KINDS[verb].prepare(group, Path(workdir), refuse)
+
+
+def _train(work: "_Work", verb: str, ready: Callable[[], None]) -> bool:
+    """Trains what is left to train. Returns False where SIGTERM ended it early."""
     # What the checkpoint holds goes first: the next to train take its place on the disk.
-    groups = sorted(by_config(work.todo()), key=lambda runs: not work.is_started(runs))
+    groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
     for group in groups:
         try:
             shared, members = KINDS[verb].prepare(group, work.workdir, work.fail)
@@ -88,12 +106,13 @@ def train(
             for run in group:
                 work.fail(run, error)
             continue
+        members = [member for member in members if work.is_left(member.run)]
         if not members:
             continue
         ready()
         if not work.train(shared, members):
-            return None
-    return work.outcome()
+            return False
+    return True
 
 
 class _Work:
@@ -101,7 +120,7 @@ class _Work:
 
     def __init__(self, runs: Sequence[Run], workdir: str, size: int, terminated: Any):
         self.runs, self.size, self.terminated = runs, size, terminated
-        self.workdir = make_folder(workdir)
+        self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
         self.started: list[str] = []  # the runs of the checkpoint that is there
@@ -117,19 +136,20 @@ class _Work:
         if self.started and all(_is_over(by_name[name]) for name in self.started):
             self._clear()
 
-    def todo(self) -> list[Run]:
-        """Lists the runs without a result, and those that the checkpoint needs besides."""
-        left = []
+    def known(self) -> list[Run]:
+        """Lists the runs whose folder, if there is one, is theirs."""
+        found = []
         for run in self.runs:
             try:
-                if run.name not in self.started and _is_over(run):
-                    continue
                 check_workdir(run.folder, _plain(run.config), build.FREE)
-                make_folder(run.folder)
-                left.append(run)
+                found.append(run)
             except InputError as error:
                 self.fail(run, error)
-        return left
+        return found
+
+    def is_left(self, run: Run) -> bool:
+        """Tells whether a run has no result yet, or the checkpoint needs it besides."""
+        return run.name in self.started or not _is_over(run)
 
     def train(self, shared: Shared, members: Sequence[Member]) -> bool:
         """Trains runs of one backbone. Returns False where SIGTERM ended it early."""
@@ -178,9 +198,6 @@ class _Work:
 
             for chunk in self._chunks(members, shared.placement, fit, log):
                 resumed = {member.run.name for member in chunk} == set(self.started)
-                if resumed:
-                    stand = self.checkpoints.position()
-                    build.check_backbone(stand, shared.fingerprint, str(self.workdir))
                 newest = self.checkpoints.latest() if resumed else -1
                 where = f"resumed at step {newest}" if resumed else "from the start"
                 log.say(f"{len(chunk)} runs at once, {total} steps, {where}")
@@ -237,9 +254,9 @@ class _Work:
         """Reads the results and errors."""
         results = {}
         for run in self.runs:
-            result, error = run.folder / "result.json", run.folder / "error.txt"
-            if result.exists():
-                results[run.name] = read_json(result)
+            result, error = read_result(run.folder), run.folder / "error.txt"
+            if result is not None:
+                results[run.name] = result
             elif error.exists():
                 self.failed[run.name] = error.read_text().strip()
         return Outcome(results, self.failed)

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 from jaxprompt import build, runlog, tree
-from jaxprompt.checkpoint import Checkpoints, guard_workdir
+from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.data.batching import stack
 from jaxprompt.files import write_atomic
 from jaxprompt.group.members import Member, Shared
 from jaxprompt.group.program import Own, Programs
+from jaxprompt.run_folder import guard_workdir, lock, write_record, write_result
 from jaxprompt.types import Batch
 
 WORTH = 500  # steps of one run that must be saved for another compilation to pay
@@ -74,12 +75,12 @@ class Together:
             self.own = self.programs.put_own([self.owns[i] for i in self.rows])
             logs = []
             for member, best in zip(self.members, self.bests, strict=True):
+                open_now.enter_context(lock(member.run.folder))
                 guard_workdir(
                     member.run.folder, json.loads(json.dumps(member.run.config.to_dict())),
                     build.FREE,
                 )  # fmt: skip
-                for name, text in member.files.items():
-                    write_atomic(member.run.folder / name, text)
+                write_record(member.run.folder, member.record)
                 best.rewind(self.step if resumed else -1)
                 logs.append(runlog.RunLog(member.run.folder, tensorboard=self.train.tensorboard))
                 open_now.enter_context(logs[-1])
@@ -172,9 +173,8 @@ class Together:
         stand.skipped = int(self.state.skipped[row])
         if stand.best is not None:
             # On disk before the run leaves the state.
-            best = stand.best | {"fingerprint": self.shared.fingerprint}
             numbers = self.programs.pick(self.best, row)
-            self.bests[self.rows[row]].save_best(stand.best["step"], numbers, best)
+            self.bests[self.rows[row]].save_best(stand.best["step"], numbers, stand.best)
 
     def _evaluate(self, last: bool) -> None:
         live = self._live()
@@ -223,7 +223,6 @@ class Together:
             "rows": [names[i] for i in self.rows],
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": self.seconds,
-            "fingerprint": self.shared.fingerprint,
         }
         self.group.save(self.step, (self.state, self.best), position)
 
@@ -249,7 +248,11 @@ class Together:
             return
         template, tests = self.programs.one_trainable(), [None] * len(done)
         if self.train.test and self.looks.has("test"):
-            best = [self.bests[i].restore_best(template)[0] for i in done]
+            steps = [self.stands[i].best["step"] for i in done]
+            best = [
+                self.bests[i].restore_best(template, step)[0]
+                for i, step in zip(done, steps, strict=True)
+            ]
             own = self.programs.put_own([self.owns[i] for i in done])
             tests = self.looks.score("test", done, self.programs.stack_trained(best), own)
         for i, test in zip(done, tests, strict=True):
@@ -269,8 +272,7 @@ class Together:
                 result["test"] = test
             share = self.seconds / len(self.members)  # a run's part of what all took together
             result["time"] = {"seconds": share, "compilations": len(self.programs.compiled)}
-            path = member.run.folder / "result.json"
-            write_atomic(path, json.dumps(result, indent=2) + "\n")
+            write_result(member.run.folder, result)
 
 
 def halves(total: int) -> list[int]:

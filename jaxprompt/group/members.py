@@ -50,8 +50,8 @@ class Member(NamedTuple):
     feed: Callable[[], Feed]
     longest: Callable[[], Batch]  # a training batch as long as any
     held: Any  # what it is scored by, see the Looks of its kind
+    record: Mapping[str, Any]  # what it learns from
     about: Mapping[str, Any] = {}  # what its result begins with
-    files: Mapping[str, str] = {}  # name -> text, what its folder holds besides
 
     @property
     def words(self) -> Words:
@@ -78,11 +78,6 @@ class Shared(NamedTuple):
     looks: Callable[[Any, Sequence[Member], Any], Any]  # (Shared, members, Programs) -> Looks
     says: Sequence[str]  # what is told at the start
     scored: str = "dev"  # what a result calls the scores that it is chosen by
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the backbone's weights."""
-        return self.loaded.report.fingerprint
 
 
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:

@@ -64,9 +64,7 @@ def prepare(
         except InputError as error:
             failed(run, error)
             continue
-        path = run.folder / ppt.CORPUS
-        if path.exists():
-            ppt.check_same(path, tasks[key].text.facts, c.ppt.annotations)
+        ppt.check_same(run.folder, tasks[key].text.facts, c.ppt.annotations)
         found.append((run, key))
     if not found:
         return None, []
@@ -83,7 +81,10 @@ def prepare(
         scorer = scorer._replace(model=own)
         if key not in flops:
             flops[key] = _flops(run.config, scorer, tasks[key].text, loaded, placement)
-        members.append(_member(run, scorer, tasks[key].text, flops[key], placement))
+        facts, weights = tasks[key].text.facts, loaded.report.fingerprint
+        record = build.make_record(run.config, facts, scorer.template, backbone.family, weights)
+        build.check_repeated(run.folder, record)
+        members.append(_member(run, scorer, tasks[key].text, flops[key], placement, record))
     objective = ppt.make_objective(c, members[0].scorer.model)[1]
     says = ppt.told(c, backbone, loaded.report, corpus)
     says += build.tell_kernel(c, placement, backbone.module)
@@ -104,7 +105,8 @@ def _read(c: Any, asked: ppt.Asked, workdir: Path) -> Corpus:
 
 
 def _member(
-    run: Run, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement
+    run: Run, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement,
+    record: dict[str, Any],
 ) -> Member:  # fmt: skip
     c = run.config
     plan, epoch = _plan(c, text)
@@ -113,8 +115,8 @@ def _member(
     return Member(
         run, scorer, ppt.make_objective(c, scorer.model)[0], plan, epoch, shape, source=text,
         text=None, feed=partial(_feed, c, text, flops, placement),
-        longest=partial(_longest, c, text), held=text, about={"task": c.ppt.task},
-        files={ppt.CORPUS: json.dumps(text.facts)},
+        longest=partial(_longest, c, text), held=text, record=record,
+        about={"task": c.ppt.task},
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt import build
+from jaxprompt.build.examples import describe_examples
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -40,6 +41,7 @@ def prepare(
     backbone = build.open_fitting(c, placement)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
     scorers: dict[str, Scorer] = {}
+    facts: dict[str, dict[str, Any]] = {}
     encoded: dict[str, dict[str, Split]] = {}
     same, found = {}, []
     for run in runs:
@@ -48,6 +50,7 @@ def prepare(
         try:
             if key not in encoded:
                 examples = build.read_examples(own)
+                facts[key] = describe_examples(examples)
                 scorers[key] = build.scorer_from_config(own, backbone, examples, placement)
                 splits = build.encode_splits(scorers[key], examples)
                 # A split that is the same in all runs is laid out once.
@@ -58,33 +61,38 @@ def prepare(
         except InputError as error:
             failed(run, error)
             continue
-        found.append((run, scorers[key], encoded[key]))
+        found.append((run, scorers[key], encoded[key], facts[key]))
     backbone, loaded = load_weights(backbone, placement)
     models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
     members = []
-    for run, scorer, splits in found:
+    for run, scorer, splits, known in found:
         prompt = run.config.prompt.to_dict()
         own = dataclasses.replace(
             scorer.with_backbone(backbone).model,
             prompt=make_prompt(**prompt, dims=backbone.module.dims),
         )
-        member = _member(run, scorer._replace(model=own), splits)
+        record = build.make_record(
+            run.config, known, scorer.template, backbone.family, loaded.report.fingerprint
+        )
+        member = _member(run, scorer._replace(model=own), splits, record)
         words = [array.tolist() for array in jax.tree.leaves(member.words)]
         own = models.setdefault(json.dumps([prompt, scorer.classes, words]), own)
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
+    for member in members:
+        build.check_repeated(member.run.folder, member.record)
     says = [f"backbone {c.backbone.path} ({backbone.family})"]
     says += build.tell_kernel(c, placement, backbone.module)
     shared = Shared(c, placement, loaded, build.build_objectives(c), Looks, says)
     return shared, members
 
 
-def _member(run: Run, scorer: Scorer, splits: dict[str, Split]) -> Member:
+def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]) -> Member:
     c, train = run.config, splits["train"]
     epoch = math.ceil(len(train.rows) / c.data.batch)
     member = Member(
         run, scorer, scorer.model, build.make_plan(c.train, epoch, c.data.batch), epoch, (),
         source=train, text=train, feed=partial(_feed, c, scorer, train),
-        longest=partial(_longest, c, scorer, train), held=splits,
+        longest=partial(_longest, c, scorer, train), held=splits, record=record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
     return member._replace(shape=(epoch, scorer.layout, scorer.classes, words))

@@ -156,7 +156,7 @@ def test_pretrain_learns_from_it(annotated, fields, tmp_path_factory, tmp_path, 
     words = words_of(tmp_path_factory, "cls-bert", tmp_path / "run", **changes)
     code, out, err = jaxprompt(capsys, *words)
     assert code == 0 and np.isfinite(json.loads(out)["held_out"]["loss"])
-    labels = json.loads((tmp_path / "run/corpus.json").read_text())["labels"]
+    labels = json.loads((tmp_path / "run/record.json").read_text())["labels"]
     kept = list(json.loads(annotated[2])["kept"].values())
     assert labels[0] == Annotations(annotated[1]).annotator
     assert 0 < sum(labels[1:]) < sum(kept)  # without those of held-out documents

@@ -63,7 +63,7 @@ def compare(together: Path, alone: Path) -> None:
     assert found["held_out"] == pytest.approx(right["held_out"], rel=1e-3)
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-3)
     assert scores(together) == [pytest.approx(own, rel=1e-3) for own in scores(alone)]
-    for file in ("config.json", "corpus.json"):
+    for file in ("config.json", "record.json"):
         given, expected = (json.loads((f / file).read_text()) for f in (together, alone))
         assert given == expected
     lines, others = (read_lines(f / "metrics.jsonl") for f in (together, alone))
@@ -158,7 +158,7 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
     folder = shutil.copytree(grid, tmp_path / "grid")
     name = NAMES[0]
     (folder / name / "result.json").unlink()
-    path = folder / name / "corpus.json"
+    path = folder / name / "record.json"
     saved = json.loads(path.read_text())
     saved["corpus"]["files"] = {}
     path.write_text(json.dumps(saved))

@@ -159,10 +159,10 @@ def test_a_checkpoint_holds_what_trains_and_no_weight_of_the_backbone(whole):
     assert 0 <= moments - 2 * 4 * numbers <= 100
     rest = [n for n in state if not n.startswith(("trainable/", "opt_state/"))]
     assert sorted(rest) == ["key", "skipped", "step", "streak"]
-    assert set(position) == {"best", "since", "done", "data", "fingerprint"}
+    assert set(position) == {"best", "since", "done", "data"}
     # On disk three times the prompt and 25 to 33 KiB of orbax's own, by how many writes go into one
     # file; the backbone has 92 KiB.
     assert 3 * 4 * numbers < Checkpoints(whole).bytes() < 3 * 4 * numbers + 64 * 1024
     best, info = arrays(whole / "checkpoints/best")
     assert sum(leaf.nbytes for leaf in best.values()) == 4 * numbers
-    assert set(info) == {"step", "value", "dev", "fingerprint"}
+    assert set(info) == {"step", "value", "dev"}

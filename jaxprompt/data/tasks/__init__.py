@@ -100,6 +100,15 @@ def get_task(name: str) -> Task:
     return _checked(Task(name=name, **_ALL[name]))
 
 
+def task_from_json(values: Mapping[str, Any]) -> Task:
+    """Rebuilds a task from `dataclasses.asdict` of it, which may have been through JSON."""
+    return Task(**{part.name: _tuples(values[part.name]) for part in dataclasses.fields(Task)})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def custom_task(
     *,
     fields: Sequence[str],

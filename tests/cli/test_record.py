@@ -1,0 +1,153 @@
+"""What a run learned from is in its folder: nothing contradicts it silently."""
+
+import json
+import shutil
+
+import pytest
+from spoil import BASE, edit, files
+from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
+
+from jaxprompt.run_folder import lock
+
+
+@pytest.fixture
+def own_data(tmp_path):
+    """The data of the finished run in a folder of its own, to be changed."""
+    return make_data(tmp_path / "own_data")
+
+
+@pytest.fixture(scope="module")
+def finished(backbone, tmp_path_factory):
+    """A finished run whose data is read from a folder `data`, beside it. -> folder"""
+    folder = tmp_path_factory.mktemp("finished")
+    fields = tiny_fields(backbone, make_data(folder / "data"))
+    words = ["train", f"--config={BASE}", f"--workdir={folder / 'run'}", *flags(fields)]
+    from jaxprompt.__main__ import main
+
+    assert main(words) == 0
+    return folder
+
+
+@pytest.fixture
+def place(finished, monkeypatch, tmp_path):
+    """A copy of the finished run and its data. The config names the data by a relative path."""
+    folder = shutil.copytree(finished, tmp_path / "place")
+    edit(folder / "run/config.json", **{"data.source": "data"})
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def again(verb="train"):
+    return [verb, "--config=run/config.json", "--workdir=run"]
+
+
+def rename_labels(folder, **names):
+    """Gives classes other names in every split."""
+    for path in folder.glob("*.jsonl"):
+        rows = [row | {"label": names.get(row["label"], row["label"])} for row in read_lines(path)]
+        write_rows(path, rows)
+
+
+def test_the_record_tells_all(place):
+    record = json.loads((place / "run/record.json").read_text())
+    assert record["task"]["labels"] == sorted(record["task"]["labels"])
+    train = record["splits"]["train"]
+    assert train["examples"] == 48 == sum(train["labels"].values())
+    assert set(train["labels"]) == set(record["task"]["labels"])
+    assert len(train["digest"]) == len(record["backbone"]["fingerprint"]) == 64
+    assert record["template"] and record["choices"] == 1
+
+
+def test_export_and_evaluate_need_no_training_data(place, capsys):
+    code, before, _ = jaxprompt(capsys, *again("evaluate"), "--split=test")
+    assert code == 0
+    names = json.loads((place / "run/record.json").read_text())["task"]["labels"]
+    (place / "data/train.jsonl").unlink()
+    (place / "data/dev.jsonl").unlink()
+    code, after, _ = jaxprompt(capsys, *again("evaluate"), "--split=test")
+    assert code == 0 and after == before
+    (place / "data/test.jsonl").unlink()
+    assert jaxprompt(capsys, *again("export"))[0] == 0
+    card = json.loads((place / "run/export/prompt.json").read_text())
+    assert card["task"]["labels"] == names
+
+
+def test_a_renamed_class_does_not_rename_the_answers(place, capsys):
+    """Sorted, the new name takes another place: the order of the classes would change."""
+    first, *_ = json.loads((place / "run/record.json").read_text())["task"]["labels"]
+    rename_labels(place / "data", **{first: "zebra"})
+    assert jaxprompt(capsys, *again("export"))[0] == 0
+    card = json.loads((place / "run/export/prompt.json").read_text())
+    assert first == card["task"]["labels"][0] and "zebra" not in card["task"]["labels"]
+
+
+def test_a_finished_run_is_repeated_with_the_same_alone(place, other_backbone, refused, capsys):
+    code, out, err = jaxprompt(capsys, *again())
+    assert code == 0 and "already trained" in err
+    assert json.loads(out) == json.loads((place / "run/result.json").read_text())
+    before = files(place / "run")
+    line = refused(*again(), f"--config.backbone.path={place / 'nowhere'}")
+    assert "nowhere" in line
+    line = refused(*again(), f"--config.backbone.path={other_backbone}")
+    assert "run was trained on weights" in line and "give the same backbone" in line
+    rows = read_lines(place / "data/train.jsonl")
+    write_rows(place / "data/train.jsonl", rows[:-1])
+    line = refused(*again())
+    assert "splits.train.examples (saved 48, now 47)" in line and "restore that" in line
+    write_rows(place / "data/train.jsonl", rows[::-1])
+    assert "splits.train.digest (saved" in refused(*again())
+    write_rows(place / "data/train.jsonl", rows)
+    after = files(place / "run")
+    assert {n: x for n, x in after.items() if n != "lock"} == {
+        n: x for n, x in before.items() if n != "lock"
+    }
+
+
+@pytest.mark.parametrize("change", ["a text", "half the labels", "the order", "a shorter dev"])
+def test_a_run_is_resumed_with_the_same_alone(place, refused, change):
+    (place / "run/result.json").unlink()
+    name = "dev" if change == "a shorter dev" else "train"
+    path = place / f"data/{name}.jsonl"
+    rows = read_lines(path)
+    if change == "a text":
+        rows[5]["text"] += " fox"
+    elif change == "half the labels":
+        rows = [row | {"label": rows[0]["label"]} for row in rows[:24]] + rows[24:]
+    else:
+        rows = rows[1:] + rows[:1] if change == "the order" else rows[:-1]
+    write_rows(path, rows)
+    line = refused(*again())
+    assert f"splits.{name}." in line and "another --workdir" in line
+    assert not (place / "run/result.json").exists()
+
+
+def test_other_data_may_be_evaluated_and_that_is_said(place, capsys):
+    rows = read_lines(place / "data/dev.jsonl")
+    write_rows(place / "data/dev.jsonl", rows[:-1])
+    code, out, err = jaxprompt(capsys, *again("evaluate"))
+    assert code == 0 and json.loads(out)["examples"] == 29
+    assert err == "dev: 29 examples, not the 30 of the run\n"
+    write_rows(place / "data/dev.jsonl", rows[::-1])
+    assert "dev: 30 examples, not those of the run" in jaxprompt(capsys, *again("evaluate"))[2]
+
+
+def test_the_best_checkpoint_is_the_one_of_the_result(place, refused):
+    best = json.loads((place / "run/result.json").read_text())["best_step"]
+    folder = place / "run/checkpoints/best"
+    shutil.copytree(folder / str(best), folder / str(best + 7))
+    shutil.rmtree(folder / str(best))
+    for verb in ("evaluate", "export"):
+        assert f"no checkpoint of step {best} in" in refused(*again(verb))
+    (place / "run/result.json").unlink()
+    shutil.rmtree(folder)
+    assert "checkpoint" in refused(*again("export"))
+
+
+def test_a_folder_in_use_is_refused(place, refused, capsys):
+    with lock("run"):
+        assert "run is in use by process" in refused(*again())
+        assert jaxprompt(capsys, *again("evaluate"))[0] == 0  # readers change nothing
+
+
+def test_no_program_is_kept_in_the_folder(place):
+    assert not (place / "run/compiled").exists()
