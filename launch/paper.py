@@ -1,97 +1,51 @@
-"""Runs a table of a paper, or some of its cells, and prints it beside the published figures.
+"""Reproduces a table or figure of a paper and prints it beside the published numbers.
 
-usage: python launch/paper.py ppt TABLE --workdir DIR --backbone PATH [--config.FIELD=VALUE ...]
+usage: python launch/paper.py ppt TABLE --workdir DIR [--backbone PATH] [--config.FIELD=VALUE ...]
 
-Tables of ppt: table4, initialization, hard_prompts, samples. What has a result is not run again;
-runs of equal shapes train as one program. Of each seed the rate that is best on dev counts. A cell
-is mean ± population standard deviation of the test split over the seeds, in percent, and beside it,
-where this project knows it, what the paper has.
+PPT (Gu et al. 2022):
+{tables}
+
+A cell is mean ± population standard deviation of the test split over the seeds, in percent; for
+each seed the learning rate that is best on dev counts. What the paper prints stands behind it in
+brackets; "-" has not been run. Runs that have a result are not run again, and runs of equal shapes
+train as one program. A figure is written with its numbers as CSV beside it.
 """
 
 import json
+import math
+import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+
+import paper_figures as figures  # noqa: E402
+import paper_ppt as paper  # noqa: E402
+from paper_ppt import TABLES, Cell, Published  # noqa: E402
 
 from configs.parts import ppt  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
+from jaxprompt.cli.train import read_result  # noqa: E402
+from jaxprompt.data.tasks import get_task  # noqa: E402
 from jaxprompt.errors import InputError, choose  # noqa: E402
+from jaxprompt.files import make_folder, write_atomic  # noqa: E402
 
-
-class Cell(NamedTuple):
-    """One setting on one task, with every seed and rate."""
-
-    row: str
-    task: str
-    method: str
-    changes: Mapping[str, Any] = {}  # field -> value, besides seed and rate
-
-
-# Gu et al. 2022, table 4: T5-XXL, 32 rows. (row, task) -> mean and, where known, deviation.
-PUBLISHED = {
-    "table4": {
-        ("pt", "sst2"): "70.5 ± 15.5", ("hybrid_pt", "sst2"): "87.6", ("lm_adapt", "sst2"): "77.6",
-        ("ppt", "sst2"): "93.5 ± 0.3", ("unified_ppt", "sst2"): "94.4",
-        ("pt", "cb"): "50.7", ("hybrid_pt", "cb"): "66.5", ("lm_adapt", "cb"): "61.2",
-        ("ppt", "cb"): "71.2", ("unified_ppt", "cb"): "82.2",
-    },
+CELLS = ROOT / "configs/ppt/cells.py"
+FLAGS = {
+    "backbone.path": "--backbone", "prompt.init": "--prompts", "optim.lr": "--learning-rates",
+    "seed": "--seeds", "data.seed": "--seeds",
 }  # fmt: skip
-ENGLISH = ("sst2", "sst5", "race_middle", "race_high", "boolq", "rte", "cb")
-PILOT = ("sst2", "boolq")  # of the studies of section 2
 
 
-def table4(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Every method."""
-    return (Cell(method, task, method) for method in ppt.METHODS for task in tasks)
+# -- what is asked for ---------------------------------------------------------------------------
 
 
-def initialization(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Where the soft tokens of prompt tuning start from (section 2)."""
-    starts = ("normal", "labels", "vocab", "frequent", "task")
-    for task in tasks:
-        yield from (Cell(start, task, "pt", {"prompt.start": start}) for start in starts)
-        yield Cell("full", task, "full")
-
-
-def hard_prompts(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Words beside the soft tokens, and words for the labels (section 2)."""
-    for task in tasks:
-        for name, template in ppt.HARD[task].items():
-            yield Cell(name, task, "pt", {"task.template": template})
-        for words in ppt.WORDS[task]:
-            yield Cell("/".join(words), task, "pt", {"task.words": ",".join(words)})
-
-
-def samples(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Prompt tuning, PPT and full fine-tuning with 32 to 256 rows (section 4.4)."""
-    for rows in ppt.ROWS:
-        for method in ("full", "pt", "ppt", "unified_ppt"):
-            for task in tasks:
-                yield Cell(f"{method}, {rows} rows", task, method, {"data.n": rows})
-
-
-class Table(NamedTuple):
-    """A table and its tasks."""
-
-    cells: Callable[[Sequence[str]], Iterable[Cell]]
-    tasks: Sequence[str]  # without --tasks
-    known: Sequence[str]
-
-
-TABLES = {
-    "table4": Table(table4, ENGLISH, tuple(ppt.TASKS)),
-    "initialization": Table(initialization, PILOT, tuple(ppt.TASKS)),
-    "hard_prompts": Table(hard_prompts, PILOT, PILOT),
-    "samples": Table(samples, ENGLISH, tuple(ppt.TASKS)),
-}
-
-
-def pick(table: Table, args: Any) -> list[Cell]:
+def pick(table: paper.Table, args: Any) -> list[Cell]:
     """Lists the cells that are asked for. Raises InputError for an unknown row or task."""
     tasks = _listed("--tasks", args.tasks, table.known) or table.tasks
     cells = list(table.cells(tasks))
@@ -103,53 +57,171 @@ def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
     return [choose(flag, part.strip(), known) for part in text.split(";") if part.strip()]
 
 
-def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) -> list[sweep.Run]:
-    """Lists the runs of a cell: every rate with every seed, which draws the rows too.
+def why_not(cell: Cell, args: Any) -> str:
+    """Says why a cell is not run, and what to do about it; "" where it is run."""
+    adapted = args.adapted or (not args.backbone and cell.backbone == paper.ADAPTED)
+    if cell.method == "lm_adapt" and not adapted:
+        return "give --adapted, the backbone that `adapt` wrote"
+    if args.rows:
+        return ""
+    if args.backbone and cell.row == f"full {cell.backbone}":
+        return "it has another backbone; name it in --rows to run it on --backbone"
+    if not args.backbone and cell.row in TABLES[args.table].stand_ins:
+        return f"{cell.backbone} cannot be read; give --backbone"
+    return ""
 
-    What `overrides` say of prompts is not said of full fine-tuning, which has none.
+
+def tell_left_out(cells: Sequence[Cell], args: Any) -> None:
+    """Says which rows are not run. Raises InputError where that is a row of --rows."""
+    for row, reason in dict.fromkeys((cell.row, why_not(cell, args)) for cell in cells):
+        if reason and args.rows:
+            raise InputError(f"--rows={row}: {reason}")
+        if reason:
+            print(f"{row} is left out: {reason}", file=sys.stderr)
+
+
+def bind(args: Any) -> None:
+    """Fills in the kind of a workdir. Raises InputError where it is of another table or kind."""
+    held = read_result(Path(args.workdir) / "table.json") or {}
+    for name, value in (("table", args.table), ("kind", args.kind)):
+        if held and value and held[name] != value:
+            raise InputError(
+                f"{args.workdir} holds runs of {name} {held[name]}, not {value}; take another "
+                "--workdir"
+            )
+    args.kind = args.kind or held.get("kind", "t5")
+
+
+# -- the runs of a cell --------------------------------------------------------------------------
+
+
+def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) -> list[sweep.Run]:
+    """Lists the runs of a cell: every learning rate with every seed, which draws the examples too.
+
+    What `overrides` say of prompts is not said of full tuning, which has none.
     """
     asked = dict(overrides)
     if cell.method == "full":
         asked = {field: asked[field] for field in asked if not field.startswith("prompt.")}
-    changes: dict[str, Any] = {**asked, "backbone.path": args.backbone, **cell.changes}
-    if cell.method == "lm_adapt":
-        if not args.adapted:
-            raise InputError("lm_adapt needs --adapted, the backbone that `adapt` wrote; or --rows")
-        changes["backbone.path"] = args.adapted
-    if cell.method.endswith("unified_ppt"):
-        changes["prompt.init"] = f"{args.prompts}/unified"
-    elif cell.method.endswith("ppt"):
-        changes["prompt.init"] = f"{args.prompts}/{ppt.TASKS[cell.task].group}"
+    backbone = args.adapted if cell.method == "lm_adapt" else ""
+    backbone = backbone or args.backbone or paper.HUB[cell.backbone]
+    changes: dict[str, Any] = {**asked, "backbone.path": backbone, **cell.changes}
+    if cell.method.endswith("ppt"):
+        unified = cell.method.endswith("unified_ppt")
+        changes["prompt.init"] = str(
+            Path(args.prompts)
+            / ("zh" if paper.is_chinese(cell.task) else "")
+            / ("unified" if unified else ppt.TASKS[cell.task].group)
+        )
     if args.data:
         changes["data.source"] = str(Path(args.data) / cell.task)
-    config = f"{ROOT / 'configs/ppt/cells.py'}:{cell.task},{cell.method},{args.kind}"
-    rates = [float(x) for x in args.rates.split(",") if x] or ppt.RATES[cell.method]
-    folder, runs = Path(args.workdir) / f"{cell.row}-{cell.task}".replace("/", "_"), []
-    for rate in rates:
-        for seed in (int(x) for x in args.seeds.split(",")):
-            own = {"optim.lr": rate, "seed": seed, "data.seed": seed}
-            name = f"{folder.name},lr={rate},seed={seed}".replace(" ", "")
-            runs.append(sweep.Run(name, config, changes | own, folder.parent / name))
+    config = f"{CELLS}:{choose('the task', cell.task, ppt.TASKS)},{cell.method},{args.kind}"
+    name = re.sub(r"[^\w.]+", "_", cell.row)
+    runs = []
+    for lr in _numbers("--learning-rates", args.learning_rates, float) or ppt.RATES[cell.method]:
+        for seed in _numbers("--seeds", args.seeds, int):
+            own = {"optim.lr": lr, "seed": seed, "data.seed": seed}
+            folder = Path(args.workdir) / f"{name}-{cell.task},lr={lr},seed={seed}"
+            runs.append(sweep.Run(folder.name, config, changes | own, folder))
     return runs
 
 
-def show(runs: Sequence[tuple[Cell, list[sweep.Run]]], published: Mapping[Any, str]) -> str:
-    """Tabulates the cells that have results as Markdown, rows by tasks."""
+def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise InputError(f"{flag}={text!r} must be numbers with commas between") from error
+
+
+def check_inputs(runs: Sequence[sweep.Run], args: Any) -> None:
+    """Raises InputError for a prompt or data that is not there, before hours of other runs."""
+    for run in runs:
+        start, source = run.changes.get("prompt.init"), run.changes.get("data.source")
+        if start and not Path(start).is_dir():
+            raise InputError(
+                f"{start} does not exist; pre-train it by configs/ppt/{Path(start).name}.py and "
+                "`export` it there, name another folder by --prompts, or choose --rows"
+            )
+        if args.data and not Path(source).is_dir():
+            raise InputError(f"{source} does not exist; --data holds a folder of each task")
+
+
+def execute(runs: Sequence[sweep.Run], args: Any) -> dict[str, str] | None:
+    """Trains the runs without a result. -> errors by name, None where SIGTERM ended it early"""
+    check_inputs(runs, args)
+    have = sum((run.workdir / "result.json").exists() for run in runs)
+    print(f"{args.table}: {len(runs)} runs, {have} of them have a result", file=sys.stderr)
+    about = {"paper": args.paper, "table": args.table, "kind": args.kind}
+    write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
+    return sweep.execute(runs, (), args.workdir)
+
+
+def estimate(
+    runs: Sequence[tuple[Cell, list[sweep.Run]]], overrides: Sequence[tuple[str, str]]
+) -> str:
+    """Lists how many runs there are of each size, with the command that estimates a step of one.
+
+    Runs with a prompt on one backbone are of one size, and so is full tuning: batches are alike.
+    """
+    sizes: dict[tuple[str, str], list[sweep.Run]] = {}
+    for cell, own in runs:
+        c = sweep.load(own[0], ())
+        examples = {"fraction": "all examples", "kshot": f"{c.data.k} examples per class"}
+        examples = examples.get(c.data.protocol, f"{c.data.n} examples")
+        about = f"{c.train.total_epochs:g} epochs of {examples}, {c.data.batch} a step"
+        trained = "a backbone" if cell.method == "full" else "a prompt"
+        sizes.setdefault((f"{about}, that train {trained}", c.backbone.path), []).extend(own)
+    lines = []
+    for (about, backbone), own in sizes.items():
+        fields = [*overrides, ("backbone.path", backbone)]
+        flags = [f"--config.{field}={value}" for field, value in fields]
+        words = ["python", "-m", "jaxprompt", "plan", f"--config={own[0].config}", *flags]
+        lines.append(f"{len(own)} runs of {about}:\n  {shlex.join(words)} --devices=...")
+    return "\n".join(lines)
+
+
+# -- what they give ------------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """A cell's results, in percent."""
+
+    mean: float
+    std: float
+    runs: int  # that have a result, of `total`
+    total: int
+    backbones: tuple[str, ...]  # of these runs
+
+
+def measure(runs: Sequence[sweep.Run]) -> Measured:
+    """Reads what the runs of a cell gave; NaN where none has a result."""
     from jaxprompt.group import select
     from jaxprompt.metrics import mean_std
 
+    found, backbones = [], []
+    for run in runs:
+        result = read_result(run.workdir / "result.json")
+        if result and "test" in result:
+            found.append((run.changes, result))
+            config = read_result(run.workdir / "config.json") or {}
+            backbones.append(config["backbone"]["path"])
+    values = [100 * next(iter(result["test"].values())) for result in select(found)]
+    mean, std = mean_std(values) if values else (math.nan, math.nan)
+    return Measured(mean, std, len(found), len(runs), tuple(dict.fromkeys(backbones)))
+
+
+def show(
+    measured: Sequence[tuple[Cell, Measured]], published: Mapping[tuple[str, str], Published]
+) -> str:
+    """Tabulates cells as Markdown, rows by tasks: measured, and published in brackets."""
     shown = {}
-    for cell, own in runs:
-        paths = [(run, run.workdir / "result.json") for run in own]
-        found = [
-            (run.changes, json.loads(path.read_text())) for run, path in paths if path.exists()
-        ]
-        values = [100 * next(iter(r["test"].values())) for r in select(found) if "test" in r]
-        text = "{:.1f} ± {:.1f}".format(*mean_std(values)) if values else "-"
-        if len(values) not in (0, len({run.changes["seed"] for run in own})):
-            text += f" ({len(values)} seeds)"
-        paper = published.get((cell.row, cell.task))
-        shown[cell.row, cell.task] = text + (f" [{paper}]" if paper else "")
+    for cell, own in measured:
+        text = f"{own.mean:.1f} ± {own.std:.1f}" if own.runs else "-"
+        if 0 < own.runs < own.total:
+            text += f" ({own.runs} of {own.total} runs)"
+        beside = published.get((cell.row, cell.task))
+        text += f" [{beside.mean:.1f} ± {beside.std:.1f}]" if beside else ""
+        shown[cell.row, cell.task] = text
     rows, tasks = (list(dict.fromkeys(key[i] for key in shown)) for i in range(2))
     lines = ["| | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
     for row in rows:
@@ -157,35 +229,109 @@ def show(runs: Sequence[tuple[Cell, list[sweep.Run]]], published: Mapping[Any, s
     return "\n".join(lines)
 
 
+def metric_of(task: str) -> str:
+    """Names the metric of a task."""
+    return get_task(task).metric.replace("macro_f1", "macro-F1")
+
+
+def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
+    """Says what a table shows, and where the backbone is not the paper's."""
+    metrics: dict[str, list[str]] = {}
+    for task in dict.fromkeys(cell.task for cell, _ in measured):
+        metrics.setdefault(metric_of(task), []).append(task)
+    names = [f"{name} of {', '.join(own)}" for name, own in metrics.items()]
+    lines = [
+        f"PPT (Gu et al. 2022), {args.table}: {TABLES[args.table].about}",
+        f"test {'; '.join(names)}; mean ± standard deviation over seeds {args.seeds}, in percent",
+    ]
+    if not TABLES[args.table].draw:
+        lines[-1] += "; [as published]"
+    if args.kind != "t5" and any(own.runs for _, own in measured):
+        lines.append(f"measured with a backbone of kind {args.kind}, the paper's is t5")
+    for cell, own in measured:
+        for path in own.backbones:
+            same = Path(path).name == Path(paper.HUB[cell.backbone]).name
+            if not same or cell.backbone in paper.STAND_INS:
+                lines.append(f"measured on {path}, the paper has {cell.backbone}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def list_points(measured: Sequence[tuple[Cell, Measured]]) -> list[figures.Point]:
+    """Makes the numbers of a figure."""
+    points = []
+    for cell, own in measured:
+        examples = "all" if "data.protocol" in cell.changes else str(cell.changes.get("data.n", 32))
+        points.append(
+            figures.Point(
+                cell.task, cell.method, examples, metric_of(cell.task), own.mean, own.std,
+                own.runs, own.total, " ".join(own.backbones),
+            )
+        )  # fmt: skip
+    return points
+
+
 def main(argv: Sequence[str]) -> int:
-    """Runs the cells that are asked for and prints the table of all that have results."""
-    parser = Parser(__doc__, config=False)
-    parser.add_argument("paper", choices=["ppt"])
-    parser.add_argument("table", help=", ".join(TABLES))
-    parser.add_argument("--workdir", required=True, help="folder of the runs")
-    parser.add_argument("--backbone", required=True, help="folder, hub id or pkg:PACKAGE/FOLDER")
-    parser.add_argument("--kind", default="t5", help=", ".join(ppt.ALL_KINDS))
+    """Runs the cells that are asked for, and prints or draws all that have results."""
+    tables = "\n".join(f"  {name:15} {table.about}" for name, table in TABLES.items())
+    parser = Parser((__doc__ or "").replace("{tables}", tables), config=False)
+    parser.prog = "paper.py"
+    parser.add_argument("paper", help="ppt")
+    parser.add_argument("table", help="one of those above")
+    parser.add_argument("--workdir", required=True, help="folder of the runs, of one table")
+    parser.add_argument(
+        "--backbone", default="", help="folder, hub id or pkg:PACKAGE/FOLDER, in place of the "
+        "paper's (T5 1.1 XXL; mT5 XXL for Chinese; all sizes for full tuning in table4)",
+    )  # fmt: skip
+    parser.add_argument("--kind", default="", help=f"of the backbone: {', '.join(ppt.ALL_KINDS)}")
     parser.add_argument("--adapted", default="", help="the backbone after LM adaptation")
-    parser.add_argument("--prompts", default="prompts", help="folder of the exports nsp, nss ...")
-    parser.add_argument("--data", default="", help="folder with one of each task; else its hub id")
-    parser.add_argument("--tasks", default="", help="these alone, with semicolons")
-    parser.add_argument("--rows", default="", help="these rows alone, with semicolons")
+    parser.add_argument(
+        "--prompts", default="prompts",
+        help="folder of the exported prompts nsp, nss, cls and unified; those of Chinese are in zh",
+    )  # fmt: skip
+    parser.add_argument("--data", default="", help="folder with a folder per task, not the hub's")
+    parser.add_argument("--tasks", default="", help="only these, separated by semicolons")
+    parser.add_argument("--rows", default="", help="only these, separated by semicolons")
     parser.add_argument("--seeds", default=",".join(map(str, ppt.SEEDS)))
-    parser.add_argument("--rates", default="", help="in place of the paper's grid")
-    parser.add_argument("--print", action="store_true", help="print what is there, run nothing")
+    parser.add_argument("--learning-rates", default="", help="in place of the paper's grid")
+    parser.add_argument("--output", default="", help="picture: .png, .pdf, .svg; in the workdir")
+    do = parser.add_mutually_exclusive_group()
+    do.add_argument("--print", action="store_true", help="show what has been run, run nothing")
+    do.add_argument(
+        "--estimate", action="store_true",
+        help="print how many runs there are and the commands that estimate them, run nothing",
+    )  # fmt: skip
     args, overrides = parser.read(argv)
-    choose("the table", args.table, TABLES)
+    choose("the paper", args.paper, ["ppt"])
+    table = TABLES[choose("the table", args.table, TABLES)]
+    for field, _ in overrides:
+        if field in FLAGS:
+            raise InputError(f"--config.{field} is set by {FLAGS[field]} here")
+    bind(args)
     choose("--kind", args.kind, ppt.ALL_KINDS)
-    if args.table == "initialization" and ppt.ALL_KINDS[args.kind][1]:
-        raise InputError(f"--kind={args.kind} has no soft tokens to start; leave -deep out")
-    cells = pick(TABLES[args.table], args)
-    runs = [(cell, list_runs(cell, args, overrides)) for cell in cells]
+    if args.kind != "t5" and not (args.backbone or args.print):
+        raise InputError(f"--kind={args.kind} needs --backbone, for the paper's is t5")
+    if args.table == "table2" and ppt.ALL_KINDS[args.kind][1]:
+        raise InputError(f"--kind={args.kind} has no soft tokens to initialise; leave -deep out")
+    output = Path(args.output or Path(args.workdir) / f"{args.table}.png")
+    if table.draw:
+        figures.check_output(output)
+    runs = [(cell, list_runs(cell, args, overrides)) for cell in pick(table, args)]
+    todo = [(cell, own) for cell, own in runs if not why_not(cell, args)]
+    if args.estimate:
+        print(estimate(todo, overrides))
+        return 0
     failed: dict[str, str] | None = {}
     if not args.print:
-        failed = sweep.execute([run for _, own in runs for run in own], (), args.workdir)
+        tell_left_out([cell for cell, _ in runs], args)
+        failed = execute([run for _, own in todo for run in own], args)
         if failed is None:
             return 0
-    print(show(runs, PUBLISHED.get(args.table, {})))
+    measured = [(cell, measure(own)) for cell, own in runs]
+    print(heading(args, measured), show(measured, paper.read_published(args.table)), sep="\n\n")
+    if table.draw and any(own.runs for _, own in measured):
+        points = list_points(measured)
+        for path in figures.write(output, table.draw(points), points):
+            print(path, file=sys.stderr)
     if failed:
         raise InputError(f"{len(failed)} runs failed: {', '.join(failed)}")
     return 0
@@ -195,4 +341,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except InputError as error:
-        sys.exit(f"paper.py: {error}")
+        print(f"paper.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -95,26 +95,6 @@ TASKS = {
     "ccpm": _chinese("nss"),
 }
 
-ROWS = (32, 64, 128, 256)  # section 4.4, sample efficiency
-# Section 2 asks whether words beside the soft tokens help, and which stand for the labels. Patterns
-# of PET (Schick & Schuetze 2021, Yelp and BoolQ), words of LM-BFF (Gao et al. 2021, table 2).
-HARD = {
-    "sst2": {
-        "it was": "{sentence} It was [mask].",
-        "just": "Just [mask]! {sentence}",
-        "all in all": "{sentence} All in all, it was [mask].",
-    },
-    "boolq": {
-        "question": "{passage} Question: {question}? Answer: [mask].",
-        "based on the previous": "{passage} Based on the previous passage, {question}? [mask].",
-        "based on the following": "Based on the following passage, {question}? [mask]. {passage}",
-    },
-}
-WORDS = {
-    "sst2": (("bad", "good"), ("terrible", "great"), ("dog", "cat"), ("great", "terrible")),
-    "boolq": (("no", "yes"), ("false", "true")),
-}
-
 
 def pt(c, task="rte", kind="t5"):
     """Prompt tuning: 100 soft tokens from noise, as the released code has it (section 4.1)."""

@@ -1,0 +1,113 @@
+"""Draws the figures of a paper from measured numbers, and writes the numbers as CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxprompt.errors import InputError
+from jaxprompt.files import write_atomic
+
+SUFFIXES = (".png", ".pdf", ".svg")
+NAMES = {"full": "full tuning", "pt": "prompt tuning", "ppt": "PPT"}  # by method
+
+
+class Point(NamedTuple):
+    """One number of a figure, in percent; NaN where it has not been run."""
+
+    task: str
+    method: str
+    examples: str  # for training: a number, or "all"
+    metric: str
+    mean: float
+    std: float
+    runs: int  # that have a result
+    of_runs: int
+    backbone: str  # where it was measured
+
+
+def check_output(path: Path) -> None:
+    """Raises InputError where no picture can be written, before anything is run for it."""
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"--output={path} must end with one of {', '.join(SUFFIXES)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "a figure is drawn with matplotlib, which is not installed; pip install matplotlib"
+        ) from error
+
+
+def write(path: Path, figure: Any, points: Sequence[Point]) -> list[Path]:
+    """Writes a figure, and its numbers beside it. -> the files"""
+    numbers, picture = path.with_suffix(".csv"), io.BytesIO()
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(Point._fields)
+    for point in points:
+        shown = ["" if math.isnan(x) else f"{x:.4f}" for x in (point.mean, point.std)]
+        lines.writerow(point._replace(mean=shown[0], std=shown[1]))
+    figure.savefig(picture, format=path.suffix[1:], dpi=200)
+    write_atomic(numbers, text.getvalue())
+    write_atomic(path, picture.getvalue())
+    return [path, numbers]
+
+
+def draw_lines(points: Sequence[Point]) -> Any:
+    """Draws a panel per task: scores of each method over the number of examples."""
+    figure, panels, tasks = _panels(points, "task")
+    for panel, task in zip(panels, tasks, strict=True):
+        own = [point for point in points if point.task == task]
+        for method in dict.fromkeys(point.method for point in own):
+            line = [point for point in own if point.method == method]
+            panel.errorbar(
+                [int(point.examples) for point in line], [point.mean for point in line],
+                yerr=[point.std for point in line], label=NAMES[method], marker="o", capsize=3,
+            )  # fmt: skip
+        panel.set(title=task, xlabel="training examples", xscale="log")
+        panel.set_ylabel(f"{own[0].metric}, %")
+        counts = sorted({int(point.examples) for point in own})
+        panel.set_xticks(counts, [str(count) for count in counts], minor=False)
+        panel.minorticks_off()
+        panel.legend()
+    return figure
+
+
+def draw_bars(points: Sequence[Point]) -> Any:
+    """Draws a panel per number of examples: scores of each method, task by task."""
+    figure, panels, sizes = _panels(points, "examples")
+    methods = list(dict.fromkeys(point.method for point in points))
+    for panel, size in zip(panels, sizes, strict=True):
+        own = [point for point in points if point.examples == size]
+        tasks = list(dict.fromkeys(point.task for point in own))
+        width = 0.8 / len(methods)
+        for place, method in enumerate(methods):
+            bars = [p for p in own if p.method == method and not math.isnan(p.mean)]
+            if not bars:
+                continue
+            panel.bar(
+                [tasks.index(p.task) + (place - (len(methods) - 1) / 2) * width for p in bars],
+                [p.mean for p in bars], width, yerr=[p.std for p in bars], label=NAMES[method],
+                color=f"C{place}", capsize=3,
+            )  # fmt: skip
+        names = [f"{task}\n{next(p.metric for p in own if p.task == task)}" for task in tasks]
+        panel.set_xticks(range(len(tasks)), names, rotation=30)
+        panel.set(
+            title=f"{size} examples", ylabel="%", ylim=(0, 100), xlim=(-0.5, len(tasks) - 0.5)
+        )
+        if panel.patches:
+            panel.legend()
+    return figure
+
+
+def _panels(points: Sequence[Point], field: str) -> tuple[Any, list[Any], list[str]]:
+    """Makes a panel for each value of a field. -> figure, panels, values"""
+    from matplotlib.figure import Figure  # without pyplot no display is asked for
+
+    values = list(dict.fromkeys(getattr(point, field) for point in points))
+    figure = Figure(figsize=(5 * len(values), 4), layout="constrained")
+    backbones = dict.fromkeys(point.backbone for point in points if point.backbone)
+    figure.suptitle(f"measured on {', '.join(backbones)}", fontsize="small")
+    return figure, list(figure.subplots(1, len(values), squeeze=False)[0]), values

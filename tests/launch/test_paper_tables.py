@@ -1,0 +1,343 @@
+"""The tables and figures of a paper as commands, on folders of runs that are made up."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "launch"))
+import paper  # noqa: E402
+import paper_figures  # noqa: E402
+import paper_ppt  # noqa: E402
+
+from configs.parts import ppt  # noqa: E402
+from jaxprompt.errors import InputError  # noqa: E402
+
+SEEDS, RATES = (10, 20), ("0.01", "0.1")
+
+
+def finish(folder, name, backbone, score, *, kind="accuracy"):
+    """Writes what finished runs of a cell leave: of each seed the second learning rate is chosen.
+
+    The second seed scores 0.1 less than the first.
+    """
+    for less, seed in enumerate(SEEDS):
+        for rate, dev, test in ((RATES[0], 0.2, 0.99), (RATES[1], 0.3, score - less / 10)):
+            run = folder / f"{name},lr={rate},seed={seed}"
+            run.mkdir(parents=True)
+            (run / "result.json").write_text(json.dumps({"dev": {kind: dev}, "test": {kind: test}}))
+            (run / "config.json").write_text(json.dumps({"backbone": {"path": backbone}}))
+
+
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Makes (table, words) -> what the command prints of the runs in tmp_path."""
+
+    def run(table, *words):
+        given = ["--print", f"--seeds={','.join(map(str, SEEDS))}"]
+        given += [f"--learning-rates={','.join(RATES)}", f"--workdir={tmp_path}"]
+        assert paper.main(["ppt", table, *given, *words]) == 0
+        return capsys.readouterr()
+
+    return run
+
+
+def arguments(**given):
+    """Makes what the command line gives."""
+    plain = dict(
+        workdir="w", backbone="", adapted="", prompts="p", data="d", kind="t5", learning_rates="",
+        seeds="1,2", tasks="", rows="",
+    )  # fmt: skip
+    return SimpleNamespace(**plain | given)
+
+
+# -- what the paper has --------------------------------------------------------------------------
+
+
+def read_all():
+    """Reads the published numbers as the product has them, in their order."""
+    with open(ROOT / "launch/published/ppt.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_published_numbers_are_the_papers(shared):
+    """Cell by cell; only the largest model's row of full tuning has a shorter name here."""
+    theirs = json.loads((shared / "papers/ppt_tables.json").read_text())["cells"]
+    ours = read_all()
+    assert len(ours) == len(theirs) == 191
+    for line, cell in zip(ours, theirs, strict=True):
+        row = cell["row"].replace(" | ", " ")
+        assert line["row"] == ("full" if row in ("full T5-XXL", "full CPM-2") else row)
+        assert [line[name] for name in ("table", "task", "metric")] == [
+            cell[name] for name in ("table", "task", "metric")
+        ]
+        assert (float(line["mean"]), float(line["std"])) == (cell["mean"], cell["std"])
+        assert line["backbone"] == cell["model"].removesuffix(" (implied)")
+
+
+def test_tables_have_exactly_the_published_cells():
+    found = {}
+    for name, table in paper_ppt.TABLES.items():
+        for cell in () if table.draw else table.cells(table.tasks):
+            key = (name.removesuffix("_chinese"), cell.row, cell.task)
+            assert key not in found
+            found[key] = "T5-XXL" if cell.backbone == paper_ppt.ADAPTED else cell.backbone
+    published = {tuple(line[x] for x in ("table", "row", "task")): line for line in read_all()}
+    assert found == {key: line["backbone"] for key, line in published.items()}
+
+
+def test_the_first_word_of_table_1_stands_for_positive():
+    cells = {cell.row: cell for cell in paper_ppt.table1(["sst2"])}
+    words = {row: cell.changes.get("task.words") for row, cell in cells.items()}
+    assert words["man1 bad/good"] == "good,bad" and words["man1 dog/cat"] == "cat,dog"
+    assert words["man1 good/bad"] is None and ppt.TASKS["sst2"].words == ("bad", "good")
+    assert "task.template" not in cells["none good/bad"].changes
+    templates = {cells[f"man1 {pair}"].changes["task.template"] for pair in paper_ppt.LABEL_WORDS}
+    assert templates == {ppt.TASKS["sst2"].hard}
+
+
+TABLES = [*((name, "t5") for name in paper_ppt.TABLES), ("table4", "masked-deep")]
+
+
+@pytest.mark.parametrize(("name", "kind"), TABLES)
+def test_every_cell_has_its_runs(name, kind):
+    """Each loads, and no two are one run."""
+    tasks = [task for task in paper.TABLES[name].tasks if task in ppt.TASKS]
+    args = arguments(kind=kind, adapted="y", backbone="x", tasks=";".join(tasks))
+    runs = [(cell, paper.list_runs(cell, args)) for cell in paper.pick(paper.TABLES[name], args)]
+    flat = [run for _, own in runs for run in own]
+    assert len({run.workdir for run in flat}) == len(flat) >= 2 * 4 * 2
+    for cell, own in runs:
+        c = paper.sweep.load(own[0], ())
+        assert c.data.source == f"d/{cell.task}"
+        method = "prefix" if kind == "masked-deep" else "soft"
+        assert c.prompt.name == ("none" if cell.method == "full" else method)
+        assert c.backbone.path == ("y" if cell.method == "lm_adapt" else "x")
+        if cell.method.endswith("ppt"):
+            folder = "p/zh/" if paper_ppt.is_chinese(cell.task) else "p/"
+            last = "unified" if "unified" in cell.method else ppt.TASKS[cell.task].group
+            assert c.prompt.init == folder + last
+        if name == "figure4":
+            assert c.data.n == int(cell.row.split(", ")[1].split()[0])
+
+
+# -- which cells are run -------------------------------------------------------------------------
+
+
+def run_rows(table, **given):
+    """Lists the rows of a table that are run."""
+    args = arguments(table=table, **given)
+    cells = paper.pick(paper.TABLES[table], args)
+    return list(dict.fromkeys(cell.row for cell in cells if not paper.why_not(cell, args)))
+
+
+def test_what_is_run_without_being_named():
+    sizes = ["full T5-Small", "full T5-Base", "full T5-Large", "full T5-XL"]
+    prompts = [row for row in paper_ppt.PROMPTED if row != "lm_adapt"]
+    assert run_rows("table4") == [*sizes, "full", *paper_ppt.PROMPTED]
+    assert run_rows("table4", backbone="x") == ["full", *prompts]
+    assert run_rows("table4", backbone="x", adapted="y") == ["full", *paper_ppt.PROMPTED]
+    assert run_rows("table4", backbone="x", rows="full T5-XL") == ["full T5-XL"]
+    # CPM-2 is not read: mT5-XXL is trained once, in the row of its own.
+    chinese = [f"full m{size.removeprefix('full ')}" for size in [*sizes, "full T5-XXL"]]
+    assert run_rows("table4_chinese") == [*chinese, *prompts]
+    assert run_rows("table4_chinese", backbone="x") == ["full", *prompts]
+    assert run_rows("table5") == ["full", "pt", "multiple_choice", "unified_ppt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table7"], "the table='table7' is unknown; nearest: table5, table4, table2"),
+        (["table4", "--rows=ptt"], "--rows='ptt' is unknown; nearest: pt"),
+        (["table4", "--tasks=sst"], "--tasks='sst' is unknown; nearest: sst5"),
+        (["table4", "--kind=mask"], "--kind='mask' is unknown; nearest: masked"),
+        (["table4", "--kind=masked"], "--kind=masked needs --backbone, for the paper's is t5"),
+        (["table2", "--kind=t5-deep", "--backbone=x"], "--kind=t5-deep has no soft tokens to init"),
+        (["table4", "--config.optim.lr=1"], "--config.optim.lr is set by --learning-rates here"),
+        (["table4", "--rows=lm_adapt", "--backbone=x"], "--rows=lm_adapt: give --adapted, the ba"),
+        (["table4", "--seeds=1;2"], "--seeds='1;2' must be numbers with commas between"),
+        (["table4", "--learning-rates=x"], "--learning-rates='x' must be numbers with commas"),
+        (["table4", "--rows=ppt", "--prompts=none"], "none/cls does not exist; pre-train it "),
+        (["table1", "--data=/none"], "/none/sst2 does not exist; --data holds a folder of each"),
+        (["figure4", "--output=x.jpg"], "--output=x.jpg must end with one of .png, .pdf, .svg"),
+    ],
+)
+def test_what_is_refused_before_anything_is_written(tmp_path, words, message):
+    with pytest.raises(InputError, match=message):
+        paper.main(["ppt", *words, f"--workdir={tmp_path / 'new'}"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_workdir_is_of_one_table_and_kind(tmp_path, call):
+    (tmp_path / "table.json").write_text('{"paper": "ppt", "table": "table2", "kind": "masked"}')
+    with pytest.raises(InputError, match=f"{tmp_path} holds runs of table table2, not table4; "):
+        call("table4")
+    with pytest.raises(InputError, match=f"{tmp_path} holds runs of kind masked, not causal; "):
+        call("table2", "--kind=causal")
+    call("table2")
+    (tmp_path / "table.json").write_text("{")
+    with pytest.raises(InputError, match="table.json cannot be read"):
+        call("table2")
+
+
+def test_an_error_is_one_line_and_exit_code_2(tmp_path):
+    words = [sys.executable, ROOT / "launch/paper.py", "ppt", "table7", f"--workdir={tmp_path}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("paper.py: the table=") and done.stderr.count("\n") == 1
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def test_measured_stands_beside_published(tmp_path, call):
+    finish(tmp_path, "pt-sst2", "google/t5-v1_1-xxl", 0.75)
+    finish(tmp_path, "hybrid_pt-cb", "mine/small", 0.5, kind="macro_f1")
+    (tmp_path / "hybrid_pt-cb,lr=0.1,seed=20/result.json").unlink()
+    told = call("table4", "--rows=pt;hybrid_pt;lm_adapt", "--tasks=sst2;cb;dream")
+    head, table = told.out.split("\n\n")
+    assert table.splitlines() == [
+        "| | sst2 | cb | dream |",
+        "|---|---|---|---|",
+        "| pt | 70.0 ± 5.0 [70.5 ± 15.5] | - [50.7 ± 4.1] | - |",
+        "| hybrid_pt | - [87.6 ± 6.6] | 74.5 ± 24.5 (3 of 4 runs) [66.5 ± 7.2] | - |",
+        "| lm_adapt | - [77.6 ± 7.5] | - [61.2 ± 1.7] | - |",
+    ]
+    assert head.splitlines() == [
+        "PPT (Gu et al. 2022), table4: the methods on English tasks",
+        "test accuracy of sst2, dream; macro-F1 of cb; mean ± standard deviation over seeds 10,20, "
+        "in percent; [as published]",
+        "measured on mine/small, the paper has T5-XXL",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "backbone", "line"),
+    [
+        ("pt", "sst2", "/models/t5-v1_1-xxl", ""),
+        ("full T5-Small", "sst2", "google/t5-v1_1-small", ""),
+        ("full T5-Small", "sst2", "google/t5-v1_1-base", "google/t5-v1_1-base, the paper has T5-S"),
+        ("lm_adapt", "rte", "google/t5-xxl-lm-adapt", "the paper has T5-XXL after 10K steps of LM"),
+        ("ppt", "lcqmc", "google/mt5-xxl", "measured on google/mt5-xxl, the paper has CPM-2"),
+    ],
+)
+def test_a_heading_names_what_is_not_the_papers_backbone(tmp_path, call, row, task, backbone, line):
+    finish(tmp_path, f"{row}-{task}".replace(" ", "_").replace("T5-", "T5_"), backbone, 0.5)
+    told = call("table4", f"--tasks={task}")
+    assert " 45.0 ± 5.0" in told.out
+    assert ("the paper has" in told.out) == bool(line) and line in told.out
+    (tmp_path / "table.json").write_text('{"paper": "ppt", "table": "table4", "kind": "masked"}')
+    told = call("table4", f"--tasks={task}")
+    assert "measured with a backbone of kind masked, the paper's is t5" in told.out
+
+
+def test_the_estimate_counts_runs_of_a_size(capsys):
+    words = ["--estimate", "--workdir=none", "--tasks=sst2;yahoo_answers_topics", "--seeds=1"]
+    words += ["--rows=full T5-Small;pt;ppt", "--config.data.max_len=64"]
+    assert paper.main(["ppt", "table4", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line[0] != " "] == [
+        "4 runs of 50 epochs of 32 examples, 16 a step, that train a backbone:",
+        "4 runs of 50 epochs of 8 examples per class, 16 a step, that train a backbone:",
+        "8 runs of 50 epochs of 32 examples, 16 a step, that train a prompt:",
+        "8 runs of 50 epochs of 8 examples per class, 16 a step, that train a prompt:",
+    ]
+    assert lines[1].strip() == (
+        f"python -m jaxprompt plan --config={ROOT}/configs/ppt/cells.py:sst2,full,t5 "
+        "--config.data.max_len=64 --config.backbone.path=google/t5-v1_1-small --devices=..."
+    )
+
+
+# -- figures -------------------------------------------------------------------------------------
+
+
+def read_numbers(path):
+    """Reads the CSV beside a picture. -> (task, method, examples) -> its line"""
+    with open(path, newline="") as file:
+        return {(x["task"], x["method"], x["examples"]): x for x in csv.DictReader(file)}
+
+
+def test_figure_4_is_of_the_runs(tmp_path, call, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+    for examples, score in ((32, 0.4), (128, 0.8)):
+        finish(tmp_path, f"ppt_{examples}_examples-cb", "mine", score, kind="macro_f1")
+    finish(tmp_path, "pt_64_examples-race_middle", "mine", 0.3)
+    told = call("figure4")
+    assert "| ppt, 32 examples | - | 35.0 ± 5.0 |" in told.out.splitlines()
+    assert told.err.split() == [f"{tmp_path}/figure4.png", f"{tmp_path}/figure4.csv"]
+    numbers = read_numbers(tmp_path / "figure4.csv")
+    assert len(numbers) == 2 * 3 * 4
+    measured = {key: (x["mean"], x["std"], x["runs"]) for key, x in numbers.items() if x["mean"]}
+    assert measured == {
+        ("cb", "ppt", "32"): ("35.0000", "5.0000", "4"),
+        ("cb", "ppt", "128"): ("75.0000", "5.0000", "4"),
+        ("race_middle", "pt", "64"): ("25.0000", "5.0000", "4"),
+    }
+    assert numbers["cb", "ppt", "32"]["backbone"] == "mine"
+    assert numbers["cb", "ppt", "32"]["metric"] == "macro-F1"
+    assert (tmp_path / "figure4.png").read_bytes()[:4] == b"\x89PNG"
+    (figure,) = drawn
+    race, cb = figure.axes
+    assert (race.get_title(), cb.get_title()) == ("race_middle", "cb")
+    assert (race.get_ylabel(), cb.get_ylabel()) == ("accuracy, %", "macro-F1, %")
+    assert figure.get_suptitle() == "measured on mine"
+    lines = {box.get_label(): box.lines[0] for box in cb.containers}
+    assert list(lines) == ["full tuning", "prompt tuning", "PPT"]
+    np.testing.assert_array_equal(lines["PPT"].get_xdata(), [32, 64, 128, 256])
+    shown = {name: np.ma.filled(line.get_ydata(), np.nan) for name, line in lines.items()}
+    np.testing.assert_allclose(shown["PPT"].astype(float), [35, np.nan, 75, np.nan])
+    assert np.isnan(shown["full tuning"].astype(float)).all()
+
+
+def test_figure_2_is_of_the_runs(tmp_path, call, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+    finish(tmp_path, "full_all_examples-sst2", "mine", 0.9)
+    finish(tmp_path, "pt_32_examples-rte", "mine", 0.6)
+    told = call("figure2", "--tasks=sst2;rte", f"--output={tmp_path / 'bars.svg'}")
+    assert told.err.split() == [f"{tmp_path}/bars.svg", f"{tmp_path}/bars.csv"]
+    assert "<svg" in (tmp_path / "bars.svg").read_text()
+    numbers = read_numbers(tmp_path / "bars.csv")
+    assert numbers["sst2", "full", "all"]["mean"] == "85.0000"
+    assert numbers["rte", "pt", "32"]["mean"] == "55.0000"
+    assert numbers["rte", "pt", "all"]["mean"] == ""
+    (figure,) = drawn
+    bars = {
+        panel.get_title(): [
+            (round(bar.get_x() + bar.get_width() / 2, 1), bar.get_height()) for bar in panel.patches
+        ]
+        for panel in figure.axes
+    }  # tasks stand at 0 and 1, full tuning left of prompt tuning
+    assert bars == {
+        "all examples": [(-0.2, pytest.approx(85))],
+        "32 examples": [(1.2, pytest.approx(55))],
+    }
+
+
+def test_no_picture_without_a_number(tmp_path, call):
+    assert "- | - |" in call("figure4").out
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_need_matplotlib(monkeypatch, call):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match="matplotlib, which is not installed; pip install matplot"):
+        call("figure4")
+
+
+def keep(drawn, write):
+    """Makes a writer of figures that keeps what it writes."""
+
+    def both(path, figure, points):
+        drawn.append(figure)
+        return write(path, figure, points)
+
+    return both
