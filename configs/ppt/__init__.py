@@ -67,7 +67,7 @@ def pretrain(task, kind="t5"):
     c.ppt.task = task
     c.head.name, c.head.scores, c.head.span = "verbalizer", "full", "target"
     c.task.answer, c.task.eos = "[mask] {label} [mask]", False  # the loss is over all three
-    if deep:  # its numbers are not divided; not published, the rate is chosen like those above
+    if deep:  # not published: the learning rate is chosen as for the kinds that are not T5
         methods.prefix(c, length=100, lr=0.1, dropout=0.0)
     else:
         methods.soft(c, length=100, lr=kind.lr, start="normal")
@@ -85,6 +85,6 @@ def pretrain(task, kind="t5"):
 
 
 def sweep():
-    """Yields the five seeds; the rows are drawn anew with each."""
+    """Yields the five seeds; each draws its own examples."""
     for seed in SEEDS:
         yield {"seed": seed, "data.seed": seed}

@@ -1,21 +1,21 @@
 """The classifier whose labels `annotate` gives to a corpus, for cls (Gu et al. 2022).
 
 A RoBERTa base, fine-tuned as in the released code, on YELP-5, or on SST-5 with
-`--config=configs/ppt/annotator.py:sst5`; take a set on which nothing is scored downstream.
+`--config=configs/ppt/annotator.py:sst5`; take a data set that no downstream task is scored on.
 """
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
 from jaxprompt.errors import choose
 
-_HELD_OUT = 5_000  # rows of YELP-5, which has no dev
-_ROWS = {"yelp": 650_000 - _HELD_OUT, "sst5": 8_544}
+_HELD_OUT = 5_000  # examples of YELP-5, which has no dev split
+_EXAMPLES = {"yelp": 650_000 - _HELD_OUT, "sst5": 8_544}
 _BATCH, _EPOCHS = 16, 10
 
 
 def get_config(task="yelp"):
     """Returns one run; give corpus.path."""
-    choose("the set", task, _ROWS)
+    choose("the data set", task, _EXAMPLES)
     c = base()
     backbones.roberta_base(c)
     c.backbone.dtype = "bfloat16"
@@ -32,6 +32,6 @@ def get_config(task="yelp"):
     c.data.max_len, c.data.multiple = 511, 32
     c.data.group = 8
     c.optim.schedule = "warmup_linear"
-    c.optim.warmup_steps = _EPOCHS * -(-_ROWS[task] // _BATCH) // 100
+    c.optim.warmup_steps = _EPOCHS * -(-_EXAMPLES[task] // _BATCH) // 100
     c.train.total_epochs = float(_EPOCHS)
     return c

@@ -1,8 +1,8 @@
-"""PPT's comparison of methods with few rows, on any backbone (Gu et al. 2022, table 4).
+"""PPT's comparison of methods with few examples, on any backbone (Gu et al. 2022, table 4).
 
 The argument is TASK,METHOD,KIND: `--config=configs/ppt/cells.py:rte,ppt,masked`; see
-configs/parts/ppt.py. Give backbone.path. What starts from a pre-trained prompt takes the export
-prompts/nsp, nss, cls or unified.
+configs/parts/ppt.py. Give backbone.path. The methods ppt, hybrid_ppt and unified_ppt start from the
+exported prompt prompts/nsp, nss, cls or unified.
 """
 
 from configs.base import get_config as base

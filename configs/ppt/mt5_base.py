@@ -1,4 +1,4 @@
-"""mT5 base prompt-tuned with few rows: 582M parameters."""
+"""mT5 base prompt-tuned with few examples: 582M parameters."""
 
 from configs.ppt import sweep, tune
 

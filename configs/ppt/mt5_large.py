@@ -1,4 +1,4 @@
-"""mT5 large prompt-tuned with few rows: 1.2B parameters."""
+"""mT5 large prompt-tuned with few examples: 1.2B parameters."""
 
 from configs.ppt import sweep, tune
 

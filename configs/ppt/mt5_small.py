@@ -1,4 +1,4 @@
-"""mT5 small prompt-tuned with few rows: 300M parameters."""
+"""mT5 small prompt-tuned with few examples: 300M parameters."""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,4 @@
-"""mT5 XL prompt-tuned with few rows: 3.7B parameters, over two devices."""
+"""mT5 XL prompt-tuned with few examples: 3.7B parameters, over two devices."""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,4 @@
-"""mT5 XXL prompt-tuned with few rows: 12.9B parameters, over four devices."""
+"""mT5 XXL prompt-tuned with few examples: 12.9B parameters, over four devices."""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,4 @@
-"""T5 1.1 base prompt-tuned with few rows: 248M parameters."""
+"""T5 1.1 base prompt-tuned with few examples: 248M parameters."""
 
 from configs.ppt import sweep, tune
 

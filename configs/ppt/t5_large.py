@@ -1,4 +1,4 @@
-"""T5 1.1 large prompt-tuned with few rows: 783M parameters."""
+"""T5 1.1 large prompt-tuned with few examples: 783M parameters."""
 
 from configs.ppt import sweep, tune
 

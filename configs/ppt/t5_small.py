@@ -1,4 +1,4 @@
-"""T5 1.1 small prompt-tuned with few rows: 77M parameters."""
+"""T5 1.1 small prompt-tuned with few examples: 77M parameters."""
 
 from configs.ppt import sweep, tune
 

@@ -1,4 +1,4 @@
-"""T5 1.1 XL prompt-tuned with few rows: 2.8B parameters, over two devices."""
+"""T5 1.1 XL prompt-tuned with few examples: 2.8B parameters, over two devices."""
 
 from configs.ppt import sweep, tune
 
