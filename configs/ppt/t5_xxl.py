@@ -1,4 +1,4 @@
-"""T5 1.1 XXL prompt-tuned with few examples: 11.1B parameters, over four devices as in the paper."""
+"""T5 1.1 XXL prompt-tuned with few examples: 11.1B parameters over four devices, as published."""
 
 from configs.ppt import sweep, tune
 
