@@ -91,7 +91,7 @@ def show(found: dict[str, Any]) -> str:
     lines = [
         *found["notes"],
         f"{counts['total']:,} parameters, {counts['trained']:,} trained ({share:.4%})",
-        f"{batch['rows']} rows x {batch['length']} tokens a step, {batch['dtype']}",
+        f"{batch['rows']} examples x {batch['length']} tokens per step, {batch['dtype']}",
         "",
     ]
     lines += _table(plans)
@@ -102,7 +102,7 @@ def show(found: dict[str, Any]) -> str:
             f"room is memory less {assumed['reserve']:.0%}; time takes products at "
             f"{assumed['utilisation']:.0%} of the peak, the rest at full rate",
             *_sources(found),
-            f"rates: {found['source']}",
+            f"data sheet: {found['source']}",
         ]
     return "\n".join(lines)
 
@@ -155,7 +155,7 @@ def _table(plans: dict[str, Any]) -> list[str]:
     for part in columns[0]["bytes"]:
         name = {"total": "  in all"}.get(part, f"  {part}")
         row(name, lambda p, part=part: _bytes(p["bytes"][part]))
-    rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes a device", [""] * len(columns)))
+    rows.insert(len(rows) - len(columns[0]["bytes"]), ("bytes per device", [""] * len(columns)))
     if columns[0]["device"]:
         row("  room", lambda p: _bytes(p["room"]))
         row("fits", lambda p: "yes" if p["fits"] else "NO")
@@ -163,20 +163,20 @@ def _table(plans: dict[str, Any]) -> list[str]:
     if told:
         where = len(rows) - 1  # before "fits"
         rows[where:where] = _compiled_rows(columns)
-    row("FLOPs a device", lambda p: _scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000))
+    row("FLOPs per device", lambda p: _scaled(p["flops"], ("", "k", "M", "G", "T", "P"), 1000))
     none = ["" if plan["collectives"] else "nothing" for plan in columns]
-    rows.append(("sent by a device" + ", estimated" * bool(told), none))
+    rows.append(("sent per device" + ", estimated" * bool(told), none))
     for kind in sorted({kind for plan in columns for kind in plan["collectives"]}):
         row(f"  {kind}", lambda p, kind=kind: _sent(p["collectives"].get(kind)))
     if told:
-        rows.append(("sent by a device, compiled", [""] * len(columns)))
+        rows.append(("sent per device, compiled", [""] * len(columns)))
         for kind in sorted({kind for own in told for kind in own.get("collectives", ())}):
             row(f"  {kind}", lambda p, k=kind: _sent(p["compiled"].get("collectives", {}).get(k)))
     if columns[0]["device"]:
-        row("a step", lambda p: f"{p['seconds']['step']:.3g} s")
+        row("one step", lambda p: f"{p['seconds']['step']:.3g} s")
         for part in ("compute", "memory", "network"):
             row(f"  {part}", lambda p, part=part: f"{p['seconds'][part]:.3g} s")
-        row("tokens a second", lambda p: f"{p['tokens_per_second']:,.0f}")
+        row("tokens per second", lambda p: f"{p['tokens_per_second']:,.0f}")
     first = max(len(name) for name, _ in rows)
     width = 2 + max(len(cell) for _, cells in rows for cell in cells)
     return [
@@ -191,7 +191,7 @@ def _compiled_rows(columns: Sequence[dict[str, Any]]) -> list[tuple[str, list[st
     names = {"arguments": "  arguments", "temporary": "  temporary", "total": "  peak"}
     show = lambda sizes, name: _bytes(sizes[name]) if sizes else "refused"
     rows = [(text, [show(sizes, name) for sizes in own]) for name, text in names.items()]
-    return [("bytes a device, compiled", [""] * len(columns)), *rows]
+    return [("bytes per device, compiled", [""] * len(columns)), *rows]
 
 
 def _sent(traffic: dict[str, int] | None) -> str:

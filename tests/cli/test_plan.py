@@ -133,7 +133,7 @@ def test_without_devices_it_says_what_is_held_and_sent(capsys):
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if line.strip())
     assert code == 0 and "1 x 2" in out and "all-reduce" in out
     assert lines["frozen"] == "73.4 MiB"
-    assert "fits" not in lines and "tokens" not in out.split("sent by a device")[1]
+    assert "fits" not in lines and "tokens" not in out.split("sent per device")[1]
 
 
 def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
@@ -143,7 +143,7 @@ def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
         assert text in out
     assert "smallest, 1x v5e: --config.mesh.data=1 --config.mesh.model=1" in out
     assert "fastest, 2x v5e: --config.mesh." in out
-    assert "tokens a second" in out and "https://cloud.google.com/tpu/docs/v5e" in out
+    assert "tokens per second" in out and "https://cloud.google.com/tpu/docs/v5e" in out
 
 
 def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, monkeypatch):
@@ -165,7 +165,7 @@ def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, m
     lines = {line[:26].strip(): line[26:].split() for line in out.splitlines() if line}
     assert lines["fits"] == ["NO", "NO", "NO"]
     assert lines["temporary"] == ["20", "GiB", "refused", "20", "GiB"]
-    assert "3x 1 MiB, 2 asynchronous" in out.split("sent by a device, compiled")[1]
+    assert "3x 1 MiB, 2 asynchronous" in out.split("sent per device, compiled")[1]
     assert "the compiler refuses: too large" in out and "estimated: by the CPU's" in out
     asked.clear()
     code, out, _ = jaxprompt(capsys, "plan", *words, "--config.mesh.data=1", "--format=json")
