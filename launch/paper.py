@@ -29,7 +29,7 @@ from paper_ppt import TABLES, Cell, Published  # noqa: E402
 
 from configs.parts import ppt  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
-from jaxprompt.cli.options import Parser  # noqa: E402
+from jaxprompt.cli.options import Parser, fields, resolved  # noqa: E402
 from jaxprompt.cli.train import read_result  # noqa: E402
 from jaxprompt.data.tasks import get_task  # noqa: E402
 from jaxprompt.errors import InputError, choose  # noqa: E402
@@ -40,6 +40,12 @@ FLAGS = {
     "backbone.path": "--backbone", "prompt.init": "--prompts", "optim.lr": "--learning-rates",
     "seed": "--seeds", "data.seed": "--seeds",
 }  # fmt: skip
+# What may differ from the paper's settings and change no number but by rounding.
+PLACE = (
+    *FLAGS, "data.source", "data.files.", "data.cache_dir", "data.multiple", "data.eval_batch",
+    "mesh.", "cache.", "runs.", "backbone.stack", "backbone.remat", "backbone.attention",
+    "train.log_steps", "train.save_steps", "train.tensorboard",
+)  # fmt: skip
 
 
 # -- what is asked for ---------------------------------------------------------------------------
@@ -173,8 +179,8 @@ def estimate(
         sizes.setdefault((f"{about}, that train {trained}", c.backbone.path), []).extend(own)
     lines = []
     for (about, backbone), own in sizes.items():
-        fields = [*overrides, ("backbone.path", backbone)]
-        flags = [f"--config.{field}={value}" for field, value in fields]
+        given = [*overrides, ("backbone.path", backbone)]
+        flags = [f"--config.{field}={value}" for field, value in given]
         words = ["python", "-m", "jaxprompt", "plan", f"--config={own[0].config}", *flags]
         lines.append(f"{len(own)} runs of {about}:\n  {shlex.join(words)} --devices=...")
     return "\n".join(lines)
@@ -190,7 +196,12 @@ class Measured(NamedTuple):
     std: float
     runs: int  # that have a result, of `total`
     total: int
-    backbones: tuple[str, ...]  # of these runs
+    configs: tuple[dict[str, Any], ...]  # of these runs, field -> value
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """Where the backbones of the runs are."""
+        return tuple(dict.fromkeys(config["backbone.path"] for config in self.configs))
 
 
 def measure(runs: Sequence[sweep.Run]) -> Measured:
@@ -198,16 +209,15 @@ def measure(runs: Sequence[sweep.Run]) -> Measured:
     from jaxprompt.group import select
     from jaxprompt.metrics import mean_std
 
-    found, backbones = [], []
+    found, configs = [], []
     for run in runs:
         result = read_result(run.workdir / "result.json")
         if result and "test" in result:
             found.append((run.changes, result))
-            config = read_result(run.workdir / "config.json") or {}
-            backbones.append(config["backbone"]["path"])
+            configs.append(fields(read_result(run.workdir / "config.json") or {}))
     values = [100 * next(iter(result["test"].values())) for result in select(found)]
     mean, std = mean_std(values) if values else (math.nan, math.nan)
-    return Measured(mean, std, len(found), len(runs), tuple(dict.fromkeys(backbones)))
+    return Measured(mean, std, len(found), len(runs), tuple(configs))
 
 
 def show(
@@ -253,7 +263,26 @@ def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
             same = Path(path).name == Path(paper.HUB[cell.backbone]).name
             if not same or cell.backbone in paper.STAND_INS:
                 lines.append(f"measured on {path}, the paper has {cell.backbone}")
+    if args.learning_rates:
+        lines.append(f"learning rates {args.learning_rates} in place of the paper's")
+    changes = [change for cell, own in measured for change in list_changes(cell, own, args)]
+    if changes:
+        shown = ", ".join(dict.fromkeys(changes))
+        lines.append(f"settings that differ from the paper's (in brackets): {shown}")
     return "\n".join(dict.fromkeys(lines))
+
+
+def list_changes(cell: Cell, own: Measured, args: Any) -> list[str]:
+    """Lists the settings of a cell's runs that are not the paper's."""
+    if not own.runs:
+        return []
+    published = fields(resolved(sweep.load(list_runs(cell, args)[0], ())))
+    return [
+        f"{field}={config[field]} ({value})"
+        for config in own.configs
+        for field, value in published.items()
+        if config.get(field, value) != value and not field.startswith(PLACE)
+    ]
 
 
 def list_points(measured: Sequence[tuple[Cell, Measured]]) -> list[figures.Point]:

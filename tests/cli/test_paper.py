@@ -51,10 +51,16 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
     told, workdir = run(capsys, "table4", f"--rows={';'.join(rows)}")
     assert "table4: 12 runs, 0 of them have a result" in told.err.splitlines()
     heading, table = told.out.split("\n\n")
-    assert heading.splitlines()[2:] == [
+    *lines, settings = heading.splitlines()[2:]
+    assert lines == [
         "measured with a backbone of kind masked, the paper's is t5",
         f"measured on {backbone}, the paper has T5-XXL",
+        "learning rates 0.01,0.1 in place of the paper's",
     ]
+    assert settings == (
+        "settings that differ from the paper's (in brackets): backbone.dtype=float32 (bfloat16), "
+        "data.max_len=40 (512), data.n=8 (32), train.total_epochs=4.0 (50.0), prompt.length=3 (100)"
+    )
     head, _, *lines = table.splitlines()
     assert head == "| | sst2 |"
     for line, (method, published) in zip(lines, rows.items(), strict=True):

@@ -22,17 +22,18 @@ from jaxprompt.errors import InputError  # noqa: E402
 SEEDS, RATES = (10, 20), ("0.01", "0.1")
 
 
-def finish(folder, name, backbone, score, *, kind="accuracy"):
+def finish(folder, name, backbone, score, *, kind="accuracy", **blocks):
     """Writes what finished runs of a cell leave: of each seed the second learning rate is chosen.
 
-    The second seed scores 0.1 less than the first.
+    The second seed scores 0.1 less than the first. `blocks` are of the config.
     """
+    blocks = {"backbone": {"path": backbone}} | blocks
     for less, seed in enumerate(SEEDS):
         for rate, dev, test in ((RATES[0], 0.2, 0.99), (RATES[1], 0.3, score - less / 10)):
             run = folder / f"{name},lr={rate},seed={seed}"
             run.mkdir(parents=True)
             (run / "result.json").write_text(json.dumps({"dev": {kind: dev}, "test": {kind: test}}))
-            (run / "config.json").write_text(json.dumps({"backbone": {"path": backbone}}))
+            (run / "config.json").write_text(json.dumps(blocks))
 
 
 @pytest.fixture
@@ -198,7 +199,8 @@ def test_an_error_is_one_line_and_exit_code_2(tmp_path):
 
 
 def test_measured_stands_beside_published(tmp_path, call):
-    finish(tmp_path, "pt-sst2", "google/t5-v1_1-xxl", 0.75)
+    own = {"data": {"n": 8, "batch": 16}, "prompt": {"length": 3}, "mesh": {"model": 7}}
+    finish(tmp_path, "pt-sst2", "google/t5-v1_1-xxl", 0.75, **own)
     finish(tmp_path, "hybrid_pt-cb", "mine/small", 0.5, kind="macro_f1")
     (tmp_path / "hybrid_pt-cb,lr=0.1,seed=20/result.json").unlink()
     told = call("table4", "--rows=pt;hybrid_pt;lm_adapt", "--tasks=sst2;cb;dream")
@@ -215,6 +217,8 @@ def test_measured_stands_beside_published(tmp_path, call):
         "test accuracy of sst2, dream; macro-F1 of cb; mean ± standard deviation over seeds 10,20, "
         "in percent; [as published]",
         "measured on mine/small, the paper has T5-XXL",
+        "learning rates 0.01,0.1 in place of the paper's",
+        "settings that differ from the paper's (in brackets): data.n=8 (32), prompt.length=3 (100)",
     ]
 
 
