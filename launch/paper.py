@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import paper_figures as figures  # noqa: E402
-import paper_ppt as paper  # noqa: E402
+import paper_ppt  # noqa: E402
 from paper_ppt import TABLES, Cell, Published  # noqa: E402
 
 from configs.parts import ppt  # noqa: E402
@@ -51,7 +51,7 @@ PLACE = (
 # -- what is asked for ---------------------------------------------------------------------------
 
 
-def pick(table: paper.Table, args: Any) -> list[Cell]:
+def pick(table: paper_ppt.Table, args: Any) -> list[Cell]:
     """Lists the cells that are asked for. Raises InputError for an unknown row or task."""
     tasks = _listed("--tasks", args.tasks, table.known) or table.tasks
     cells = list(table.cells(tasks))
@@ -65,7 +65,7 @@ def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
 
 def why_not(cell: Cell, args: Any) -> str:
     """Says why a cell is not run, and what to do about it; "" where it is run."""
-    adapted = args.adapted or (not args.backbone and cell.backbone == paper.ADAPTED)
+    adapted = args.adapted or (not args.backbone and cell.backbone == paper_ppt.ADAPTED)
     if cell.method == "lm_adapt" and not adapted:
         return "give --adapted, the backbone that `adapt` wrote"
     if args.rows:
@@ -110,13 +110,13 @@ def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) 
     if cell.method == "full":
         asked = {field: asked[field] for field in asked if not field.startswith("prompt.")}
     backbone = args.adapted if cell.method == "lm_adapt" else ""
-    backbone = backbone or args.backbone or paper.HUB[cell.backbone]
+    backbone = backbone or args.backbone or paper_ppt.HUB[cell.backbone]
     changes: dict[str, Any] = {**asked, "backbone.path": backbone, **cell.changes}
     if cell.method.endswith("ppt"):
         unified = cell.method.endswith("unified_ppt")
         changes["prompt.init"] = str(
             Path(args.prompts)
-            / ("zh" if paper.is_chinese(cell.task) else "")
+            / ("zh" if paper_ppt.is_chinese(cell.task) else "")
             / ("unified" if unified else ppt.TASKS[cell.task].group)
         )
     if args.data:
@@ -260,8 +260,8 @@ def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
         lines.append(f"measured with a backbone of kind {args.kind}, the paper's is t5")
     for cell, own in measured:
         for path in own.backbones:
-            same = Path(path).name == Path(paper.HUB[cell.backbone]).name
-            if not same or cell.backbone in paper.STAND_INS:
+            same = Path(path).name == Path(paper_ppt.HUB[cell.backbone]).name
+            if not same or cell.backbone in paper_ppt.STAND_INS:
                 lines.append(f"measured on {path}, the paper has {cell.backbone}")
     if args.learning_rates:
         lines.append(f"learning rates {args.learning_rates} in place of the paper's")
@@ -356,7 +356,7 @@ def main(argv: Sequence[str]) -> int:
         if failed is None:
             return 0
     measured = [(cell, measure(own)) for cell, own in runs]
-    print(heading(args, measured), show(measured, paper.read_published(args.table)), sep="\n\n")
+    print(heading(args, measured), show(measured, paper_ppt.read_published(args.table)), sep="\n\n")
     if table.draw and any(own.runs for _, own in measured):
         points = list_points(measured)
         for path in figures.write(output, table.draw(points), points):
