@@ -4,6 +4,7 @@ All draw from numpy's legacy RandomState or from `random.Random`, whose streams 
 the same seed gives the same rows on every machine and for any number of processes.
 """
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,22 +88,34 @@ def kshot(
 
 
 def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()) -> Split:
-    """N rows in all for train and as many for dev, spread evenly over the classes (PPT).
+    """N examples in all for train and as many for dev, spread evenly over the classes (PPT).
 
-    With more than 5 classes it takes 8 rows a class instead (Gu et al. 2022). What N leaves over
-    goes to the classes that come first after the shuffle, one row each.
+    With more than 5 classes it takes 8 examples per class instead (Gu et al. 2022, section 4.1).
+    What N leaves over goes to the classes that come first after the shuffle, one example each. A
+    class with too few examples gives half of them to train and half to dev, with a warning, as the
+    16 neutral examples of CB's training split; a class of `names` with fewer than 2 is an error.
     """
     groups = _by_class(labels, _shuffled(len(labels), seed))
+    classes = range(len(names)) if names else groups
+    _enough({label: groups.get(label, []) for label in classes}, dict.fromkeys(classes, 2),
+            "one example for train and one for dev", names)  # fmt: skip
     if len(groups) > 5:
         n = 8 * len(groups)
     _at_least("n", n, len(groups))
-    shares = {
-        label: n // len(groups) + (place < n % len(groups)) for place, label in enumerate(groups)
-    }
-    needs = {label: 2 * share for label, share in shares.items()}
-    _enough(groups, needs, f"n = {n} over {len(groups)} classes, with as many for dev,", names)
-    train = [row for label, rows in groups.items() for row in rows[: shares[label]]]
-    dev = [row for label, rows in groups.items() for row in rows[shares[label] : needs[label]]]
+    train: list[int] = []
+    dev: list[int] = []
+    for place, (label, rows) in enumerate(groups.items()):
+        share = n // len(groups) + (place < n % len(groups))
+        if len(rows) < 2 * share:
+            half = len(rows) // 2
+            logging.getLogger(__name__).warning(
+                "class %s has %d examples, but n = %d over %d classes, with as many for dev, asks "
+                "for %d: train and dev get %d each",
+                _name(label, names), len(rows), n, len(groups), 2 * share, half,
+            )  # fmt: skip
+            share = half
+        train += rows[:share]
+        dev += rows[share : 2 * share]
     return _split(train, dev)
 
 
@@ -212,11 +225,14 @@ def _enough(
 ) -> None:
     for label, rows in groups.items():
         if len(rows) < needs[label]:
-            name = repr(names[label]) if 0 <= label < len(names) else str(label)
             raise InputError(
-                f"class {name} has {len(rows)} examples, but {what} needs {needs[label]}; "
-                "ask for fewer or add examples"
+                f"class {_name(label, names)} has {len(rows)} examples, but {what} needs "
+                f"{needs[label]}; ask for fewer or add examples"
             )
+
+
+def _name(label: int, names: Sequence[str]) -> str:
+    return repr(names[label]) if 0 <= label < len(names) else str(label)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -3,6 +3,7 @@
 import collections
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -59,8 +60,10 @@ def test_kshot_leaves_the_global_stream_alone():
 def test_class_with_too_few_examples():
     with pytest.raises(InputError, match=r"class 'good' has 2 examples, but K = 2 .* needs 4"):
         fewshot.kshot([0, 0, 0, 0, 1, 1], 2, seed=0, names=("bad", "good"))
-    with pytest.raises(InputError, match=r"class 1 has 2 examples"):
-        fewshot.balanced([0, 0, 0, 0, 1, 1], 4, seed=0)
+    with pytest.raises(InputError, match=r"class 1 has 1 examples, but one .* needs 2"):
+        fewshot.balanced([0, 0, 0, 0, 1], 4, seed=0)
+    with pytest.raises(InputError, match=r"class 'ugly' has 0 examples, but one .* needs 2"):
+        fewshot.balanced([0, 0, 0, 0, 1, 1], 4, seed=0, names=("bad", "good", "ugly"))
     with pytest.raises(InputError, match=r"class 1 has 2 examples, but ratio = 3 .* needs 3"):
         fewshot.fraction([0, 0, 0, 0, 1, 1], 3)
 
@@ -78,6 +81,24 @@ def test_balanced_spreads_the_remainder():
     assert [counts[label] for label in first] == [3, 3, 2]
     assert counts == collections.Counter(UNEVEN[row] for row in split.dev)
     assert not set(split.train) & set(split.dev)
+
+
+def test_a_scarce_class_gives_half_to_train_and_half_to_dev(caplog):
+    """The class counts of CB's training split (de Marneffe et al. 2019): 16 neutral of 250."""
+    names, sizes = ("entailment", "contradiction", "neutral"), (115, 119, 16)
+    labels = np.repeat([0, 1, 2], sizes)
+    split = fewshot.balanced(labels, 32, seed=10, names=names)
+    shares = collections.Counter(labels[split.train])
+    assert shares == collections.Counter(labels[split.dev]) and shares[2] == 8
+    assert sorted(shares[label] for label in (0, 1)) in ([10, 11], [11, 11])
+    assert not set(split.train) & set(split.dev)
+    assert re.fullmatch(
+        r"class 'neutral' has 16 examples, but n = 32 over 3 classes, with as many for dev, asks "
+        r"for 2[02]: train and dev get 8 each", caplog.messages[0],
+    ) and len(caplog.messages) == 1  # fmt: skip
+    assert len(fewshot.balanced(labels, 256, seed=0).train) == 57 + 59 + 8
+    odd = fewshot.balanced([0] * 9 + [1] * 3, 8, seed=0)
+    assert [len(part) for part in odd] == [4 + 1, 4 + 1]
 
 
 def test_balanced_takes_8_a_class_above_5_classes():
