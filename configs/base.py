@@ -129,7 +129,7 @@ def get_config() -> ConfigDict:
     c.ppt.patterns = "en"  # en: as released | en_paper: as published | zh; task.form=unified too
     c.ppt.least = 2  # unified: options of an example, at least
     c.ppt.most = 16  # and at most
-    c.ppt.matched = True  # nsp, nss, unified: negatives are as long as what is next to a text
+    c.ppt.matched = True  # nsp, nss, unified: negatives are as long as the neighbour of a text
     c.ppt.annotations = ""  # cls: folder with the label of each unit of the text
     c.ppt.thresholds = ()  # cls: what a label's probability exceeds, by class; () = as released
 

@@ -50,6 +50,13 @@ def wandering_corpus(folder, documents=150, units=20):
     return make_corpus(folder, number_documents(lengths.clip(5, 80).astype(int)))
 
 
+def close_corpus(folder, documents=100, units=20):
+    """A corpus in which neighbours are 3 tokens apart at most: nearer than a class of lengths."""
+    rng = np.random.RandomState(0)
+    walk = rng.randint(-3, 4, (documents, units)).cumsum(1) + rng.randint(20, 70, (documents, 1))
+    return make_corpus(folder, number_documents(walk.clip(5, 80)))
+
+
 def tiny_bert(words=ENGLISH + LETTERS):
     """A tokenizer that knows the words of patterns."""
     from transformers import BertTokenizer
@@ -98,3 +105,21 @@ def fit_guess(seen, answers, wanted):
     ones = lambda x: np.concatenate([x, np.ones((len(x), 1))], 1)
     weights = np.linalg.lstsq(ones(seen), answers, rcond=None)[0]
     return ones(wanted) @ weights
+
+
+def guess_by_trees(examples):
+    """Accuracy of boosted trees that see the lengths of the texts alone, cross-validated."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.model_selection import cross_val_predict
+    from threadpoolctl import threadpool_limits
+
+    lengths, labels = text_lengths(examples), np.array([label for _, label in examples])
+    query, options = lengths[:, :1], lengths[:, 1:]
+    gaps = options - query
+    ranks = [x.argsort(1).argsort(1) for x in (options, abs(gaps))]
+    seen = np.concatenate([query, options, gaps, abs(gaps), *ranks], 1)
+    trees = HistGradientBoostingClassifier(
+        max_iter=15, learning_rate=0.2, max_leaf_nodes=8, early_stopping=False
+    )
+    with threadpool_limits(1):  # threads wait for each other where tests run side by side
+        return (cross_val_predict(trees, seen, labels, cv=3) == labels).mean()

@@ -150,6 +150,29 @@ def test_texts_that_repeat(tmp_path):
         task(0, row_rng(0, 0))
 
 
+def test_the_other_neighbour_is_no_negative(tmp_path):
+    """Nor is a unit elsewhere, in the same document or in another, that repeats its text."""
+    rng, refrains = np.random.RandomState(0), [[FIRST + i] * 6 for i in range(3)]
+    documents = [
+        [refrains[rng.randint(3)] if i % 3 == 1 else [FIRST + 10 + 12 * d + i] * 6
+         for i in range(12)]
+        for d in range(4)
+    ]  # fmt: skip
+    corpus = make_corpus(tmp_path / "store", documents)
+    task = nsp.make(corpus, range(4), bert_forms("nsp"))
+    units, seen = [unit[0] for document in documents for unit in document], set()
+    for i in range(1500):
+        row, label = task(i % 48, row_rng(0, i))
+        first, second = (text[0] for text in texts_of(row))
+        if first < FIRST + 10:  # a refrain stands in several places
+            continue
+        at = units.index(first)
+        beside = {units[j] for j in (at - 1, at + 1) if 0 <= j < 48 and j // 12 == at // 12}
+        assert (second in beside) == (label == 2)
+        seen.add((label, second < FIRST + 10))
+    assert seen == {(label, is_refrain) for label in range(3) for is_refrain in (True, False)}
+
+
 def test_what_is_too_short_is_left_out_and_counted(tmp_path):
     lengths = [[6, 4, 6, 6, 6, 6], [6, 6, 6, 6], [6, 6, 6, 6, 6], [6, 6, 6, 6, 3, 1]]
     corpus = make_corpus(tmp_path / "store", number_documents(lengths))

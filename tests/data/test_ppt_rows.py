@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ppt_corpus import bert_forms, even_corpus, texts_of
+from ppt_corpus import bert_forms, even_corpus, guess_by_trees, texts_of
 from test_ppt_nsp import guess_by_length as guess_pairs
 from test_ppt_selection import guess_by_length as guess_options
 
@@ -155,3 +155,4 @@ def test_real_text(real, name):
     found = [guess_pairs(made)] if name == "nsp" else guess_options(made)
     chance = task.majority
     assert max(found) < chance + 3.5 * (chance * (1 - chance) / 1000) ** 0.5
+    assert guess_by_trees(made) < chance + 3 * (chance * (1 - chance) / len(made)) ** 0.5

@@ -42,12 +42,11 @@ class NextSentence(OfUnits):
         if same is None or other is None:
             return None
         seconds = {OTHER: other[0], SAME: same[0], NEIGHBOUR: query.neighbour}
-        texts = {name: self.units.ids(unit) for name, unit in seconds.items()}
-        first = self.units.ids(at)
-        lengths = [len(first), *map(len, texts.values())]
+        lengths = [len(self.units.ids(unit)) for unit in (at, *seconds.values())]
         if max(lengths) > _RATIO * min(lengths):
             return None
-        return {"first": first, "second": texts[label]}
+        texts = query.shown(list(seconds.values()))
+        return texts and {"first": self.units.ids(at), "second": texts[list(seconds).index(label)]}
 
 
 def make(

@@ -70,27 +70,28 @@ class Selection(OfUnits):
         number = self._numbers[draws.below(len(self._numbers))]
         own = self._shares[number]
         draw = lambda at, alike: self._draw(at, own, draws, alike)
-        at, options = first_found(draw, row, len(self))
+        query, options = first_found(draw, row, len(self))
         order = list(range(number))
         for last in range(number - 1, 0, -1):
             other = draws.below(last + 1)
             order[last], order[other] = order[other], order[last]
-        texts = {"query": self.units.ids(at)[: own.query]}
+        texts = {"query": query}
         for place, i in enumerate(order):
-            texts[f"option{place}"] = self.units.ids(options[i])[: own.option]
+            texts[f"option{place}"] = options[i]
         return self._forms[number].fill(texts), order.index(0)
 
     def _draw(
         self, at: int, own: Shares, draws: Draws, alike: bool
-    ) -> tuple[int, list[int]] | None:
-        """Draws the options, the neighbour first."""
+    ) -> tuple[np.ndarray, list[np.ndarray]] | None:
+        """Draws the options, the neighbour first. -> texts of the query, of the options"""
         query = Query(self.units, at, draws, cut=own.option, alike=alike)
         options = [query.neighbour]
         for found in (query.same(own.same), *map(query.other, own.others)):
             if found is None:
                 return None
             options += found
-        return at, options
+        texts = query.shown(options)
+        return texts and (self.units.ids(at)[: own.query], texts)
 
 
 def numbers_of_options(task: str, least: int = 2, most: int = 16) -> tuple[int, ...]:

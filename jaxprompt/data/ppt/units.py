@@ -1,8 +1,10 @@
 """The units of a corpus that tasks draw from: neighbours, units of the same or of other documents.
 
-Negatives are of the same class of lengths as the neighbour: neighbours are alike in length, so that
-without this the length alone would tell them from others. Were negatives the units nearest to it in
-length, the neighbour would be known as the one in the middle.
+Neighbours are alike in length, so that length alone would tell them from negatives of any length.
+Negatives are therefore of the same class of lengths as the neighbour, and all of them are shown as
+long as the shortest: with equal lengths no function of the lengths can prefer one. Classes alone
+are not enough: within a class the neighbour is still the nearest to the query. Were negatives the
+units nearest to the neighbour in length, it would be known as the one in the middle.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,9 +46,10 @@ class Units:
         """Leaves out units below `least` tokens, then documents with fewer than `count` units.
 
         Left out, a unit is as if it were not there: those around it are neighbours. Lengths from
-        `cap` on are alike. Without `matched` negatives are of any length.
+        `cap` on are alike. Without `matched` negatives are of any length, and shown so.
         """
         self._corpus, self._least, self._count = corpus, least, count
+        self.matched = matched
         self._offered, self.short = len(documents), 0
         none = np.zeros(0, np.int64)
         numbers, lengths, first = [none], [none], [0]
@@ -171,6 +174,25 @@ class Query:
             if rest is not None:
                 return [one, *rest]
         return None
+
+    def shown(self, units: Sequence[int]) -> list[np.ndarray] | None:
+        """Cuts texts that stand beside each other to one length. -> ids of each
+
+        None = so cut, two are the same, or one is the query's or another neighbour's.
+        """
+        texts = [self._units.ids(unit)[: self._cut] for unit in units]
+        if not self._units.matched:
+            return texts
+        length = min(map(len, texts))
+        texts = [text[:length] for text in texts]
+        beside = [self._units.ids(unit)[:length] for unit in (self.at, *self._beside)]
+        known = {text.tobytes() for text in beside}
+        for unit, text in zip(units, texts, strict=True):
+            before = len(known)
+            known.add(text.tobytes())
+            if unit != self.neighbour and len(known) == before:
+                return None
+        return texts
 
     def _near(self, span: range) -> np.ndarray:
         return self._units.within(span, self.neighbour, self._top)
