@@ -5,7 +5,7 @@ import pkgutil
 import sys
 
 from jaxprompt import cli
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, escape, has_surrogate, nearest
 
 
 def verbs() -> dict[str, str]:
@@ -29,13 +29,16 @@ def main(argv: list[str] | None = None) -> int:
     verb, *rest = argv
     debug = "--debug" in rest
     try:
+        for word in argv:
+            if has_surrogate(word):  # Python's stand-in for bytes that are no UTF-8
+                raise InputError(f"argument {word!r} is not UTF-8; convert it, or rename the file")
         if verb not in known:
             raise InputError(f"unknown verb {verb!r}; {nearest(verb, known)}")
         return importlib.import_module(f"{cli.__name__}.{verb}").main(rest) or 0
     except InputError as error:
         if debug:
             raise
-        print(f"jaxprompt {verb}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(escape(f"jaxprompt {verb}: {' '.join(str(error).split())}"), file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import uuid
 import zlib
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from jaxprompt.files import make_folder, write_atomic, write_error
 Tree = Any
 SEAL = "checksums.json"  # file name -> CRC-32, written last
 # Names that only this module and orbax give; whatever else lies there is the user's.
-_LEFT_BEHIND = re.compile(r"\d+\.(partial|removed)(\.orbax-checkpoint-tmp.*)?|0\.(room|shared-\w+)")
+_LEFT_BEHIND = re.compile(r"\d+\.(partial|removed)(\.orbax-checkpoint-tmp.*)?|0\.shared-\w+")
 OVERHEAD, OVERHEAD_ARRAY = 16384, 2048  # bytes at most for shapes, checksums and the like
 
 
@@ -271,13 +272,9 @@ def _read(folder: Path, step: int | None, template: Tree) -> tuple[Tree, dict]:
 def _check_room(folder: Path, tree: Tree) -> None:
     # A full disk met inside orbax is reported by each of its threads; here it is one OSError.
     size = OVERHEAD + sum(leaf.nbytes + OVERHEAD_ARRAY for leaf in jax.tree.leaves(tree))
-    probe = folder / "0.room"
-    try:
-        with open(probe, "wb") as file:
-            if hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(file.fileno(), 0, size)
-    finally:
-        probe.unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _checksums(path: Path) -> dict[str, int]:

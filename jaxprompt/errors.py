@@ -1,14 +1,14 @@
 """The one exception that means the user's input is wrong, and the small checks that raise it."""
 
 import difflib
-import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
 _SHOWN = {
-    str: "text", bool: "true or false", int: "a whole number", float: "a finite number",
+    str: "text", bool: "true or false", int: "a whole number", float: "a finite number of float32",
     tuple: "a list of texts",
 }  # fmt: skip
+FLOAT32 = 3.4028234663852886e38  # the greatest number that float32 holds
 
 
 class InputError(ValueError):
@@ -27,23 +27,64 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return ("nearest: " if close else "known: ") + ", ".join(shown) + more
 
 
-def choose(name: str, value: str, known: Collection[str]) -> str:
+def escape(text: str) -> str:
+    """Writes what is not printable as Python does, "\\x1b" for ESC; line ends stay.
+
+    What a terminal obeys, and half a surrogate pair, come from a user's data into messages.
+    """
+    if text.isprintable():
+        return text
+    shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    return "".join(shown)
+
+
+def brief(value: Any) -> str:
+    """Shows a value in a message, at most 80 characters of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
+def choose(name: str, value: Any, known: Collection[str]) -> str:
     """Returns the value of a field if it is one of `known`. Raises InputError."""
+    if not isinstance(value, str):
+        raise InputError(f"{name}={brief(value)} must be text; {nearest('', known)}")
     if value not in known:
-        raise InputError(f"{name}={value!r} is unknown; {nearest(value, known)}")
+        raise InputError(f"{name}={brief(value)} is unknown; {nearest(value, known)}")
     return value
 
 
+def is_kind(value: Any, kind: type) -> bool:
+    """Tells whether a value is of a kind: bool, int, float, str, or tuple, which holds texts.
+
+    Whole numbers pass for floats, which float32 must hold; UTF-8 must hold a text.
+    """
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is tuple:
+        return isinstance(value, tuple) and all(is_kind(part, str) for part in value)
+    if kind is str:
+        return isinstance(value, str) and not has_surrogate(value)
+    if not isinstance(value, (int, float) if kind is float else int) or isinstance(value, bool):
+        return False
+    return kind is int or abs(value) <= FLOAT32
+
+
+def has_surrogate(text: str) -> bool:
+    """Tells whether a text holds half a surrogate pair, which no file or tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Raises InputError where a value is not of a field's kind; whole numbers pass for floats."""
-    allowed = (int, float) if kind is float else kind
-    right = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
-    if right and kind is float:
-        right = math.isfinite(value)
-    if right and kind is tuple:
-        right = all(isinstance(part, str) for part in value)
-    if not right:
-        raise InputError(f"config field {name}={value!r} must be {_SHOWN[kind]}")
+    """Raises InputError where a value is not of a field's kind, see `is_kind`."""
+    if not is_kind(value, kind):
+        raise InputError(f"config field {name}={brief(value)} must be {_SHOWN[kind]}")
 
 
 def at_least(name: str, value: float, limit: float) -> None:

@@ -9,7 +9,8 @@ from jaxprompt.data.corpus.read import DOCUMENTS, ON_ERROR
 from jaxprompt.data.corpus.split import PARAGRAPHS, UNITS
 from jaxprompt.data.fewshot import PROTOCOLS
 from jaxprompt.data.ppt import PATTERNS, TASKS
-from jaxprompt.errors import InputError, check_kind, choose, nearest
+from jaxprompt.errors import InputError, brief, check_kind, choose, nearest
+from jaxprompt.files import user_path
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.layers.kernels import KERNELS
 from jaxprompt.layers.stack import REMATS, STACKS
@@ -36,9 +37,11 @@ class Field(NamedTuple):
     limit: str | Sequence[str] = ""  # a key of _RANGES, or the known words
     optional: bool = False  # None, of a number; "", of a word
     many: bool = False  # a tuple of such values
+    is_path: bool = False  # or what may stand in its place: hub:..., pkg:..., a pattern
 
 
 _TEXT, _TEXTS, _FLAG = Field(str), Field(tuple), Field(bool)
+_PATH = Field(str, is_path=True)
 _COUNT, _SIZE, _SEED = (Field(int, x) for x in ("at least 0", "at least 1", "in [0, 2**32)"))
 _AMOUNT, _POSITIVE, _SHARE = (Field(float, x) for x in ("at least 0", "above 0", "in [0, 1)"))
 # The method's own fields are checked where the method is made.
@@ -46,7 +49,7 @@ FIELDS = {
     "seed": _SEED,
     "trainable": _TEXTS,
     "backbone": dict(
-        path=_TEXT, revision=_TEXT, init=_TEXT, family=Field(str, families(), True),
+        path=_PATH, revision=_TEXT, init=_PATH, family=Field(str, families(), True),
         dtype=Field(str, DTYPES), stack=Field(str, STACKS), remat=Field(str, REMATS),
         attention=Field(str, KERNELS), dropout=_SHARE._replace(optional=True), sentinel=_TEXT,
         rescale=_POSITIVE,
@@ -63,26 +66,26 @@ FIELDS = {
         spaced=Field(str, ("true", "false"), True),
     ),
     "data": dict(
-        source=_TEXT, files=dict(train=_TEXT, dev=_TEXT, test=_TEXT), cache_dir=_TEXT,
+        source=_PATH, files=dict(train=_PATH, dev=_PATH, test=_PATH), cache_dir=_PATH,
         protocol=Field(str, tuple(PROTOCOLS), True), seed=_SEED, k=_COUNT, dev_k=_COUNT, n=_SIZE,
-        ratio=_POSITIVE, holdout=_SHARE, folds=_SIZE, fold=_COUNT, size=_SIZE, rows=_TEXT,
+        ratio=_POSITIVE, holdout=_SHARE, folds=_SIZE, fold=_COUNT, size=_SIZE, rows=_PATH,
         batch=_SIZE, eval_batch=_SIZE, max_len=_SIZE, max_target=_SIZE, multiple=_SIZE, group=_SIZE,
         side=Field(str, ("right", "left")),
     ),
     "corpus": dict(
-        path=_TEXT, field=_TEXT, split=_TEXT, documents=Field(str, DOCUMENTS),
+        path=_PATH, field=_TEXT, split=_TEXT, documents=Field(str, DOCUMENTS),
         paragraphs=Field(str, PARAGRAPHS), units=Field(str, UNITS), language=_TEXT,
-        max_document=_SIZE, on_error=Field(str, ON_ERROR), store=_TEXT, processes=_COUNT,
+        max_document=_SIZE, on_error=Field(str, ON_ERROR), store=_PATH, processes=_COUNT,
         held_out=_SHARE, dev_rows=_SIZE,
     ),
     "objective": dict(
         name=Field(str, OBJECTIVES, True), packed=_FLAG, apart=_FLAG, rate=_SHARE,
         whole_words=_FLAG, span=_POSITIVE, share=_SHARE, weight=_AMOUNT, generator=_POSITIVE,
-        generator_layers=_POSITIVE, generator_path=_TEXT, examples=_COUNT,
+        generator_layers=_POSITIVE, generator_path=_PATH, examples=_COUNT,
     ),
     "ppt": dict(
         task=Field(str, TASKS, True), patterns=Field(str, tuple(PATTERNS)), least=_SIZE, most=_SIZE,
-        matched=_FLAG, annotations=_TEXT, thresholds=_SHARE._replace(many=True),
+        matched=_FLAG, annotations=_PATH, thresholds=_SHARE._replace(many=True),
     ),
     "optim": dict(
         name=Field(str, OPTIMIZERS), lr=_AMOUNT, lr_head=_AMOUNT._replace(optional=True),
@@ -92,7 +95,7 @@ FIELDS = {
         smoothing=_SHARE,
     ),
     "cache": dict(
-        where=Field(str, ("host", "disk"), True), folder=_TEXT, dtype=Field(str, DTYPES),
+        where=Field(str, ("host", "disk"), True), folder=_PATH, dtype=Field(str, DTYPES),
         limit=_POSITIVE,
     ),
     "generate": dict(
@@ -128,7 +131,7 @@ def check_fields(given: Mapping[str, Any], block: str = "") -> None:
 
 def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
     for name in sorted(set(given) - set(known)):
-        raise InputError(f"unknown config field {prefix + name!r}; {nearest(name, known)}")
+        raise InputError(f"unknown config field {brief(prefix + name)}; {nearest(name, known)}")
     for name in sorted(set(known) - set(given)):
         raise InputError(f"config field {prefix}{name} is missing; configs/base.py has them all")
 
@@ -141,7 +144,9 @@ def _leaves(
         if isinstance(field, Field):
             yield prefix + name, field, value
         elif not isinstance(value, Mapping):
-            raise InputError(f"config field {prefix}{name}={value!r} must be a block of fields")
+            raise InputError(
+                f"config field {prefix}{name}={brief(value)} must be a block of fields"
+            )
         elif field is not None:
             _check_names(value, field, f"{prefix}{name}.")
             yield from _leaves(value, field, f"{prefix}{name}.")
@@ -152,21 +157,26 @@ def _check(name: str, field: Field, value: Any) -> None:
         return
     if field.many:
         if not isinstance(value, tuple | list):
-            raise InputError(f"config field {name}={value!r} must be a list")
+            raise InputError(f"config field {name}={brief(value)} must be a list")
         for part in value:
             _check(name, field._replace(many=False), part)
         return
     check_kind(name, value, field.kind)
+    if field.is_path:
+        user_path(value, f"config field {name}:")
+    if field.kind is int and field.limit != _SEED.limit and abs(value) >= 2**31:
+        raise InputError(f"{name}={brief(value)} must be below 2**31")
     if isinstance(field.limit, str):
         if field.limit and not _RANGES[field.limit](value):
-            raise InputError(f"{name}={value} must be {field.limit}")
+            raise InputError(f"{name}={brief(value)} must be {field.limit}")
     else:
         choose(name, value, field.limit)
     if name in ("trainable", "optim.no_decay"):
         for pattern in value:
             try:
                 re.compile(pattern)
-            except re.error as error:
+            # Python's own parser has the second for a repetition of more than 2**32.
+            except (re.error, OverflowError, RecursionError) as error:
                 raise InputError(
-                    f"{name}: {pattern!r} is no regular expression ({error})"
+                    f"{name}: {brief(pattern)} is no regular expression ({error})"
                 ) from error

@@ -22,6 +22,7 @@ from jaxprompt.errors import InputError
 
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
 SHOWN = 3  # differing facts that a message names
+LONGEST, MOST = 10**6, 10**5  # seconds to wait, processes of a run
 GRACE = 2  # seconds that a failing process 0 leaves to the others
 COME, REFUSED = "jaxprompt: come", "jaxprompt: refused: "  # what process 0 answers
 RETRY = 0.5  # seconds between two tries to reach the coordinator
@@ -47,8 +48,8 @@ def start(
     """
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     named = [name for name, value in given.items() if value is not None]
-    if timeout <= 0:
-        raise InputError(f"--timeout={timeout} must be more than 0 seconds")
+    if not 0 < timeout <= LONGEST:  # NaN is neither
+        raise InputError(f"--timeout={timeout:g} must be more than 0 and at most {LONGEST} seconds")
     if cluster and named:
         raise InputError(f"--cluster finds --{named[0]} by itself; give one of the two")
     if not cluster and not named:
@@ -173,8 +174,8 @@ def _check(coordinator: str | None, processes: int | None, process: int | None) 
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"--coordinator={coordinator!r} is no HOST:PORT, such as 10.0.0.1:1234")
-    if processes < 1:
-        raise InputError(f"--processes={processes} must be at least 1")
+    if not 1 <= processes <= MOST:
+        raise InputError(f"--processes={processes} must be at least 1 and at most {MOST}")
     if not 0 <= process < processes:
         raise InputError(
             f"--process={process} must be 0 to {processes - 1}, below --processes={processes}"

@@ -5,7 +5,6 @@ What follows goes on from `scorer.open_backbone` and `scorer.load_weights`.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxprompt.convert import folder, fresh
@@ -15,6 +14,7 @@ from jaxprompt.data.corpus.index import check_vocabulary
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.fields import check_fields
+from jaxprompt.files import read_json, user_path
 from jaxprompt.scorer import Backbone, shape_backbone
 from jaxprompt.sharding import Placement
 
@@ -27,8 +27,8 @@ def open_config(block: Mapping[str, Any], heads: Sequence[str]) -> Backbone:
     for what is not done here, and for a tokenizer whose ids exceed the embedding.
     """
     check_fields(block, "backbone")
-    path = Path(block["init"]).expanduser()
-    hf = folder.read_json(path, "the config.json of a transformers model")
+    path = user_path(block["init"])
+    hf = read_json(path, "the config.json of a transformers model")
     backbone = shape_backbone(block, path, hf, tuple(heads))
     try:
         fresh.check_heads(backbone.family, heads)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.files import make_folder, open_scratch, write_atomic, write_error
 
 _PIECE = 2**26  # bytes that are summed up at once
 
@@ -70,7 +70,7 @@ class DiskStore(Store):
         shape = (int(sizes.sum()), width)
         size = shape[0] * width * dtype.itemsize
         try:
-            self._file = open(self._scratch, "a+b")
+            self._file = open_scratch(self._scratch)
         except OSError as error:
             raise write_error(self._scratch, error) from error
         try:

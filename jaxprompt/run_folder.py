@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import hosts
-from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.errors import InputError, escape
+from jaxprompt.files import make_folder, parse_json, read_json, write_atomic, write_error
 
 CONFIG, RECORD, RESULT, LOCK = "config.json", "record.json", "result.json", "lock"
 _OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
@@ -70,7 +70,8 @@ def _acquire(path: Path, held: int) -> None:
                 f"{path.parent} is in use by {holder}; wait for its end, or take another --workdir"
             ) from error
         reason = error.strerror
-        print(f"{path}: no lock here ({reason}); start one run at a time", file=sys.stderr)
+        line = f"{path}: no lock here ({reason}); start one run at a time"
+        print(escape(line), file=sys.stderr)
         return
     os.ftruncate(held, 0)
     os.write(held, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -105,7 +106,7 @@ def check_workdir(
     path = Path(workdir) / CONFIG
     try:
         old_text = path.read_text() if path.exists() else None
-        saved = _leaves(json.loads(old_text)) if old_text is not None else {}
+        saved = _leaves(parse_json(old_text)) if old_text is not None else {}
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path} is no readable config ({error}); delete it, or take another --workdir"
@@ -185,13 +186,7 @@ def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:
 def _read_object(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no object of fields; delete it and train again")
-    return value
+    return read_json(path, "the file as the run wrote it, or delete it and train again")
 
 
 # -- comparison -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 from jaxprompt.files import make_folder, write_atomic, write_error
 
 
@@ -105,16 +105,16 @@ class RunLog:
         if self._terminal:
             self._update_bar(step)
         elif step % self._every == 0 or step == self._total:
-            print(self._line(step), file=sys.stderr, flush=True)
+            print(escape(self._line(step)), file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
         """Prints a line on stderr, above the progress line where there is one."""
         if not self._enabled:
             return
         if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(escape(text), file=sys.stderr)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(escape(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Flushes and closes the event file and ends the progress line."""

@@ -19,7 +19,7 @@ from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, brief, choose
 from jaxprompt.fields import HEADS, SCORES, check_fields
 from jaxprompt.heads import linear, lm
 from jaxprompt.metrics import check_metric
@@ -155,10 +155,12 @@ def shape_backbone(
     `where` is the folder, or the file where the config alone is there.
     """
     kind = hf.get("model_type", "")
-    family = block["family"] or _KIN.get(kind, kind)
+    family = block["family"] or (_KIN.get(kind, kind) if isinstance(kind, str) else None)
     if family not in families():
         known = ", ".join(families())
-        raise InputError(f"{where} holds a model of type {family!r}; backbone.family knows {known}")
+        raise InputError(
+            f"{where} holds a model of type {brief(kind)}; backbone.family knows {known}"
+        )
     if heads is None:
         heads = load.present_heads(where, family)
     try:

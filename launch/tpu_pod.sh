@@ -94,15 +94,20 @@ on_workers() {
 }
 
 # Copies the repository to all workers and installs it beside a Python that is new enough.
-install() {
-  local packed=/tmp/jaxprompt.tgz
+install() ( # a subshell: its trap is its own
+  folder=FOLDER
+  if [ -z "$dry" ]; then
+    folder="$(mktemp -d)"
+    trap 'rm -rf "$folder"' EXIT
+  fi
+  packed="$folder/jaxprompt.tgz"
   run tar -czf "$packed" --exclude=.git --exclude=.venv --exclude=logs --exclude=runs -C "$root" . &&
     run "${tpu[@]}" scp "$packed" "$slice:jaxprompt.tgz" "${where[@]}" --worker=all &&
     on_workers all "mkdir -p jaxprompt && tar -xzf jaxprompt.tgz -C jaxprompt && cd jaxprompt &&\
  python3 -m pip install -q --user uv && python3 -m uv venv -q --clear --python 3.12 .venv &&\
  python3 -m uv pip install -q -r requirements.txt 'jax[tpu]'" || return 1
   [ -z "$before" ] || on_workers all "$before"
-}
+)
 
 # Starts the verb on all workers; it goes on without this script. A worker waits for its last run.
 start() {

@@ -132,6 +132,7 @@ FLAGS = {
     "range": (("h:1", 2, 2), "--process=2 must be 0 to 1, below --processes=2"),
     "negative": (("h:1", 2, -1), "--process=-1 must be 0 to 1"),
     "none": (("h:1", 0, 0), "--processes=0 must be at least 1"),
+    "many": (("h:1", 10**12, 0), "--processes=1000000000000 must be at least 1 and at most"),
     "not_own": (("192.0.2.1:9", 2, 0), "192.0.2.1:9: process 0 cannot listen there (Cannot assign"),
     "no_name": (("no.invalid:9", 2, 0), "--coordinator=no.invalid:9: process 0 cannot listen"),
     "unknown": (("no.invalid:9", 2, 1), "--coordinator=no.invalid:9 does not answer ("),
@@ -147,8 +148,9 @@ def test_flags(case):
 def test_cluster_stands_alone():
     with pytest.raises(InputError, match="--cluster finds --processes by itself"):
         hosts.start(None, 2, None, cluster=True)
-    with pytest.raises(InputError, match="--timeout=0 must be more than 0"):
-        hosts.start("h:1", 2, 0, timeout=0)
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=f"--timeout={timeout:g} must be more than 0"):
+            hosts.start("h:1", 2, 0, timeout=timeout)
 
 
 def test_no_cluster(monkeypatch):

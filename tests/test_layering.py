@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 RANKS = {
     "errors": -1,
-    "types": 0, "tree": 0, "rng": 0, "files": 0, "sharding": 0, "hosts": 0,
+    "types": 0, "tree": 0, "rng": 0, "files": 0, "hfconfig": 0, "sharding": 0, "hosts": 0,
     "hlo": 0, "flops": 0, "devices": 0, "published": 0,
     "layers": 1, "runlog": 1, "run_folder": 1, "compiled": 1, "keep": 1,
     "backbones": 2, "prompts": 2, "heads": 2, "losses": 2, "metrics": 2, "data": 2, "convert": 2,
@@ -22,7 +22,7 @@ RANKS = {
     "cli": 10,
     "__main__": 11,
 }  # fmt: skip
-HOST_ONLY = ("data", "types", "errors", "files")
+HOST_ONLY = ("data", "types", "errors", "files", "hfconfig")
 DEVICE = {"jax", "flax", "optax", "orbax", "jaxlib"}
 MODULES = sorted(ROOT.rglob("*.py"))
 

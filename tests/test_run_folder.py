@@ -109,7 +109,7 @@ def test_a_record_names_what_differs(tmp_path):
     assert "task.labels (saved ['bad', 'good'], now ['bad', 'fine'])" in line
     assert "examples" not in line and "another --workdir" in line
     (tmp_path / "record.json").write_text("[]")
-    with pytest.raises(InputError, match="record.json holds no object of fields"):
+    with pytest.raises(InputError, match="record.json holds a list, not an object"):
         check_record(tmp_path, RECORD)
 
 

@@ -1,7 +1,6 @@
 """BERT and its relatives: post-norm encoders with learned positions (Devlin et al. 2019)."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -9,6 +8,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
+from jaxprompt.hfconfig import (
+    read_flag,
+    read_positive,
+    read_share,
+    read_size,
+    read_word,
+    refuse,
+)
 from jaxprompt.layers.attention import Attention, put_in_front, seen_of
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
@@ -207,42 +214,14 @@ class Encoder(nn.Module):
         )[0]  # fmt: skip
 
 
-def read_size(hf: Mapping[str, Any], field: str) -> int:
-    """Reads a size of a transformers config. Raises InputError where it is none or missing."""
-    size = hf.get(field)
-    if type(size) is not int or size < 1:
-        state = f"has {field}={size!r}" if field in hf else f"lacks {field}"
-        raise InputError(
-            f"the config {state}, which must be a whole number above 0; "
-            "give the config.json that was saved with the weights"
-        )
-    return size
-
-
-def refuse(hf: Mapping[str, Any], *fields: str) -> None:
-    """Raises InputError where a config sets a flag that would make another function of it."""
-    for field in fields:
-        if hf.get(field):
-            raise InputError(
-                f"{field}={json.dumps(hf[field])} is not supported; take a checkpoint without it"
-            )
-
-
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     """Reads the shape from the fields of a transformers config.json.
 
     Raises InputError where the config asks for what this encoder does not do.
     """
     refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
-    if hf.get("hidden_act", "gelu") not in ACTIVATIONS:
-        raise InputError(
-            f"hidden_act={hf['hidden_act']!r} is not supported; known: {', '.join(ACTIVATIONS)}"
-        )
-    if hf.get("position_embedding_type", "absolute") != "absolute":
-        kind = hf["position_embedding_type"]
-        raise InputError(
-            f"position_embedding_type={kind!r} is not supported; it must be 'absolute'"
-        )
+    read_word(hf, "position_embedding_type", "absolute", ("absolute",))
+    activation = read_word(hf, "hidden_act", "gelu", ACTIVATIONS)
     width = read_size(hf, "hidden_size")
     fields = dict(
         vocab=read_size(hf, "vocab_size"),
@@ -252,14 +231,14 @@ def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
         heads=read_size(hf, "num_attention_heads"),
         mlp=read_size(hf, "intermediate_size"),
         positions=read_size(hf, "max_position_embeddings"),
-        types=hf.get("type_vocab_size", 2),
-        activation=hf.get("hidden_act", "gelu"),
-        lm_activation=hf.get("hidden_act", "gelu"),
+        types=read_size(hf, "type_vocab_size", 2),
+        activation=activation,
+        lm_activation=activation,
         lm_width=width,
-        eps=hf.get("layer_norm_eps", 1e-12),
-        dropout=hf.get("hidden_dropout_prob", 0.1),
-        attention_dropout=hf.get("attention_probs_dropout_prob", 0.1),
-        tied=hf.get("tie_word_embeddings", True),
+        eps=read_positive(hf, "layer_norm_eps", 1e-12),
+        dropout=read_share(hf, "hidden_dropout_prob", 0.1),
+        attention_dropout=read_share(hf, "attention_probs_dropout_prob", 0.1),
+        tied=read_flag(hf, "tie_word_embeddings", True),
     )
     if width % fields["heads"]:
         raise InputError(

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf, read_size
+from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
+from jaxprompt.hfconfig import read_size
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:

@@ -7,8 +7,15 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.backbones.bert import read_size, refuse
 from jaxprompt.errors import InputError
+from jaxprompt.hfconfig import (
+    read_flag,
+    read_positive,
+    read_share,
+    read_size,
+    read_word,
+    refuse,
+)
 from jaxprompt.layers.attention import Attention, put_in_front, seen_before
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
@@ -202,11 +209,7 @@ class Backbone(nn.Module):
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
     """Reads a GPT-2 config. Raises InputError where it asks for what this module does not do."""
-    act = hf.get("activation_function", "gelu_new")
-    if act not in ACTIVATIONS:
-        raise InputError(
-            f"activation_function={act!r} is not supported; known: {', '.join(ACTIVATIONS)}"
-        )
+    act = read_word(hf, "activation_function", "gelu_new", ACTIVATIONS)
     refuse(hf, "scale_attn_by_inverse_layer_idx", "add_cross_attention", "is_encoder_decoder")
     width, heads = read_size(hf, "n_embd"), read_size(hf, "n_head")
     if width % heads:
@@ -216,14 +219,14 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GPT2Config:
         width=width,
         layers=read_size(hf, "n_layer"),
         heads=heads,
-        mlp=4 * width if hf.get("n_inner") is None else read_size(hf, "n_inner"),
+        mlp=read_size(hf, "n_inner", 4 * width),
         positions=read_size(hf, "n_positions"),
         activation=act,
-        scaled_attention=hf.get("scale_attn_weights", True),
-        eps=hf.get("layer_norm_epsilon", 1e-5),
-        embed_dropout=hf.get("embd_pdrop", 0.1),
-        dropout=hf.get("resid_pdrop", 0.1),
-        attention_dropout=hf.get("attn_pdrop", 0.1),
-        tied=hf.get("tie_word_embeddings", True),
+        scaled_attention=read_flag(hf, "scale_attn_weights", True),
+        eps=read_positive(hf, "layer_norm_epsilon", 1e-5),
+        embed_dropout=read_share(hf, "embd_pdrop", 0.1),
+        dropout=read_share(hf, "resid_pdrop", 0.1),
+        attention_dropout=read_share(hf, "attn_pdrop", 0.1),
+        tied=read_flag(hf, "tie_word_embeddings", True),
     )
     return GPT2Config(**(fields | changes))

@@ -4,12 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
+from jaxprompt.errors import InputError
+from jaxprompt.hfconfig import read_id, read_size
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     """Reads a RoBERTa config. Its first pad_token_id + 1 position rows are never used."""
-    pad = hf.get("pad_token_id")
-    offset = (1 if pad is None else pad) + 1
+    offset = read_id(hf, "pad_token_id", 1) + 1
+    if offset >= read_size(hf, "max_position_embeddings"):
+        raise InputError(
+            f"pad_token_id={offset - 1} leaves no row of max_position_embeddings="
+            f"{hf['max_position_embeddings']} to text; give the config.json of these weights"
+        )
     return config_from_hf(hf, **({"offset": offset, "lm_activation": "gelu"} | changes))
 
 

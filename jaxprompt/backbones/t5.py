@@ -11,8 +11,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.backbones.bert import read_size, refuse
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
+from jaxprompt.hfconfig import (
+    read_flag,
+    read_positive,
+    read_share,
+    read_size,
+    refuse,
+)
 from jaxprompt.layers.attention import Attention, put_in_front, seen_before, seen_of
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
@@ -327,37 +333,48 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     act = "gelu_new" if gate and act == "gelu" else act  # as T5 1.1 was trained
     if gate not in ("", "gated") or act not in ACTIVATIONS:
         raise InputError(
-            f"feed_forward_proj={hf['feed_forward_proj']!r} is not supported; known: an activation "
-            f"of {', '.join(ACTIVATIONS)}, with gated- in front or not"
+            f"feed_forward_proj={brief(hf['feed_forward_proj'])} is not supported; known: an "
+            f"activation of {', '.join(ACTIVATIONS)}, with gated- in front or not"
         )
     refuse(hf, "is_decoder")
-    if not hf.get("is_encoder_decoder", True):
+    if not read_flag(hf, "is_encoder_decoder", True):
         raise InputError("is_encoder_decoder=false is not supported; take a T5 with both halves")
     layers = read_size(hf, "num_layers")
     start = hf.get("decoder_start_token_id")
     start = hf.get("pad_token_id") if start is None else start
-    if type(start) is not int:
+    if type(start) is not int or not 0 <= start < read_size(hf, "vocab_size"):
+        state = "lacks decoder_start_token_id"
+        if start is not None:
+            state = f"has decoder_start_token_id={brief(start)}, which is not"
         raise InputError(
-            "the config lacks decoder_start_token_id, the id that the decoder is fed first; "
+            f"the config {state}, the id of its vocabulary that the decoder is fed first; "
             "add it to config.json (T5's is the pad id, 0)"
         )
-    rate = hf.get("dropout_rate", 0.1)
-    eps, rescale = hf.get("layer_norm_epsilon", 1e-6), changes.get("rescale", 1.0)
+    rate = read_share(hf, "dropout_rate", 0.1)
+    eps = read_positive(hf, "layer_norm_epsilon", 1e-6)
+    rescale = changes.get("rescale", 1.0)
+    buckets = read_size(hf, "relative_attention_num_buckets", 32)
+    distance = read_size(hf, "relative_attention_max_distance", 128)
+    if buckets < 4 or not buckets // 2 < distance < 2**20:
+        raise InputError(
+            f"relative_attention_num_buckets={buckets} and relative_attention_max_distance="
+            f"{distance} make no bias: the first is at least 4, the second above half of it and "
+            "below 2**20; give the config.json that was saved with the weights"
+        )
     # Checkpoints of T5 1.1 say tie_word_embeddings=false and thereby mean unscaled features; those
     # of mT5 are never scaled, and say tied once transformers 5 has saved them.
-    scaled = hf.get("model_type") != "mt5" and hf.get("tie_word_embeddings", True)
-    scaled = hf.get("scale_decoder_outputs", scaled)
+    scaled = hf.get("model_type") != "mt5" and read_flag(hf, "tie_word_embeddings", True)
+    scaled = read_flag(hf, "scale_decoder_outputs", scaled)
     fields = dict(
         vocab=read_size(hf, "vocab_size"),
         width=read_size(hf, "d_model"),
         layers=layers,
-        decoder_layers=layers if hf.get("num_decoder_layers") is None
-        else read_size(hf, "num_decoder_layers"),
+        decoder_layers=read_size(hf, "num_decoder_layers", layers),
         heads=read_size(hf, "num_heads"),
         head_dim=read_size(hf, "d_kv"),
         mlp=read_size(hf, "d_ff"),
-        buckets=hf.get("relative_attention_num_buckets", 32),
-        max_distance=hf.get("relative_attention_max_distance", 128),
+        buckets=buckets,
+        max_distance=distance,
         activation=act,
         gated=bool(gate),
         eps=eps / rescale**2,  # of the mean square of a stream that is divided
@@ -365,6 +382,6 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         attention_dropout=rate,
         scaled_output=scaled,
         start=start,
-        tied=hf.get("tie_word_embeddings", True),
+        tied=read_flag(hf, "tie_word_embeddings", True),
     )  # fmt: skip
     return T5Config(**(fields | changes))

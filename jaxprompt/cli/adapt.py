@@ -15,6 +15,7 @@ from jaxprompt.cli.options import (
     several_hosts,
 )
 from jaxprompt.cli.train import drive, facts
+from jaxprompt.errors import escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,7 +85,7 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
     backbone = adapting.open_adaptable(c, placement)
     tokenizer = load_tokenizer(backbone.folder)
     denoiser = adapting.make_denoiser(c, tokenizer, backbone)
-    tell = lambda line: print(line, file=sys.stderr)
+    tell = lambda line: print(escape(line), file=sys.stderr)
     corpus = adapting.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
     if saved is not None:
         check_unchanged(saved["corpus"], corpus.fingerprint)
@@ -108,7 +109,7 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
     if finished is not None:
         batches.close()
         say = f"already adapted, nothing to do: {workdir} (delete it to start again)"
-        print(say, file=sys.stderr)
+        print(escape(say), file=sys.stderr)
         return finished
     tx = build.build_optimizer(c, adapted.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxprompt.cli import train
 from jaxprompt.cli.options import Parser, add_hosts, load_config, need, several_hosts
+from jaxprompt.errors import escape
 
 _PAUSE = 10.0  # seconds between two reports
 
@@ -57,7 +58,7 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     annotating.check_saved(classifier, workdir, trained)
     hosts.agree(train.facts(c) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)
-    say = lambda line: print(line, file=sys.stderr, flush=True)
+    say = lambda line: print(escape(line), file=sys.stderr, flush=True)
     corpus = annotating.read_units(c, workdir, say)
     hosts.agree({"the indexed text": corpus.folder.name})
     if not trained and train.run(classifier, workdir) is None:

@@ -8,13 +8,15 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, brief, nearest
+from jaxprompt.files import read_json, user_path
+
+_PATHS = ("config", "workdir", "output", "input", "prompt", "backbone", "npy", "peft")
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +54,11 @@ class Parser(argparse.ArgumentParser):
                     raise InputError(f"{word} has no value; write {word}=VALUE")
                 value = rest.pop(0)
             overrides.append((field, value))
-        return self.parse_args(plain), overrides
+        args = self.parse_args(plain)
+        for name in _PATHS:
+            if given := getattr(args, name, None):
+                user_path(given, f"--{name}")
+        return args, overrides
 
 
 def add_hosts(parser: Parser) -> None:
@@ -110,7 +116,7 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     """
     file, colon, argument = path.partition(":")
     if file.endswith(".json"):
-        config = _from_json(_read_json(Path(file)))
+        config = _from_json(read_json(user_path(file), "a .py file or a saved config.json"))
     else:
         config = call(load_module(file), "get_config", file, *([argument] if colon else []))
     if not isinstance(config, ConfigDict):
@@ -125,7 +131,7 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
 
 def load_module(file: str) -> Any:
     """Imports a config file, with the folder above `configs/` on the path for its own imports."""
-    path = Path(file).resolve()
+    path = user_path(file).resolve()
     if not path.is_file():
         raise InputError(f"config {file!r} does not exist; give a .py file or a saved config.json")
     root = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
@@ -184,7 +190,9 @@ def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _parse(field: str, text: str, kind: type) -> Any:
-    wrong = InputError(f"config field {field}={text!r} must be {_KINDS.get(kind, kind.__name__)}")
+    wrong = InputError(
+        f"config field {field}={brief(text)} must be {_KINDS.get(kind, kind.__name__)}"
+    )
     if kind is str:
         return text
     if kind is bool:
@@ -200,10 +208,12 @@ def _parse(field: str, text: str, kind: type) -> Any:
     try:
         value = ast.literal_eval(text)
         return kind(value) if kind is not int or isinstance(value, int) else int("")
-    except (ValueError, SyntaxError, TypeError) as error:
+    except _NO_VALUE as error:
         raise wrong from error
 
 
+# What Python's parser raises; the last three for what is nested too deeply or is too large.
+_NO_VALUE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
 _NUMBERS = tuple(f"runs.{name}" for name in ("seeds", "data_seeds", "lr", "weight_decay"))
 _NUMBERS += ("ppt.thresholds",)
 _KINDS = {
@@ -214,23 +224,12 @@ _KINDS = {
 }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"config {path} cannot be read: {error.strerror}; check the path"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"config {path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"config {path} must hold an object of fields")
-    return value
-
-
 def _from_json(value: Any) -> Any:
     """Turns JSON back into config values: lists are tuples, null is a number not set."""
     if isinstance(value, dict):
+        for key in value:  # a dotted one, or the name of a method, makes ConfigDict another thing
+            if not key.isidentifier() or hasattr(ConfigDict, key):
+                raise InputError(f"unknown config field {brief(key)}; configs/base.py has them all")
         return ConfigDict({key: _from_json(part) for key, part in value.items()})
     if isinstance(value, list):
         return tuple(_from_json(part) for part in value)

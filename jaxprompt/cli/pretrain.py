@@ -15,6 +15,7 @@ from jaxprompt.cli.options import (
     several_hosts,
 )
 from jaxprompt.cli.train import drive, facts
+from jaxprompt.errors import escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +66,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
     placement = build.build_placement(c)
     asked = ppt.open_asked(c, placement)
-    tell = lambda line: print(line, file=sys.stderr)
+    tell = lambda line: print(escape(line), file=sys.stderr)
     vocab = asked.backbone.module.cfg.vocab
     corpus = adapting.read_corpus(c, asked.scorer.tokenizer, vocab, workdir, tell)
     share = placement.share()
@@ -82,7 +83,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     if finished is not None:
         batches.close()
         say = f"already pre-trained, nothing to do: {workdir} (delete it to start again)"
-        print(say, file=sys.stderr)
+        print(escape(say), file=sys.stderr)
         return finished
     measure = adapting.build_scores(placement, learned, text.held, c.seed, ppt.scoring(held))
     tx = build.build_optimizer(c, learned.trainable, plan, batches.steps_per_epoch)

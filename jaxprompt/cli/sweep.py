@@ -19,7 +19,7 @@ from jaxprompt.cli.options import (
     override,
     resolved,
 )
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 from jaxprompt.tables import table
 
 SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
@@ -94,14 +94,14 @@ def execute(
     finished = {run.name for run in over}
     for run, c in single:
         if run.workdir.name not in finished:
-            print(f"-- {run.workdir.name}", file=sys.stderr)
+            print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
             try:
                 if train.run(c, str(run.workdir)) is None:
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
     for name, error in failed.items():
-        print(f"jaxprompt sweep: {name}: {error}", file=sys.stderr)
+        print(escape(f"jaxprompt sweep: {name}: {error}"), file=sys.stderr)
     return failed
 
 
@@ -130,7 +130,7 @@ def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
     if not outcome.results and len(set(outcome.failed.values())) == 1:
         raise InputError(next(iter(outcome.failed.values())))
     for name, error in outcome.failed.items():
-        print(f"jaxprompt {verb}: {name}: {error}", file=sys.stderr)
+        print(escape(f"jaxprompt {verb}: {name}: {error}"), file=sys.stderr)
     runs = []
     for run in grid:
         names = zip(run.changes, run.name.split(","), strict=False)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxprompt.cli.options import Parser, load_config, need
+from jaxprompt.errors import escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,5 +29,8 @@ def main(argv: Sequence[str]) -> int:
         args.family, c.corpus.path, args.output, args.size, text_settings(c),
         lowercase=not args.cased, cache_dir=c.data.cache_dir or None,
     )  # fmt: skip
-    print(f"{args.output}: {args.family} tokenizer of {len(tokenizer):,} tokens", file=sys.stderr)
+    print(
+        escape(f"{args.output}: {args.family} tokenizer of {len(tokenizer):,} tokens"),
+        file=sys.stderr,
+    )
     return 0

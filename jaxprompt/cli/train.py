@@ -16,6 +16,7 @@ from jaxprompt.cli.options import (
     resolved,
     several_hosts,
 )
+from jaxprompt.errors import escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,7 +80,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     build.check_repeated(workdir, record)
     if finished is not None:
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
-        print(say, file=sys.stderr)
+        print(escape(say), file=sys.stderr)
         return finished
     weights = build.start(c, scorer, loaded, splits["train"], placement)
     trainable, frozen, report = weights

@@ -1,11 +1,11 @@
 """Finds the folder of a pre-trained backbone: a local path, a pip package or a hub id."""
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
 from jaxprompt.errors import InputError
+from jaxprompt.files import read_json, user_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 TOKENIZER_FILES = [
@@ -30,7 +30,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
     if text.startswith("pkg:"):
         package, _, sub = text.removeprefix("pkg:").partition("/")
         return package_folder(package, sub or "model")
-    path = Path(text).expanduser()
+    path = user_path(text)
     if text and path.is_dir():
         return path
     if path.is_file():
@@ -65,21 +65,6 @@ def package_folder(package: str, sub: str = "model") -> Path:
 def read_config(folder: str | Path) -> dict:
     """Reads config.json of a backbone folder."""
     return read_json(Path(folder) / "config.json", "a backbone folder as save_pretrained writes it")
-
-
-def read_json(path: Path, expected: str) -> dict:
-    """Reads a JSON object; `expected` says in the error what the user should have pointed at."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; give {expected}.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); check permissions.") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}); fetch or write it anew.") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds a {type(value).__name__}, not an object; give {expected}.")
-    return value
 
 
 def _hub_folder(repo: str, revision: str | None) -> Path:

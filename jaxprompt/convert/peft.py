@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.convert.folder import read_json
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.files import make_folder, read_json, write_atomic
 
 _CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"

@@ -19,13 +19,13 @@ import numpy as np
 from jaxprompt import hosts
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.convert.card import render_card
-from jaxprompt.convert.folder import TOKENIZER_FILES, read_json
+from jaxprompt.convert.folder import TOKENIZER_FILES
 from jaxprompt.convert.load import DTYPES
 from jaxprompt.convert.names import Family, Tensor
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
 from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.files import make_folder, read_json, write_atomic, write_error
 from jaxprompt.tree import flatten
 
 FILE_BYTES = 5 * 10**9
@@ -85,7 +85,8 @@ def save_backbone(
         _check_free(target, run)
         found = _tokenizer_files(Path(tokenizer))
         shutil.rmtree(partial, ignore_errors=True)
-        make_folder(partial)
+        make_folder(target.parent)
+        partial.mkdir()  # fails on a link planted there
         for path in found:
             shutil.copyfile(path, partial / path.name)
         for name, text in texts.items():

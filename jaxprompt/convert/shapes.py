@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxprompt.convert.names import FAMILIES, Family, Tensor
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.hfconfig import read_size
 
 HEADS = ("mlm/", "rtd/", "lm/")  # their tensors never follow a prefix
 
@@ -31,9 +32,7 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
                 "num_decoder_layers": sizes.get("L"),
                 "n_inner": 4 * sizes.get("H", 0),
             }.get(field)
-        if type(value) is not int or value < 1:
-            raise InputError(f"config.json has {field}={value!r}; it must be a positive integer.")
-        sizes[letter] = value
+        sizes[letter] = read_size({field: value}, field)
     if "D" not in sizes:
         width, heads = sizes["H"], sizes["N"]
         if width % heads:

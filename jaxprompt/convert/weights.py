@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxprompt.convert.folder import read_json
 from jaxprompt.errors import InputError
+from jaxprompt.files import read_json
 
 _SAFETENSORS = "model.safetensors"
 _TORCH = "pytorch_model.bin"

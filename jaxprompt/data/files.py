@@ -5,7 +5,6 @@ Every problem of a file is an InputError that names the file and, where there is
 
 import csv
 import gzip
-import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError
+from jaxprompt.files import parse_json, user_path
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
@@ -59,7 +59,7 @@ class Rows(Sequence):
 
 def read_file(path: str | Path) -> Rows:
     """Reads one file, its format told by its name: one of SUFFIXES."""
-    path = Path(path).expanduser()
+    path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}
     if path.suffix == ".parquet":
@@ -125,8 +125,8 @@ def _read_json(path: Path) -> Rows:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise InputError(f"{where}: broken JSON ({error}); mend or remove it") from None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from jaxprompt.data.files import SUFFIXES, Rows, read_file, reading
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError
+from jaxprompt.files import user_path
 
 _ALIASES = {"dev": ("dev", "validation", "val", "valid")}
 
@@ -42,7 +43,7 @@ def read_split(
             with resources.as_file(_package_folder(task)) as folder:
                 rows = read_file(_file_of(Path(folder), split))
         else:
-            rows = read_file(_file_of(Path(source).expanduser(), split))
+            rows = read_file(_file_of(user_path(source), split))
     if not len(rows):
         raise InputError(f"{rows.path}: split {split!r} of task {task.name} has no rows")
     return rows
@@ -69,7 +70,7 @@ def has_split(
     if kind == "package":
         with resources.as_file(_package_folder(task)) as folder:
             return bool(_files_of(Path(folder), split))
-    return bool(_files_of(Path(source).expanduser(), split))
+    return bool(_files_of(user_path(source), split))
 
 
 def _place(task: Task, source: str) -> str:

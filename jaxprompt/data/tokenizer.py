@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from jaxprompt.errors import InputError
+from jaxprompt.files import user_path
 
 
 def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Any:
@@ -15,7 +16,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
-    name = os.path.expanduser(folder_or_id)
+    name = str(user_path(folder_or_id))
     if not os.path.isdir(name) and (os.path.isabs(name) or name.startswith(".")):
         raise InputError(f"tokenizer {name!r}: no such folder; give a folder or a hub id")
     try:

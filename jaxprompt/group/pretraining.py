@@ -16,7 +16,7 @@ from jaxprompt.build import adapting, ppt
 from jaxprompt.build.meter import Meter
 from jaxprompt.data.corpus import Corpus
 from jaxprompt.data.denoise.batches import Pass, Visits
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 from jaxprompt.group.grid import Run
 from jaxprompt.group.members import Feed, Member, Shared, side_by_side
 from jaxprompt.group.program import Own, Programs
@@ -99,7 +99,7 @@ def _key(c: Any) -> str:
 
 
 def _read(c: Any, asked: ppt.Asked, workdir: Path) -> Corpus:
-    tell = lambda line: print(line, file=sys.stderr)
+    tell = lambda line: print(escape(line), file=sys.stderr)
     vocab = asked.backbone.module.cfg.vocab
     return adapting.read_corpus(c, asked.scorer.tokenizer, vocab, str(workdir), tell)
 

@@ -25,7 +25,10 @@ from jaxprompt.errors import InputError
         (["train", "--confg=x"], ["unrecognized arguments: --confg=x", "--help"]),
         (["train", f"--config={BASE}", "--config.seed"], ["--config.seed has no value"]),
         (["train", "--config=no.py", "--workdir=w"], ["config 'no.py' does not exist"]),
-        (["train", "--config=no.json", "--workdir=w"], ["no.json cannot be read", "No such file"]),
+        (
+            ["train", "--config=no.json", "--workdir=w"],
+            ["no.json does not exist", "saved config.json"],
+        ),
         (["export", f"--config={BASE}"], ["--workdir is missing"]),
         (["evaluate", f"--config={BASE}", "--workdir=w", "--split=eval"], ["'eval'", "train, dev"]),
         (["predict"], ["--prompt or --workdir is missing"]),
@@ -237,7 +240,7 @@ def test_json_configs_that_are_no_configs(refused, tmp_path):
     path = tmp_path / "mine.json"
     for text, part in (
         ('{"seed": ', "is not valid JSON"),
-        ("[1]", "must hold an object"),
+        ("[1]", "holds a list, not an object"),
         ("{}", "is missing"),
         ("\x00\x01", "is not valid JSON"),
     ):

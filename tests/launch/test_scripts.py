@@ -26,7 +26,7 @@ def test_shellcheck():
     assert len(SCRIPTS) >= 6 and done.returncode == 0, done.stdout
 
 
-NEEDED = "bash basename cat dirname grep head mkdir sed seq sleep touch tr".split()
+NEEDED = "bash basename cat dirname grep head mkdir mktemp rm sed seq sleep touch tr".split()
 
 
 @pytest.fixture(autouse=True)
@@ -228,7 +228,7 @@ def test_gpu_host_runs_on_the_cpu():
     assert code == 0 and out.startswith("usage: jaxprompt") and err == ""
     words = ("--device=cpu", "train", "--config=absent.json", "--workdir=/nowhere")
     code, out, err = call("gpu_host.sh", *words, PYTHON=sys.executable)
-    assert code == 2 and out == "" and err.startswith("jaxprompt train: config absent.json")
+    assert code == 2 and out == "" and err.startswith("jaxprompt train: absent.json")
 
 
 def test_slurm_submits_itself(tool):

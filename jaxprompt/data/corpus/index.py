@@ -20,7 +20,7 @@ from jaxprompt.data.corpus.read import Source, TextSettings
 from jaxprompt.data.corpus.split import check_sentences
 from jaxprompt.data.corpus.store import Corpus, StoreWriter, key_of, read_meta
 from jaxprompt.errors import InputError, at_least
-from jaxprompt.files import make_folder, write_error
+from jaxprompt.files import make_folder, open_scratch, write_error
 
 _MOST = 6  # processes unless told; each takes some 100 MB
 _BATCH = 2**19  # characters that a process gets at once
@@ -108,7 +108,7 @@ def _locked(root: Path, name: str) -> Iterator[None]:
     """Holds the lock of one store; the system frees it when its holder dies."""
     path = root / f".{name}.lock"
     try:
-        file = open(path, "w")
+        file = open_scratch(path)
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         raise write_error(path, error) from error

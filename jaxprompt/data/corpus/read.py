@@ -3,7 +3,6 @@
 import dataclasses
 import glob
 import gzip
-import json
 import os
 import re
 import zlib
@@ -17,6 +16,7 @@ from jaxprompt.data.files import Rows, reading
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import custom_task
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.files import parse_json, user_path
 
 DOCUMENTS = ("file", "line", "blank")
 ON_ERROR = ("raise", "skip")
@@ -139,7 +139,7 @@ def _crc(path: Path) -> int:
 
 def _find_files(place: str) -> dict[str, Path]:
     """The files of a place by the name they have in it, sorted."""
-    folder = Path(place).expanduser()
+    folder = user_path(place)
     if folder.is_file():
         if not folder.name.endswith(SUFFIXES):
             raise InputError(f"corpus file {folder}: must be one of {', '.join(SUFFIXES)}")
@@ -188,8 +188,8 @@ def _of_json_lines(path: Path, settings: TextSettings) -> Iterator[Document]:
 
 def _parsed(line: str, where: str, settings: TextSettings) -> Document:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         return InputError(f"{where}: broken JSON ({error}); mend or remove it")
     return _field(row, where, settings)
 

@@ -1,0 +1,68 @@
+"""Reads fields of a transformers config.json, which anyone may have written.
+
+Each reader returns the field, or `default` where it is left out or null, and raises InputError
+where it is of another kind or out of its range.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from jaxprompt.errors import InputError, brief, is_kind, nearest
+
+_CURE = "give the config.json that was saved with the weights"
+LIMIT = 2**31  # of sizes and ids, which are int32 where they are computed with
+
+
+def read_size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """Reads a size, a whole number above 0; without a default it may not be missing."""
+    return _read(hf, field, default, int, "a whole number above 0", lambda x: 0 < x < LIMIT)
+
+
+def read_id(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """Reads the id of a token."""
+    return _read(hf, field, default, int, "a token id", lambda x: 0 <= x < LIMIT)
+
+
+def read_flag(hf: Mapping[str, Any], field: str, default: bool) -> bool:
+    """Reads true or false."""
+    return _read(hf, field, default, bool, "true or false", lambda _: True)
+
+
+def read_share(hf: Mapping[str, Any], field: str, default: float) -> float:
+    """Reads a dropout rate."""
+    return _read(hf, field, default, float, "in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def read_positive(hf: Mapping[str, Any], field: str, default: float) -> float:
+    """Reads a number above 0."""
+    return _read(hf, field, default, float, "above 0", lambda x: x > 0)
+
+
+def read_word(hf: Mapping[str, Any], field: str, default: str, known: Collection[str]) -> str:
+    """Reads one of the `known` words. Raises InputError naming them for another."""
+    word = hf.get(field)
+    word = default if word is None else word
+    if not isinstance(word, str) or word not in known:
+        raise InputError(f"{field}={brief(word)} is not supported; {nearest('', known)}")
+    return word
+
+
+def refuse(hf: Mapping[str, Any], *fields: str) -> None:
+    """Raises InputError where a config sets a flag that would make another function of it."""
+    for field in fields:
+        if read_flag(hf, field, False):
+            raise InputError(f"{field}=true is not supported; take a checkpoint without it")
+
+
+def _read(hf: Mapping[str, Any], field: str, default, kind: type, limit: str, holds) -> Any:
+    value = hf.get(field)
+    if value is None and default is not None:
+        return default
+    if not is_kind(value, kind) or not holds(value):
+        _refuse(hf, field, value, limit)
+    return value
+
+
+def _refuse(hf: Mapping[str, Any], field: str, value: Any, limit: str) -> NoReturn:
+    state = f"has {field}={brief(value)}" if field in hf else f"lacks {field}"
+    raise InputError(f"the config {state}, which must be {limit}; {_CURE}")
