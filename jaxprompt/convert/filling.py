@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from jaxprompt import hosts
 from jaxprompt.convert.names import Tensor
-from jaxprompt.convert.weights import Weights
+from jaxprompt.convert.weights import Weights, is_finite
 from jaxprompt.errors import InputError
 from jaxprompt.sharding import Placement
 
@@ -80,19 +80,29 @@ class Filler:
             digests.extend(job.result() for job in jobs)
             flat[tensor.path] = self._place(tensor, shards)
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for tensor, names in found.items():
-                shards = self._shards(tensor)
-                copy = lambda i, name, t=tensor, s=shards: self._copy(
-                    t, i, name, s, (t, i) in hashed
-                )
-                jobs = [pool.submit(copy, i, name) for i, name in enumerate(names)]
-                begun.append((tensor, shards, jobs))
-                if len(begun) > _AHEAD:
+        error = None
+        try:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                for tensor, names in found.items():
+                    shards = self._shards(tensor)
+                    copy = lambda i, name, t=tensor, s=shards: self._copy(
+                        t, i, name, s, (t, i) in hashed
+                    )
+                    jobs = [pool.submit(copy, i, name) for i, name in enumerate(names)]
+                    begun.append((tensor, shards, jobs))
+                    if len(begun) > _AHEAD:
+                        finish()
+                while begun:
                     finish()
-            while begun:
-                finish()
+        except InputError as caught:
+            error = caught
         digests = [found for found in digests if found]
+        if len(self.processes) > 1:
+            # A block may be read by one process alone; what is wrong with it ends them all.
+            errors = [text for text in hosts.gather(str(error or "")) if text]
+            error = error or (InputError(errors[0]) if errors else None)
+        if error:
+            raise error
         if len(self.processes) > 1:
             digests = list(set(" ".join(hosts.gather(" ".join(digests))).split()))
             if len(digests) != sum(map(len, found.values())):
@@ -192,6 +202,11 @@ class Filler:
             block = self.weights.read_block(name, rows, stored)
             if is_hashed:
                 data.update(block.view(np.uint8))
+                if not is_finite(block):
+                    raise InputError(
+                        f"{name} in {self.weights.file(name)} holds NaN or infinite numbers; the "
+                        "checkpoint is damaged: fetch it anew, or take another"
+                    )
             if tensor.residual and self.rescale != 1.0:
                 block = block / np.float32(self.rescale**tensor.residual)
             for shard, target in users:

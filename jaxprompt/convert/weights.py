@@ -8,7 +8,6 @@ would end it with a signal. Torch files are mapped all the same: their layout is
 import json
 import math
 import os
-import pickle
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,10 +29,13 @@ _NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 FLOATS = tuple(_NUMPY)
 # Part of a row is read alone where it is a page of the file or more; the system reads whole pages.
 _PAGE = 4096
+# The least bits of what is not finite, the sign aside: an exponent with all of its bits set.
+_EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 _BLOCK = 2**20  # bytes of `blocks`: they stay in a core's cache while they are hashed and copied
 
 
 class _Entry(NamedTuple):
+    path: Path
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
@@ -61,6 +63,10 @@ class Weights:
         """Returns the numpy name of a tensor's dtype in the file, e.g. "bfloat16"."""
         return self._entries[name].dtype
 
+    def file(self, name: str) -> Path:
+        """Returns the file that holds a tensor."""
+        return self._entries[name].path
+
     def matrix(self, name: str) -> tuple[int, int]:
         """Returns the rows and columns of a tensor as a matrix."""
         return _matrix(self.shape(name))
@@ -79,6 +85,18 @@ class Weights:
     def read_block(self, name: str, rows: slice, columns: slice) -> np.ndarray:
         """Reads part of a tensor as a matrix. -> [rows, columns], contiguous"""
         return self._entries[name].read(rows, columns)
+
+
+def is_finite(block: np.ndarray) -> bool:
+    """Tells whether a block of a dtype in FLOATS has neither NaN nor infinity, as float32."""
+    if block.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            block = block.astype(np.float32)
+    least = _EXPONENTS[block.dtype.name]
+    # Of whole numbers the greatest is found fastest: as signed among the positive, else among all.
+    positive = block.view(f"i{block.itemsize}").max(initial=0)
+    every = block.view(f"u{block.itemsize}").max(initial=0)
+    return int(positive) < least and int(every) < least + 2 ** (8 * block.itemsize - 1)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -149,8 +167,12 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, _Entry]:
 
 
 def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> _Entry:
-    shape, (begin, _) = tuple(meta["shape"]), meta["data_offsets"]
+    shape, (begin, end) = tuple(meta["shape"]), meta["data_offsets"]
     name = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
+    # Of two entries of one name the library may have checked the other.
+    size = math.prod(shape) * _NUMPY[name].itemsize if name in _NUMPY else end - begin
+    if end - begin != size or data + end > os.fstat(file.fileno()).st_size:
+        raise InputError(f"{path} has a header that does not fit its size; fetch it anew.")
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         dtype, width = _NUMPY[name], _matrix(shape)[1]
@@ -165,7 +187,7 @@ def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> _Entry:
             _fill(path, file, piece, data + begin + at * dtype.itemsize)
         return np.ascontiguousarray(block[:, columns]) if whole else block
 
-    return _Entry(shape, name, read)
+    return _Entry(path, shape, name, read)
 
 
 def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
@@ -198,19 +220,29 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, _Entry]:
         state = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    # Of the other errors there are a dozen kinds; some advise to run what the file brings along.
+    except Exception as error:
         raise InputError(
-            f"{path} cannot be read as plain tensors ({reason}); fetch it anew, "
-            "or convert the folder to safetensors."
+            f"{path} cannot be read as plain tensors: it is damaged, or holds pickled code, which "
+            "is never run; fetch it anew, or give a folder with safetensors files."
         ) from error
-    if not isinstance(state, dict) or not all(torch.is_tensor(t) for t in state.values()):
+    if not isinstance(state, dict) or not all(_is_plain(*pair) for pair in state.items()):
         raise InputError(f"{path} is no table of tensors; save model.state_dict() alone.")
 
-    return {name: _torch_entry(tensor.detach()) for name, tensor in state.items()}
+    return {name: _torch_entry(path, tensor.detach()) for name, tensor in state.items()}
 
 
-def _torch_entry(tensor: Any) -> _Entry:
+def _is_plain(name: Any, tensor: Any) -> bool:
+    """Tells whether an item of a state dict is a named tensor whose numbers lie in memory."""
+    import torch
+
+    plain = torch.is_tensor(tensor) and tensor.layout == torch.strided and not tensor.is_quantized
+    return plain and tensor.device.type == "cpu" and isinstance(name, str)
+
+
+def _torch_entry(path: Path, tensor: Any) -> _Entry:
     import torch
 
     shape = tuple(tensor.shape)
@@ -222,4 +254,4 @@ def _torch_entry(tensor: Any) -> _Entry:
             return block.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return block.numpy()
 
-    return _Entry(shape, str(tensor.dtype).removeprefix("torch."), read)
+    return _Entry(path, shape, str(tensor.dtype).removeprefix("torch."), read)

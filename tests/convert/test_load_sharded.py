@@ -247,3 +247,17 @@ def test_other_weights_on_one_host_are_noticed(saved, tmp_path):
         assert all(processes.wait()), processes.told()
         for process in range(2):
             assert "the processes read different weights as" in processes.err(process)
+
+
+def test_nan_that_one_host_reads_ends_both(saved, tmp_path):
+    other = shutil.copytree(saved / "bert", tmp_path / "other")
+    holds = lambda path: next((n for n in load_file(path) if n.endswith("query.weight")), None)
+    path = next(p for p in sorted(other.glob("*.safetensors")) if holds(p))
+    tensors, name = load_file(path), holds(path)
+    tensors[name][0, 0] = np.nan
+    save_file(tensors, path)
+    with Processes(tmp_path, devices=2) as processes:
+        processes.start_all(2, [JOB, other, 2, 0])
+        assert all(processes.wait()), processes.told()
+        for process in range(2):
+            assert f"{name} in {path} holds NaN or infinite numbers" in processes.err(process)

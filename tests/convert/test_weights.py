@@ -125,8 +125,38 @@ def test_code_in_a_torch_file_never_runs(tmp_path, plain_pickle):
         torch.save(state, path)
     with pytest.raises(InputError, match="cannot be read as plain tensors") as caught:
         read_all(tmp_path)
-    assert "\n" not in str(caught.value)
+    said = str(caught.value)
+    assert "\n" not in said and "weights_only" not in said and "torch.load" not in said
+    assert "pickled code, which is never run" in said and "safetensors" in said
     assert not harm.exists()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {1: torch.zeros(2)},
+        {"a": torch.zeros(2, 2).to_sparse()},
+        {"a": torch.zeros(1, device="meta")},
+    ],
+)
+def test_torch_tensors_that_are_not_plain(tmp_path, state):
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="no table of tensors"):
+        read_all(tmp_path)
+
+
+def test_a_name_that_a_header_has_twice(tmp_path):
+    """The library checks one of the two, Python reads the other."""
+    entry = '"a":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}'
+    ends = ((10**9, 4 * 10**9), (2, 2**63), (3, 8))
+    for size, end in ends:
+        for pair in ((entry % (size, end), entry % (2, 8)), (entry % (2, 8), entry % (size, end))):
+            header = ("{" + ",".join(pair) + "}").encode()
+            (tmp_path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+            try:
+                assert read_all(tmp_path)["a"].shape == (2,)
+            except InputError as error:
+                assert "fetch it anew" in str(error)
 
 
 def test_torch_file_of_something_else(tmp_path):
