@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxprompt import tree
+from jaxprompt.cards import check_card
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.data.tasks import Example, Task, task_from_json
 from jaxprompt.errors import InputError
@@ -137,6 +138,7 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         lost = [name for name in names if not isinstance(held, dict) or name not in held]
         if lost:
             raise InputError(f"{path}: the card lacks {block}.{lost[0]}; export the prompt again")
+    check_card(path, card)
     return tensors, card
 
 

@@ -124,7 +124,7 @@ def check_fields(given: Mapping[str, Any], block: str = "") -> None:
     known = FIELDS[block] if block else FIELDS | {"prompt": None}
     _check_names(given, known, f"{block}." if block else "")
     for name, field, value in _leaves(given, known, f"{block}." if block else ""):
-        _check(name, field, value)
+        check_value(name, field, value)
     if not block:
         check_kind("prompt.name", given["prompt"].get("name"), str)
 
@@ -152,14 +152,15 @@ def _leaves(
             yield from _leaves(value, field, f"{prefix}{name}.")
 
 
-def _check(name: str, field: Field, value: Any) -> None:
+def check_value(name: str, field: Field, value: Any) -> None:
+    """Raises InputError where the value of a field, by its dotted name, is not what it may be."""
     if field.optional and value in (None, ""):
         return
     if field.many:
         if not isinstance(value, tuple | list):
             raise InputError(f"config field {name}={brief(value)} must be a list")
         for part in value:
-            _check(name, field._replace(many=False), part)
+            check_value(name, field._replace(many=False), part)
         return
     check_kind(name, value, field.kind)
     if field.is_path:

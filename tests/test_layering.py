@@ -16,7 +16,7 @@ RANKS = {
     "state": 4, "folding": 4, "fields": 4, "generate": 4,
     "steps": 5, "checkpoint": 5,
     "evaluate": 6, "scorer": 6, "pretraining": 6,
-    "exported": 7, "initial": 7,
+    "cards": 5, "exported": 7, "initial": 7,
     "build": 8,
     "planning": 9, "group": 9, "loop": 9,
     "cli": 10,

@@ -1,6 +1,5 @@
 """The numbers that a run starts from, divided into what trains and what is frozen."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data import words
 from jaxprompt.errors import InputError
 from jaxprompt.exported import read_export
+from jaxprompt.files import user_path
 from jaxprompt.folding import unfold
 from jaxprompt.prompts.soft import warm_start
 from jaxprompt.scorer import Scorer, Split
@@ -107,12 +107,12 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
     if path.endswith(".npy"):
         rows = artifact.import_npy(path, shape[1])
-    elif (Path(path) / "adapter_config.json").exists():
+    elif (user_path(path) / "adapter_config.json").exists():
         rows = peft.read_peft(path).soft
         if rows is None:
             raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
     else:
-        tensors, card = artifact.read_artifact(path)
+        tensors, card = read_export(path)
         if "prompt/slots" not in tensors:
             raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
         rows, divided = tensors["prompt/slots"], card["backbone"].get("rescale", 1.0)

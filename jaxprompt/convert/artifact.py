@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.errors import InputError, brief
+from jaxprompt.files import make_folder, parse_json, user_path, write_atomic
 
 FORMAT = 1
+# What numpy lets through of a header that is nested too deeply, or has no sizes in it.
+_HEADERS = (SyntaxError, RecursionError, MemoryError, OverflowError, TypeError)
 TENSORS, CARD = "prompt.safetensors", "prompt.json"
 
 # What every card holds, next to "format" and "sha256", which the writer adds.
@@ -67,16 +69,20 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    folder = Path(path)
+    folder = user_path(path)
     folder = folder.parent if folder.name in (TENSORS, CARD) else folder
     card = _read_card(folder / CARD)
     data = _read_bytes(folder / TENSORS)
     try:
         tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
+    # The last two: a type that numpy lacks.
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{folder / TENSORS} is no whole safetensors file ({error}); export or copy it again"
         ) from error
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+            raise InputError(f"{folder / TENSORS}: {name} holds NaN or infinity; train it again")
     if hashlib.sha256(data).hexdigest() != card["sha256"]:
         raise InputError(
             f"{folder / TENSORS} is not the file that {CARD} was written for; export both again"
@@ -114,16 +120,22 @@ def import_npy(path: str | os.PathLike, width: int) -> np.ndarray:
 
     Raises InputError for a file that is missing, no .npy, holds objects, or has another shape.
     """
+    path = user_path(path)
     try:
         with open(path, "rb") as file:
-            prompt = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+            if file.read(2) == b"PK":
+                raise InputError(
+                    f"{path} is an .npz archive; give one array written with numpy.save"
+                )
+        # Mapped, so that no more is taken than the file holds, whatever its header announces.
+        prompt = np.load(path, mmap_mode="r", allow_pickle=False)
+    except InputError:
+        raise
+    except (OSError, ValueError, EOFError, *_HEADERS) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(
             f"cannot read {path} as .npy: {' '.join(reason.split())}; write it with numpy.save"
         ) from error
-    if not isinstance(prompt, np.ndarray):
-        raise InputError(f"{path} is an .npz archive; give one array written with numpy.save")
     if not np.issubdtype(prompt.dtype, np.floating):
         raise InputError(f"{path} holds {prompt.dtype}; a prompt is float16, float32 or float64")
     if prompt.ndim != 2 or not len(prompt) or prompt.shape[1] != width:
@@ -161,14 +173,15 @@ def _read_bytes(path: Path) -> bytes:
 
 def _read_card(path: Path) -> dict:
     try:
-        card = json.loads(_read_bytes(path))
+        card = parse_json(_read_bytes(path))
     except ValueError as error:
         raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
     if not isinstance(card, dict) or "format" not in card:
         raise InputError(f"{path} is not the card of a prompt; give the folder that `export` wrote")
     if card["format"] != FORMAT:
         raise InputError(
-            f"{path} has format {card['format']!r}, this version reads {FORMAT}; update jaxprompt"
+            f"{path} has format {brief(card['format'])}, this version reads {FORMAT}; "
+            "update jaxprompt"
         )
     missing = [field for field in (*CARD_FIELDS, "sha256") if field not in card]
     if missing:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, read_json, write_atomic
+from jaxprompt.errors import InputError, brief, is_kind
+from jaxprompt.files import make_folder, read_json, user_path, write_atomic
 
 _CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
@@ -77,38 +77,44 @@ def read_peft(folder: str | Path) -> Adapter:
 
     Raises InputError for other kinds and broken files.
     """
-    folder = Path(folder)
+    folder = user_path(folder)
     config = read_json(folder / _CONFIG, "a PEFT adapter folder")
-    method = _METHODS.get(config.get("peft_type"))
+    kind = config.get("peft_type")
+    method = _METHODS.get(kind) if isinstance(kind, str) else None
     if method is None:
         raise InputError(
-            f"{folder / _CONFIG}: peft_type {config.get('peft_type')!r} is not read; "
+            f"{folder / _CONFIG}: peft_type {brief(kind)} is not read; "
             f"known: {', '.join(_METHODS)}."
         )
     modules = config.get("num_transformer_submodules") or 1
     if modules not in (1, 2):
         raise InputError(
-            f"{folder / _CONFIG}: num_transformer_submodules={modules!r} must be 1 or 2; "
+            f"{folder / _CONFIG}: num_transformer_submodules={brief(modules)} must be 1 or 2; "
             "save the adapter anew."
         )
     tensors = _read_tensors(folder / _TENSORS)
     if "prompt_embeddings" not in tensors:
         raise InputError(f"{folder / _TENSORS} lacks 'prompt_embeddings'; save the adapter anew.")
     table = tensors.pop("prompt_embeddings")
+    if table.ndim != 2:
+        raise InputError(
+            f"{folder / _TENSORS}: prompt_embeddings has shape {list(table.shape)}, not [length, "
+            "width]; save the adapter anew."
+        )
     head = {name.removeprefix(_HEAD_PREFIX): tensor for name, tensor in tensors.items()}
     if method == "soft":
         length, rest = divmod(len(table), modules)
         if rest or length != config.get("num_virtual_tokens", length):
             raise InputError(
                 f"{folder / _TENSORS} holds {len(table)} rows, {_CONFIG} tells of {modules} x "
-                f"{config.get('num_virtual_tokens', length)}; save the adapter anew."
+                f"{brief(config.get('num_virtual_tokens', length))}; save the adapter anew."
             )
         return Adapter("soft", table[:length], None, None, head, config)
     shape = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
-    if not all(isinstance(size, int) and size > 0 for size in shape) or shape[2] % shape[1]:
+    if not all(is_kind(size, int) and size > 0 for size in shape) or shape[2] % shape[1]:
         raise InputError(
             f"{folder / _CONFIG} needs num_layers, num_attention_heads and a token_dim that "
-            f"divides by it, not {shape}; save the adapter anew."
+            f"divides by it, not {brief(shape)}; save the adapter anew."
         )
     layers, heads, width = shape
     k, v = prefix_from_peft(table, layers, heads, width // heads)
@@ -183,4 +189,10 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         raise InputError(
             f"{path} cannot be read ({error}); save the adapter with safe_serialization=True."
         ) from error
-    return {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a type that numpy lacks
+        raise InputError(f"{path} holds {error}, not floats; save the adapter anew.") from error
+    tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise InputError(f"{path}: {name} holds NaN or infinity; train the adapter anew.")
+    return tensors

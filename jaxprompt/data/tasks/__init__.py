@@ -12,6 +12,7 @@ A task is data. Its texts are written in a small string form:
 
 import dataclasses
 import functools
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,7 +171,7 @@ def labels_from_rows(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[st
         if column not in row:
             raise InputError(f"no label column {column!r}; columns: {', '.join(row)}")
         seen.add(_spelling(row[column]))
-    whole = all(x.lstrip("-").isdecimal() for x in seen)
+    whole = all(re.fullmatch(r"-?\d{1,18}", x) for x in seen)
     return tuple(sorted(seen, key=int if whole else None))
 
 
