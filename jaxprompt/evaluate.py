@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxprompt import metrics
+from jaxprompt.errors import InputError
 from jaxprompt.model import Model
 from jaxprompt.sharding import Placement, put_batch, within
 from jaxprompt.steps import make_generate_step
@@ -80,8 +81,18 @@ def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndar
 
 
 def evaluate(step, trainable, frozen, batches, labels, counts, metric: str, classes: int):
-    """Scores a split and measures it; labels and counts are [examples]. -> (metrics, scores)"""
+    """Scores a split and measures it; labels and counts are [examples]. -> (metrics, scores)
+
+    Raises InputError where the scores of an example are NaN: no class is the best of them.
+    """
     scores = predict_scores(step, trainable, frozen, batches, len(labels))
+    broken = np.flatnonzero(np.isnan(scores).any(-1))
+    if broken.size:
+        raise InputError(
+            f"the scores of {broken.size} of {len(labels)} examples are NaN, the first of them of "
+            f"example {broken[0] + 1}; the trained numbers are too large for this backbone: lower "
+            "optim.lr, set optim.clip, or take backbone.dtype=float32"
+        )
     scores = drop_absent(scores, counts, classes)
     return metrics.score(metric, labels, decide(scores, classes), classes), scores
 

@@ -22,6 +22,7 @@ from typing import Any
 from jaxprompt import hosts
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import make_folder, parse_json, read_json, write_atomic, write_error
+from jaxprompt.runlog import dumps
 
 CONFIG, RECORD, RESULT, LOCK = "config.json", "record.json", "result.json", "lock"
 _OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
@@ -169,7 +170,7 @@ def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
 def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> None:
     """Writes what `read_result` finds: from then on the run is finished."""
     if hosts.is_first():
-        write_atomic(Path(workdir) / RESULT, json.dumps(result, indent=2) + "\n")
+        write_atomic(Path(workdir) / RESULT, dumps(result, indent=2) + "\n")
 
 
 def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:

@@ -167,6 +167,11 @@ class RunLog:
         return "  ".join(parts)
 
 
+def dumps(value: Any, **given: Any) -> str:
+    """Writes JSON; what JSON lacks, NaN and the infinities, as the strings of metrics.jsonl."""
+    return json.dumps(_plain(value), allow_nan=False, **given)
+
+
 def _plain(value: Any) -> Any:
     """Turns numpy and jax numbers into Python's, and what JSON lacks into strings."""
     if isinstance(value, dict):

@@ -1,8 +1,12 @@
 """Scores come back in the split's order; absent choices never win; -1 stands for no class."""
 
+import json
+
 import numpy as np
 import pytest
 
+from jaxprompt.cli.predict import _line
+from jaxprompt.errors import InputError
 from jaxprompt.evaluate import decide, drop_absent, evaluate, predict_scores, probabilities
 from jaxprompt.types import Batch
 
@@ -37,6 +41,25 @@ def test_choices_that_an_example_lacks_never_win():
     np.testing.assert_allclose(
         probabilities(left, 3)[0], [1 / (1 + np.e), np.e / (1 + np.e), 0.0], rtol=1e-6
     )
+
+
+def test_nan_scores_are_no_result():
+    def broken(*given):
+        index, scores = step(*given)
+        return index, np.where(index[:, None] == 2, np.nan, scores)
+
+    counts, labels = np.full(4, 2), np.array([0, 0, 1, 0])
+    with pytest.raises(InputError, match="of 1 of 4 examples are NaN, the first .* example 3; "):
+        evaluate(broken, {}, {}, batches([3, 2], [1, 0]), labels, counts, "accuracy", 2)
+
+
+def test_a_prediction_is_json_or_an_error():
+    row, good = {"text": "a", "id": 1.5}, {"label": "x", "scores": {"x": 1.0}}
+    assert json.loads(_line("--text 1", row, good)) == row | good
+    with pytest.raises(InputError, match="rows.jsonl:7: the model's scores are not finite; .*lr"):
+        _line("rows.jsonl:7", row, good | {"scores": {"x": float("nan")}})
+    with pytest.raises(InputError, match="rows.jsonl:7: the example's own numbers are not finite"):
+        _line("rows.jsonl:7", row | {"id": float("inf")}, good)
 
 
 def test_a_split_is_measured():

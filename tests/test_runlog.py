@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.errors import InputError
-from jaxprompt.runlog import RunLog
+from jaxprompt.runlog import RunLog, dumps
 
 
 def records(folder):
@@ -197,3 +197,8 @@ def test_other_processes_write_nothing(tmp_path, capsys):
         log.say("hello")
     assert list((tmp_path / "run").iterdir()) == []
     assert capsys.readouterr() == ("", "")
+
+
+def test_results_are_json_too():
+    text = dumps({"loss": float("inf"), "accuracy": np.float32(0.5), "of": [float("nan")]})
+    assert json.loads(text) == {"loss": "Infinity", "accuracy": 0.5, "of": ["NaN"]}

@@ -1,6 +1,5 @@
 """Goes on with a backbone's own pre-training on a corpus; the same command resumes."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from jaxprompt.cli.options import (
 )
 from jaxprompt.cli.train import drive, facts
 from jaxprompt.errors import escape
+from jaxprompt.runlog import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         keep_programs(c.train.compilation_cache)
         result = run(c, args.workdir, score=args.score)
         if result is not None and is_first:
-            print(json.dumps(result))
+            print(dumps(result))
     return 0
 
 

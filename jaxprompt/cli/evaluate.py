@@ -1,12 +1,12 @@
 """Scores a split with the best prompt of a workdir, or zero-shot."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.cli.options import Parser, add_hosts, load_config, need, several_hosts
 from jaxprompt.errors import InputError
+from jaxprompt.runlog import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     with several_hosts(args) as is_first:
         measured = evaluate(c, args.workdir, args.split)
         if is_first:
-            print(json.dumps(measured))
+            print(dumps(measured))
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli.options import Parser
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, has_surrogate
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,8 +56,7 @@ def main(argv: Sequence[str]) -> int:
     written = args.generate or scorer.is_text
     answers = (write if written else label)(exported, examples, placement)
     lines = [
-        json.dumps(row | answer, ensure_ascii=False) + "\n"
-        for (_, row), answer in zip(rows, answers, strict=True)
+        _line(origin, row, answer) for (origin, row), answer in zip(rows, answers, strict=True)
     ]
     if args.output:
         write_atomic(args.output, "".join(lines))
@@ -101,6 +100,22 @@ def write(exported: Any, examples: Sequence[Any], placement: Any) -> Iterator[di
     yield from ({"generated": text} for text in texts)
 
 
+def _line(origin: str, row: dict[str, Any], answer: dict[str, Any]) -> str:
+    """Writes one example. Raises InputError where a number is none that JSON knows."""
+    for part, what in ((answer, "the model's scores"), (row, "the example's own numbers")):
+        try:
+            json.dumps(part, allow_nan=False)
+        except ValueError as error:
+            cure = (
+                "the prompt's numbers are too large for this backbone: try --dtype=float32, and "
+                "train again with a lower optim.lr"
+                if part is answer
+                else "mend the example, JSON has no NaN"
+            )
+            raise InputError(f"{origin}: {what} are not finite; {cure}") from error
+    return json.dumps(row | answer, ensure_ascii=False) + "\n"
+
+
 def _placement(mesh: str, batch: int) -> Any:
     from jaxprompt.sharding import make_placement
 
@@ -125,15 +140,21 @@ def _rows(args: Any, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any
         rows = read_file(args.input)
         yield from ((rows.origin(i), dict(row)) for i, row in enumerate(rows))
         return
+    from jaxprompt.files import parse_json
+
+    if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 come as halves of pairs
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     for number, line in enumerate(sys.stdin, 1):
         text = line.strip()
+        if has_surrogate(text):
+            raise InputError(f"stdin:{number}: not UTF-8; convert it, e.g. with iconv -t UTF-8")
         if not text:
             continue
         if text[0] != "{":
             yield f"stdin:{number}", _one_field(text, fields, "a plain line")
             continue
         try:
-            yield f"stdin:{number}", json.loads(text)
+            yield f"stdin:{number}", parse_json(text)
         except ValueError as error:
             raise InputError(f"stdin:{number}: broken JSON ({error}); mend it") from error
 

@@ -1,6 +1,5 @@
 """Pre-trains a prompt for a frozen backbone on a corpus; the same command resumes."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from jaxprompt.cli.options import (
 )
 from jaxprompt.cli.train import drive, facts
 from jaxprompt.errors import escape
+from jaxprompt.runlog import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             return sweep.train_grid(c, args.workdir, "pretrain")
         result = run(c, args.workdir)
         if result is not None and is_first:
-            print(json.dumps(result))
+            print(dumps(result))
     return 0
 
 

@@ -1,6 +1,5 @@
 """Learns a prompt; the same command resumes a run that was cut off."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from jaxprompt.cli.options import (
     several_hosts,
 )
 from jaxprompt.errors import escape
+from jaxprompt.runlog import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
             return sweep.train_grid(c, args.workdir)
         result = run(c, args.workdir)
         if result is not None and is_first:
-            print(json.dumps(result))
+            print(dumps(result))
     return 0
 
 
