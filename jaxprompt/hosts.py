@@ -18,7 +18,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
 SHOWN = 3  # differing facts that a message names
@@ -65,6 +65,8 @@ def start(
             coordinator,
             processes,
             process,
+            # JAX's own default is every address of this host.
+            coordinator_bind_address=_bound(coordinator) if process == 0 else None,
             initialization_timeout=max(HEARTBEAT, round(timeout)) if cluster else HEARTBEAT,
             heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=HEARTBEAT,
@@ -187,6 +189,18 @@ def _address(coordinator: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)  # [::1]:1234
 
 
+def _bound(coordinator: str) -> str:
+    """Gives the one address that process 0 listens at, as numbers."""
+    family, (host, port) = _resolve(coordinator)
+    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def _resolve(coordinator: str) -> tuple[int, tuple[str, int]]:
+    host, port = _address(coordinator)
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return family, place[:2]
+
+
 def _meet(coordinator: str, processes: int, process: int, timeout: float) -> None:
     # JAX aborts a process whose coordinator is silent, and a coordinator whose others stay away,
     # before Python can say a word. So all meet here first, at the address that JAX takes next.
@@ -199,15 +213,10 @@ def _meet(coordinator: str, processes: int, process: int, timeout: float) -> Non
 
 
 def _listen(coordinator: str) -> socket.socket:
-    host, port = _address(coordinator)
     try:
-        # JAX's own server would share a port that is taken.
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        socket.create_server((host, port), family=family).close()
-        # A host's own name may be 127.0.1.1 to itself alone, so all of its addresses listen.
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
+        family, place = _resolve(coordinator)
+        # JAX's own server, which comes next, would share a port that is taken.
+        return socket.create_server(place, family=family)
     except OSError as error:
         raise InputError(
             f"--coordinator={coordinator}: process 0 cannot listen there "
@@ -227,19 +236,24 @@ def _receive(
         if left <= 0:
             refusal = (
                 f"--coordinator={coordinator}: {_processes(absent)} of {processes} did not come "
-                f"in {timeout:g} s; start all of them, or raise --timeout"
+                f"in {timeout:g} s{_local(server, coordinator)}; start all of them, or raise "
+                "--timeout"
             )
             break
         server.settimeout(min(left, 1))
         try:
-            connection = stack.enter_context(server.accept()[0])
-            connection.settimeout(1)
-            number, count = map(int, connection.recv(64).split())
-        except (OSError, ValueError):  # nobody in this second, or somebody else
-            number = 0
-        came = {known: other for known, other in came.items() if not _is_gone(other)}
-        if number == 0:
+            connection, place = server.accept()
+        except OSError:  # nobody in this second
             continue
+        finally:
+            came = {known: other for known, other in came.items() if not _is_gone(other)}
+        number, count = _read_greeting(connection)
+        if not number:
+            connection.close()
+            said = f"jaxprompt: dropped {place[0]}, which is no process of this run"
+            print(escape(said), file=sys.stderr)
+            continue
+        stack.enter_context(connection)
         if count != processes:
             refusal = (
                 f"--processes={count} on process {number}, {processes} on process 0; give all "
@@ -253,6 +267,25 @@ def _receive(
             connection.sendall(f"{REFUSED + refusal if refusal else COME}\n".encode())
     if refusal:
         raise InputError(refusal)
+
+
+def _read_greeting(connection: socket.socket) -> tuple[int, int]:
+    """Reads which process has come, of how many; (0, 0) where it is something else."""
+    try:
+        connection.settimeout(1)
+        number, count = map(int, connection.recv(64).split())
+    except (OSError, ValueError):
+        return 0, 0
+    return (number, count) if 0 < number < count <= MOST else (0, 0)
+
+
+def _local(server: socket.socket, coordinator: str) -> str:
+    # Many systems give a host's own name an address such as 127.0.1.1, which no other host reaches.
+    host = server.getsockname()[0]
+    alone = host.startswith("127.") or host == "::1"
+    if not alone or _address(coordinator)[0] == host:
+        return ""
+    return f" (the name is {host} here, which only this host reaches: give an address)"
 
 
 def _reason(error: OSError) -> str:

@@ -1,5 +1,6 @@
 """Starts the processes of one run on this machine, and ends them whatever happens."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,6 +17,22 @@ def free_port() -> int:
     """Finds a port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def listening(process: int) -> set[tuple[str, int]]:
+    """Lists where a process of this machine listens. -> addresses as /proc has them, ports"""
+    inodes = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # LISTEN
+                host, port = fields[1].split(":")
+                found.add((host, int(port, 16)))
+    return found
 
 
 class Processes:

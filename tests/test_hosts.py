@@ -1,15 +1,17 @@
 """Several processes find each other, agree, and save together; what cannot work is refused."""
 
+import contextlib
 import json
 import socket
 import threading
+import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from host_job import make_state, same
-from processes import Processes, free_port
+from processes import Processes, free_port, listening
 
 from jaxprompt import hosts
 from jaxprompt.checkpoint import Checkpoints
@@ -100,6 +102,56 @@ def test_unlike_numbers_of_devices(tmp_path):
         assert processes.wait(60) == [2, 2]
         said = "unlike numbers of devices: 2 on process 0, 1 on process 1; give all alike\n"
         assert all(processes.err(i).endswith(said) for i in (0, 1))
+
+
+# -- strangers ------------------------------------------------------------------------------------
+
+LOCAL = ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1 in /proc
+RUBBISH = (b"", b"\x00" * 64, b"7 2", b"0 2", b"1", b"1 2 3", b"-1 2", b"GET / HTTP/1.1\r\n\r\n")
+
+
+def send(port: int, data: bytes) -> None:
+    """Sends rubbish, without a look at whether it is taken."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 2) as stranger:
+        stranger.sendall(data)
+
+
+def until(holds, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_stranger_is_dropped_and_ends_nothing(tmp_path):
+    rng, port = np.random.default_rng(0), free_port()
+    words = [JOB, "wait", tmp_path, f"--coordinator=127.0.0.1:{port}", "--processes=2"]
+    with Processes(tmp_path / "logs") as processes:
+        first = processes.start([*words, "--process=0"])
+        until(lambda: listening(first.pid))
+        assert {place for place, at in listening(first.pid) if at == port} <= set(LOCAL)
+        for data in (*RUBBISH, rng.bytes(200)):
+            send(port, data)
+        second = processes.start([*words, "--process=1"])
+        until(lambda: all((tmp_path / f"ready-{i}").exists() for i in (0, 1)))
+        open_at = {at for process in (first, second) for at in listening(process.pid)}
+        assert {place for place, at in open_at if at == port} <= set(LOCAL)
+        for _, at in open_at:
+            for size in (0, 1, 9, 500, 100_000):
+                send(at, rng.bytes(size))
+        (tmp_path / "go").touch()
+        found = answers(processes)
+    assert found == [{"texts": ["0", "1"]}] * 2
+    said = "jaxprompt: dropped 127.0.0.1, which is no process of this run"
+    assert processes.err(0).splitlines().count(said) == len(RUBBISH) + 1
+
+
+def test_one_address_is_bound():
+    assert hosts._bound("127.0.0.1:7") == "127.0.0.1:7" and hosts._bound("[::1]:7") == "[::1]:7"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert hosts._local(server, "127.0.0.1:7") == ""
+        said = " (the name is 127.0.0.1 here, which only this host reaches: give an address)"
+        assert hosts._local(server, "my-host:7") == said
 
 
 # -- what is refused before JAX starts, in threads ------------------------------------------------
