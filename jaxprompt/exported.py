@@ -12,9 +12,10 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.cards import check_card
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
+from jaxprompt.data.encode import Encoded
 from jaxprompt.data.tasks import Example, Task, task_from_json
 from jaxprompt.errors import InputError
-from jaxprompt.folding import fold
+from jaxprompt.folding import fold, unfold
 from jaxprompt.scorer import Scorer, build_scorer, load_weights, open_backbone
 from jaxprompt.sharding import Placement, put
 
@@ -51,7 +52,7 @@ _NEEDED = {
     "task": tuple(field.name for field in dataclasses.fields(Task)),
 }
 
-
+_ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
 _PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM"}
 
 
@@ -81,9 +82,7 @@ def pack(
     its own, {"init": ...} of the export that it started from, or nothing.
     """
     params = tree.merge(trainable, frozen)
-    example = Example({name: "" for name in scorer.task.fields}, ("",) * scorer.layout.num_rows)
-    rows = scorer.encoder.encode_all([example])
-    batch = scorer.one_batch(rows)
+    batch = scorer.one_batch(_encode(scorer, ""))
     fixed, arrays = fold(scorer.model, params, batch)
     tensors = {f"prompt/{name}": array for name, array in arrays.items()}
     tensors |= {
@@ -183,12 +182,29 @@ def unpack(
     return Exported(scorer, tree.unflatten(flat | own), card)
 
 
-def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[str, Any]:
+def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Gives the soft tokens of an export, those of the decoder last. -> [S, E], None = it has none
+
+    They stand among embeddings that `backbone.rescale` divides.
+    """
+    rows = {name: tensors[f"prompt/{name}"] for name in _ROWS if f"prompt/{name}" in tensors}
+    return unfold(rows)["table"] if rows else None
+
+
+def plain_tokens(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> np.ndarray | None:
+    """Gives the same as the unmodified backbone takes them: multiplied by `backbone.rescale`."""
+    rows = soft_tokens(tensors)
+    return None if rows is None else rows * np.float32(card["backbone"]["rescale"])
+
+
+def as_peft(
+    scorer: Scorer, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+) -> dict[str, Any]:
     """Gives what `convert.peft.write_peft` writes. -> its keyword arguments
 
     The head goes along where PEFT scores as we do: a prefix on BERT's own pooler. Elsewhere PEFT
     pools a soft token or has another head, and the adapter holds the prompt alone. Raises
-    InputError for a prompt that PEFT cannot hold.
+    InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
     """
     dims, fixed, family = card["backbone"]["dims"], card["fixed"], card["backbone"]["family"]
     own = {name for name in tensors if name.startswith("prompt/")}
@@ -199,7 +215,12 @@ def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[
     found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
     found |= {name: dims[name] for name in ("layers", "heads")}
     if "prompt/slots" in tensors:
-        return found | {"soft": tensors["prompt/slots"]}
+        if not _stand_in_front(scorer):
+            raise InputError(
+                f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "
+                "they stand elsewhere; ship prompt.safetensors, which export writes without --peft"
+            )
+        return found | {"soft": plain_tokens(tensors, card)}
     if "prompt/k" not in tensors:
         raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
     span = (fixed["first"], fixed["last"], fixed["shift"])
@@ -213,3 +234,16 @@ def as_peft(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[
         kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
         found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
     return found
+
+
+def _encode(scorer: Scorer, text: str) -> list[list[Encoded]]:
+    """Encodes one example whose fields and choices are all `text`."""
+    fields = dict.fromkeys(scorer.task.fields, text)
+    return scorer.encoder.encode_all([Example(fields, (text,) * scorer.layout.num_rows)])
+
+
+def _stand_in_front(scorer: Scorer) -> bool:
+    """Tells whether the input begins with all soft tokens, [CLS] and hard words behind them."""
+    count = scorer.model.prompt.num_slots()
+    (rows,) = _encode(scorer, "a text")
+    return all(np.array_equal(row.slot[:count], np.arange(count)) for row in rows)

@@ -10,7 +10,7 @@ from jaxprompt import rng, tree
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.data import words
 from jaxprompt.errors import InputError
-from jaxprompt.exported import read_export
+from jaxprompt.exported import read_export, soft_tokens
 from jaxprompt.files import user_path
 from jaxprompt.folding import unfold
 from jaxprompt.prompts.soft import warm_start
@@ -101,7 +101,7 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
     """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]
 
     They are divided like the embeddings among which they stand, by `rescale`; those of an export
-    may be divided already.
+    may be divided already. The decoder's are the last.
     """
     divided = 1.0
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
@@ -113,16 +113,17 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
             raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
     else:
         tensors, card = read_export(path)
-        if "prompt/slots" not in tensors:
+        rows, divided = soft_tokens(tensors), card["backbone"]["rescale"]
+        if rows is None:
             raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
-        rows, divided = tensors["prompt/slots"], card["backbone"].get("rescale", 1.0)
     if rows.shape != shape:
         raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
     return _rescaled(rows, divided, rescale)
 
 
 def _rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
-    return rows * np.float32(old / new) if old != new else rows
+    # In float64, so that what --npy multiplied comes back to the last bit but one.
+    return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
 
 
 # -- an exported prompt, whatever it was learned for ----------------------------------------------
@@ -133,6 +134,11 @@ def check_init(c: Any, dims: Dims) -> None:
     path = c.prompt.get("init")
     if not path:
         return
+    if path.endswith(".npy") or (Path(path) / "adapter_config.json").exists():
+        raise InputError(
+            f"prompt.init={path} is no export; soft tokens of an .npy file or a PEFT adapter are "
+            f"taken by prompt.start=file and prompt.file={path}"
+        )
     _, card = read_export(path)
     if card["method"] != c.prompt.name:
         raise InputError(

@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.build import ppt
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.peft import write_peft
-    from jaxprompt.exported import as_peft, pack
+    from jaxprompt.exported import as_peft, pack, plain_tokens
     from jaxprompt.run_folder import read_result
 
     restore = ppt.restore if c.ppt.task else build.restore
@@ -39,12 +39,13 @@ def main(argv: Sequence[str]) -> int:
         fingerprint=weights.report.fingerprint, config=c.to_dict(),
         metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
     )  # fmt: skip
-    adapter = as_peft(tensors, card) if args.peft else {}
+    rows = plain_tokens(tensors, card)
+    if args.npy and rows is None:
+        raise InputError(f"--npy: a {c.prompt.name} prompt has no soft tokens")
+    adapter = as_peft(scorer, tensors, card) if args.peft else {}
     paths = write_artifact(args.output or Path(args.workdir) / "export", tensors, card)
     if args.npy:
-        if "prompt/slots" not in tensors:
-            raise InputError(f"--npy: a {c.prompt.name} prompt has no soft tokens")
-        write_npy(args.npy, tensors["prompt/slots"])
+        write_npy(args.npy, rows)
         paths = (*paths, Path(args.npy))
     if args.peft:
         paths = (*paths, *write_peft(args.peft, **adapter))

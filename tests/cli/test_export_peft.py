@@ -1,10 +1,22 @@
 """An exported prompt in PEFT's format scores as ours does; PEFT's soft prompts start ours."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny_run import jaxprompt, make_config, read_lines, write_rows
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_rows
+
+from configs.base import get_config
+from jaxprompt import build
+from jaxprompt.__main__ import main
+from jaxprompt.build.weights import read_rows
+from jaxprompt.convert.peft import read_peft
+from jaxprompt.data.tasks import read_example
+from jaxprompt.errors import InputError
+from jaxprompt.exported import as_peft, read_export, unpack
+from jaxprompt.scorer import open_backbone
+from jaxprompt.sharding import make_placement
 
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -66,3 +78,125 @@ def test_a_prefix_that_peft_cannot_hold_is_refused(capsys, tmp_path, backbone, d
     assert code == 2
     assert "shifts by 0" in err
     assert not (tmp_path / "peft").exists()
+
+
+# -- a T5 whose embeddings are divided ------------------------------------------------------------
+
+SENTINEL = {"head.name": "verbalizer", "task.template": "{text} about [mask] ."}
+SENTINEL |= {"optim.lr": 0.0, "train.total_steps": 1, "prompt.start": "file"}
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    return make_backbone(tmp_path_factory.mktemp("t5") / "t5", "t5")
+
+
+@pytest.fixture(scope="module")
+def divided(t5, data, tmp_path_factory):
+    """An export under rescale=100 of soft tokens as large as a T5's own embeddings. -> folder"""
+    folder = tmp_path_factory.mktemp("divided")
+    rows = np.random.default_rng(0).normal(0, 9, (4, 32)).astype(np.float32)
+    np.save(folder / "given.npy", rows)
+    fields = SENTINEL | {"prompt.file": folder / "given.npy", "backbone.rescale": 100.0}
+    config = folder / "config.json"
+    config.write_text(make_config(t5, data, "soft", **fields).to_json())
+    given = [f"--config={config}", f"--workdir={folder / 'run'}"]
+    assert main(["train", *given]) == 0
+    written = [f"--npy={folder / 'soft.npy'}", f"--peft={folder / 'peft'}"]
+    assert main(["export", *given, *written]) == 0
+    return folder
+
+
+def test_soft_tokens_of_a_divided_t5_leave_as_they_came(divided, t5, data):
+    """Written for a T5 that nothing divides, and taken in again by one that is divided."""
+    given = np.load(divided / "given.npy")
+    np.testing.assert_array_max_ulp(np.load(divided / "soft.npy"), given, maxulp=1)
+    np.testing.assert_array_max_ulp(read_peft(divided / "peft").soft, given, maxulp=1)
+    inside, card = read_export(str(divided / "run" / "export"))
+    assert card["backbone"]["rescale"] == 100.0
+    np.testing.assert_allclose(inside["prompt/slots"], given / 100, rtol=1e-6)
+    prompt = SimpleNamespace(length=4, decoder=0, dims=SimpleNamespace(embed=32))
+    for source in ("soft.npy", "peft", "run/export"):
+        for rescale in (1.0, 100.0):
+            rows = read_rows(str(divided / source), prompt, rescale)
+            np.testing.assert_allclose(rows, given / rescale, rtol=3e-7)
+    rows = read_rows(str(divided / "soft.npy"), prompt, 100.0)
+    np.testing.assert_array_max_ulp(rows, inside["prompt/slots"], maxulp=1)
+
+
+def test_peft_scores_a_divided_t5_as_we_do(divided, t5, data):
+    """Logits of the whole vocabulary behind the sentinel, of torch and of the export."""
+    import transformers
+
+    block = get_config().backbone.to_dict()
+    exported = unpack(
+        str(divided / "run" / "export"), backbone=block, batch=4, placement=make_placement(1, 1)
+    )
+    scorer, params = exported.scorer, exported.params
+    rows = read_lines(data / "test.jsonl")[:4]
+    examples = [read_example(scorer.task, row, "here", need_label=False) for row in rows]
+    encoded = [row for (row,) in scorer.encode(examples).rows]
+    batch = scorer.one_batch([[row] for row in encoded])
+    bound = scorer.model.backbone.bind({"params": params["backbone"]})
+    features = bound.lm_features(scorer.model.hidden(params, batch))
+    ours = np.asarray(features @ bound.lm_table()[0].T)  # [B, T, V]
+    base = transformers.T5ForConditionalGeneration.from_pretrained(t5)
+    model = peft.PeftModel.from_pretrained(base, divided / "peft").eval()
+    for row, logits in zip(encoded, ours, strict=True):
+        ids, said = (torch.tensor(x.ids)[None] for x in (row, row.decoder))
+        ids = ids[:, 4:]  # without the places of the soft tokens
+        with torch.no_grad():
+            theirs = (
+                model(input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=said)
+                .logits[0]
+                .numpy()
+            )
+            bare = base(input_ids=ids, decoder_input_ids=said).logits[0].numpy()
+        found = logits[: len(theirs), : theirs.shape[1]]
+        np.testing.assert_allclose(found, theirs, atol=1e-4, rtol=0)
+        assert np.abs(theirs - bare).max() > 0.1  # the prompt matters
+
+
+def test_bare_soft_tokens_are_no_export(divided, t5, data, refused):
+    for path in (divided / "soft.npy", divided / "peft"):
+        c = make_config(t5, data, "soft", **SENTINEL | {"prompt.start": "vocab"}, prompt__init=path)
+        config = divided / "wrong.json"
+        config.write_text(c.to_json())
+        line = refused("train", f"--config={config}", f"--workdir={divided / 'none'}")
+        assert f"prompt.start=file and prompt.file={path}" in line
+
+
+# -- where soft tokens stand ----------------------------------------------------------------------
+
+PLACES = {
+    ("bert", "{text}"): True,
+    ("bert", "[soft] [cls] {text} is [mask]"): True,
+    ("bert", "[soft] {text}"): False,  # behind the tokenizer's own [CLS]
+    ("bert", "[cls] [soft] {text}"): False,
+    ("bert", "[soft*2] [cls] {text} [soft*2]"): False,
+    ("t5", "{text} about [mask] ."): True,
+    ("t5", "[soft] {text} about [mask] ."): True,
+    ("t5", "it is [soft] {text} about [mask] ."): False,
+    ("t5", "{text} [soft] [mask]"): False,
+    ("t5", "[soft*1] {text} [soft*3] [mask]"): False,
+}
+
+
+@pytest.mark.parametrize("family, template", PLACES)
+def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, data):
+    fields = {"task.template": template, "prompt.start": "normal"}
+    fields |= {"head.name": "verbalizer" if "[mask]" in template else "linear"}
+    c = make_config(t5 if family == "t5" else backbone, data, "soft", **fields)
+    build.check_config(c)
+    placement = make_placement(1, 1)
+    opened = open_backbone(c.backbone.to_dict())
+    scorer = build.scorer_from_config(c, opened, build.read_examples(c, ["train"]), placement)
+    tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
+    card = {"template": template, "fixed": {}, "method": "soft"}
+    card["backbone"] = {"id": "x", "family": family, "rescale": 1.0}
+    card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()
+    if PLACES[family, template]:
+        assert as_peft(scorer, tensors, card)["soft"].shape == (4, 32)
+    else:
+        with pytest.raises(InputError, match="PEFT puts soft tokens in front.*ship prompt.safe"):
+            as_peft(scorer, tensors, card)
