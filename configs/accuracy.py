@@ -8,6 +8,7 @@ random order, as PEFT's side of launch/accuracy.py does.
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods, tasks
+from jaxprompt.errors import InputError, choose
 
 SEEDS = (0, 1, 2)
 DATA_SEEDS = (13, 21, 42)  # of the listed 16-shot rows
@@ -21,9 +22,20 @@ EPOCHS = {
 }
 
 
+def read_name(name):
+    """Returns task, method and whether 16 examples a class are taken."""
+    task, *rest = name.split("-")
+    method, *few = rest or [""]
+    choose("the task", task, EPOCHS)
+    choose("the method", method, EPOCHS[task])
+    if few not in ([], ["16"]):
+        raise InputError(f"{name!r} ends with {'-'.join(few)!r}; give TASK-METHOD-16, or no number")
+    return task, method, bool(few)
+
+
 def get_config(name="trec-prefix"):
     """Returns one run of the table."""
-    task, method, *few = name.split("-")
+    task, method, few = read_name(name)
     epochs, as_peft = EPOCHS[task][method], method.endswith("_as_peft")
     method = method.removesuffix("_as_peft")
     c = base()

@@ -1,10 +1,17 @@
-"""Every field of a run, with its default. Other configs start from `get_config()` and change it."""
+"""Every field of a run, with its default. Other configs start from `get_config()` and change it.
+
+The argument is a method of configs/parts/methods.py, with its learning rate and what it trains:
+`--config=configs/base.py:soft`, or `:zero_shot`.
+"""
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from configs.parts.methods import METHODS
+from jaxprompt.errors import choose
 
-def get_config() -> ConfigDict:
+
+def get_config(method: str = "") -> ConfigDict:
     """Returns the defaults: P-tuning v2 with a linear head on the backbone's pooler."""
     c = ConfigDict()
     c.seed = 0  # train seed: initial values, order of examples, dropout
@@ -191,4 +198,6 @@ def get_config() -> ConfigDict:
     c.train.test = True  # score the test split with the best prompt at the end
     c.train.tensorboard = True  # write event files
     c.train.compilation_cache = ""  # folder of compiled programs; "" = the user's own, or none
+    if method:
+        METHODS[choose("the method", method, METHODS)](c)
     return c

@@ -6,6 +6,8 @@ and </s>, the loss is over all of it, and any word of the vocabulary may win.
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
+from jaxprompt.data.tasks import task_names
+from jaxprompt.errors import choose
 
 TASKS = ("sst2", "mrpc", "rte", "cb", "boolq", "wic", "copa")
 SEEDS = (0, 1, 2)
@@ -16,7 +18,7 @@ def get_config(task="sst2"):
     c = base()
     backbones.t5_lm(c, "base")
     methods.lester(c)
-    c.task.name = task
+    c.task.name = choose("the task", task, task_names())
     c.task.form = "text"
     c.head.name = "verbalizer"
     c.head.scores = "full"

@@ -4,7 +4,9 @@ The argument is a method of configs/parts/methods.py: `--config=configs/quicksta
 """
 
 from configs.base import get_config as base
-from configs.parts import backbones, methods, tasks
+from configs.parts import backbones, tasks
+from configs.parts.methods import METHODS
+from jaxprompt.errors import choose
 
 EPOCHS = {"prefix": 30.0, "soft": 30.0, "head_only": 30.0, "full": 10.0}
 
@@ -14,7 +16,7 @@ def get_config(method="prefix"):
     c = base()
     backbones.minilm(c)
     tasks.topics(c)
-    getattr(methods, method)(c)
+    METHODS[choose("the method", method, METHODS)](c)
     if method in ("prefix", "soft"):
         c.prompt.length = 16
     if method == "prefix":

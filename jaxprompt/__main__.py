@@ -9,12 +9,12 @@ from jaxprompt.errors import InputError, escape, has_surrogate, nearest
 
 
 def verbs() -> dict[str, str]:
-    """Lists the verbs by their file names, each with the first line of its docstring."""
+    """Lists the verbs, the files with a main(), each with the first line of its docstring."""
     found = {}
-    for module in pkgutil.iter_modules(cli.__path__):
-        if module.name != "options":
-            doc = importlib.import_module(f"{cli.__name__}.{module.name}").__doc__
-            found[module.name] = doc.splitlines()[0]
+    for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
+        module = importlib.import_module(f"{cli.__name__}.{name}")
+        if hasattr(module, "main"):
+            found[name] = module.__doc__.splitlines()[0]
     return found
 
 

@@ -115,6 +115,48 @@ FIELDS = {
     ),
 }  # fmt: skip
 
+# What other tools call a field; the last part of a name counts.
+SYNONYMS = {
+    **dict.fromkeys(("learning_rate", "learningrate", "base_lr"), "optim.lr"),
+    **dict.fromkeys(("optimizer", "optimiser"), "optim.name"),
+    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "scheduler"), "optim.schedule"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "optim.warmup_steps"),
+    **dict.fromkeys(("wd", "decay"), "optim.weight_decay"),
+    **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_norm"), "optim.clip"),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "optim.accumulate"),
+    **dict.fromkeys(("label_smoothing",), "optim.smoothing"),
+    **dict.fromkeys(("adam_beta1", "beta1"), "optim.b1"),
+    **dict.fromkeys(("adam_beta2", "beta2"), "optim.b2"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs", "max_epochs"),
+                    "train.total_epochs"),
+    **dict.fromkeys(("steps", "num_steps", "max_steps", "train_steps"), "train.total_steps"),
+    **dict.fromkeys(("eval_every", "eval_interval", "evaluation_steps"), "train.eval_steps"),
+    **dict.fromkeys(("save_every", "save_interval", "checkpoint_every"), "train.save_steps"),
+    **dict.fromkeys(("logging_steps", "log_every"), "train.log_steps"),
+    **dict.fromkeys(("early_stopping_patience",), "train.patience"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size", "bs"),
+                    "data.batch"),
+    **dict.fromkeys(("eval_batch_size", "per_device_eval_batch_size"), "data.eval_batch"),
+    **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "seq_len", "max_tokens"),
+                    "data.max_len"),
+    **dict.fromkeys(("max_target_length", "target_length"), "data.max_target"),
+    **dict.fromkeys(("shots", "num_shots", "k_shot"), "data.k"),
+    **dict.fromkeys(("data_seed", "split_seed"), "data.seed"),
+    **dict.fromkeys(("random_seed", "train_seed", "rng_seed", "manual_seed"), "seed"),
+    **dict.fromkeys(("seeds",), "runs.seeds"),
+    **dict.fromkeys(("model", "model_name", "model_name_or_path", "model_path", "pretrained"),
+                    "backbone.path"),
+    **dict.fromkeys(("precision",), "backbone.dtype"),
+    **dict.fromkeys(("gradient_checkpointing",), "backbone.remat"),
+    **dict.fromkeys(("method", "peft_type"), "prompt.name"),
+    **dict.fromkeys(("num_virtual_tokens", "prompt_length", "num_tokens", "prefix_length"),
+                    "prompt.length"),
+    **dict.fromkeys(("dataset", "dataset_name", "task_name"), "task.name"),
+    **dict.fromkeys(("verbalizer", "label_words"), "task.words"),
+    **dict.fromkeys(("num_beams", "beam_size"), "generate.beams"),
+    **dict.fromkeys(("max_new_tokens",), "generate.max_new"),
+}  # fmt: skip
+
 
 def check_fields(given: Mapping[str, Any], block: str = "") -> None:
     """Checks a config, or a `block` of it: no field unknown or missing, each of its kind and range.

@@ -90,3 +90,11 @@ def zero_shot(c):
     """No training: the template and the backbone's own MLM head. For `evaluate` and `predict`."""
     c.head.name = "verbalizer"
     _no_prompt(c, (), 0.0)
+
+
+METHODS = {
+    function.__name__: function
+    for function in (
+        prefix, soft, lester, full, head_only, bias_only, layernorm_only, zero_shot
+    )
+}  # fmt: skip

@@ -134,7 +134,7 @@ def check_init(c: Any, dims: Dims) -> None:
     path = c.prompt.get("init")
     if not path:
         return
-    if path.endswith(".npy") or (Path(path) / "adapter_config.json").exists():
+    if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
         raise InputError(
             f"prompt.init={path} is no export; soft tokens of an .npy file or a PEFT adapter are "
             f"taken by prompt.start=file and prompt.file={path}"

@@ -3,17 +3,17 @@
 import argparse
 import ast
 import contextlib
-import importlib.util
 import json
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from jaxprompt.errors import InputError, brief, nearest
+from jaxprompt.cli.blocks import replace_blocks, unknown_field
+from jaxprompt.cli.configs import call, load_module
+from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
 
 _PATHS = ("config", "workdir", "output", "input", "prompt", "backbone", "npy", "peft")
@@ -124,43 +124,16 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
             f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
         )
     config.lock()
-    for field, value in overrides:
-        override(config, field, value)
+    apply(config, overrides)
     return config
 
 
-def load_module(file: str) -> Any:
-    """Imports a config file, with the folder above `configs/` on the path for its own imports."""
-    path = user_path(file).resolve()
-    if not path.is_file():
-        raise InputError(f"config {file!r} does not exist; give a .py file or a saved config.json")
-    root = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
-    if spec is None:
-        raise InputError(f"config {file!r} is no Python file; give a .py file or a config.json")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except InputError:
-        raise
-    except Exception as error:  # a config is a program: it may raise anything
-        raise InputError(f"config {file}: {type(error).__name__}: {error}") from error
-    return module
-
-
-def call(module: Any, name: str, file: str, *args: str) -> Any:
-    """Calls a function of a config file; what it raises becomes an InputError."""
-    if not hasattr(module, name):
-        raise InputError(f"config {file} has no {name}(); write one")
-    try:
-        return getattr(module, name)(*args)
-    except InputError:
-        raise
-    except Exception as error:
-        given = f" with {args[0]!r}" if args else ""
-        raise InputError(f"{file}: {name}(){given}: {type(error).__name__}: {error}") from error
+def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
+    """Sets fields from text, in any order: a method that is named brings its block first."""
+    overrides = [(field, str(value)) for field, value in overrides]
+    replace_blocks(config, overrides)
+    for field, value in overrides:
+        override(config, field, value)
 
 
 def override(config: ConfigDict, field: str, text: str) -> None:
@@ -169,8 +142,7 @@ def override(config: ConfigDict, field: str, text: str) -> None:
     block = config
     for part in [*parents, last]:
         if not isinstance(block, ConfigDict) or part not in block:
-            known = list(fields(config))
-            raise InputError(f"unknown config field {field!r}; {nearest(field, known)}")
+            raise unknown_field(config, field, list(fields(config)))
         owner, block = block, block[part]
     if isinstance(block, ConfigDict):
         inside = ", ".join(f"{field}.{key}" for key in block)

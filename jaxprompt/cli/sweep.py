@@ -12,11 +12,11 @@ from ml_collections import ConfigDict
 from jaxprompt.cli.options import (
     Parser,
     Terminated,
+    apply,
     call,
     load_config,
     load_module,
     need,
-    override,
     resolved,
 )
 from jaxprompt.errors import InputError, escape
@@ -151,8 +151,7 @@ def train_together(runs: Sequence[Any], workdir: str, **options: Any) -> Any:
 def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError where that is a grid itself."""
     c = load_config(run.config, overrides)
-    for field, value in run.changes.items():
-        override(c, field, str(value))
+    apply(c, run.changes.items())
     if is_grid(c):
         raise InputError(f"{run.config} has both sweep() and config.runs; empty one of them")
     return c
@@ -227,9 +226,7 @@ def list_runs(config: str, workdir: str, overrides: Sequence[tuple[str, str]] = 
         changes = dict(point)
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"
-        c = load_config(path, overrides)
-        for field, value in changes.items():
-            override(c, field, str(value))
+        apply(load_config(path, overrides), changes.items())
         parts = [] if argument is None else [argument]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
         name = [*parts, *(f"{f}={v}" for f, v in changes.items())]

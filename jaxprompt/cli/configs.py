@@ -1,0 +1,85 @@
+"""Finds configs, shipped ones by their names, and runs their functions. Imports nothing heavy."""
+
+import importlib.util
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.files import user_path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shipped_root() -> Path:
+    """Returns the folder above the shipped `configs`: a wheel has its own, else the repository."""
+    own = PACKAGE / "shipped"
+    return own if (own / "configs").is_dir() else PACKAGE.parent
+
+
+def shipped() -> dict[str, Path]:
+    """Lists the configs that ship, by name: "base", "ppt/nsp"."""
+    folder = shipped_root() / "configs"
+    files = [path for path in folder.rglob("*.py") if path.stem != "__init__"]
+    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(files)}
+    return {name: path for name, path in names.items() if not name.startswith("parts/")}
+
+
+def find(file: str) -> Path:
+    """Finds a config: a file, or a shipped one by its name or its path in the repository.
+
+    Raises InputError for one that is neither.
+    """
+    path = user_path(file, "config")
+    if path.is_file():
+        return path.resolve()
+    name, known = os.path.normpath(file).removesuffix(".py").removeprefix("configs/"), shipped()
+    if name not in known:
+        raise InputError(
+            f"config {file!r} does not exist; give a .py file, a saved config.json, or the name of "
+            f"a shipped one, {nearest(name, known)}"
+        )
+    return known[name]
+
+
+def load_module(file: str) -> Any:
+    """Imports a config file, with the folder above `configs/` on the path for its own imports.
+
+    The shipped `configs` can be imported too, by files of the user's own.
+    """
+    path, home = find(file), str(shipped_root())
+    root = next((p.parent for p in path.parents if p.name == "configs"), path.parent)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    if home not in sys.path:
+        sys.path.append(home)
+    spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
+    if spec is None:
+        raise InputError(f"config {file!r} is no Python file; give a .py file or a config.json")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except InputError:
+        raise
+    except Exception as error:  # a config is a program: it may raise anything
+        raise InputError(f"config {file}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def call(module: Any, name: str, file: str, *args: str) -> Any:
+    """Calls a function of a config file; what it raises becomes an InputError."""
+    if not hasattr(module, name):
+        raise InputError(f"config {file} has no {name}(); write one")
+    function = getattr(module, name)
+    if args and not inspect.signature(function).parameters:
+        raise InputError(f"config {file} takes no argument; leave out {':' + args[0]!r}")
+    try:
+        return function(*args)
+    except InputError as error:
+        where = f"config {file}:{args[0]}: " if args else ""
+        raise InputError(f"{where}{error}") from error
+    except Exception as error:
+        given = f" with {args[0]!r}" if args else ""
+        raise InputError(f"{file}: {name}(){given}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,166 @@
+"""A method or a head that is named brings its own fields; configs are found by name anywhere."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from test_configs import RUNNABLE
+from tiny_run import ROOT, flags, jaxprompt, tiny_fields
+
+from jaxprompt import build
+from jaxprompt.cli.blocks import HEAD_FIELDS, method_block, method_fields, methods
+from jaxprompt.cli.configs import load_module, shipped
+from jaxprompt.cli.options import fields, load_config
+from jaxprompt.errors import InputError
+from jaxprompt.fields import FIELDS, SYNONYMS
+from jaxprompt.prompts import methods as known_methods
+
+SOFT = {"name", "init", "length", "decoder", "start", "scale", "text", "file"}
+
+
+def read(config="base", **given):
+    """Loads a config by name; fields as in optim__lr=1, in this order."""
+    changes = [(name.replace("__", "."), str(value)) for name, value in given.items()]
+    return load_config(config, changes)
+
+
+# -- methods --------------------------------------------------------------------------------------
+
+
+def test_a_named_method_brings_its_block_whatever_the_order():
+    first = read(prompt__name="soft", prompt__length=5)
+    then = read(prompt__length=5, prompt__name="soft")
+    assert set(first.prompt) == SOFT
+    assert first.prompt.length == 5 and first.to_dict() == then.to_dict()
+    assert first.optim.lr == read().optim.lr  # a field sets nothing beside its block
+    assert first.is_locked and first.prompt.is_locked
+    back = load_config("base:soft", [("prompt.name", "prefix"), ("prompt.layers", "1-2")])
+    assert set(back.prompt) == set(read().prompt) and back.prompt.layers == "1-2"
+    assert dict(read(prompt__name="none").prompt) == {"name": "none"}
+    for c in (first, back, read(prompt__name="none")):
+        build.check_config(c)
+
+
+def test_the_method_that_is_there_keeps_its_settings():
+    assert read("quickstart", prompt__name="prefix").prompt.length == 16
+
+
+def test_blocks_have_all_that_a_method_has():
+    assert methods() == known_methods()
+    base = read()
+    for name in methods():
+        own = method_fields(name)
+        assert set(method_block(name, base)) == {"name", *own} | ({"init"} if own else set())
+    assert set(base.prompt) == {"name", "init", *method_fields("prefix")}
+
+
+@pytest.mark.parametrize(
+    "given, parts",
+    [
+        (dict(prompt__name="soft", prompt__layers="1-2"),
+         ["'prompt.layers' is of another method", "soft has decoder, file, init, length"]),
+        (dict(prompt__start="vocab"), ["prompt.start", "prompt.name=prefix has cross, "]),
+        (dict(prompt__length=3, prompt__name="none"), ["name=none has no field but name"]),
+        (dict(prompt__name="sotf"), ["unknown method prompt.name='sotf'; nearest: soft"]),
+        (dict(prompt__name="soft", prompt__lenght=3), ["'prompt.lenght'; nearest: prompt.length"]),
+        (dict(head__name="verbalizer", head__pooler="cls"),
+         ["'head.pooler' is of head.name=linear", "verbalizer has name, scores, pieces, span"]),
+        (dict(head__span="target"), ["is of head.name=verbalizer; head.name=linear has name, p"]),
+        (dict(head__name="text", head__dropout=0), ["head.name=text has name"]),
+    ],
+)  # fmt: skip
+def test_fields_of_others_are_refused_by_name(given, parts):
+    with pytest.raises(InputError) as caught:
+        read(**given)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_heads_own_what_their_block_has():
+    owned = [field for own in HEAD_FIELDS.values() for field in own]
+    assert sorted(owned) == sorted(set(FIELDS["head"]) - {"name"})
+    assert set(HEAD_FIELDS) == set(FIELDS["head"]["name"].limit)
+    c = read(head__span="target", head__name="verbalizer", head__scores="full")
+    assert (c.head.name, c.head.span, c.head.scores) == ("verbalizer", "target", "full")
+
+
+def test_zero_shot_is_one_command(backbone, data, capsys):
+    given = tiny_fields(backbone, data) | {"task.words": "cat,bread,saw"}
+    given |= {"task.labels": "beast,food,tool", "task.template": "{text} is [mask] ."}
+    del given["prompt.length"]
+    code, out, err = jaxprompt(capsys, "evaluate", "--config=base:zero_shot", *flags(given))
+    assert code == 0, err
+    own = ["--config.prompt.name=none", "--config.head.name=verbalizer", *flags(given)]
+    assert jaxprompt(capsys, "evaluate", "--config=base", *own)[:2] == (0, out)
+
+
+# -- arguments and names --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
+def test_an_unknown_argument_names_the_known(path):
+    takes = inspect.signature(load_module(str(path)).get_config).parameters
+    words = "known: |nearest: " if takes else "takes no argument; leave out ':sfot'"
+    with pytest.raises(InputError, match=words) as caught:
+        load_config(f"{path}:sfot")
+    assert "Error" not in str(caught.value)
+
+
+def test_an_argument_of_base_is_a_method():
+    assert load_config("base:soft").prompt.name == "soft"
+    assert load_config("base:soft").optim.lr == 3e-2
+    assert load_config("base:").to_dict() == load_config("base").to_dict()
+    for name in ("accuracy:trec-prefix-17", "accuracy:sst2-head", "accuracy:trecc-prefix"):
+        with pytest.raises(InputError, match="TASK-METHOD-16|known: |nearest: "):
+            load_config(name)
+
+
+def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {"base", "quickstart", "ppt/nsp", "adapt/mlm"} <= set(shipped())
+    assert not any(name.startswith("parts") for name in shipped())
+    names = ("quickstart:prefix", "quickstart.py:prefix", "configs/quickstart.py:prefix")
+    found = [load_config(name).to_dict() for name in (*names, f"{ROOT}/configs/quickstart.py")]
+    assert all(c == found[0] for c in found)
+    own = tmp_path / "configs" / "quickstart.py"  # a file comes before what ships
+    own.parent.mkdir()
+    own.write_text("from configs.base import get_config as base\n\ndef get_config():\n"
+                   "    c = base()\n    c.seed = 7\n    return c\n")  # fmt: skip
+    assert load_config("configs/quickstart.py").seed == 7
+    with pytest.raises(InputError, match="'quikstart' does not exist.*nearest: quickstart"):
+        load_config("quikstart:prefix")
+
+
+def test_reading_a_config_leaves_jax_unloaded():
+    """`plan` has yet to tell JAX how many devices there are."""
+    code = "import sys\nfrom jaxprompt.cli.options import load_config\n"
+    code += "load_config('base', [('prompt.name', 'soft')])\nassert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# -- names from elsewhere -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field, meant",
+    [
+        ("optim.learning_rate", "optim.lr"),
+        ("train.epochs", "train.total_epochs"),
+        ("train.max_steps", "train.total_steps"),
+        ("batch_size", "data.batch"),
+        ("optim.lr-scheduler", "optim.schedule"),
+        ("data.max_length", "data.max_len"),
+        ("random_seed", "seed"),
+        ("train.lr", "optim.lr, runs.lr"),
+    ],
+)
+def test_usual_names_suggest_ours(field, meant):
+    with pytest.raises(InputError) as caught:
+        load_config("base", [(field, "1")])
+    assert str(caught.value) == f"unknown config field {field!r}; nearest: {meant}"
+
+
+def test_synonyms_mean_fields_that_are_there_and_hide_none():
+    known = set(fields(read()))
+    assert set(SYNONYMS.values()) <= known
+    assert not set(SYNONYMS) & known
