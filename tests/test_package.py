@@ -1,0 +1,118 @@
+"""What is installed: the packages and configs of a wheel, and requirements for every import."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = [path for room in ("jaxprompt", "configs") for path in (ROOT / room).rglob("*.py")]
+# Imported under another name than the one that pip knows.
+NAMES = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint"}
+# Asked for only where a checkpoint is a pytorch_model.bin; the error says that it is missing.
+OPTIONAL = {"torch"}
+
+
+def required() -> dict[str, str]:
+    """Reads requirements.txt. -> {name, as it is normalised: bounds}"""
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pairs = [re.match(r"([\w.-]+)(.*)", line).groups() for line in lines if line[:1].isalpha()]
+    return {name.lower().replace("_", "-"): bounds for name, bounds in pairs}
+
+
+def imported() -> dict[str, str]:
+    """Lists what the product imports from others, inside functions too. -> {name: a file}"""
+    found = {}
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            found |= {name.split(".")[0]: str(path.relative_to(ROOT)) for name in names}
+    own = {"jaxprompt", "configs", *sys.stdlib_module_names}
+    return {name: path for name, path in found.items() if name not in own}
+
+
+def test_every_import_is_required():
+    found = imported()
+    names = {NAMES.get(name, name).lower().replace("_", "-"): name for name in found}
+    assert len(names) > 20
+    lacks = names.keys() - required().keys() - OPTIONAL
+    assert not lacks, {name: found[names[name]] for name in lacks}
+
+
+def test_requirements_are_bounded():
+    assert all(">=" in bounds for bounds in required().values())
+    assert required()["orbax-checkpoint"].endswith("<1.0")
+    assert required()["transformers"].endswith("<6")
+
+
+def test_every_package_is_named():
+    """With setuptools' own search configs/ would be a package of that name, beside jaxprompt."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in PRODUCT}
+    wanted = {name.replace("/", ".") for name in folders}
+    assert {name.removeprefix("jaxprompt.shipped.") for name in named} == wanted
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel of this tree, built without network and unpacked. -> folder"""
+    pytest.importorskip("setuptools", minversion="77")
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    skipped = shutil.ignore_patterns("__pycache__")
+    for name in ("jaxprompt", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=skipped)
+    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(built)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (file,) = built.glob("jaxprompt-*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(built / "site")
+    return built / "site"
+
+
+def test_the_wheel_holds_what_the_tree_has(wheel):
+    for room, place in (("jaxprompt", "jaxprompt"), ("configs", "jaxprompt/shipped/configs")):
+        files = [path for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".jsonl")]
+        assert len(files) > 20
+        for path in files:
+            assert (wheel / place / path.relative_to(ROOT / room)).read_bytes() == path.read_bytes()
+    assert sorted(path.name for path in wheel.iterdir() if "dist-info" not in path.name) == [
+        "jaxprompt"
+    ]
+
+
+def test_configs_of_a_wheel_are_found_from_any_folder(wheel, tmp_path):
+    """By name and by their path in the repository; a user's own config takes their parts."""
+    (tmp_path / "mine.py").write_text(
+        "from configs.base import get_config as base\nfrom configs.parts import methods\n"
+        "def get_config():\n    c = base()\n    methods.soft(c, length=7)\n    return c\n"
+    )
+    code = """
+from jaxprompt.cli import configs
+from jaxprompt.cli.options import load_config
+for name in ("quickstart:soft", "configs/quickstart.py:soft"):
+    assert load_config(name).prompt.name == "soft"
+assert load_config("ppt/t5_xxl:boolq,ppt").prompt.init == "prompts/nsp"
+assert load_config("base", [("prompt.name", "soft")]).prompt.length == 20
+assert load_config("mine.py").prompt.length == 7
+import configs.base
+print(configs.base.__file__)
+"""
+    env = {"PYTHONPATH": str(wheel), "PATH": os.environ["PATH"]}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == str(wheel / "jaxprompt" / "shipped" / "configs" / "base.py")
