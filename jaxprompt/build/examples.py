@@ -107,7 +107,7 @@ def read_examples(
     rows, has_labels = None, task.labels or task.choices or task.is_text or record is not None
     if drawn or "train" in wanted or not has_labels:
         rows = read("train")
-        task = with_labels(task, rows)
+        task = with_labels(task, rows, rows.origin)
     task = in_form(c, task) if record is None else task
     if rows is not None:
         examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]

@@ -262,8 +262,12 @@ def _python(value: Any) -> Any:
 
 
 def _named(task: Task, names: Sequence[str] | None) -> Callable[[dict], dict] | None:
-    """For a task of the user's own: writes class names for the data set's own numbers."""
-    if task.hub or not names:
+    """Writes class names for the data set's own numbers.
+
+    Of a known task only where its classes have these names and another order.
+    """
+    reordered = set(names or ()) <= set(task.labels) and tuple(names or ()) != task.labels
+    if not names or (task.hub and not reordered):
         return None
 
     def convert(row: dict[str, Any]) -> dict[str, Any]:

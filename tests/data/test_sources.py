@@ -221,6 +221,7 @@ results = {
     "has": [has_split(known, "dev"), has_split(known, "test")],
     "no_dev": message(known, "dev"),
     "mine": message(mine, "dev", source="hub:stanfordnlp/sst2"),
+    "reversed": message(get_task("subj"), "train"),
     "mine_has": has_split(mine, "test", source="hub:stanfordnlp/sst2"),
     "renamed": message(get_task("mpqa"), "train"),
     "branch": message(get_task("trec"), "train"),
@@ -263,6 +264,8 @@ dataset_info:
 """
     parts = {"train.jsonl": lines, "validation.jsonl": lines}
     cached_set(tmp_path, "stanfordnlp/sst2", parts | {"README.md": card})
+    turned = card.replace("negative", "objective").replace("positive", "subjective")
+    cached_set(tmp_path, "SetFit/subj", {"train.jsonl": lines, "README.md": turned})
     cached_set(tmp_path, "rahulsikder223/SentEval-MPQA", {"train.jsonl": lines})
     question = '{"text": "Who ?", "coarse_label": 3}\n'
     files = {"default/train/0000.jsonl": question}
@@ -289,6 +292,8 @@ dataset_info:
     assert found["has"] == [False, True]
     assert "no dev split" in found["no_dev"] and "train, validation" in found["no_dev"]
     assert found["mine"] == [rows[0] | {"label": "negative"}, rows[1] | {"label": "positive"}]
+    # A known task numbers the classes in another order than the data set that names them.
+    assert [row["label"] for row in found["reversed"]] == ["objective", "subjective"]
     assert found["mine_has"] is False
     assert found["renamed"] == [{"text": r["sentence"], "label": r["label"]} for r in rows]
     assert found["branch"] == [json.loads(question)]

@@ -1,6 +1,5 @@
 """The task registry and the reading of rows, on rows written by hand and on real data."""
 
-import itertools
 import re
 import subprocess
 import sys
@@ -147,21 +146,84 @@ def test_reads_real_rows(shared, name, folder):
     assert seen == set(range(len(task.labels)))
 
 
-def test_label_names_are_those_of_real_rows(shared):
-    """Where a set spells its labels out, the names and numbers must agree with the registry."""
-    for folder in ("sst5", "mr", "mpqa"):
-        task = tasks.get_task(folder)
-        for row in itertools.islice(read_file(shared / "data" / folder / "train.jsonl.gz"), 500):
-            assert task.labels[row["label"]] == row["label_text"]
+def documented_names(shared):
+    """The label names that the data's README gives by number, folder by folder: {folder: names}."""
+    text = (shared / "data/README.md").read_text("utf-8")
+    for section in text.split("\n### ")[1:]:
+        line = re.search(r"^- labels: (.*)$", section, re.M)[1]
+        if line.startswith(("coarse 0 ", "0 ")):  # of trec the coarse ones, which are ours
+            named = line.removeprefix("coarse ").split("; fine")[0]
+            pairs = (part.split(" ", 1) for part in named.split(", "))
+            yield section.split(":")[0], {int(number): name for number, name in pairs}
+        elif line.startswith("0-14 = "):  # tnews: raw values and names
+            pairs = (part.split(" ", 1) for part in line.removeprefix("0-14 = ").split(", "))
+            yield section.split(":")[0], dict(enumerate(name for _, name in pairs))
+
+
+def test_label_names_are_those_of_the_datas_own_documentation(shared):
+    tasks_of = {folder: name for name, folder in FOLDERS.items()}
+    spelled = lambda name: name.lower().replace(" meaning", "").replace(" ", "_")
+    checked = set()
+    for folder, names in documented_names(shared):
+        if folder not in tasks_of:
+            continue
+        task = tasks.get_task(tasks_of[folder])
+        assert [spelled(name) for name in task.labels] == [spelled(names[i]) for i in sorted(names)]
+        checked.add(task.name)
+    by_text = {"c3", "ccpm", "dream"}  # the answer is the text or the index of a choice
+    assert checked == FOLDERS.keys() - by_text
+
+
+def test_label_names_are_those_that_real_rows_carry(shared):
+    """In every file whose rows spell their labels out, names and numbers agree with the task's."""
+    found = set()
+    for path in sorted((shared / "data").glob("*/*.jsonl.gz")):
+        name = path.parent.name
+        if name not in tasks.task_names() or "label_text" not in read_file(path)[0]:
+            continue
+        task = tasks.get_task(name)
+        pairs = {(row["label"], row["label_text"]) for row in read_file(path)}
+        assert pairs == set(enumerate(task.labels))
+        found.add(name)
+    assert found == {"mpqa", "mr", "sst5"}
+
+
+def test_fine_labels_of_trec_agree_with_the_names_of_the_coarse(shared):
+    """The fine labels of the hub are in the order of the names "ABBR:abb" ... "NUM:weight"."""
+    first = {"ABBR": 0, "ENTY": 2, "DESC": 24, "HUM": 28, "LOC": 32, "NUM": 37}
+    ends = [*list(first.values())[1:], 50]
+    fine = [
+        n for (n, start), end in zip(first.items(), ends, strict=True) for _ in range(start, end)
+    ]
+    names = tasks.get_task("trec").labels
+    for row in read_file(shared / "data/trec/train.jsonl.gz"):
+        assert names[row["coarse_label"]] == fine[row["fine_label"]]
+
+
+def test_meaning_of_labels_that_no_row_names(shared):
     for row in read_file(shared / "data" / "rte" / "train.jsonl.gz"):
         if row["hypothesis"] == "Weapons of Mass Destruction Found in Iraq.":
             assert tasks.get_task("rte").labels[row["label"]] == "not_entailment"
-    questions = {
-        "How did serfdom develop in and then leave Russia ?": "DESC",
-        "What films featured the character Popeye Doyle ?": "ENTY",
-    }
-    for row in itertools.islice(read_file(shared / "data" / "trec" / "train.jsonl.gz"), 2):
-        assert tasks.get_task("trec").labels[row["coarse_label"]] == questions[row["text"]]
+    # LM-BFF maps 0 to "subjective" and 1 to "objective".
+    assert tasks.get_task("subj").labels == ("subjective", "objective")
+    assert tasks.get_task("subj").words == (("subjective",), ("objective",))
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"c3", "c3_dialog", "ccpm"}))
+def test_a_label_that_is_the_name_of_a_class_decides(name):
+    """Also where a number beside it, in the data set's own order, says another class."""
+    task = tasks.get_task(name)
+    row = dict.fromkeys(task.fields + task.choices, "x") | {"question": "cause"}
+    if len(task.choices) == 1:
+        row[task.choices[0]] = [f"text {i}" for i in range(len(task.labels))]
+    for index, label in enumerate(task.labels):
+        assert tasks.read_example(task, row | {task.label: label}, "x:1").label == index
+        if not task.choices:
+            other = (index + 1) % len(task.labels)
+            named = row | {task.label: other, f"{task.label}_text": label}
+            assert tasks.read_example(task, named, "x:1").label == index
+            unknown = named | {f"{task.label}_text": "no name of a class"}
+            assert tasks.read_example(task, unknown, "x:1").label == other
 
 
 def test_copa_turns_the_question_into_a_connective():
@@ -209,25 +271,71 @@ def test_unknown_labels():
     task = tasks.get_task("sst2")
     row = {"sentence": "fine"}
     assert tasks.read_example(task, row, "x:1", need_label=False).label == -1
-    for hidden in (-1, "-1", None, ""):
+    for hidden in (-1, "-1", -1.0, "-1.0", None, "", " ", float("nan")):
         example = tasks.read_example(task, row | {"label": hidden}, "x:1", need_label=False)
         assert example.label == -1
+        assert not tasks.has_label(task, row | {"label": hidden})
+    for hidden in (-1, "-1"):
         with pytest.raises(InputError, match=r"x:1: label .* labels: negative, positive"):
             tasks.read_example(task, row | {"label": hidden}, "x:1")
     with pytest.raises(InputError, match="x:7: label 'neutral' is not a label of task sst2"):
-        tasks.read_example(task, row | {"label": "neutral"}, "x:7", need_label=False)
+        tasks.read_example(task, row | {"label": "neutral"}, "x:7")
     with pytest.raises(InputError, match="x:1: no label column 'label'; columns: sentence"):
         tasks.read_example(task, row, "x:1")
+    for unknown in ("neutral", 7, [1, 2], {"a": 1}):  # predicted all the same
+        example = tasks.read_example(task, row | {"label": unknown}, "x:7", need_label=False)
+        assert example.label == -1 and tasks.has_label(task, row | {"label": unknown})
+
+
+NO_TEXTS = [
+    (None, "null"), (float("nan"), "NaN"), (float("inf"), "an infinite number"),
+    ([1, 2], r"the list \[1, 2\]"), ({"a": 1}, "the object {'a': 1}"), (b"x", "the bytes b'x'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value, shown", [*NO_TEXTS, ("", "nothing"), ("  ", "nothing")])
+def test_what_is_no_label(value, shown):
+    """It is neither a class of its own nor one of a known task."""
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}, {"text": "c", "label": value}]
+    task = tasks.custom_task(fields=["text"])
+    message = rf"a.csv:9: label column 'label' holds {shown}, which is no label"
+    with pytest.raises(InputError, match=message):
+        tasks.with_labels(task, rows, lambda number: f"a.csv:{number + 7}")
+    with pytest.raises(InputError, match="row 3: label column 'label' holds"):
+        tasks.with_labels(task, rows)
+    known = tasks.with_labels(task, rows[:2])
+    with pytest.raises(InputError, match=message):
+        tasks.read_example(known, rows[2], "a.csv:9")
+
+
+@pytest.mark.parametrize("value, shown", NO_TEXTS)
+def test_what_is_no_text(value, shown):
+    task = tasks.custom_task(fields=["a"], label="y", choices=["c"])
+    row = {"a": "q", "c": ["x", "z"], "y": 0}
+    for broken, column in (({"a": value}, "a"), ({"c": ["x", value]}, "c")):
+        with pytest.raises(InputError, match=f"x:2: column '{column}' holds {shown}, which is no"):
+            tasks.read_example(task, row | broken, "x:2")
+
+
+def test_lists_of_lines_are_read_where_the_data_set_has_them(shared):
+    for name in ("dream", "c3"):
+        task = tasks.get_task(name)
+        (column,) = task.lines
+        row = read_file(shared / "data" / name / "train.jsonl.gz")[0]
+        assert isinstance(row[column], list)
+        assert tasks.read_example(task, row, "x:1").fields[column] == "\n".join(row[column])
+        with pytest.raises(InputError, match=f"column '{column}' holds null"):
+            tasks.read_example(task, row | {column: ["a", None]}, "x:1")
+    listed = {name for name in NAMES if tasks.get_task(name).lines}
+    assert listed == {"dream", "c3", "c3_dialog"}
 
 
 def test_fields_become_text():
     task = tasks.custom_task(fields=["a", "b"], labels=["no", "yes"])
-    example = tasks.read_example(task, {"a": 3, "b": ["x", "y"], "label": "no"}, "x:1")
-    assert example.fields == {"a": "3", "b": "x\ny"}
+    example = tasks.read_example(task, {"a": 3, "b": "", "label": "no"}, "x:1")
+    assert example.fields == {"a": "3", "b": ""}
     with pytest.raises(InputError, match="x:2: column 'b' of task custom is missing; columns: a"):
         tasks.read_example(task, {"a": 3}, "x:2")
-    with pytest.raises(InputError, match="x:2: column 'b' of task custom is empty"):
-        tasks.read_example(task, {"a": 3, "b": None}, "x:2")
 
 
 def test_choices_in_one_column():
@@ -255,6 +363,21 @@ def test_classes_from_rows():
         tasks.with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
     with pytest.raises(InputError, match="no label column 'label'; columns: text"):
         tasks.with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])
+
+
+def test_whole_numbers_that_pandas_wrote_as_floats():
+    """A column of whole numbers with a gap anywhere is written "0.0", "1.0"."""
+    found = lambda *values: tasks.labels_from_rows([{"y": value} for value in values], "y")
+    assert found("0.0", "1.0", "10.0", "1") == ("0", "1", "10")
+    assert found("0.5", "1.0") == ("0.5", "1.0") and found("-1.0", "0.0") == ("-1", "0")
+    assert found("1", "--1", "01") == ("--1", "01", "1") and found("07", "7") == ("07", "7")
+    task = tasks.custom_task(fields=["text"], labels=found("0.0", "1.0"))
+    for value, index in (("0.0", 0), ("1.0", 1), ("1", 1), (1.0, 1)):
+        assert tasks.read_example(task, {"text": "a", "label": value}, "x:1").label == index
+    spelled = tasks.custom_task(fields=["text"], labels=["1.0", "2.0"])
+    assert tasks.read_example(spelled, {"text": "a", "label": "2.0"}, "x:1").label == 1
+    known = {"sentence": "a", "label": "1.0"}
+    assert tasks.read_example(tasks.get_task("sst2"), known, "x:1").label == 1
 
 
 def test_custom_words():
@@ -301,7 +424,7 @@ def test_wrong_targets():
             tasks.read_example(SUMMARY, row | {"summary": empty}, "x:3")
         example = tasks.read_example(SUMMARY, row | {"summary": empty}, "x:3", need_label=False)
         assert example == tasks.Example(row)
-    for wrong in ({"text": "a"}, ["a", None], [["a"]]):
+    for wrong in ({"text": "a"}, ["a", None], [["a"]], float("nan")):
         with pytest.raises(InputError, match="x:3: target column 'summary' must hold a text or"):
             tasks.read_example(SUMMARY, row | {"summary": wrong}, "x:3", need_label=False)
 

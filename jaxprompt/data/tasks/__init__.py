@@ -14,10 +14,19 @@ import dataclasses
 import functools
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from jaxprompt.data.tasks.cells import (
+    check_label,
+    class_names,
+    is_blank,
+    read_text,
+    spelling,
+    unreadable,
+    whole,
+)
 from jaxprompt.data.tasks.chinese import CHINESE
 from jaxprompt.data.tasks.english import ENGLISH
 from jaxprompt.errors import InputError, nearest
@@ -39,6 +48,7 @@ class Task:
 
     name: str
     fields: tuple[str, ...]  # names that the texts below may use
+    lines: tuple[str, ...] = ()  # those of them that the data set has as a list of lines
     labels: tuple[str, ...] = ()  # class names by index; () = the choices are the classes
     label: str = "label"  # column of the label
     values: tuple[str, ...] = ()  # raw labels by class where they are neither index nor name
@@ -157,22 +167,42 @@ def custom_task(
     return _checked(task)
 
 
-def with_labels(task: Task, rows: Iterable[Mapping[str, Any]]) -> Task:
-    """The task with its class names taken from the training rows, unless it has or needs none."""
+def with_labels(
+    task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None = None
+) -> Task:
+    """The task with its class names taken from the training rows, unless it has or needs none.
+
+    `origin` tells where row i stands, for messages.
+    """
     if task.labels or task.choices or task.is_text:
         return task
-    return _checked(dataclasses.replace(task, labels=labels_from_rows(rows, task.label)))
+    return _checked(dataclasses.replace(task, labels=labels_from_rows(rows, task.label, origin)))
 
 
-def labels_from_rows(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[str, ...]:
-    """Distinct labels of `column`, in numeric order if all are whole numbers, else sorted."""
+def labels_from_rows(
+    rows: Iterable[Mapping[str, Any]], column: str, origin: Callable[[int], str] | None = None
+) -> tuple[str, ...]:
+    """Distinct labels of `column`, in numeric order if all are whole numbers, else sorted.
+
+    Raises InputError, with the row's `origin`, for a value that cannot be a label.
+    """
+    where = origin or (lambda number: f"row {number + 1}")
     seen = set()
-    for row in rows:
+    for number, row in enumerate(rows):
         if column not in row:
             raise InputError(f"no label column {column!r}; columns: {', '.join(row)}")
-        seen.add(_spelling(row[column]))
-    whole = all(re.fullmatch(r"-?\d{1,18}", x) for x in seen)
-    return tuple(sorted(seen, key=int if whole else None))
+        check_label(row[column], column, lambda number=number: where(number))
+        seen.add(spelling(row[column]))
+    return class_names(seen)
+
+
+def has_label(task: Task, row: Mapping[str, Any]) -> bool:
+    """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
+    value = row.get(task.target or task.label)
+    if task.is_text:
+        return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
+    hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
+    return not is_blank(value) and not hidden
 
 
 def read_example(
@@ -180,8 +210,10 @@ def read_example(
 ) -> Example:
     """Reads one row. `where` ("file:line") opens the messages of the InputErrors it raises.
 
-    With need_label=False a label that is absent, empty or hidden (-1) becomes -1, and a target
-    that is absent or empty becomes "". Empty texts in a list of references are left out.
+    With need_label=False a label that is absent, hidden (-1) or unknown to the task becomes -1, and
+    a target that is absent or empty becomes "". Empty texts in a list of references are left out.
+    Where the row also names its label, in a column of the label column's name with "_text" behind
+    it, a name that the task knows decides and not the number: data sets number classes differently.
     """
     fields = {}
     for name in task.fields:
@@ -193,23 +225,31 @@ def read_example(
         return Example(fields, target="".join(references[:1]), references=references)
     own = () if task.options else _choices(task, row, where)
     choices = task.options or own
-    value = row.get(task.label)
-    if value is None or value == "" or (value in (-1, "-1") and "-1" not in task.label_table):
-        if not need_label:
-            return Example(fields, choices, -1)
-        if task.label not in row:
-            raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
-    return Example(fields, choices, _label(task, value, own, where))
+    if need_label and task.label not in row:
+        raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
+    if not need_label and not has_label(task, row):
+        return Example(fields, choices, -1)
+    index = _label(task, row, own)
+    if index < 0 and need_label:
+        value = row[task.label]
+        check_label(value, task.label, lambda: where)
+        known = own or task.labels
+        shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
+        raise InputError(
+            f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
+        )
+    return Example(fields, choices, index)
 
 
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
-    if row.get(column) is None:
-        state = "is empty" if column in row else "is missing"
+    if column not in row:
         raise InputError(
-            f"{where}: column {column!r} of task {task.name} {state}; columns: {', '.join(row)}"
+            f"{where}: column {column!r} of task {task.name} is missing; columns: {', '.join(row)}"
         )
     value = row[column]
-    return "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    if column in task.lines and isinstance(value, (list, tuple)):
+        return "\n".join(read_text(line, column, where) for line in value)
+    return read_text(value, column, where)
 
 
 def _derived(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
@@ -226,7 +266,7 @@ def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
         value = row.get(column)
         if not isinstance(value, (list, tuple)) or len(value) < 2:
             raise InputError(f"{where}: column {column!r} must hold a list of 2 or more choices")
-        found = tuple(map(str, value))
+        found = tuple(read_text(text, column, where) for text in value)
     most = len(task.words) or len(string.ascii_uppercase)
     if len(found) > most:
         raise InputError(
@@ -239,9 +279,11 @@ def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
     value = row.get(column)
     texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    if not all(isinstance(text, (str, int, float)) for text in texts):
-        raise InputError(f"{where}: target column {column!r} must hold a text or a list of texts")
-    references = tuple(text for text in map(_spelling, texts) if text.strip())
+    if wrong := next(filter(None, map(unreadable, texts)), ""):
+        raise InputError(
+            f"{where}: target column {column!r} must hold a text or a list of texts, not {wrong}"
+        )
+    references = tuple(text for text in map(spelling, texts) if text.strip())
     if needed and column not in row:
         raise InputError(f"{where}: no target column {column!r}; columns: {', '.join(row)}")
     if needed and not references:
@@ -249,26 +291,19 @@ def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -
     return references
 
 
-def _label(task: Task, value: Any, choices: tuple[str, ...], where: str) -> int:
+def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...]) -> int:
+    """Finds the class of a row, -1 where the task does not know it."""
+    value, name = row.get(task.label), row.get(f"{task.label}_text")
+    if isinstance(name, str) and name in task.labels and not choices:
+        return task.labels.index(name)
     # Where a column has values of its own a choice may read like one of them.
     if isinstance(value, str) and value in choices and not task.values:
         return choices.index(value)
-    index = task.label_table.get(_spelling(value), -1)
-    if index < 0 or (choices and index >= len(choices)):
-        known = choices or task.labels
-        shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
-        raise InputError(
-            f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
-        )
-    return index
-
-
-def _spelling(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():  # whole numbers of a column with gaps
-        return str(int(value))
-    return str(value)
+    if unreadable(value):
+        return -1
+    spelled = spelling(value)
+    index = task.label_table.get(spelled, task.label_table.get(whole(spelled), -1))
+    return -1 if choices and index >= len(choices) else index
 
 
 def _checked(task: Task) -> Task:

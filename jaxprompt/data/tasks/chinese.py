@@ -32,6 +32,7 @@ _SELECTION = {
 _READING = {
     **_SELECTION,
     "fields": ("context", "question"),
+    "lines": ("context",),
     "choices": ("choice",),
     "template": "{context}问：{question|whole}{choices}答案是[mask]。",
     "causal": "{context}问：{question|whole}{choices}答案是[mask]",

@@ -1,10 +1,11 @@
 """The English tasks.
 
 Templates and label words of the few-shot set are the manual ones of LM-BFF (Gao et al. 2021,
-table 1); label numbers and columns are those of the hub version named. Text formats of GLUE and
-SuperGLUE are those of T5 (Raffel et al. 2020, appendix D) without the data set's name, which prompt
-tuning drops (Lester et al. 2021); the others are made alike. Questions of inference for
-left-to-right models are worded as those of GPT-3 (Brown et al. 2020, appendix G).
+table 1); label numbers and columns are those of the hub version named. The numbers of subj are
+those of LM-BFF's files: its hub version names its labels besides, and names decide. Text formats of
+GLUE and SuperGLUE are those of T5 (Raffel et al. 2020, appendix D) without the data set's name,
+which prompt tuning drops (Lester et al. 2021); the others are made alike. Questions of inference
+for left-to-right models are worded as those of GPT-3 (Brown et al. 2020, appendix G).
 """
 
 _NO_TEST = {"train": "train", "test": "validation"}  # the hub hides the labels of its test rows
@@ -84,13 +85,13 @@ ENGLISH = {
     "imdb": _review("text") | {"hub": "stanfordnlp/imdb", "splits": _TRAIN_TEST},
     "subj": {
         "fields": ("text",),
-        "labels": ("objective", "subjective"),
+        "labels": ("subjective", "objective"),  # as LM-BFF's files; the hub's rows carry names
         "hub": "SetFit/subj",
         "splits": _TRAIN_TEST,
         "template": "{text} This is [mask].",
         "causal": "{text} This is [mask]",
         "text": "sentence: {text}",
-        "words": (("objective",), ("subjective",)),
+        "words": (("subjective",), ("objective",)),
         "plain": "{text}",
     },
     "cola": {
@@ -326,7 +327,12 @@ ENGLISH = {
     "race_middle": _race("middle"),
     "race_high": _race("high"),
     "dream": _reading("dialogue", ("choice",), 3)
-    | {"label": "answer", "hub": "dataset-org/dream", "revision": "refs/convert/parquet"},
+    | {
+        "lines": ("dialogue",),
+        "label": "answer",
+        "hub": "dataset-org/dream",
+        "revision": "refs/convert/parquet",
+    },
     "cosmos_qa": _reading("context", ("answer0", "answer1", "answer2", "answer3"), 4)
     | {"hub": "allenai/cosmos_qa", "revision": "refs/convert/parquet", "splits": _NO_TEST},
     "topics": {
