@@ -92,7 +92,7 @@ def get_config(method: str = "") -> ConfigDict:
     c.data.holdout = 0.0  # fraction: share of each class that becomes dev; 0 = the task's own dev
     c.data.folds = 4  # kfold: number of parts
     c.data.fold = 0  # kfold: the part that is dev
-    c.data.size = 500  # holdout: rows of train that become dev
+    c.data.size = 500  # holdout: rows of train that become dev, of each class its share
     c.data.rows = ""  # listed: JSONL file with the row numbers of each seed
     c.data.batch = 32  # examples a step, over all hosts
     c.data.eval_batch = 64  # examples a batch in evaluation

@@ -21,6 +21,7 @@ from jaxprompt.build.keeping import Kept
 from jaxprompt.build.weights import Weights, check_init, read_origin, start
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.data.batching import EvalBatches, TrainBatches
+from jaxprompt.data.overview import tell_cut, tell_labels
 from jaxprompt.data.target import read_answer
 from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError, at_least
@@ -186,6 +187,15 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
     """Encodes every split; train with the free texts that are to be learned."""
     parts = examples.splits.items()
     return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
+
+
+def tell_examples(scorer: Scorer, splits: Mapping[str, Split]) -> list[str]:
+    """Says which label is which, how many there are, and how many texts are cut."""
+    lines = [tell_cut(scorer.layout.max_len, {name: part.rows for name, part in splits.items()})]
+    if scorer.is_text:
+        return lines
+    names = scorer.task.labels or tuple(string.ascii_uppercase[: scorer.classes])
+    return tell_labels(names, {name: part.labels for name, part in splits.items()}) + lines
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:

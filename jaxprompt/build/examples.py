@@ -149,4 +149,6 @@ def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
         )
     values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
+    if data.protocol == "holdout" and (task.is_text or task.choices):
+        labels = [0] * len(labels)  # the place of the right choice is no class
     return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)

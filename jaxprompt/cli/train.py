@@ -157,7 +157,7 @@ def facts(c: Any) -> dict[str, str]:
 
 def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None:
     """Says what was read, what trains, and what is fresh."""
-    from jaxprompt import tree
+    from jaxprompt import build, tree
 
     report = weights.report
     log.say(f"backbone {c.backbone.path} ({backbone.family}), weights {report.fingerprint[:12]}")
@@ -168,6 +168,8 @@ def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None
         log.say(f"prompt from {c.prompt.init}")
     log.say(f"task {scorer.task.name}, template {scorer.template!r}")
     log.say("  " + ", ".join(f"{name} {len(part.labels)}" for name, part in splits.items()))
+    for line in build.tell_examples(scorer, splits):
+        log.say(f"  {line}")
     log.say(tree.overview(weights.trainable, weights.frozen))
     fresh = sorted({"/".join(n.split("/")[:3]) for n in weights.trainable if n.startswith("head/")})
     if fresh:

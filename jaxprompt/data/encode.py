@@ -51,6 +51,7 @@ class Encoded(NamedTuple):
     targets: np.ndarray | None = None  # int32, the token that each label_pos predicts: free text
     segments: np.ndarray | None = None  # int32, see Tokens
     count: int = 0  # choices that the example has, of which one is the class; 0 = all classes
+    cut: bool = False  # whether some of the text did not fit into max_len
 
 
 class Answer(NamedTuple):
@@ -79,6 +80,11 @@ class _Open(NamedTuple):
     part: Part
     space: bool
     segment: int
+
+
+def count_cut(rows: Sequence[Sequence[Encoded]]) -> int:
+    """Counts the examples of which some text did not fit. `rows`: examples, K rows each."""
+    return sum(any(row.cut for row in example) for example in rows)
 
 
 def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
@@ -320,7 +326,8 @@ class Encoder:
     ) -> Encoded:
         runs = [r if r.ids is not None else r._replace(ids=tokens[r.text]) for r in runs]
         room = self._check_room([run for run in runs if not run.cut])
-        kept = iter(kept_lengths([len(run.ids) for run in runs if run.cut], room))
+        lengths = [len(run.ids) for run in runs if run.cut]
+        kept, cut = iter(kept_lengths(lengths, room)), sum(lengths) > room
         ids: list[int] = []
         slots: list[int] = []
         types: list[int] = []
@@ -334,12 +341,14 @@ class Encoder:
         row = _row(ids, slots, types, roles, range(len(ids)))
         if self._specials.style == "masked":
             label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
-            return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32))
+            return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32), cut=cut)
         if self._specials.style == "causal":
             joined, label_pos, targets = _say(row, self._answer.plan, target)
-            return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets)
+            return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
         decoder, label_pos, targets = _say(self._stem(), self._answer.plan, target)
-        return Encoded(**row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets)
+        return Encoded(
+            **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
+        )
 
     def _stem(self) -> Row:
         """What the decoder is fed before anything is read: its soft tokens and the stem."""

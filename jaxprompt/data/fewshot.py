@@ -4,9 +4,10 @@ All draw from numpy's legacy RandomState or from `random.Random`, whose streams 
 the same seed gives the same rows on every machine and for any number of processes.
 """
 
+import itertools
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def split(
                 f"{nearest(option, PROTOCOLS[protocol])}"
             )
     if protocol == "holdout":
-        return holdout(len(labels), seed=seed, **options)
+        return holdout(labels, seed=seed, **options)
     if protocol == "listed":
         return listed(seed=seed, total=len(labels), **options)
     if protocol == "kfold":
@@ -177,13 +178,28 @@ def kfold(
     ]
 
 
-def holdout(total: int, size: int, seed: int) -> Split:
-    """`size` random rows of train for dev, the rest for train; both in the order of the file."""
+def holdout(labels: Sequence[int], size: int, seed: int) -> Split:
+    """`size` random rows of train for dev, the rest for train; both in the order of the file.
+
+    Every class gives its share of `size`, rounded by largest remainders, and keeps a row in train.
+    Where there are no classes, all labels are equal.
+    """
+    total = len(labels)
     _at_least("size", size, 1)
     if size >= total:
         raise InputError(f"size = {size} leaves no row of {total} for train; lower it")
-    rows = np.array(_shuffled(total, seed), np.int64)
-    return Split(np.sort(rows[size:]), np.sort(rows[:size]))
+    groups = _by_class(labels, _shuffled(total, seed))
+    most = total - len(groups)
+    if size > most:
+        cure = f"lower it to {most} or less" if most else "give data.files.dev instead"
+        raise InputError(
+            f"size = {size} leaves train without an example of some class: there are {total} "
+            f"examples of {len(groups)} classes; {cure}"
+        )
+    shares = _apportion({label: len(rows) for label, rows in groups.items()}, size)
+    dev = [row for label, rows in groups.items() for row in rows[: shares[label]]]
+    train = [row for label, rows in groups.items() for row in rows[shares[label] :]]
+    return _split(sorted(train), sorted(dev))
 
 
 def listed(path: str | Path, seed: int, total: int) -> Split:
@@ -214,6 +230,17 @@ def _by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int
     for row in order:
         groups.setdefault(int(labels[row]), []).append(row)
     return groups
+
+
+def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
+    """Divides `size` over classes in proportion to theirs, of which each keeps one or more."""
+    total = sum(sizes.values())
+    shares = {label: size * own // total for label, own in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda label: -(size * sizes[label] % total))
+    for label in itertools.cycle(by_remainder):
+        if sum(shares.values()) == size:
+            return shares
+        shares[label] += shares[label] < sizes[label] - 1
 
 
 def _split(train: Sequence[int], dev: Sequence[int] | None) -> Split:

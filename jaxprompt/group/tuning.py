@@ -43,6 +43,7 @@ def prepare(
     scorers: dict[str, Scorer] = {}
     facts: dict[str, dict[str, Any]] = {}
     encoded: dict[str, dict[str, Split]] = {}
+    told: dict[str, list[str]] = {}  # of the first run with these examples
     same, found = {}, []
     for run in runs:
         own = run.config
@@ -58,6 +59,7 @@ def prepare(
                     name: same.setdefault((name, part.digest()), part)
                     for name, part in splits.items()
                 }
+                told[run.name] = build.tell_examples(scorers[key], splits)
         except InputError as error:
             failed(run, error)
             continue
@@ -82,6 +84,9 @@ def prepare(
         build.check_repeated(member.run.folder, member.record)
     says = [f"backbone {c.backbone.path} ({backbone.family})"]
     says += build.tell_kernel(c, placement, backbone.module)
+    differ = len(set(map(tuple, told.values()))) > 1
+    for name, lines in told.items() if differ else list(told.items())[:1]:
+        says += [f"{name}: {line}" * differ or line for line in lines]
     shared = Shared(c, placement, loaded, build.build_objectives(c), Looks, says)
     return shared, members
 

@@ -16,7 +16,9 @@ from tiny_run import (
     write_rows,
 )
 
+from jaxprompt import build
 from jaxprompt.cli.train import run
+from jaxprompt.errors import InputError
 
 BASE = ROOT / "configs/base.py"
 TASK = {
@@ -89,14 +91,40 @@ def test_every_format_gives_the_same_run(kind, expected, backbone, data, tmp_pat
 
 
 def test_dev_is_drawn_from_train_where_there_is_none(backbone, data, tmp_path, capsys):
+    """By class; the run says which label is which, and what may be a mistake in them."""
+    odd = [{"text": "a saw " * 20, "label": "Tool"}]
+    rows = write_rows(tmp_path / "odd.jsonl", read_lines(data / "train.jsonl") + odd)
     fields = tiny_fields(backbone, data) | {
-        "data.source": "", "data.files.train": data / "train.jsonl", "data.protocol": "holdout",
+        "data.source": "", "data.files.train": rows, "data.protocol": "holdout",
         "data.size": 12, "backbone.dropout": 0, "prompt.dropout": 0, "train.eval_steps": 3,
     }  # fmt: skip
     words = [f"--config={BASE}", f"--workdir={tmp_path}", *flags(fields)]
     code, out, err = jaxprompt(capsys, "train", *words)
-    assert code == 0 and "train 36, dev 12" in err
+    assert code == 0 and "train 37, dev 12" in err
     assert "test" not in json.loads(out)
+    said = [line.strip() for line in err.splitlines()]
+    assert "labels in train: 0 = Tool (1), 1 = beast (12), 2 = food (12), 3 = tool (12)" in said
+    assert "no example of Tool is in dev, 1 in train" in said
+    assert any(
+        line.startswith("warning: labels 'Tool' (1) and 'tool' (12) differ") for line in said
+    )
+    assert "texts cut to 24 tokens: train 1 of 37, dev 0 of 12" in said
+
+
+def test_holdout_without_classes(backbone, data, tmp_path):
+    """Neither a free text nor the place of the right choice is a class to draw by."""
+    rows = [{"a": "cat", "b": "dog", "c": ["x", "y"], "label": i % 9 == 0} for i in range(27)]
+    fields = {
+        "data.source": "", "data.files.train": write_rows(tmp_path / "train.jsonl", rows),
+        "data.protocol": "holdout", "data.size": 26, "task.fields": "a",
+    }  # fmt: skip
+    for own in ({"task.target": "b"}, {"task.choices": "c"}):
+        rows = [row | {"label": int(row["label"])} for row in rows]
+        write_rows(tmp_path / "train.jsonl", rows)
+        splits = build.read_examples(make_config(backbone, data, **fields, **own)).splits
+        assert {name: len(part) for name, part in splits.items()} == {"train": 1, "dev": 26}
+    with pytest.raises(InputError, match="27 examples of 2 classes; lower it to 25 or less"):
+        build.read_examples(make_config(backbone, data, **fields))
 
 
 def test_labels_may_be_numbers(backbone, data, tmp_path, capsys):

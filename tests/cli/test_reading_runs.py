@@ -39,7 +39,8 @@ def questions(seed, size):
         options = [*rng.choice(others, 1 + number % 3, replace=False), rng.choice(TOPICS[kind])]
         options = [str(word) for word in rng.permutation(options)]
         answer = next(word for word in options if word in TOPICS[kind])
-        article = [" ".join(rng.choice(TOPICS[kind], 4)) for _ in range(1 + number % 2)]
+        lines = [" ".join(rng.choice(TOPICS[kind], 4)) for _ in range(1 + number % 2)]
+        article = "\n".join(lines)
         rows.append(
             {"article": article, "question": "it was", "options": options, "answer": answer}
         )
@@ -82,7 +83,7 @@ def torch_model(kind, backbone):
 def recompute(kind, backbone, slots, row):
     """Log-probabilities of the options that a row has, by transformers. -> float64 [options]"""
     tokenizer, model = load(backbone), torch_model(kind, backbone)
-    article, letters = "\n".join(row["article"]), "abcd" if kind == "bert" else "ABCD"
+    article, letters = row["article"], "abcd" if kind == "bert" else "ABCD"
     pairs = list(zip(letters, row["options"], strict=False))
     asked = f" {article} ? {row['question']}"
     if kind == "bert":

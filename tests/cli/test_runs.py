@@ -225,7 +225,10 @@ def test_splits_of_unequal_sizes(backbone, data, tmp_path, capsys):
     }  # fmt: skip
     c = make_config(backbone, data, "prefix", **SHORT, **fields)
     assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
-    assert "one after another: 2 + 1 runs" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "one after another: 2 + 1 runs" in err
+    for seed, n in enumerate((10, 11, 4)):  # in each run's own draw
+        assert f"data_seed={seed}: labels in train: 0 = beast ({n}), 1 = food (" in err
     compare(c, tmp_path / "grid")
 
 
@@ -240,6 +243,8 @@ def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys)
     err = capsys.readouterr().err
     assert "one after another: 4 + 2 runs" in err  # two words a class are other shapes
     assert "start=vocab,words=cat+bread+saw" in results(tmp_path / "grid")
+    said = [line for line in err.splitlines() if "labels in train" in line]  # equal in all, so once
+    assert said == ["labels in train: 0 = beast (16), 1 = food (16), 2 = tool (16)"]
     compare(c, tmp_path / "grid")
 
 

@@ -123,6 +123,15 @@ def test_fraction_against_the_published_rule():
     assert split.dev is None
 
 
+@pytest.mark.parametrize("rows, kept", [(9, 1), (19, 1), (20, 2), (27, 2), (29, 2), (30, 3)])
+def test_fraction_rounds_down(rows, kept):
+    """DPT's code takes int(0.1 * rows) of a class and at least 1: never rounded up or to even."""
+    labels = [0] * rows + [1] * 40
+    split = fewshot.fraction(labels, 0.1, seed=3, holdout=0.1)
+    for part in split:
+        assert collections.Counter(labels[row] for row in part) == {0: kept, 1: 4}
+
+
 def test_fraction_counts_and_holdout():
     split = fewshot.fraction(UNEVEN, 4, seed=7, holdout=0.2)
     assert collections.Counter(UNEVEN[row] for row in split.train) == {0: 4, 1: 4, 2: 4}
@@ -156,9 +165,43 @@ def test_kfold_of_k_rows_a_class():
 
 
 def test_holdout_golden():
-    split = fewshot.holdout(10, 3, seed=0)
+    split = fewshot.holdout([0] * 10, 3, seed=0)  # no classes: the first of the shuffle
     assert split.dev.tolist() == [2, 4, 8]
     assert split.train.tolist() == [0, 1, 3, 5, 6, 7, 9]
+    split = fewshot.holdout(TEN, 4, seed=0)  # the first two of each class
+    assert split.dev.tolist() == [1, 2, 8, 9]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_holdout_gives_every_class_its_share(seed):
+    labels = [0] * 60 + [1] * 30 + [2] * 10
+    split = fewshot.holdout(labels, 20, seed)
+    assert collections.Counter(labels[row] for row in split.dev) == {0: 12, 1: 6, 2: 2}
+    assert sorted([*split.train, *split.dev]) == list(range(100))
+    assert split.train.tolist() == sorted(split.train) and split.dev.tolist() == sorted(split.dev)
+    scarce = [0] * 126 + [1]  # the only example of a class stays in train
+    split = fewshot.holdout(scarce, 12, seed)
+    assert collections.Counter(scarce[row] for row in split.train) == {0: 114, 1: 1}
+    most = fewshot.holdout(labels, 97, seed)  # and so does the last of each
+    assert collections.Counter(labels[row] for row in most.train) == {0: 1, 1: 1, 2: 1}
+
+
+def test_holdout_draws_by_the_seed_within_a_class():
+    labels = [0] * 60 + [1] * 30
+    drawn = {tuple(fewshot.holdout(labels, 9, seed).dev) for seed in range(5)}
+    assert len(drawn) == 5
+    assert fewshot.holdout(labels, 9, 3).dev.tolist() == fewshot.holdout(labels, 9, 3).dev.tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_holdout_rounds_by_largest_remainders(seed):
+    """Shares of 5.5, 3.3 and 2.2 of 11, then of 7/3 each, whose remainder goes by the shuffle."""
+    labels = [0] * 25 + [1] * 15 + [2] * 10
+    dev = fewshot.holdout(labels, 11, seed).dev
+    assert collections.Counter(labels[row] for row in dev) == {0: 6, 1: 3, 2: 2}
+    even = [i % 3 for i in range(30)]
+    counts = collections.Counter(even[row] for row in fewshot.holdout(even, 7, seed).dev)
+    assert sorted(counts.values()) == [2, 2, 3]
 
 
 def test_seed_decides():
@@ -198,7 +241,7 @@ def test_dispatch(tmp_path):
         "balanced": ({"n": 4}, fewshot.balanced(TEN, 4, seed=1)),
         "fraction": ({"ratio": 0.5}, fewshot.fraction(TEN, 0.5, seed=1)),
         "kfold": ({"folds": 5, "fold": 3}, fewshot.kfold(TEN, 5, seed=1)[3]),
-        "holdout": ({"size": 3}, fewshot.holdout(10, 3, seed=1)),
+        "holdout": ({"size": 3}, fewshot.holdout(TEN, 3, seed=1)),
         "listed": ({"path": path}, fewshot.listed(path, 1, 10)),
     }
     assert cases.keys() == fewshot.PROTOCOLS.keys()
@@ -220,7 +263,9 @@ def test_dispatch(tmp_path):
         (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "holdout = 1.0"),
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
         (lambda: fewshot.kfold(TEN, 11, 0), "folds = 11, but there are 10"),
-        (lambda: fewshot.holdout(10, 10, 0), "size = 10 leaves no row"),
+        (lambda: fewshot.holdout(TEN, 10, 0), "size = 10 leaves no row"),
+        (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; lower it to 8 or less"),
+        (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; give data.files.dev instead"),
         (lambda: fewshot.balanced(TEN, 1, 0), "n = 1; it must be at least 2"),
     ],
 )

@@ -12,7 +12,6 @@ A task is data. Its texts are written in a small string form:
 
 import dataclasses
 import functools
-import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

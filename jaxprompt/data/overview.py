@@ -1,0 +1,47 @@
+"""What a run says of its examples at its start: labels, their counts, and texts that are cut."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from jaxprompt.data.encode import Encoded, count_cut
+
+
+def tell_labels(names: Sequence[str], labels: Mapping[str, Sequence[int]]) -> list[str]:
+    """Says which index is which label, how often train has it, and what may be a mistake.
+
+    `labels` are the class indices of each split, -1 = unknown. A class without an example in dev is
+    told, and so are names that differ in case or spaces only, which are classes of their own.
+    """
+    counts = {split: Counter(map(int, own)) for split, own in labels.items()}
+    train = [counts["train"][index] for index in range(len(names))]
+    named = list(enumerate(map(_shown, names)))
+    lines = [f"labels in train: {', '.join(f'{i} = {name} ({train[i]})' for i, name in named)}"]
+    if "dev" in counts:
+        lines += [
+            f"no example of {name} is in dev, {train[i]} in train"
+            for i, name in named
+            if train[i] and not counts["dev"][i]
+        ]
+    return lines + _alike(names, train)
+
+
+def tell_cut(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
+    """Says how many texts of each split are cut. `splits`: examples, K rows each."""
+    shown = [f"{name} {count_cut(rows)} of {len(rows)}" for name, rows in splits.items()]
+    return f"texts cut to {max_len} tokens: {', '.join(shown)}"
+
+
+def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    for name, count in zip(names, counts, strict=True):
+        groups.setdefault(name.strip().casefold(), []).append(f"{name!r} ({count})")
+    return [
+        f"warning: labels {' and '.join(group)} differ in case or spaces only and are "
+        f"{len(group)} classes; spell them alike if they are one"
+        for group in groups.values()
+        if len(group) > 1
+    ]
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and name == name.strip() else repr(name)

@@ -1,0 +1,66 @@
+"""What a run says of its labels and of texts that are cut, on counts made by hand."""
+
+import pytest
+
+from jaxprompt.data import overview
+from jaxprompt.data.encode import Answer, Encoder, count_cut
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import parse
+
+
+def test_which_index_is_which_label_and_how_many_there_are():
+    labels = {"train": [0, 2, 2, 1, 2], "dev": [2, 1, 0], "test": [0, -1]}
+    lines = overview.tell_labels(("very bad", " okay", "good\x1b[2J"), labels)
+    assert lines == ["labels in train: 0 = very bad (1), 1 = ' okay' (1), 2 = 'good\\x1b[2J' (3)"]
+
+
+def test_a_class_that_dev_lacks_is_said():
+    lines = overview.tell_labels(("a", "b", "c"), {"train": [0, 0, 1], "dev": [0]})
+    assert lines[0] == "labels in train: 0 = a (2), 1 = b (1), 2 = c (0)"
+    assert lines[1:] == ["no example of b is in dev, 1 in train"]
+    assert overview.tell_labels(("a", "b"), {"train": [0, 1]}) == [
+        "labels in train: 0 = a (1), 1 = b (1)"
+    ]
+
+
+def test_names_that_differ_in_case_or_spaces_only():
+    names = ("Food", "food ", "tool", "FOOD", "Tool box")
+    lines = overview.tell_labels(names, {"train": [0, 0, 1, 3, 2, 4]})[1:]
+    assert lines == [
+        "warning: labels 'Food' (2) and 'food ' (1) and 'FOOD' (1) differ in case or spaces only "
+        "and are 3 classes; spell them alike if they are one"
+    ]
+
+
+STYLES = {"bert": "masked", "roberta": "causal", "t5": "seq2seq"}
+
+
+@pytest.mark.parametrize("kind", STYLES)
+def test_texts_that_are_cut(request, kind):
+    """A text is cut where it is longer than what the template leaves of max_len, not before."""
+    tokenizer, style = request.getfixturevalue(kind), STYLES[kind]
+    specials = read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=0)
+    answer = Answer(text=2) if style == "causal" else Answer()
+    rows = lambda examples, most: Encoder(
+        tokenizer, parse("{a} {b}"), specials, num_slots=2, num_masks=1, max_len=most,
+        needs_mask=False, num_types=1, answer=answer,
+    ).encode_all(examples)  # fmt: skip
+    examples = [Example({"a": "the " * n, "b": "the"}) for n in (1, 9, 3, 4, 5)]
+    lengths = [len(example[0].ids) for example in rows(examples, 200)]
+    assert lengths == [lengths[0] + n for n in (0, 8, 2, 3, 4)]
+    behind = 2 if style == "causal" else 0
+    for most, cut in ((lengths[2] + behind, 3), (lengths[4] + behind, 1), (200, 0)):
+        assert count_cut(rows(examples, most)) == cut
+    splits = {"train": rows(examples, lengths[2] + behind), "dev": rows(examples[:2], 200)}
+    assert overview.tell_cut(24, splits) == "texts cut to 24 tokens: train 3 of 5, dev 0 of 2"
+
+
+def test_an_example_of_several_rows_is_cut_once(tokenizer):
+    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+    encoder = Encoder(
+        tokenizer, parse("{a} {choice}"), specials, num_slots=0, num_masks=1, max_len=9,
+        needs_mask=False, num_types=1,
+    )  # fmt: skip
+    long, short = Example({"a": "the " * 9}, ("x", "y")), Example({"a": "the"}, ("x", "y"))
+    assert count_cut(encoder.encode_all([long, short])) == 1
