@@ -63,7 +63,8 @@ class Form:
     def fill(self, texts: Mapping[str, np.ndarray]) -> Encoded:
         """Makes a row of texts, by field. What is too long loses its end, the longest first."""
         own = [texts[name] for name in self._names]
-        lengths = kept_lengths([len(text) for text in own], self.room)
+        whole = [len(text) for text in own]
+        lengths = kept_lengths(whole, self.room)
         ids = [self._fixed[0]]
         for text, length, fixed in zip(own, lengths, self._fixed[1:], strict=True):
             ids += (text[:length], fixed)
@@ -80,7 +81,7 @@ class Form:
             ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
             slot=row.slot.repeat(counts), types=row.types.repeat(counts),
             roles=row.roles.repeat(counts), label_pos=label_pos,
-            positions=(row.positions + shift).repeat(counts) + within,
+            positions=(row.positions + shift).repeat(counts) + within, cut=lengths != whole,
         )  # fmt: skip
 
 
