@@ -5,6 +5,7 @@ Every problem of a file is an InputError that names the file and, where there is
 
 import csv
 import gzip
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, user_path
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 
 
@@ -61,7 +63,7 @@ def read_file(path: str | Path) -> Rows:
     """Reads one file, its format told by its name: one of SUFFIXES."""
     path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv}
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_tsv}
     if path.suffix == ".parquet":
         rows = _read_parquet(path)
     elif kind in readers:
@@ -137,13 +139,53 @@ def _row(value: Any, where: str) -> dict[str, Any]:
 
 
 def _read_csv(path: Path) -> Rows:
-    """Reads CSV with double quotes, or TSV without any quoting (as the GLUE files are)."""
-    if ".tsv" in path.suffixes:
-        style = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    else:
-        style = {"strict": True}
+    """Reads CSV with double quotes, its cells divided by commas, semicolons or tabs."""
+    lines = list(_lines(path))
+    header = next((line for line in lines if line.strip()), "")
+    return _table(path, lines, delimiter=_delimiter(header), strict=True)
+
+
+def _delimiter(header: str) -> str:
+    """Finds what divides the cells: a comma, or where the header has none what gives most cells."""
+    cells = lambda mark: len(next(csv.reader([header], delimiter=mark), ()))
+    return "," if cells(",") > 1 else max(",;\t", key=cells)
+
+
+def _read_tsv(path: Path) -> Rows:
+    """Reads TSV with or without double quotes.
+
+    The GLUE files are without, so a quote may begin a cell there and end nowhere; pandas and
+    spreadsheets put cells that hold a tab, a quote or a line end into quotes.
+    """
+    lines = list(_lines(path))
+    quoted = lambda: _table(path, lines, delimiter="\t", strict=True)
+    try:
+        rows = _table(path, lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    except InputError:
+        try:
+            return quoted()
+        except InputError:
+            pass
+        raise
+    return quoted() if _is_quoted(rows) else rows
+
+
+def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
+    """Tells from the raw cells whether a file quotes: all that begins with a quote is well-formed,
+    and one of them could not stand there without, or the header is quoted throughout.
+    """
+    if not len(rows):
+        return False
+    opened = [cell for row in (rows[0].keys(), *map(dict.values, rows)) for cell in row]
+    opened = [cell for cell in opened if cell.startswith('"')]
+    if not opened or not all(map(_QUOTED.fullmatch, opened)):
+        return False
+    return any('""' in cell[1:-1] for cell in opened) or all(map(_QUOTED.fullmatch, rows[0]))
+
+
+def _table(path: Path, lines: Sequence[str], **style: Any) -> Rows:
     csv.field_size_limit(1 << 30)  # documents are longer than the default of 128 KiB
-    reader = csv.reader(_lines(path), **style)
+    reader = csv.reader(lines, **style)
     rows, numbers, header, start = [], array("q"), None, 1
     try:
         for cells in reader:
@@ -152,9 +194,11 @@ def _read_csv(path: Path) -> Rows:
             elif header is None:
                 header = _header(cells, path)
             elif len(cells) != len(header):
+                mark = {",": "comma", ";": "semicolon", "\t": "tab"}[style["delimiter"]]
                 raise InputError(
                     f"{path}:{start}: {len(cells)} cells, but the header has {len(header)} "
-                    f"({', '.join(header)}); mend the row"
+                    f"({', '.join(header)}); mend the row, and put a cell that holds a {mark} into "
+                    "double quotes"
                 )
             else:
                 rows.append(dict(zip(header, cells, strict=True)))
@@ -166,7 +210,8 @@ def _read_csv(path: Path) -> Rows:
 
 
 def _header(cells: list[str], path: Path) -> list[str]:
-    if "" in cells or len(set(cells)) < len(cells):
+    """Checks the column names. The first may be empty: pandas writes its index so."""
+    if "" in cells[1:] or len(set(cells)) < len(cells):
         raise InputError(
             f"{path}:1: the header must name every column once, got: {', '.join(cells)}"
         )

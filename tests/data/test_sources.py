@@ -98,6 +98,51 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
     assert list(read_file(path)) == [{"text": "fine", "label": "good"}]
 
 
+AS_WRITTEN = {
+    "index.csv": b",text,label\n0,fine,good\n1,poor,bad\n",
+    "named index.csv": b"Unnamed: 0,text,label\n0,fine,good\n1,poor,bad\n",
+    "semicolons.csv": b"\xef\xbb\xbftext;label\r\nfine;good\r\npoor;bad\r\n",
+    "quoted.csv": b'"text";"label"\n"fine";"good"\n"poor";"bad"\n',
+    "tabs.csv": b"text\tlabel\nfine\tgood\npoor\tbad\n",
+    "index.tsv": b"\ttext\tlabel\n0\tfine\tgood\n1\tpoor\tbad\n",
+    "quoted.tsv": b'\xef\xbb\xbf"text"\t"label"\r\n"fine"\t"good"\r\n"poor"\t"bad"\r\n',
+    "blank.csv": b"\r\ntext,label\r\n\r\nfine,good\r\npoor,bad\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", AS_WRITTEN)
+def test_tables_as_spreadsheets_and_pandas_write_them(tmp_path, name):
+    for path, pack in ((tmp_path / name, bytes), (tmp_path / f"{name}.gz", gzip.compress)):
+        path.write_bytes(pack(AS_WRITTEN[name]))
+        rows = list(read_file(path))
+        assert [(row["text"], row["label"]) for row in rows] == [("fine", "good"), ("poor", "bad")]
+        index = [value for column, value in rows[1].items() if column not in ("text", "label")]
+        assert index == ["1"] * ("index" in name)  # kept, and in nobody's way
+
+
+def test_what_divides_cells_may_stand_in_quotes(tmp_path):
+    """In CSV always; in TSV where the file quotes as pandas does."""
+    text = 'He said "no",\tthen;\tleft.\n\nReally.'
+    quoted = '"He said ""no"",\tthen;\tleft.\n\nReally."'
+    for name, mark in (("a.csv", ","), ("b.csv", ";"), ("c.csv", "\t"), ("d.tsv", "\t")):
+        (tmp_path / name).write_text(f"text{mark}label\n{quoted}{mark}good\nlast{mark}bad\n")
+        rows = read_file(tmp_path / name)
+        assert list(rows) == [{"text": text, "label": "good"}, {"text": "last", "label": "bad"}]
+        assert [rows.origin(0), rows.origin(1)] == [f"{tmp_path / name}:{n}" for n in (2, 5)]
+    (tmp_path / "e.tsv").write_text('text\tlabel\n"It ""is""."\tgood\nlast\tbad\n')
+    assert read_file(tmp_path / "e.tsv")[0]["text"] == 'It "is".'
+
+
+@pytest.mark.parametrize("first", ['"Hello', '"Hello" he', 'a "b" c', '"Hello"', '""', "'a'"])
+def test_tsv_without_quoting_keeps_its_quotes(tmp_path, first):
+    """As in the GLUE files, where a quote begins a cell and ends in another row."""
+    path = tmp_path / "a.tsv"
+    path.write_text(f'text\tlabel\n{first}\tgood\n"one" two\tbad\nend"\tgood\n')
+    assert [row["text"] for row in read_file(path)] == [first, '"one" two', 'end"']
+    path.write_text(f"text\tlabel\n{first}\tgood\n")
+    assert [row["text"] for row in read_file(path)] == [first]
+
+
 def test_long_cells(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "word " * 40_000 + ",good\n", "utf-8")
@@ -153,7 +198,9 @@ def test_set_in_the_package():
         ("a.csv", b"text,text\na,b\n", r"a.csv:1: the header must name every column once"),
         ("a.csv", b"text,label\n", r"a.csv: the file has no rows"),
         ("a.csv", b"text,label\n\xff,b\n", r"a.csv:2: not UTF-8"),
-        ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells"),
+        ("a.tsv", b"text\tlabel\na\tb\tc\n", r"a.tsv:2: 3 cells.* holds a tab into double quotes"),
+        ("a.csv", b"text;label\na;b;c\n", r"a.csv:2: 3 cells.* holds a semicolon into double"),
+        ("a.csv", b"text,,label\na,b,c\n", r"a.csv:1: the header must name every column once"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
         (
