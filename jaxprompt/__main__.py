@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 import sys
 
-from jaxprompt import cli
+from jaxprompt import cli, signals
 from jaxprompt.errors import InputError, escape, has_surrogate, nearest
 
 
@@ -19,8 +19,23 @@ def verbs() -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one verb. Returns the exit code: 0, or 2 for bad input, said in one line on stderr."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Runs one verb. Returns the exit code: 0, or 2 for bad input, said in one line on stderr.
+
+    SIGTERM and Ctrl-C end it with one line too, and 0 or 130.
+    """
+    with signals.handled():
+        try:
+            code = _run(list(sys.argv[1:] if argv is None else argv))
+        except BaseException:
+            if not signals.ending():
+                raise
+        if signals.ending():
+            signals.tell()
+            return signals.exit_code()
+        return code or signals.exit_code()
+
+
+def _run(argv: list[str]) -> int:
     known = verbs()
     if not argv or argv[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:10s}{line}" for name, line in known.items())
@@ -45,5 +60,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
+def entry() -> None:
+    """Is the process of a command: it ends at a signal whatever it is at."""
+    signals.watch()
+    code = main()
+    signals.note("after all was done")
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -18,6 +18,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from jaxprompt import signals
 from jaxprompt.errors import InputError, escape
 
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
@@ -97,7 +98,8 @@ def guard() -> Iterator[None]:
         yield
     except BaseException as error:
         if jax.distributed.is_initialized():
-            atexit.register(_leave, 2 if isinstance(error, InputError) else 1)
+            code = 2 if isinstance(error, InputError) else signals.exit_code(1)
+            atexit.register(_leave, code)
         raise
 
 

@@ -1,12 +1,13 @@
 """The loop of a run: it trains, looks at dev, keeps the best, saves, and resumes after a cut."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxprompt import build, sharding
+from jaxprompt import build, sharding, signals
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.compiled import jit
 from jaxprompt.errors import InputError
@@ -74,11 +75,12 @@ def take_up(job: Job, workdir: str) -> Stand:
     return Stand(checkpoints, state, position, started or 0)
 
 
-def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> Ended | None:
+def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended | None:
     """Trains from where a run stands to the end.
 
-    Returns None where SIGTERM ended it early; it is saved then. Raises InputError after too many
-    steps in a row that were not finite.
+    `heard` gives the signal that asks for a stop, 0 where none does. Returns None where one ended
+    it early; it is saved then. Raises InputError after too many steps in a row that were not
+    finite.
     """
     alone, place, plan = jax.process_count() == 1, job.placement, job.plan
     checkpoints, state, position, step = stand
@@ -90,10 +92,11 @@ def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> 
 
     def save() -> None:
         checkpoints.save(step, state, position | {"data": job.batches.get_state()})
+        signals.note(saved_at(step))
 
     clock, seen, pending = time.monotonic(), set(), None
     since = step, clock  # what a rate counts from
-    stop, flags = False, sharding.put_flag(place, False)
+    stop, flags = 0, sharding.put_flag(place, 0)
     while step < plan.total and not position["done"]:
         batch = job.take()
         shape = batch.encoder.ids.shape
@@ -101,16 +104,20 @@ def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> 
             seen.add(shape)
             log.say(f"compiling the step for {shape[0]} rows x {shape[1]} tokens")
         if not alone:
-            flags = sharding.put_flag(place, terminated())
+            flags = sharding.put_flag(place, heard())
         batch = sharding.put_batch(place, batch)
-        state, measured, raised = train_step(state, job.frozen, batch, flags)
+        # Nothing is lost before the first step, which compiles; of several processes all must stop.
+        with signals.at_once() if alone and step == stand.step else contextlib.nullcontext():
+            state, measured, raised = train_step(state, job.frozen, batch, flags)
         step += 1
+        if step == 1:
+            signals.note("before the first checkpoint; nothing was saved")
         if is_new:  # it runs from now on
             since = step - 1, time.monotonic()
         # The step before is looked at, so that the device never waits for the host.
         if pending is not None:
             _stop_if_broken(pending[0], job.train.max_streak, save, step)
-            stop = bool(pending[1])  # the same on every process
+            stop = int(pending[1])  # the same on every process
         pending = measured, raised
         if step % job.train.log_steps == 0 or step == plan.total:
             found = jax.device_get(measured)  # waits for the step
@@ -137,9 +144,10 @@ def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> 
         if plan.save and step % plan.save == 0:
             save()
             since = step, time.monotonic()
-        if (terminated() if alone else stop) and not position["done"]:
+        number = heard() if alone else stop
+        if number and not position["done"]:
             save()
-            log.say(f"stopped by SIGTERM at step {step}; the same command resumes")
+            log.say(signals.stopped(number, f"at step {step}; saved, the same command resumes"))
             return None
     if pending is not None:
         _stop_if_broken(pending[0], job.train.max_streak, save, step)
@@ -147,6 +155,13 @@ def run(job: Job, stand: Stand, log: RunLog, terminated: Callable[[], bool]) -> 
     numbers, best = checkpoints.restore_best(state.trainable, position["best"]["step"])
     spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
     return Ended(step, int(state.skipped), best, numbers, spent)
+
+
+def saved_at(step: int | None) -> str:
+    """Says of a run that a signal ends what it saved; None where it has no checkpoint."""
+    if step is None:
+        return "before the first step; nothing was saved"
+    return f"with step {step} saved; the same command resumes"
 
 
 def _stop_if_broken(measured: Any, limit: int, save: Callable[[], None], step: int) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxprompt import hosts
+from jaxprompt import hosts, signals
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import make_folder, parse_json, read_json, write_atomic, write_error
 from jaxprompt.runlog import dumps
@@ -171,6 +171,7 @@ def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> None:
     """Writes what `read_result` finds: from then on the run is finished."""
     if hosts.is_first():
         write_atomic(Path(workdir) / RESULT, dumps(result, indent=2) + "\n")
+    signals.note("after all was saved")
 
 
 def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:

@@ -243,8 +243,8 @@ def put_batch(placement: Placement, batch: Any) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(placement.batch, x), batch)
 
 
-def put_flag(placement: Placement, flag: bool) -> jax.Array:
-    """Makes an array with a number a device, 1 on those of the processes that raise the flag."""
+def put_flag(placement: Placement, flag: int) -> jax.Array:
+    """Makes an array with a number per device, each process's own `flag` on its devices."""
     sharding = NamedSharding(placement.mesh, PartitionSpec((DATA, MODEL)))
     mine = np.full(placement.mesh.size, flag, np.int32)
     return jax.make_array_from_callback(mine.shape, sharding, lambda index: mine[index])

@@ -123,10 +123,10 @@ def make_train_step(
 
 
 def with_flags(step):
-    """Makes (state, frozen, batch, flags) -> (state, metrics, whether any of the flags is up)."""
+    """Makes (state, frozen, batch, flags) -> (state, metrics, the highest of the flags)."""
 
     def flagged(state: TrainState, frozen: Flat, batch: Batch, flags: jax.Array):
-        return *step(state, frozen, batch), flags.max() > 0
+        return *step(state, frozen, batch), flags.max()
 
     return flagged
 

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 RANKS = {
-    "errors": -1,
+    "errors": -1, "signals": -1,
     "types": 0, "tree": 0, "rng": 0, "files": 0, "hfconfig": 0, "sharding": 0, "hosts": 0,
     "hlo": 0, "flops": 0, "devices": 0, "published": 0,
     "layers": 1, "runlog": 1, "compiled": 1, "keep": 1,

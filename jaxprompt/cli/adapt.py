@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxprompt import signals
 from jaxprompt.cli.options import (
     Parser,
     add_hosts,
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
-    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early.
+    """Runs a config in a workdir. Returns its result, None where a signal ended it early.
 
     With `score` the result is the scores of held-out text before the first step, and nothing is
     bound to the workdir.
@@ -80,6 +81,7 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
     if not score:
         saved, finished = read_record(workdir), read_result(workdir)
         started = Checkpoints(workdir).latest()
+        signals.note(loop.saved_at(started))
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
     placement = build.build_placement(c)
     backbone = adapting.open_adaptable(c, placement)
@@ -87,6 +89,8 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
     denoiser = adapting.make_denoiser(c, tokenizer, backbone)
     tell = lambda line: print(escape(line), file=sys.stderr)
     corpus = adapting.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
+    if started is None:
+        signals.note("before the first step; the indexed corpus is kept")
     if saved is not None:
         check_unchanged(saved["corpus"], corpus.fingerprint)
     rows, held = adapting.read_rows(c, corpus, denoiser, tokenizer)

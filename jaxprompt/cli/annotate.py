@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from jaxprompt import signals
 from jaxprompt.cli import train
 from jaxprompt.cli.options import Parser, add_hosts, load_config, need, several_hosts
 from jaxprompt.errors import escape
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | None:
-    """Labels the text of a config. Returns the counts, None where SIGTERM ended the training,
+    """Labels the text of a config. Returns the counts, None where a signal ended the training,
     and on all processes but the first.
     """
     from jaxprompt import build, hosts
@@ -63,6 +64,7 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     hosts.agree({"the indexed text": corpus.folder.name})
     if not trained and train.run(classifier, workdir) is None:
         return None
+    signals.note("with the classifier trained; the same command goes on")
     annotator = annotating.open_annotator(classifier, c, workdir)
     label = annotating.make_labeller(annotator, corpus)
 
@@ -76,12 +78,14 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
             stack.callback(writer.close)
         tell = say if writer else lambda line: None
         first = done = int(hosts.gather(str(writer.done if writer else ""))[0])
+        signals.note(_kept(done, total))
         tell(f"annotator {annotator.mark}")
         tell(f"corpus {c.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} done")
         start = said = time.monotonic()
         for part in label(done):
             hosts.on_first(lambda part=part: writer.append(part))
             done, now = done + len(part), time.monotonic()
+            signals.note(_kept(done, total))
             if now - said > _PAUSE or done == total:
                 tell(_progress(done, total, (done - first) / (now - start)))
                 said = now
@@ -103,6 +107,10 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
         "output": output,
         "time": {"seconds": seconds, "units_per_second": (total - first) / seconds},
     }
+
+
+def _kept(done: int, total: int) -> str:
+    return f"with {done:,} of {total:,} units annotated; they are kept, the same command goes on"
 
 
 def _progress(done: int, total: int, rate: float) -> str:

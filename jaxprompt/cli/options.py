@@ -4,7 +4,6 @@ import argparse
 import ast
 import contextlib
 import json
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -83,23 +82,6 @@ def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
             timeout=args.timeout,
         )  # fmt: skip
         yield hosts.is_first()
-
-
-class Terminated:
-    """Turns SIGTERM into a question that the loop asks after each step."""
-
-    def __enter__(self):
-        """Takes the signal over. Returns the question."""
-        self._asked = False
-        self._before = signal.signal(signal.SIGTERM, self._ask)
-        return lambda: self._asked
-
-    def __exit__(self, *_: object) -> None:
-        """Gives the signal back."""
-        signal.signal(signal.SIGTERM, self._before)
-
-    def _ask(self, *_: object) -> None:
-        self._asked = True
 
 
 def need(args: argparse.Namespace, *names: str) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jaxprompt import signals
 from jaxprompt.cli import sweep
 from jaxprompt.cli.options import (
     Parser,
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
-    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+    """Runs a config in a workdir. Returns its result, None where a signal ended it early."""
     from jaxprompt import build, run_folder
     from jaxprompt.build import ppt
 
@@ -63,12 +64,15 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     # -- text and backbone: everything that a config can get wrong --------------------------------
     finished, started = read_result(workdir), Checkpoints(workdir).latest()
+    signals.note(loop.saved_at(started))
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
     placement = build.build_placement(c)
     asked = ppt.open_asked(c, placement)
     tell = lambda line: print(escape(line), file=sys.stderr)
     vocab = asked.backbone.module.cfg.vocab
     corpus = adapting.read_corpus(c, asked.scorer.tokenizer, vocab, workdir, tell)
+    if started is None:
+        signals.note("before the first step; the indexed corpus is kept")
     share = placement.share()
     text = ppt.read_text(c, corpus, asked, share)
     ppt.check_same(workdir, text.facts, c.ppt.annotations)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxprompt import signals
 from jaxprompt.cli.options import (
     Parser,
-    Terminated,
     apply,
     call,
     load_config,
@@ -66,8 +66,8 @@ def execute(
 ) -> dict[str, str] | None:
     """Trains the runs that have no result, of equal shapes `config.runs.size` at once.
 
-    Returns the errors of runs that failed, by name; None where SIGTERM ended it early, and the same
-    call goes on.
+    Returns the errors of runs that failed, by name; None where a signal ended it early, and the
+    same call goes on.
     """
     from jaxprompt import build, group, run_folder
     from jaxprompt.cli import train
@@ -141,11 +141,10 @@ def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
 
 
 def train_together(runs: Sequence[Any], workdir: str, **options: Any) -> Any:
-    """Trains runs as few programs. -> their outcome, None where SIGTERM ended it early"""
+    """Trains runs as few programs. -> their outcome, None where a signal ended it early"""
     from jaxprompt import group
 
-    with Terminated() as terminated:
-        return group.train(runs, workdir, terminated=terminated, **options)
+    return group.train(runs, workdir, heard=signals.heard, **options)
 
 
 def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:

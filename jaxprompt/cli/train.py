@@ -4,10 +4,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxprompt import signals
 from jaxprompt.cli import sweep
 from jaxprompt.cli.options import (
     Parser,
-    Terminated,
     add_hosts,
     fields,
     load_config,
@@ -20,7 +20,7 @@ from jaxprompt.runlog import dumps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains, then scores the test split once. Exit code 0, also after SIGTERM."""
+    """Trains, then scores the test split once. Exit code 0."""
     from jaxprompt.compiled import keep_programs
 
     parser = Parser(__doc__)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
-    """Runs a config in a workdir. Returns its result, None where SIGTERM ended it early."""
+    """Runs a config in a workdir. Returns its result, None where a signal ended it early."""
     from jaxprompt import build, run_folder
 
     build.check_config(c)
@@ -62,6 +62,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     # -- data and model: everything that a config can get wrong ----------------------------------
     alone = jax.process_count() == 1
     finished, started = read_result(workdir), Checkpoints(workdir).latest()
+    signals.note(loop.saved_at(started))
     hosts.agree(facts(c) | {"result.json": str(bool(finished))})
     placement = build.build_placement(c)
     backbone = build.open_fitting(c, placement)
@@ -129,7 +130,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
 
 
 def drive(job: Any, workdir: str, started: int | None, begin: Callable[[Any], None]) -> Any:
-    """Takes a job up and follows it to its end. -> how it ended, None where SIGTERM cut it
+    """Takes a job up and follows it to its end. -> how it ended, None where a signal cut it
 
     `started` is the checkpoint's step, None = from the start; `begin` says to the log what begins.
     """
@@ -142,8 +143,13 @@ def drive(job: Any, workdir: str, started: int | None, begin: Callable[[Any], No
     ) as log:
         log.resume(-1 if started is None else started)
         begin(log)
-        with Terminated() as terminated:
-            return loop.run(job, stand, log, terminated)
+        with signals.held() as heard:
+            ended = loop.run(job, stand, log, heard)
+    if ended is not None:
+        signals.note("after the last step; it is saved, and the same command completes the run")
+        # One that came during the last step, on any process.
+        signals.check(max(map(int, hosts.gather(str(heard())))))
+    return ended
 
 
 def facts(c: Any) -> dict[str, str]:

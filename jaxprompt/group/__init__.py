@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxprompt import build, runlog, tree
+from jaxprompt import build, runlog, signals, tree
 from jaxprompt.build import ppt
 from jaxprompt.build.examples import check_tunes
 from jaxprompt.checkpoint import Checkpoints
@@ -63,13 +63,13 @@ class Outcome(NamedTuple):
 
 def train(
     runs: Sequence[Run], workdir: str, *, verb: str = "train", size: int = 0,
-    terminated: Callable[[], bool], ready: Callable[[], None] = lambda: None,
+    heard: Callable[[], int], ready: Callable[[], None] = lambda: None,
 ) -> Outcome | None:  # fmt: skip
     """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
 
     Runs with a result are left as they are, but what they learned from must be the same. A run that
-    fails does not stop the others. `ready` is called once data and weights are read. Returns None
-    where SIGTERM ended it early.
+    fails does not stop the others. `ready` is called once data and weights are read. `heard` gives
+    the signal that asks for a stop, 0 where none does. Returns None where one ended it early.
     """
     if jax.process_count() > 1:
         raise InputError(
@@ -79,7 +79,8 @@ def train(
     if size < 0:
         raise InputError(f"config.runs.size={size} must be 0, for all that fit, or more")
     with lock(workdir):
-        work = _Work(runs, workdir, size, terminated)
+        work = _Work(runs, workdir, size, heard)
+        work.note()
         return work.outcome() if _train(work, verb, ready) else None
 
 
@@ -94,7 +95,7 @@ def verify(runs: Sequence[Run], workdir: str, verb: str = "train") -> None:
 
 
 def _train(work: "_Work", verb: str, ready: Callable[[], None]) -> bool:
-    """Trains what is left to train. Returns False where SIGTERM ended it early."""
+    """Trains what is left to train. Returns False where a signal ended it early."""
     # What the checkpoint holds goes first: the next to train take its place on the disk.
     groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
     for group in groups:
@@ -118,8 +119,8 @@ def _train(work: "_Work", verb: str, ready: Callable[[], None]) -> bool:
 class _Work:
     """What is left to train, and how it stands on disk."""
 
-    def __init__(self, runs: Sequence[Run], workdir: str, size: int, terminated: Any):
-        self.runs, self.size, self.terminated = runs, size, terminated
+    def __init__(self, runs: Sequence[Run], workdir: str, size: int, heard: Any):
+        self.runs, self.size, self.heard = runs, size, heard
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
@@ -152,7 +153,7 @@ class _Work:
         return run.name in self.started or not _is_over(run)
 
     def train(self, shared: Shared, members: Sequence[Member]) -> bool:
-        """Trains runs of one backbone. Returns False where SIGTERM ended it early."""
+        """Trains runs of one backbone. Returns False where a signal ended it early."""
         groups = by_shape(members)
         with runlog.RunLog(self.workdir, tensorboard=False) as log:
             for line in shared.says:
@@ -162,6 +163,15 @@ class _Work:
                 log.say(f"runs of other shapes or lengths train one after another: {sizes} runs")
         groups.sort(key=lambda group: not self.is_started([member.run for member in group]))
         return all(self._train_alike(shared, group) for group in groups)
+
+    def note(self) -> None:
+        """Notes what is saved, for the line of a signal."""
+        over = sum(map(_is_over, self.runs))
+        step = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
+        signals.note(
+            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; the "
+            "same command goes on"
+        )
 
     def is_started(self, runs: Sequence[Run]) -> bool:
         """Tells whether the checkpoint holds any of these runs."""
@@ -207,9 +217,10 @@ class _Work:
                 owns = [Own(words[m.run.name], s.own) for m, s in zip(chunk, starts, strict=True)]
                 together = Together(shared, chunk, owns, programs, self.checkpoints, log)
                 together.seconds = time.monotonic() - began  # with the compilations so far
-                if not together.run([s.state for s in starts], resumed, self.terminated):
+                if not together.run([s.state for s in starts], resumed, self.heard):
                     return False
                 self._clear()
+                self.note()
                 began = time.monotonic()
         return True
 

@@ -4,13 +4,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxprompt import build, runlog, tree
+from jaxprompt import build, runlog, signals, tree
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.data.batching import stack
 from jaxprompt.files import write_atomic
@@ -56,10 +56,10 @@ class Together:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, first: Sequence[Any], resumed: bool, terminated: Callable[[], bool]) -> bool:
+    def run(self, first: Sequence[Any], resumed: bool, heard: Callable[[], int]) -> bool:
         """Trains from the states `first`, or the checkpoint, to the results.
 
-        Returns False where SIGTERM ended it early; it is saved then.
+        Returns False where a signal ended it early; it is saved then.
         """
         with ExitStack() as open_now:
             self.feeds = [member.feed() for member in self.members]
@@ -86,13 +86,16 @@ class Together:
                 open_now.enter_context(logs[-1])
                 logs[-1].resume(self.step if resumed else -1)
             self.logs = logs
-            if not self._loop(terminated):
-                return False
+            with signals.held():
+                if not self._loop(heard):
+                    return False
+            signals.check(heard())  # one that came during the last step
             self._finish()
         return True
 
-    def _loop(self, terminated: Callable[[], bool]) -> bool:
+    def _loop(self, heard: Callable[[], int]) -> bool:
         plan, began, pending = self.plan, time.monotonic() - self.seconds, None
+        first = self.step
         self._pause()
         while self.step < plan.total and self._live():
             batch = self.programs.put_batch(
@@ -101,7 +104,9 @@ class Together:
             if is_new := self.programs.is_new(batch):
                 shape = batch.encoder.ids.shape
                 self.log.say("compiling the step for {} runs x {} rows x {} tokens".format(*shape))
-            self.state, measured = self.programs.train(self.state, batch, self.own)
+            # Nothing is lost before the first step, which compiles.
+            with signals.at_once() if self.step == first else nullcontext():
+                self.state, measured = self.programs.train(self.state, batch, self.own)
             if is_new:  # it runs from now on
                 self._pause()
             self.step += 1
@@ -125,9 +130,10 @@ class Together:
             if plan.save and self.step % plan.save == 0:
                 self._save()
                 self._pause()
-            if terminated() and self._live():
+            if (number := heard()) and self._live():
                 self._save()
-                self.log.say(f"stopped by SIGTERM at step {self.step}; the same command resumes")
+                saved = f"at step {self.step}; saved, the same command resumes"
+                self.log.say(signals.stopped(number, saved))
                 return False
         return True
 
@@ -225,6 +231,7 @@ class Together:
             "seconds": self.seconds,
         }
         self.group.save(self.step, (self.state, self.best), position)
+        signals.note(f"with step {self.step} of {len(names)} runs saved; the same command resumes")
 
     def _restore(self) -> None:
         position = self.group.position()

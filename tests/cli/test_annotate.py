@@ -1,7 +1,9 @@
 """`annotate`: a classifier, trained here, labels a corpus, which `pretrain` then learns from."""
 
 import json
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -193,6 +195,21 @@ def test_it_goes_on_where_it_was_cut_off(
     assert files(tmp_path / "labels") == files(whole)
     found, expected = result_of(out), result_of(printed)
     assert found | {"output": ""} == expected | {"output": ""}
+
+
+def test_a_signal_tells_what_is_kept(annotated, words, tmp_path, capsys, monkeypatch):
+    append = AnnotationWriter.append
+
+    def append_then_signal(self, probabilities):
+        if self.done:  # the second part
+            os.kill(os.getpid(), signal.SIGINT)
+        append(self, probabilities)
+
+    monkeypatch.setattr(AnnotationWriter, "append", append_then_signal)
+    code, out, err = jaxprompt(capsys, *words(annotated[0], tmp_path / "labels"))
+    assert code == 130 and out == ""
+    kept = f"{16 * BATCH} of {UNITS} units annotated; they are kept, the same command goes on"
+    assert err.splitlines()[-1] == f"stopped by Ctrl-C with {kept}"
 
 
 def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):

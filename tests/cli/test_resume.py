@@ -106,9 +106,9 @@ def test_a_killed_run_resumes_bit_for_bit(moment, killed, whole, config, capsys)
     assert not left, "a killed save left its folder behind"
 
 
-@pytest.mark.parametrize("step", [3, 4])
-def test_sigterm_saves_and_the_same_command_resumes(
-    step, whole, config, tmp_path, capsys, monkeypatch
+@pytest.mark.parametrize("step, number", [(3, signal.SIGINT), (4, signal.SIGTERM)])
+def test_a_signal_saves_and_the_same_command_resumes(
+    step, number, whole, config, tmp_path, capsys, monkeypatch
 ):
     from jaxprompt.runlog import RunLog
 
@@ -117,14 +117,17 @@ def test_sigterm_saves_and_the_same_command_resumes(
     def progress_then_signal(self, at):
         progress(self, at)
         if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(RunLog, "progress", progress_then_signal)
         code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}")
-    assert code == 0 and out == "" and f"stopped by SIGTERM at step {step}" in err
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert code == {signal.SIGTERM: 0, signal.SIGINT: 130}[number] and out == ""
+    name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}[number]
+    said = f"stopped by {name} at step {step}; saved, the same command resumes"
+    assert err.splitlines()[-1] == said
+    assert signal.getsignal(number) == before
     assert Checkpoints(tmp_path).latest() == step and not (tmp_path / "result.json").exists()
     # The config that the run saved is as good as the one that it was started with.
     saved = tmp_path / "config.json"

@@ -337,7 +337,7 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
             sweep.train_grid(config, str(folder))
     runs = group.list_runs(config, str(folder))[:2]
     with pytest.raises(build.InputError, match="which is none of these runs"):
-        group.train(runs, str(folder), terminated=lambda: False)
+        group.train(runs, str(folder), heard=lambda: 0)
 
 
 def test_flags_make_a_grid(backbone, data, tmp_path):

@@ -9,12 +9,13 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxprompt import signals
 from jaxprompt.data.corpus.encode import Encoded, Encoder, encode_here, start_worker
 from jaxprompt.data.corpus.read import Source, TextSettings
 from jaxprompt.data.corpus.split import check_sentences
@@ -26,6 +27,7 @@ _MOST = 6  # processes unless told; each takes some 100 MB
 _BATCH = 2**19  # characters that a process gets at once
 _AHEAD = 2  # batches a process
 _PAUSE = 10.0  # seconds between two reports
+_GRACE = 0.3  # seconds
 
 
 def index_corpus(
@@ -60,7 +62,8 @@ def index_corpus(
     if read_meta(path) is None:
         processes = processes or min(_cores(), _MOST)
         # Processes before the lock: those of a script without a guard would wait for it for ever.
-        with _workers(encoder, processes) as encode, _locked(root, path.name):
+        note = "while it indexed the corpus; nothing of that is kept, the same command begins anew"
+        with signals.noted(note), _workers(encoder, processes) as encode, _locked(root, path.name):
             if read_meta(path) is None:
                 _build(texts, encode, path, encoder.dtype, fingerprint, report or _say_nothing)
     corpus = Corpus(path)
@@ -191,9 +194,10 @@ def _workers(
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, spawn, initializer=start_worker, initargs=(encoder,))
     try:
-        pool.submit(os.getpid).result()  # they have started
+        _submit(pool, os.getpid).result()  # they have started
         yield partial(_in_order, pool, processes * _AHEAD)
     except BrokenProcessPool as error:
+        time.sleep(_GRACE)  # a signal that ended them may be on its way to this process too
         raise InputError(
             "an indexing process ended without an answer: out of memory, killed, or started from a "
             'script without if __name__ == "__main__"; lower corpus.processes (1 starts none)'
@@ -202,13 +206,19 @@ def _workers(
         pool.shutdown(cancel_futures=True)
 
 
+def _submit(pool: ProcessPoolExecutor, *given: Any) -> Future:
+    """Submits a call; the pool may start a process for it."""
+    with signals.starting_children():
+        return pool.submit(*given)
+
+
 def _in_order(
     pool: ProcessPoolExecutor, ahead: int, batches: Iterable[list[str]]
 ) -> Iterator[Encoded]:
     """Encodes batches with at most `ahead` of them in memory."""
     waiting = deque()
     for batch in batches:
-        waiting.append(pool.submit(encode_here, batch))
+        waiting.append(_submit(pool, encode_here, batch))
         if len(waiting) == ahead:
             yield waiting.popleft().result()
     while waiting:

@@ -1,0 +1,226 @@
+"""SIGTERM and Ctrl-C: a command says in one line what it saved, and ends with 0 or 130.
+
+Where a command stands decides what a signal does:
+
+- In a block of `held` nothing; the block asks `heard()` between two steps, saves and returns.
+- Anywhere else `Stopped` is raised where the main thread is, so that what is half written goes.
+
+Python runs a handler in the main thread alone, between two bytecodes: a compile of minutes delays
+it, and a library may swallow an exception. In a process of the command line (`watch`) a thread
+therefore ends the process where the main thread has not done so in PATIENCE seconds. All files are
+written so that this is safe, as SIGKILL is.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+PATIENCE = 3.0  # seconds that the main thread has to end
+NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+CODES = {signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ended the command. Libraries let it pass as they do Ctrl-C."""
+
+
+class _State:
+    def __init__(self) -> None:
+        self.handled = False  # the handlers are ours
+        self.watched = False  # this process is a command: it may be ended without unwinding
+        self.reset()
+
+    def reset(self) -> None:
+        self.heard = 0  # the first signal
+        self.ending = False  # it has raised Stopped
+        self.holding = 0  # blocks of `held` around the main thread
+        self.note = "before anything was saved"
+        self.told = threading.Lock()  # taken once the line is printed
+
+
+_now = _State()
+
+
+def note(text: str) -> None:
+    """Sets what the line says after "stopped by SIGTERM ", until it is set anew."""
+    _now.note = text
+
+
+@contextlib.contextmanager
+def noted(text: str) -> Iterator[None]:
+    """Sets what the line says for a block."""
+    before, _now.note = _now.note, text
+    yield  # not restored on an exception: the line may be printed after it
+    _now.note = before
+
+
+def heard() -> int:
+    """Returns the signal that came first, 0 where none did."""
+    return _now.heard
+
+
+def stopped(number: int, saved: str) -> str:
+    """Returns the line of a block that stopped at a signal, which another process may have got."""
+    _now.heard = number
+    _now.told.acquire(blocking=False)
+    return f"stopped by {NAMES[number]} {saved}"
+
+
+def ending() -> bool:
+    """Tells whether a signal has raised Stopped, which may come out as another exception."""
+    return _now.ending
+
+
+def exit_code(otherwise: int = 0) -> int:
+    """Returns the exit code of a command that a signal ended, `otherwise` where none did."""
+    return CODES.get(_now.heard, otherwise)
+
+
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Handles both signals in a block; a block inside another does nothing by itself."""
+    if _now.handled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _now.reset()
+    before = {number: signal.signal(number, _hear) for number in CODES}
+    _now.handled = True
+    try:
+        yield
+    finally:
+        _now.handled = False
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[Callable[[], int]]:
+    """Lets signals wait in a block, which asks for them. Yields `heard`.
+
+    A second Ctrl-C ends the command all the same.
+    """
+    with handled():
+        _now.holding += 1
+        try:
+            yield heard
+        finally:
+            _now.holding -= 1
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Lets no signal wait in a part of a `held` block that has nothing to save."""
+    holding, _now.holding = _now.holding, 0
+    try:
+        check(_now.heard)
+        yield
+    finally:
+        _now.holding = holding
+
+
+def check(number: int) -> None:
+    """Ends the command where `number` is a signal, one that waited or that another process got."""
+    if number and _now.handled:
+        _now.heard = number
+        _end()
+
+
+@contextlib.contextmanager
+def starting_children() -> Iterator[None]:
+    """Keeps Ctrl-C from processes that a block starts: a terminal sends it to all at once."""
+    with handled():
+        with held():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # it is inherited
+            try:
+                yield
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if not _now.holding:
+            check(_now.heard)
+
+
+def tell() -> None:
+    """Prints the line of a command that a signal ended, once."""
+    if _now.told.acquire(blocking=False):
+        line = f"stopped by {NAMES[_now.heard]} {_now.note}\n"
+        if _now.watched:  # in a handler a print may meet another that it has interrupted
+            with contextlib.suppress(OSError):
+                os.write(2, line.encode())
+        else:
+            sys.stderr.write(line)
+
+
+def watch() -> None:
+    """Handles both signals for the life of this process, which is a command."""
+    _now.handled = _now.watched = True
+    for number in CODES:
+        signal.signal(number, _hear)
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    threading.Thread(target=_follow, args=(reads,), daemon=True).start()
+
+
+def _hear(number: int, _frame: object) -> None:
+    if not _now.heard:
+        _now.heard = number
+        if not _now.holding:
+            _end()
+    elif number == signal.SIGINT:  # SIGTERM may come twice: to a group, and handed on
+        _leave(_now.heard) if _now.watched else _end()
+
+
+def _end() -> None:
+    """Raises Stopped. In a command all that is printed from here on is noise of the unwinding."""
+    _now.ending = True
+    if _now.watched:
+        tell()
+        _mute()
+        _end_children()
+        _leave_late(_now.heard)
+    raise Stopped
+
+
+def _follow(reads: int) -> None:
+    """Sees the signals as they come, whatever the main thread is at."""
+    first = 0
+    while True:
+        number = os.read(reads, 1)[0]
+        if number not in CODES:
+            continue
+        if first and number == signal.SIGINT:
+            _leave(first)
+        first = first or number
+        if not _now.holding:
+            _leave_late(first)
+
+
+def _leave_late(number: int) -> None:
+    timer = threading.Timer(PATIENCE, _leave, [number])
+    timer.daemon = True
+    timer.start()
+
+
+def _leave(number: int) -> None:
+    """Ends this process as it is."""
+    _now.heard = number
+    tell()
+    _end_children()
+    os._exit(CODES[number])
+
+
+def _mute() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def _end_children() -> None:
+    if "multiprocessing.process" in sys.modules:
+        from multiprocessing import active_children
+
+        for child in active_children():
+            child.kill()

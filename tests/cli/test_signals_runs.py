@@ -1,0 +1,102 @@
+"""A signal at any moment of a command: one line that says what is saved, and nothing half written.
+
+What it does to a process test_signals tells, and between two steps test_resume and others.
+"""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes import Processes
+from tiny_adapt import adapted, compile_quickly, without_result, words_of
+from tiny_run import flags, jaxprompt, tiny_fields
+
+CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
+NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+HERE = Path(__file__).parent
+FIRST = "before the first step; nothing was saved"
+LAST = "after the last step; it is saved, and the same command completes the run"
+INDEXING = "while it indexed the corpus; nothing of that is kept, the same command begins anew"
+
+
+def gets(number: int):
+    """Makes a function in whose place this process gets a signal."""
+
+    def call(*_args, **_kwargs):
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+        raise AssertionError("the command goes on")
+
+    return call
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_as_jax_is_imported(number, tmp_path):
+    config = HERE.parents[1] / "configs/base.py"
+    words = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
+    with Processes(tmp_path / "logs") as processes:
+        processes.start([HERE / "signalled.py", "jax", int(number), *words])
+        assert processes.wait(60) == [CODES[number]], processes.told()
+        assert processes.err(0) == f"stopped by {NAMES[number]} before anything was saved\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_while_processes_index(tmp_path_factory, tmp_path):
+    """A terminal sends it to all of them."""
+    words = words_of(
+        tmp_path_factory, "mlm-bert", tmp_path / "run", corpus__processes=2,
+        corpus__store=tmp_path / "store",
+    )  # fmt: skip
+    with Processes(tmp_path / "logs", devices=1) as processes:
+        processes.start([HERE / "signalled.py", "indexing", int(signal.SIGINT), *words])
+        group = processes.all[0].pid
+        assert processes.wait() == [130], processes.told()
+        assert processes.err(0) == f"stopped by Ctrl-C {INDEXING}\n"
+        until = time.monotonic() + 10
+        with pytest.raises(ProcessLookupError):  # once init has buried the last child
+            while time.monotonic() < until:
+                os.killpg(group, 0)
+                time.sleep(0.05)
+    assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    "place, number, said",
+    [
+        ("build.read_examples", signal.SIGTERM, FIRST),
+        ("build.start", signal.SIGINT, FIRST),
+        ("loop.jit", signal.SIGINT, FIRST),
+        ("cli.train.write_result", signal.SIGTERM, LAST),
+    ],
+)
+def test_train(place, number, said, backbone, data, tmp_path, monkeypatch, capsys):
+    is_step = place == "loop.jit"  # its first call compiles
+    instead = (lambda *_, **__: gets(number)) if is_step else gets(number)
+    monkeypatch.setattr(f"jaxprompt.{place}", instead)
+    words = flags(tiny_fields(backbone, data))
+    words = ["train", f"--config={HERE.parents[1] / 'configs/base.py'}", *words]
+    before = [signal.getsignal(each) for each in CODES]
+    code, out, err = jaxprompt(capsys, *words, f"--workdir={tmp_path}")
+    assert code == CODES[number] and out == ""
+    assert err.splitlines()[-1] == f"stopped by {NAMES[number]} {said}"
+    assert [signal.getsignal(each) for each in CODES] == before
+    assert not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_while_a_backbone_is_written(
+    number, tmp_path_factory, tmp_path, monkeypatch, capsys, compiled
+):
+    compile_quickly(monkeypatch)
+    workdir = without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run")
+    shutil.rmtree(workdir / "backbone")  # which says that it is of the run that was copied
+    words = words_of(tmp_path_factory, "mlm-bert", workdir)
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxprompt.convert.save._gather", gets(number))
+        code, out, err = jaxprompt(capsys, *words)
+    assert code == CODES[number] and out == ""
+    assert err.splitlines()[-1] == f"stopped by {NAMES[number]} {LAST}"
+    assert not (workdir / "backbone").exists() and not list(workdir.glob(".*.partial"))
