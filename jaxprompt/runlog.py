@@ -10,8 +10,10 @@ import importlib.util
 import json
 import math
 import os
+import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, escape
@@ -117,31 +119,52 @@ class RunLog:
             print(escape(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Flushes and closes the event file and ends the progress line."""
-        for part in (self._writer, self._bar):
-            if part is not None:
-                part.close()
-        self._writer = self._bar = None
+        """Closes the event file and ends the progress line. Raises InputError for a full disk."""
+        writer, bar, self._writer, self._bar = self._writer, self._bar, None, None
+        if bar is not None:
+            bar.close()
+        try:
+            if writer is not None:
+                writer.close()
+        except OSError as error:
+            raise write_error(self._folder / "tensorboard", error) from error
 
     def __enter__(self) -> "RunLog":
         """Returns itself; the log closes when the block ends."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Closes the log."""
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Closes the log; an error of the block is not masked by one of the closing."""
+        try:
+            self.close()
+        except InputError:
+            if kind is None:
+                raise
 
     def _write_events(self, step: int, values: dict) -> None:
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
+        # Not by tensorboardX's SummaryWriter: its thread meets a full disk, and only prints that.
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
 
-            # The purge hides what a killed run wrote after the step resumed from.
-            first = self._resumed + 1
-            self._writer = SummaryWriter(
-                str(self._folder / "tensorboard"), purge_step=first, filename_suffix=f".{first}"
-            )
-        for name, number in _numbers(values):
-            self._writer.add_scalar(name, number, step)
+        now, folder = time.time(), self._folder / "tensorboard"
+        events = [
+            Event(wall_time=now, step=step, summary=scalar(name, number))
+            for name, number in _numbers(values)
+        ]
+        try:
+            if self._writer is None:
+                # The start of a session hides what a killed run wrote after the step resumed from.
+                first = self._resumed + 1
+                start = SessionLog(status=SessionLog.START)
+                events.insert(0, Event(wall_time=now, step=first, session_log=start))
+                events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+                self._writer = _open_events(make_folder(folder), first)
+            for event in events:
+                self._writer.write(event.SerializeToString())
+            if "dev" in values:
+                self._writer.flush()
+        except OSError as error:
+            raise write_error(folder, error) from error
 
     def _update_bar(self, step: int) -> None:
         if self._bar is None:
@@ -170,6 +193,14 @@ class RunLog:
 def dumps(value: Any, **given: Any) -> str:
     """Writes JSON; what JSON lacks, NaN and the infinities, as the strings of metrics.jsonl."""
     return json.dumps(_plain(value), allow_nan=False, **given)
+
+
+def _open_events(folder: Path, first: int) -> Any:
+    """Opens an event file, named so that TensorBoard finds it."""
+    from tensorboardX.record_writer import RecordWriter
+
+    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{first}"
+    return RecordWriter(str(folder / name))
 
 
 def _plain(value: Any) -> Any:

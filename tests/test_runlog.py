@@ -1,8 +1,10 @@
 """The log reads back exactly, and a resumed run's log equals that of a run without a break."""
 
+import gc
 import io
 import json
 import math
+import resource
 import sys
 
 import jax.numpy as jnp
@@ -126,6 +128,27 @@ def test_tensorboard_events(tmp_path):
         ]
     assert found == expected
     assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name, more", [("metrics.jsonl", {}), ("tensorboard", {}), ("tensorboard", {"dev": 1.0})]
+)
+def test_a_full_disk_is_one_error(name, more, tmp_path, capfd):
+    """In whichever file and write it shows first; nothing is printed, no closing masks it."""
+    if name == "tensorboard":  # the records go elsewhere, the events alone meet the limit
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
+    values = {f"value{i}": 1.0 for i in range(30)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(InputError, match=f"cannot write .*{name}: File too large; mend that"):
+            with RunLog(tmp_path, terminal=False) as log:
+                log.write(1, loss=1.0)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+                log.write(2, **values, **more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    gc.collect()  # a file that is not closed would be flushed again
+    assert capfd.readouterr() == ("", "")
 
 
 def test_tensorboard_absent(tmp_path, monkeypatch):
