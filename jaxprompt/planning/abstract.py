@@ -80,11 +80,11 @@ def open_run(c: Any, device: Device | None = None) -> Run:
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
     if device is not None and has_kernel(backbone.module, device, c.data.max_len):
         backbone = with_attention(backbone, "fused")
-        notes += ("attention is one kernel on these devices, which keeps no scores",)
+        notes += ("attention is a fused kernel on these devices, which does not store the scores",)
     if not any((backbone.folder / name).exists() for name in _TOKENIZERS):
         backbone = backbone._replace(tokenizer=OnePiece(c.backbone.sentinel))
         if c.head.name == "verbalizer":
-            notes += ("no tokenizer here: every label word counts as one piece",)
+            notes += ("no tokenizer on this machine: every label word is taken as one subword",)
     if c.mesh.slices > 1:
         c.mesh.slices = 1  # simulated devices are one slice
         notes += ("the network is counted as within a slice; between slices it is slower",)
@@ -113,7 +113,7 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
     known = published().get(name)
     if known is None or Path(name).is_dir() or _is_cached(name, block["revision"] or None):
         try:
-            return open_backbone(block), (f"backbone {name}, as it is here",)
+            return open_backbone(block), (f"backbone {name}, as it is on this machine",)
         except InputError as error:
             if "pkg:" in name or Path(name).exists() or not name:
                 raise
@@ -122,7 +122,7 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
                 f"{nearest(name, published())}"
             ) from error
     backbone = shape_backbone(block, Path(name), known.hf, known.heads)
-    return backbone, (f"backbone {name}, not here: its published shape",)
+    return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)
 
 
 def has_kernel(module: Any, device: Device, length: int) -> bool:

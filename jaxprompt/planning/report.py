@@ -99,8 +99,8 @@ def show(found: dict[str, Any]) -> str:
         assumed = found["assumed"]
         lines += ["", *_advice(found), ""]
         lines += [
-            f"room is memory less {assumed['reserve']:.0%}; time takes products at "
-            f"{assumed['utilisation']:.0%} of the peak, the rest at full rate",
+            f"room is {1 - assumed['reserve']:.0%} of the memory; times assume matrix products at "
+            f"{assumed['utilisation']:.0%} of the peak speed, all else at full speed",
             *_sources(found),
             f"data sheet: {found['source']}",
         ]
@@ -113,7 +113,7 @@ def _sources(found: dict[str, Any]) -> list[str]:
     asked = [plan["compiled"] for plan in plans if "compiled" in plan]
     if not asked:
         return [
-            "sent is a bound: GPUs and TPUs add gradients of one input up before they send them"
+            "sent is an upper bound: GPUs and TPUs sum gradients of one input before they send them"
         ]
     refused = [own["refused"] for own in asked if "refused" in own]
     return [

@@ -14,7 +14,8 @@ def test_every_row_is_as_long_as_it_may_be(make_run):
     tokens = run.batch.encoder
     assert tokens.ids.shape == (6, 48) and tokens.mask.all()
     assert sorted(set(tokens.slot[0])) == list(range(-1, 20))
-    assert run.notes == (f"backbone {ELECTRA}, not here: its published shape",)
+    (note,) = run.notes
+    assert note == f"backbone {ELECTRA}, not on this machine: planned with its published shape"
 
 
 def test_the_decoder_is_fed_what_the_head_reads(make_run):
@@ -25,7 +26,7 @@ def test_the_decoder_is_fed_what_the_head_reads(make_run):
     assert whole.label_pos.shape == (4, 2)
     run = make_run(T5, task__form="text", head__scores="full", **words)
     assert run.batch.decoder.ids.shape == (4, 1)
-    assert "one piece" in run.notes[1]
+    assert "one subword" in run.notes[1]
 
 
 def test_choices_and_free_texts(make_run):
@@ -57,7 +58,7 @@ def test_a_backbone_here_is_read_with_its_tokenizer(make_run, shared):
         pytest.skip("no BERT among the shared weights")
     run = make_run(str(here[0]), data__max_len=32)
     assert not isinstance(run.scorer.tokenizer, OnePiece)
-    assert run.batch.encoder.mask.all() and "as it is here" in run.notes[0]
+    assert run.batch.encoder.mask.all() and "as it is on this machine" in run.notes[0]
 
 
 def test_an_unknown_backbone_names_published_ones(make_run, monkeypatch):
