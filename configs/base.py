@@ -63,19 +63,19 @@ def get_config(method: str = "") -> ConfigDict:
 
     c.task = ConfigDict()
     c.task.name = "topics"  # a known task, or custom: your own file, described below
-    c.task.template = ""  # "" = the task's own; unified: of what stands before the options
+    c.task.template = ""  # "" = the task's own; unified, nss: of what stands before the options
     c.task.words = ()  # label words, an entry a class, "|" between several; () = the task's own
     c.task.spaced = ""  # label words are encoded behind a space: true | false; "" = the task's own
     c.task.option = ""  # how {choices} writes one, as in "{name}. {text}."; "" = the task's own
-    c.task.fields = ()  # custom: text columns
+    c.task.fields = ()  # custom: text columns; nsp, cls: the texts asked, () = the task's own
     c.task.label = "label"  # custom: column of the label
     c.task.labels = ()  # custom: class names in order; () = found in the training rows
     c.task.choices = ()  # custom: columns of the choices, or one that holds a list
     c.task.metric = ""  # accuracy | f1 | macro_f1 | matthews | exact_match | rouge_l | bleu
     c.task.target = ""  # custom: column of the text to write, for head.name=text
-    # cloze: the words at a mask | text: T5's own text format | unified: letters of options, which
-    # are the classes or a row's choices, in the patterns of ppt.patterns
-    c.task.form = "cloze"  # cloze | text | unified
+    # cloze: the words at a mask | text: T5's own text format | nsp, nss, unified, cls: as that
+    # pre-training task is asked in ppt.patterns; nss and unified answer by the name of an option
+    c.task.form = "cloze"  # cloze | text | nsp | nss | unified | cls
     c.task.answer = ""  # T5: what is written; "" = "[mask] {label}" (cloze), "{label} [sep]" (text)
     c.task.eos = True  # T5: the input ends with </s>
 
@@ -133,7 +133,8 @@ def get_config(method: str = "") -> ConfigDict:
 
     c.ppt = ConfigDict()  # what `pretrain` learns a prompt by; head, task.answer and .eos say how
     c.ppt.task = ""  # nsp | nss | unified | cls
-    c.ppt.patterns = "en"  # en: as released | en_paper: as published | zh; task.form=unified too
+    c.ppt.patterns = "en"  # en: as released | en_paper: as published | zh; of task.form too
+    c.ppt.hard = False  # task.form=nsp, nss, cls: a hard prompt stands beside the soft one
     c.ppt.least = 2  # unified: options of an example, at least
     c.ppt.most = 16  # and at most
     c.ppt.matched = True  # nsp, nss, unified: negatives are as long as the neighbour of a text

@@ -20,7 +20,7 @@ from jaxprompt.optim import OPTIMIZERS, SCHEDULES
 DTYPES = ("float32", "bfloat16")
 HEADS, SCORES = ("linear", "verbalizer", "text"), ("restricted", "full")
 OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
-PIECES, SPANS, FORMS = ("mean", "sum"), ("label", "target"), ("cloze", "text", "unified")
+PIECES, SPANS, FORMS = ("mean", "sum"), ("label", "target"), ("cloze", "text", *TASKS)
 _RANGES = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
@@ -85,7 +85,7 @@ FIELDS = {
     ),
     "ppt": dict(
         task=Field(str, TASKS, True), patterns=Field(str, tuple(PATTERNS)), least=_SIZE, most=_SIZE,
-        matched=_FLAG, annotations=_PATH, thresholds=_SHARE._replace(many=True),
+        hard=_FLAG, matched=_FLAG, annotations=_PATH, thresholds=_SHARE._replace(many=True),
     ),
     "optim": dict(
         name=Field(str, OPTIMIZERS), lr=_AMOUNT, lr_head=_AMOUNT._replace(optional=True),

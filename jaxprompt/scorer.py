@@ -113,7 +113,7 @@ class Scorer(NamedTuple):
 def choose_template(task: Task, style: str, head: str, form: str, template: str) -> str:
     """Picks the layout: the given one, else the task's own for this head and kind of backbone.
 
-    A task in unified form has its layout already.
+    A task in the form of a pre-training task has its layout already.
     """
     own = task.plain
     if head == "verbalizer":
@@ -121,7 +121,7 @@ def choose_template(task: Task, style: str, head: str, form: str, template: str)
         own = task.text if form == "text" else own
     elif head == "text":
         own = task.text
-    text = own if form == "unified" else template or own
+    text = template or own if form in ("cloze", "text") else own
     if not text:
         fields = " ".join(f"{{{field}}}" for field in task.fields)
         raise InputError(
@@ -196,7 +196,7 @@ def check_template(task: Task, text: str, head: str, form: str, slots: int) -> T
     parsed, by_lm = parse(text), head == "verbalizer"
     check(
         parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm and form != "text",
-        has_choices=bool(task.choices) or form == "unified",
+        has_choices=bool(task.choices or task.options),
     )  # fmt: skip
     read_option(task.option or OPTION)
     if by_lm and parsed.uses_choice:
@@ -266,7 +266,7 @@ def build_scorer(
         tokenizer, style, eos=eos, sentinel=backbone.block["sentinel"],
         masks=max(int(parsed.has_mask), sentinels if by_lm else 0),
     )  # fmt: skip
-    verbalizer, follows, heads = None, Answer(), {}
+    verbalizer, follows, heads, masks = None, Answer(), {}, 1
     names = [group[0] for group in task.words] or string.ascii_uppercase
     if by_lm:
         label_words = choose_words(task, style, form)
@@ -274,8 +274,12 @@ def build_scorer(
         names = [group[0] for group in verbalizer.words]
         around = frame(said, specials) if style == "seq2seq" else Frame((), ())
         whole = head["span"] == "target"
+        masks = verbalizer.num_masks
         if style == "masked":
             plan = masked_plan(verbalizer.ids)
+            if task.widest:
+                widest = make_verbalizer(tokenizer, task.widest, leading_space=task.spaced)
+                masks = max(masks, widest.num_masks)
         else:
             plan = branch_plan(verbalizer.ids, around, whole=whole)
         follows = Answer(plan, around.stem)
@@ -296,8 +300,8 @@ def build_scorer(
     encoder = Encoder(
         tokenizer, parsed, specials, num_slots=slots, max_len=max_len,
         needs_mask=by_lm and form != "text",
-        num_masks=verbalizer.num_masks if verbalizer else 1, num_types=backbone.module.cfg.types,
-        answer=follows, option=task.option, names=names,
+        num_masks=masks, num_types=backbone.module.cfg.types, answer=follows,
+        option=task.option, names=names,
     )  # fmt: skip
     layout = Layout(
         batch=batch, max_len=max_len, pad_id=specials.pad, side=side, multiple=multiple,

@@ -124,7 +124,8 @@ def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) 
     config = f"{CELLS}:{choose('the task', cell.task, ppt.TASKS)},{cell.method},{args.kind}"
     name = re.sub(r"[^\w.]+", "_", cell.row)
     runs = []
-    for lr in _numbers("--learning-rates", args.learning_rates, float) or ppt.RATES[cell.method]:
+    searched = ppt.learning_rates(cell.method, backbone)
+    for lr in _numbers("--learning-rates", args.learning_rates, float) or searched:
         for seed in _numbers("--seeds", args.seeds, int):
             own = {"optim.lr": lr, "seed": seed, "data.seed": seed}
             folder = Path(args.workdir) / f"{name}-{cell.task},lr={lr},seed={seed}"

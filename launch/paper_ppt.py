@@ -56,11 +56,11 @@ PROMPTED = ("pt", "hybrid_pt", "lm_adapt", "ppt", "hybrid_ppt", "unified_ppt")
 
 # Table 1. "good/bad" is positive/negative; the words of a config are in the order of the classes.
 TEMPLATES = {
-    "man1": ppt.TASKS["sst2"].hard,
+    "man1": "{sentence}. It was [mask].",
     "man2": "Just [mask]! {sentence}",
-    "man3": "{sentence} All in all, it was [mask].",
-    "gen1": ". {sentence} a [mask].",
-    "gen2": "{sentence} A [mask] one.",
+    "man3": "{sentence}. All in all, it was [mask].",
+    "gen1": ". {sentence}. a [mask].",
+    "gen2": "{sentence}. A [mask] one.",
 }
 LABEL_WORDS = ("great/terrible", "dog/cat", "bad/good")
 STARTS = ("normal", "labels", "vocab", "frequent", "task")  # table 2, as prompt.start has them
@@ -84,11 +84,12 @@ def table1(tasks: Sequence[str]) -> Iterable[Cell]:
     for task in tasks:
         cell = lambda row, method, task=task, **more: Cell(row, task, method, "T5-XXL", more)
         yield cell("none good/bad", "pt")
-        for name, template in TEMPLATES.items():
-            yield cell(f"{name} good/bad", "pt", **{"task.template": template})
+        asked = lambda name: {"task.form": "cloze", "task.template": TEMPLATES[name]}
+        for name in TEMPLATES:
+            yield cell(f"{name} good/bad", "pt", **asked(name))
         for words in LABEL_WORDS:
             given = {"task.words": ",".join(reversed(words.split("/")))}
-            yield cell(f"man1 {words}", "pt", **{"task.template": TEMPLATES["man1"]} | given)
+            yield cell(f"man1 {words}", "pt", **asked("man1") | given)
         yield cell("full good/bad", "full")
 
 
@@ -108,7 +109,7 @@ def table4(tasks: Sequence[str]) -> Iterable[Cell]:
         for name in smaller if family == "mT5" else smaller[:-1]:  # T5-XXL is the row "full"
             yield from (Cell(f"full {name}", task, "full", name) for task in own)
     for method in ("full", *PROMPTED):
-        for task in tasks:
+        for task in (task for task in tasks if ppt.has_cell(method, task)):
             adapted = method == "lm_adapt" and not is_chinese(task)
             yield Cell(method, task, method, ADAPTED if adapted else main_backbone(task))
 

@@ -4,10 +4,12 @@ Each function fills a config with one method of METHODS on one task of TASKS, fo
 of KINDS; with "-deep" behind it keys and values of every layer are learned in place of soft tokens.
 """
 
+import re
 from typing import NamedTuple
 
 from configs.parts import methods
-from jaxprompt.errors import choose
+from jaxprompt.data.ppt import get_pattern
+from jaxprompt.errors import InputError, choose
 
 SEEDS = (10, 20, 30, 40, 50)
 
@@ -34,35 +36,30 @@ ALL_KINDS = {name + deep: (KINDS[name], bool(deep)) for name in KINDS for deep i
 
 
 class Asked(NamedTuple):
-    """How a task is asked, as in the released code, where nothing but the sentinel is added."""
+    """How a task is asked: by the pattern of a pre-training task, in the style `patterns`."""
 
-    group: str  # the pre-training task whose prompt it starts from
-    template: str  # "" = as the unified task is, which is how choices are
-    # With words beside the soft prompt (appendix D), which full fine-tuning takes too; "" = as the
-    # task has it, for none is published.
-    hard: str
-    words: tuple[str, ...]  # in the order of the classes
+    group: str  # the pre-training task, whose prompt it starts from
+    texts: tuple[str, ...] = ()  # the fields that are asked, in order; () = as task.query has it
+    words: tuple[str, ...] = ()  # in the order of the classes; () = the names of the options
     lr: float = 1e-2
     lr_ppt: float = 1e-2  # of a prompt that was pre-trained
     patterns: str = "en"
+    # With words that no pre-training task has: its hard prompt, not published. No pre-trained
+    # prompt but that of the unified task is for it (section 4.2).
+    topics: str = ""
+    name: str = ""  # of the task, where it has another
 
 
 def _single(field, words):
-    return Asked("cls", f"{{{field}}} [mask]", f"{{{field}}} It was [mask].", words)
+    return Asked("cls", (field,), words)
 
 
 def _pair(first, second, words, lr):
-    hard = f"Question: {{{first}}}? [mask]. {{{second}}}"
-    return Asked("nsp", f"{{{first}}} [mask] {{{second}}}", hard, words, lr, 5e-2)
+    return Asked("nsp", (first, second), words, lr, 5e-2)
 
 
-def _chinese(group, template="", words=(), lr=1e-2):
-    return Asked(group, template, "", words, lr, 5e-2 if group == "nsp" else 1e-2, "zh")
-
-
-def _reading(article):
-    hard = f"We ask {{{article}}}; {{question|whole}}?{{choices}} The answer is [mask]."
-    return Asked("nss", "", hard, ())
+def _chinese(group, texts=(), words=(), lr=1e-2):
+    return Asked(group, texts, words, lr, 5e-2 if group == "nsp" else 1e-2, "zh")
 
 
 _FIVE = ("terrible", "bad", "maybe", "good", "great")
@@ -70,7 +67,11 @@ _TOPICS = (
     *("culture", "science", "health", "education", "computer"),
     *("sports", "business", "music", "family", "politics"),
 )
-_TWO = "{sentence1} [mask] {sentence2}"
+_NEWS = (
+    *("故事", "文化", "娱乐", "体育", "财经", "房产", "汽车"),
+    *("教育", "科技", "军事", "旅游", "国际", "农业", "游戏"),
+)
+_TWO = ("sentence1", "sentence2")
 # Neutral, entailment, contradiction: the words of pre-training on pairs and of the released Chinese
 # sets. Two classes take the outer ones, as English takes "no" and "yes".
 _MEANING = ("中立", "相似", "矛盾")
@@ -80,17 +81,26 @@ TASKS = {
     "boolq": _pair("question", "passage", ("no", "yes"), 5e-3),
     "rte": _pair("premise", "hypothesis", ("yes", "no"), 5e-3),
     "cb": _pair("hypothesis", "premise", ("yes", "no", "maybe"), 5e-2),
-    "race_middle": _reading("article"),
-    "race_high": _reading("article"),
-    "dream": _reading("dialogue"),
-    "cosmos_qa": _reading("context"),
+    "race_middle": Asked("nss"),
+    "race_high": Asked("nss"),
+    "dream": Asked("nss"),
+    "cosmos_qa": Asked("nss"),
     "yahoo_answers_topics": Asked(
-        "cls", "{question_title} [mask]", "{question_title} This is about [mask].", _TOPICS
+        "cls", ("question_title",), _TOPICS, topics="{question_title} This is about [mask]."
     ),
     "lcqmc": _chinese("nsp", _TWO, ("矛盾", "相似"), 5e-3),
     "ocnli": _chinese("nsp", _TWO, _MEANING, 5e-3),
     "cmnli": _chinese("nsp", _TWO, _MEANING, 5e-3),
-    "chnsenticorp": _chinese("cls", "{text} [mask]", ("差", "好")),
+    "chnsenticorp": _chinese("cls", ("text",), ("差", "好")),
+    "amazon": _chinese("cls", ("comment",), ("差", "不好", "一般", "好", "赞")),
+    "tnews": Asked(
+        "cls",
+        ("sentence",),
+        _NEWS,
+        patterns="zh",
+        topics="{sentence}。这是[mask]新闻。",
+        name="tnews14",
+    ),  # fmt: skip
     "c3": _chinese("nss"),
     "ccpm": _chinese("nss"),
 }
@@ -105,9 +115,6 @@ def pt(c, task="rte", kind="t5"):
     else:
         methods.soft(c, length=100, lr=own.lr, start="normal")
         c.prompt.scale = kind.scale
-    c.task.template = own.template
-    if not own.template:
-        c.task.form = "unified"
     c.optim.weight_decay = 1e-2  # of soft tokens too
 
 
@@ -124,6 +131,11 @@ def lm_adapt(c, task="rte", kind="t5"):
 
 def ppt(c, task="rte", kind="t5"):
     """Prompt tuning from the prompt that was pre-trained for the task's group."""
+    if not has_cell("ppt", task):
+        raise InputError(
+            f"task {task} has topics as label words, and the prompt of {TASKS[task].group} was "
+            "pre-trained on other words; take unified_ppt, as the paper does (section 4.2)"
+        )
     pt(c, task, kind)
     c.prompt.init = f"prompts/{TASKS[task].group}"
     c.optim.lr = TASKS[task].lr_ppt
@@ -138,7 +150,7 @@ def hybrid_ppt(c, task="rte", kind="t5"):
 def multiple_choice(c, task="rte", kind="t5"):
     """Prompt tuning from noise, every task as a choice among its label words (section 4.2)."""
     pt(c, task, kind)
-    c.task.form, c.task.template = "unified", ""
+    c.task.form, c.task.fields = "unified", ()
     c.optim.lr = 1e-2
 
 
@@ -149,7 +161,7 @@ def unified_ppt(c, task="rte", kind="t5"):
 
 
 def full(c, task="rte", kind="t5"):
-    """Full fine-tuning with words around the answer."""
+    """Full fine-tuning with words around the answer; `learning_rates` has those of other sizes."""
     _few_shot(c, task, kind)
     methods.full(c, lr=5e-6)
     _with_words(c, task)
@@ -163,11 +175,38 @@ METHODS = {
     )
 }  # fmt: skip
 RATES = {name: (5e-3, 1e-2, 2e-2, 5e-2) for name in METHODS}  # section 4.1
-RATES["full"] = (5e-6, 1e-5, 3e-5, 1e-4)  # not published; what such backbones are tuned at
+RATES["full"] = (5e-6, 1e-5, 3e-5, 1e-4)  # of other backbones: not published, as they are tuned
+# Of full fine-tuning of a T5 or mT5, by size (appendix C.1, table 2).
+FULL_RATES = {
+    "small": (2e-4, 5e-4, 1e-3),
+    "base": (2e-4, 5e-4, 1e-3),
+    "large": (5e-5, 1e-4, 2e-4),
+    "xl": (3e-5, 5e-5, 1e-4),
+    "xxl": (3e-6, 5e-6, 1e-5),
+}
+
+
+def learning_rates(method, backbone):
+    """Lists the learning rates that are searched; those of `full` by the size in a path's name."""
+    words = re.split(r"[^a-z0-9]+", backbone.rpartition("/")[2].lower())
+    size = next((word for word in words if word in FULL_RATES), "")
+    if method == "full" and size and {"t5", "mt5"} & set(words):
+        return FULL_RATES[size]
+    return RATES[method]
+
+
+def has_cell(method, task):
+    """Tells whether a method is for a task: topics are no words of a pre-trained prompt."""
+    return method not in ("ppt", "hybrid_ppt") or not TASKS[task].topics
 
 
 def _with_words(c, task):
-    c.task.form, c.task.template = "cloze", TASKS[task].hard
+    own = TASKS[task]
+    if own.topics:
+        spaced = get_pattern(own.group, own.patterns).space
+        c.task.form, c.task.template, c.task.spaced = "cloze", own.topics, str(spaced).lower()
+    else:
+        c.ppt.hard = True
 
 
 def _few_shot(c, task, kind):
@@ -176,8 +215,8 @@ def _few_shot(c, task, kind):
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
     own = TASKS[task]
-    c.task.name, c.task.words, c.task.eos = task, own.words, False
-    c.ppt.patterns = own.patterns
+    c.task.name, c.task.words, c.task.eos = own.name or task, own.words, False
+    c.task.form, c.task.fields, c.ppt.patterns = own.group, own.texts, own.patterns
     c.head.name, c.head.scores, c.head.span = "verbalizer", "full", "target"
     if len(own.words) > 5:  # section 4.1: 8 rows a label, as many for dev
         c.data.protocol, c.data.k = "kshot", 8

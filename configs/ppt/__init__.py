@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
-from configs.parts.ppt import ALL_KINDS, METHODS, SEEDS, TASKS
+from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, SEEDS, TASKS
 from jaxprompt.errors import InputError, choose
 
 
@@ -33,6 +33,8 @@ def tune(backbone, size, cell, *, model=1):
     c = base()
     getattr(backbones, "t5_lm" if method == "lm_adapt" else backbone)(c, size)
     METHODS[method](c, task)
+    if method == "full":
+        c.optim.lr = FULL_RATES[size][1]
     c.mesh.model = model
     return c
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.data import fewshot, sources
 from jaxprompt.data.digest import describe
-from jaxprompt.data.ppt import get_pattern, unify
+from jaxprompt.data.ppt import TASKS, ask, get_pattern
 from jaxprompt.data.tasks import (
     Example,
     Task,
@@ -44,22 +44,27 @@ def read_task(block: Mapping[str, Any]) -> Task:
 
 
 def in_form(c: Any, task: Task) -> Task:
-    """Makes the task a selection where task.form=unified. Raises InputError where it cannot be."""
+    """Lays the task out as a pre-training task where task.form names one.
+
+    Raises InputError where it cannot be.
+    """
     block = c.task
-    if block.form != "unified":
+    if block.form not in TASKS:
         return task
     if c.head.name != "verbalizer":
         raise InputError(
-            f"task.form=unified answers by a letter, which head.name={c.head.name} does not read; "
-            "set head.name=verbalizer"
+            f"task.form={block.form} answers by label words, which head.name={c.head.name} does "
+            "not read; set head.name=verbalizer"
         )
     if task.choices and block.words:
         raise InputError(
-            "task.words name the choices, which task.form=unified does by letters; empty it, or "
-            "take task.form=cloze"
+            f"task.words name the choices, which task.form={block.form} does by the names of "
+            "ppt.patterns; empty it, or take task.form=cloze"
         )
-    pattern = get_pattern("unified", c.ppt.patterns)
-    return _as_written(unify(task, pattern, block.template), block)
+    pattern = get_pattern(block.form, c.ppt.patterns, hard=c.ppt.hard)
+    texts = () if block.name == "custom" else block.fields
+    made = ask(task, block.form, pattern, texts=texts, query=block.template)
+    return _as_written(made, block)
 
 
 def _as_written(task: Task, block: Mapping[str, Any]) -> Task:

@@ -54,6 +54,11 @@ class Rows(Sequence):
         """All rows in order, as the data set itself reads them best."""
         return map(self._convert, self._data) if self._convert else iter(self._data)
 
+    def take(self, indices: Sequence[int]) -> "Rows":
+        """The rows at `indices`; each keeps its origin."""
+        lines = [self._lines[i] if self._lines else i + 1 for i in indices]
+        return Rows([self[i] for i in indices], self.path, lines)
+
     def origin(self, index: int) -> str:
         """Where row `index` stands, as "path:line"."""
         return f"{self.path}:{self._lines[index] if self._lines else index + 1}"

@@ -44,6 +44,8 @@ def read_split(
                 rows = read_file(_file_of(Path(folder), split))
         else:
             rows = read_file(_file_of(user_path(source), split))
+    if task.left_out:
+        rows = rows.take([i for i, row in enumerate(rows) if not task.leaves_out(row)])
     if not len(rows):
         raise InputError(f"{rows.path}: split {split!r} of task {task.name} has no rows")
     return rows

@@ -10,7 +10,7 @@ from jaxprompt.types import Role
 
 FIRST = 2000  # ids below stand in no text
 ENGLISH = """no maybe yes terrible bad good great ? . the correct one is answer""".split()
-CHINESE = list("矛盾中立相似差不好一般赞二三四五六答案是为？。、")
+CHINESE = list("矛盾中立相似差不好一般赞二三四五六七八九十答案是为？。、")
 LETTERS = list("abcdefghijklmnop")
 
 

@@ -89,8 +89,8 @@ ROWS = {
     "nsp": "[CLS] [UNK] [MASK] [MASK] 。 [UNK] [SEP]",
     "cls": "[CLS] [UNK] 。 [MASK] [MASK] 。 [SEP]",
     "nss": "[CLS] [UNK] ？ 一 、 [UNK] 。 二 、 [UNK] 。 三 、 [UNK] 。 答 案 是 [MASK] 。 [SEP]",
-    "unified": "[CLS] [UNK] ？ a 、 [UNK] 。 b 、 [UNK] 。 c 、 [UNK] 。 答 案 是 [MASK] 。 [SEP]",
 }
+ROWS["unified"] = ROWS["nss"].replace("[MASK]", "[MASK] [MASK]")  # numerals above ten have two
 
 
 @pytest.mark.parametrize("task", TASKS)

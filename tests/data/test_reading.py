@@ -101,7 +101,7 @@ def test_chinese_rows_are_those_of_pretraining():
     encoder = make_encoder(tokenizer, "masked", unify(PASSAGE, pattern), slots=2)
     (row,) = encoder.encode(Example({"query": texts[0]}, tuple(texts[1:])))
     shown = "".join(tokenizer.convert_ids_to_tokens(row.ids[3:]))
-    assert shown == "它在哪里？a、外面。b、在里面。c、哪里。答案是[MASK]。[SEP]"
+    assert shown == "它在哪里？一、外面。二、在里面。三、哪里。答案是[MASK][MASK]。[SEP]"
     np.testing.assert_array_equal(row.ids, made.ids)
 
 
@@ -320,7 +320,7 @@ MANY = custom_task(fields=["a"], labels=[f"class {i}" for i in range(17)])
 @pytest.mark.parametrize(
     ("task", "query", "message"),
     [
-        (MANY, "", "letters for 16 options, task custom has 17 classes; take task.form=cloze"),
+        (MANY, "", "names for 16 options, task custom has 17 classes; take task.form=cloze"),
         (custom_task(fields=["a"], target="b"), "", "task custom writes text; take"),
         (PASSAGE, "{query} [mask]", r"has mask; with task.form=unified give what stands before"),
         (PASSAGE, "{query} {choices}", "has choices; with task.form=unified give"),

@@ -1,5 +1,6 @@
 """The task registry and the reading of rows, on rows written by hand and on real data."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,13 +9,15 @@ import pytest
 
 from jaxprompt.data import tasks, template
 from jaxprompt.data.files import read_file
+from jaxprompt.data.sources import read_split
 from jaxprompt.errors import InputError
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
 mnli snli qnli mrpc qqp boolq wic copa chnsenticorp tnews lcqmc ocnli cmnli topics afqmc eprstmt
-race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm""".split()
+race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon tnews14""".split()
 
-NOT_HERE = "cr subj ag_news cb qqp topics race race_middle race_high cosmos_qa c3_dialog".split()
+NOT_HERE = """cr subj ag_news cb qqp topics race race_middle race_high cosmos_qa c3_dialog amazon
+tnews14""".split()
 FOLDERS = {name: name for name in NAMES if name not in NOT_HERE}
 FOLDERS["dbpedia_14"] = "dbpedia_14_kshot"
 
@@ -42,7 +45,7 @@ def test_task_is_consistent(name):
     assert not task.values or len(task.values) == len(task.labels)
     assert task.metric in ("accuracy", "f1", "macro_f1", "matthews")
     assert "train" in task.splits and "test" in task.splits
-    assert bool(task.hub) == (name not in ("topics", "ccpm", "eprstmt"))
+    assert bool(task.hub) == (name not in ("topics", "ccpm", "eprstmt", "amazon"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -250,6 +253,12 @@ def test_copa_turns_the_question_into_a_connective():
         ("tnews", 104, 4),
         ("tnews", 14, 14),
         ("tnews", "sports", 3),
+        ("tnews14", "116", 13),
+        ("tnews14", 13, 12),
+        ("tnews14", "agriculture", 12),
+        ("tnews14", 11, 11),
+        ("amazon", 1, 0),
+        ("amazon", 5.0, 4),
         ("copa", "choice2", 1),
     ],
 )
@@ -257,6 +266,18 @@ def test_spellings_of_a_label(task, raw, label):
     task = tasks.get_task(task)
     row = dict.fromkeys(task.fields + task.choices, "x") | {"question": "cause", task.label: raw}
     assert tasks.read_example(task, row, "x:1").label == label
+
+
+def test_a_class_that_is_left_out(tmp_path):
+    """TNews has 14 classes in PPT (table 3): the examples of the 15th are not read, by any name."""
+    task = tasks.get_task("tnews14")
+    assert len(task.labels) == 14 and "stock" not in task.labels
+    labels = [0, 12, "114", "stock", 14]
+    text = "".join(json.dumps({"sentence": "a", "label": x}) + "\n" for x in labels)
+    (tmp_path / "train.jsonl").write_text(text)
+    rows = read_split(task, "train", source=str(tmp_path))
+    assert [tasks.read_example(task, row, "x:1").label for row in rows] == [0, 13]
+    assert rows.origin(1).endswith("train.jsonl:5")
 
 
 def test_numbers_as_class_names_hide_the_indices():

@@ -100,7 +100,7 @@ def test_the_first_word_of_table_1_stands_for_positive():
     assert words["man1 good/bad"] is None and ppt.TASKS["sst2"].words == ("bad", "good")
     assert "task.template" not in cells["none good/bad"].changes
     templates = {cells[f"man1 {pair}"].changes["task.template"] for pair in paper_ppt.LABEL_WORDS}
-    assert templates == {ppt.TASKS["sst2"].hard}
+    assert templates == {"{sentence}. It was [mask]."}  # table 1: "s. It was <X>."
 
 
 TABLES = [*((name, "t5") for name in paper_ppt.TABLES), ("table4", "masked-deep")]
@@ -244,12 +244,12 @@ def test_a_heading_names_what_is_not_the_papers_backbone(tmp_path, call, row, ta
 
 def test_the_estimate_counts_runs_of_a_size(capsys):
     words = ["--estimate", "--workdir=none", "--tasks=sst2;yahoo_answers_topics", "--seeds=1"]
-    words += ["--rows=full T5-Small;pt;ppt", "--config.data.max_len=64"]
+    words += ["--rows=full T5-Small;pt;unified_ppt", "--config.data.max_len=64"]
     assert paper.main(["ppt", "table4", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line[0] != " "] == [
-        "4 runs of 50 epochs of 32 examples, 16 a step, that train a backbone:",
-        "4 runs of 50 epochs of 8 examples per class, 16 a step, that train a backbone:",
+        "3 runs of 50 epochs of 32 examples, 16 a step, that train a backbone:",
+        "3 runs of 50 epochs of 8 examples per class, 16 a step, that train a backbone:",
         "8 runs of 50 epochs of 32 examples, 16 a step, that train a prompt:",
         "8 runs of 50 epochs of 8 examples per class, 16 a step, that train a prompt:",
     ]

@@ -2,8 +2,8 @@
 
 From an indexed corpus: `make_forms` lays a pattern out for a backbone, `make` of nsp, selection or
 cls makes a task from it and some documents, and `Rows` gives its batches. An example is a pure
-function of its row and of the seed and number of the visit to it. `unify` lays a downstream task
-out by the pattern of the unified one.
+function of its row and of the seed and number of the visit to it. `ask` lays a downstream task out
+by the pattern of any of them, `unify` by that of a selection.
 """
 
 from jaxprompt.data.ppt.annotations import (
@@ -18,11 +18,11 @@ from jaxprompt.data.ppt.patterns import PATTERNS, TASKS, Pattern, get_pattern
 from jaxprompt.data.ppt.reading import Reader
 from jaxprompt.data.ppt.rows import Rows
 from jaxprompt.data.ppt.selection import numbers_of_options
-from jaxprompt.data.ppt.unified import unify
+from jaxprompt.data.ppt.unified import ask, unify
 from jaxprompt.data.ppt.units import Units
 
 __all__ = [
     "PATTERNS", "PUBLISHED", "TASKS", "AnnotationWriter", "Annotations", "Form", "Forms", "Pattern",
-    "Reader", "Rows", "Units", "check_thresholds", "check_unfinished", "get_pattern", "make_forms",
-    "numbers_of_options", "unify",
+    "Reader", "Rows", "Units", "ask", "check_thresholds", "check_unfinished", "get_pattern",
+    "make_forms", "numbers_of_options", "unify",
 ]  # fmt: skip

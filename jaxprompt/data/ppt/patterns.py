@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jaxprompt.errors import InputError, nearest
 
 _LETTERS = tuple("ABCDEFGHIJKLMNOP")
-_NUMERALS = tuple("一二三四五六")
+_NUMERALS = (*"一二三四五六七八九十", *("十一", "十二", "十三", "十四", "十五", "十六"))
 _PLACE = "{options}"
 
 
@@ -32,10 +32,10 @@ class Pattern(NamedTuple):
         return f" {self.template.replace(_PLACE, ''.join(parts))}"
 
     @property
-    def around(self) -> tuple[str, str]:
-        """What stands between the query and the options, and what behind them."""
+    def around(self) -> tuple[str, str, str]:
+        """What stands before the query, between it and the options, and behind these."""
         before, behind = self.template.split(_PLACE)
-        return before.removeprefix("{query}"), behind
+        return *before.split("{query}"), behind
 
 
 def fields(task: str, options: int = 0) -> tuple[str, ...]:
@@ -65,26 +65,50 @@ _PAPER = {
     "unified": _PAPER_SELECTION,
     "cls": Pattern("{text}. [mask].", ("terrible", "bad", "maybe", "good", "great")),
 }
-# The paper's patterns in Chinese, in our wording; the words for pairs and the numerals are those of
-# the released repository. More options than six have letters: numerals above ten are no single
-# characters.
+# The paper, appendix B, whose options are named by numerals. It gives six of them; those of the
+# unified task go on.
 _CHINESE_SELECTION = Pattern(
-    "{query}？{options}答案是[mask]。", _LETTERS, "{name}、 {text}。", space=False
+    "{query}？{options}答案是[mask]。", _NUMERALS, "{name}、 {text}。", space=False
 )
 _CHINESE = {
     "nsp": Pattern("{first}[mask]。 {second}", ("矛盾", "中立", "相似"), space=False),
-    "nss": _CHINESE_SELECTION._replace(words=_NUMERALS),
+    "nss": _CHINESE_SELECTION._replace(words=_NUMERALS[:6]),
     "unified": _CHINESE_SELECTION,
     "cls": Pattern("{text}。[mask]。", ("差", "不好", "一般", "好", "赞"), space=False),
+}
+# The paper, appendix D: hard prompts, which stand beside the soft one in tuning alone. Words, and
+# how an option is written, are those of pre-training.
+_HARD = {
+    "en": {
+        "nsp": "Question: {first}? [mask]. {second}",
+        "nss": "We ask {query}?{options} The answer is [mask].",
+        "cls": "{text}. It was [mask].",
+    },
+    "zh": {
+        "nsp": "问题：{first}？[mask]。 {second}",
+        "nss": "问题：{query}？{options}答案是：[mask]。",
+        "cls": "{text}。这很[mask]。",
+    },
 }
 PATTERNS = {"en": _ENGLISH, "en_paper": _PAPER, "zh": _CHINESE}
 TASKS = tuple(_ENGLISH)
 
 
-def get_pattern(task: str, style: str = "en") -> Pattern:
-    """Finds a pattern by task and style: en as released, en_paper as published, zh."""
+def get_pattern(task: str, style: str = "en", *, hard: bool = False) -> Pattern:
+    """Finds a pattern by task and style: en as released, en_paper as published, zh.
+
+    With `hard` it has the hard prompt of tuning (appendix D), which the unified task has not.
+    """
     if task not in TASKS:
         raise InputError(f"unknown pre-training task {task!r}; {nearest(task, TASKS)}")
     if style not in PATTERNS:
         raise InputError(f"unknown style of patterns {style!r}; {nearest(style, PATTERNS)}")
-    return PATTERNS[style][task]
+    pattern, templates = PATTERNS[style][task], _HARD[style.partition("_")[0]]
+    if not hard:
+        return pattern
+    if task not in templates:
+        raise InputError(
+            f"ppt.hard=True has no hard prompt for {task}, only for {', '.join(templates)}; set it "
+            "to False"
+        )
+    return pattern._replace(template=templates[task])

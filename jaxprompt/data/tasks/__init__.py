@@ -50,7 +50,9 @@ class Task:
     lines: tuple[str, ...] = ()  # those of them that the data set has as a list of lines
     labels: tuple[str, ...] = ()  # class names by index; () = the choices are the classes
     label: str = "label"  # column of the label
-    values: tuple[str, ...] = ()  # raw labels by class where they are neither index nor name
+    # raw labels by class where they are neither index nor name, "|" between several of a class
+    values: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # raw labels that are no class: their examples are not read
     choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
     options: tuple[str, ...] = ()  # choices that all rows have, in the order of the classes
     # field -> (column, text for each value of that column)
@@ -67,6 +69,7 @@ class Task:
     template: str = ""  # layout for a verbalizer
     words: tuple[tuple[str, ...], ...] = ()  # label words of each class; those of choices name them
     spaced: bool = True  # label words are encoded behind a space
+    widest: tuple[str, ...] = ()  # of these words too the longest fits the masks of a template
     option: str = ""  # how {choices} writes one: {name} and {text}; "" = " {name}. {text}"
     query: str = ""  # what the unified form asks, before the options; "" = the fields
     causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
@@ -88,9 +91,14 @@ class Task:
         names = self.labels or (tuple(string.ascii_uppercase) if self.choices else ())
         table = {name: i for i, name in enumerate(names)}
         for i, value in enumerate(self.values):
-            table.setdefault(str(value), i)
+            for spelling in str(value).split("|"):
+                table.setdefault(spelling, i)
         indices = {str(i): i for i in range(len(names))}
         return table if table.keys() & indices.keys() else table | indices
+
+    def leaves_out(self, row: Mapping[str, Any]) -> bool:
+        """Tells whether the label of a row is one of `left_out`."""
+        return bool(self.left_out) and _spelling(row.get(self.label)) in self.left_out
 
 
 _ALL = ENGLISH | CHINESE
