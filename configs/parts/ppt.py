@@ -158,6 +158,7 @@ def unified_ppt(c, task="rte", kind="t5"):
     """The same from the prompt of the unified task (section 3.3)."""
     multiple_choice(c, task, kind)
     c.prompt.init = "prompts/unified"
+    c.optim.lr = 5e-3 if task == "rte" else 1e-2  # few-shot scripts
 
 
 def full(c, task="rte", kind="t5"):
