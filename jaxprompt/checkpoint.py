@@ -11,7 +11,6 @@ Several processes share the folder and call every function together: each writes
 of divided arrays, process 0 does the rest and decides.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -101,10 +100,6 @@ class Checkpoints:
     def check_best(self, step: int | None = None) -> None:
         """Raises InputError where the best of `step`, or any, is absent or damaged."""
         _find(self._best, step)
-
-    def best_mark(self) -> str:
-        """Sums up the files of the best so far, so that another training has another mark."""
-        return hashlib.sha256((_find(self._best, None) / SEAL).read_bytes()).hexdigest()
 
     def rewind(self, step: int) -> None:
         """Removes what was saved after `step` (-1: all) and what killed saves left behind.

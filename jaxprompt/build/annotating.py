@@ -1,17 +1,19 @@
 """Pseudo-labels of a corpus by a trained classifier (PPT): from a config to objects."""
 
+import hashlib
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from jaxprompt import build
 from jaxprompt.build.adapting import need_corpus, read_corpus
 from jaxprompt.build.examples import check_tunes, read_task
 from jaxprompt.build.ppt import check_single, thresholds_of
-from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.corpus import Corpus
 from jaxprompt.data.ppt import Reader, check_thresholds
@@ -85,11 +87,24 @@ def open_annotator(classifier: Any, c: Any, workdir: str) -> Annotator:
     scorer = trained.scorer
     check_thresholds(scorer.task.labels, thresholds_of(c))
     mark = f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
-    if not build.is_zero_shot(classifier):
-        mark += f", checkpoint {Checkpoints(workdir).best_mark()[:12]}"
+    mark += f", classifier {_digest(trained)[:12]}"
     max_len = min(scorer.layout.max_len, CUT + scorer.model.prompt.num_slots())
     mark += f", {max_len} tokens, {classifier.backbone.dtype}"
     return Annotator(trained, scorer.task.labels, max_len, mark)
+
+
+def _digest(trained: build.Trained) -> str:
+    """Sums up what a classifier has learned: its numbers, its labels and its template.
+
+    Not the files of its checkpoint: they hold times and the order in which threads wrote.
+    """
+    scorer = trained.scorer
+    read_as = [scorer.task.labels, scorer.task.words, scorer.template]
+    digest = hashlib.sha256(json.dumps(read_as).encode())
+    for name, leaf in sorted(trained.weights.trainable.items()):
+        digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(process_allgather(leaf, tiled=True).tobytes())
+    return digest.hexdigest()
 
 
 def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Iterator[np.ndarray]]:

@@ -222,6 +222,12 @@ def test_a_classifier_that_is_not_finished(annotated, words, tmp_path, capsys):
     assert files(tmp_path / "labels") == files(annotated[1])
 
 
+def test_equal_trainings_are_one_annotator(annotated, words, tmp_path):
+    """So that the same command goes on with the labels of one by the other."""
+    assert main(words(tmp_path / "run", tmp_path / "labels")) == 0
+    assert files(tmp_path / "labels") == files(annotated[1])
+
+
 def close_to(output, whole) -> None:
     """Compares labels up to the order of sums."""
     found, expected = Annotations(output), Annotations(whole)

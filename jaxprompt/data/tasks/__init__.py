@@ -91,14 +91,14 @@ class Task:
         names = self.labels or (tuple(string.ascii_uppercase) if self.choices else ())
         table = {name: i for i, name in enumerate(names)}
         for i, value in enumerate(self.values):
-            for spelling in str(value).split("|"):
-                table.setdefault(spelling, i)
+            for written in str(value).split("|"):
+                table.setdefault(written, i)
         indices = {str(i): i for i in range(len(names))}
         return table if table.keys() & indices.keys() else table | indices
 
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
         """Tells whether the label of a row is one of `left_out`."""
-        return bool(self.left_out) and _spelling(row.get(self.label)) in self.left_out
+        return bool(self.left_out) and spelling(row.get(self.label)) in self.left_out
 
 
 _ALL = ENGLISH | CHINESE
