@@ -1,6 +1,6 @@
 """Scores of a whole split, in the split's own order, and its metrics."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,6 +72,20 @@ def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
     """Turns class scores into probabilities over the classes. [B, C or C + 1] -> [B, C]"""
     scores = scores[:, :classes] - scores[:, :classes].max(-1, keepdims=True)
     return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+
+
+def name_scores(
+    scores: np.ndarray, names: Iterable[Sequence[str]], classes: int
+) -> Iterator[dict[str, Any]]:
+    """Yields the prediction, its score and the scores of all classes of each example.
+
+    `scores` are those of `drop_absent` [B, C or C + 1], `names` the classes of each example. The
+    prediction is the best of the classes, whatever the model says outside them.
+    """
+    best = decide(scores[:, :classes], classes)
+    for own, values, index in zip(names, probabilities(scores, classes), best, strict=True):
+        known = dict(zip(own, map(float, values), strict=False))
+        yield {"prediction": own[index], "score": float(values[index]), "scores": known}
 
 
 def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:

@@ -102,6 +102,12 @@ class Scorer(NamedTuple):
         """Takes the module of a backbone whose weights were read."""
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
 
+    def names(self, examples: Sequence[Example]) -> list[Sequence[str]]:
+        """Lists the names of each example's classes, which are its choices where it has some."""
+        if self.task.choices:
+            return [(self.task.labels or e.choices)[: len(e.choices)] for e in examples]
+        return [self.task.labels] * len(examples)
+
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split; free-text targets too where they are to be learned."""
         labels = np.array([example.label for example in examples], np.int32)

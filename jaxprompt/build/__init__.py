@@ -206,7 +206,15 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
 def build_measure(
     c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
 ) -> Callable[..., dict[str, float]]:
-    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape.
+    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
+    judge = build_judge(c, scorer, placement, kept)
+    return lambda *given: judge(*given)[0]
+
+
+def build_judge(
+    c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
+) -> Callable[..., tuple[dict[str, float], Any]]:
+    """Makes (split, trainable, frozen) -> metrics, and class scores [examples, C] or texts.
 
     A prompt that is computed from other numbers is computed once a pass, not once a batch.
     """
@@ -220,7 +228,7 @@ def build_measure(
             return make_writer(placement, c.generate, model, scorer.tokenizer, pad)
         return place_step(placement, make_eval_step(model))
 
-    def measure(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> dict[str, float]:
+    def judge(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> tuple[dict, Any]:
         goes_on = not scorer.is_text and kept.holds(split)
         model = kept.model if goes_on else scorer.model
         if folds:
@@ -232,14 +240,14 @@ def build_measure(
         batches, size = eval_batches(scorer, split), len(split.labels)
         if scorer.is_text:
             texts = write_texts(step, trainable, frozen, batches, size, scorer.tokenizer)
-            return score_texts(scorer.task.metric, split.references, texts)
+            return score_texts(scorer.task.metric, split.references, texts), texts
         batches = (kept.give(split, batch) for batch in batches) if goes_on else batches
         return evaluate(
             step, trainable, frozen, batches, split.labels, split.counts, scorer.task.metric,
             scorer.classes,
-        )[0]  # fmt: skip
+        )  # fmt: skip
 
-    return measure
+    return judge
 
 
 # -- a trained run -------------------------------------------------------------------------------

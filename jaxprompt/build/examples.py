@@ -144,6 +144,29 @@ def describe_examples(examples: Examples) -> dict[str, Any]:
     }
 
 
+def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any], Example]]:
+    """Reads one split in the order of `read_examples`, with its rows as they stand in the source.
+
+    `task` has its labels found. -> where each row stands, the row, its example
+    """
+    data, files = c.data, {name: path for name, path in c.data.files.items() if path}
+    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
+
+    def read(name: str) -> list[tuple[str, dict[str, Any], Example]]:
+        rows, found = sources.read_split(task, name, **place), []
+        for number, row in enumerate(rows):
+            where = rows.origin(number)
+            found.append((where, dict(row), read_example(task, row, where)))
+        return found
+
+    if data.protocol and split != "test":
+        found = read("train")
+        numbers = getattr(_draw(data, task, [own.label for _, _, own in found]), split)
+        if numbers is not None:
+            return [found[number] for number in numbers]
+    return read(split)
+
+
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
     if not data.protocol:
         return None

@@ -10,22 +10,30 @@ from jaxprompt.runlog import dumps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the metrics of a split as JSON."""
+    """Prints the metrics of a split as JSON, and writes its predictions where --output says."""
     parser = Parser(__doc__)
     parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
+    parser.add_argument("--output", help="JSONL file to write: each row with its prediction")
+    parser.add_argument("--prefix", default="", help="put before the names of the new columns")
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config")
     c = load_config(args.config, overrides)
     with several_hosts(args) as is_first:
-        measured = evaluate(c, args.workdir, args.split)
+        output = args.output if is_first else None
+        measured = evaluate(c, args.workdir, args.split, output, args.prefix)
         if is_first:
             print(dumps(measured))
     return 0
 
 
-def evaluate(c: Any, workdir: str | None, split: str) -> dict[str, Any]:
-    """Scores a split. Raises InputError where it is unknown or not there."""
+def evaluate(
+    c: Any, workdir: str | None, split: str, output: str | None = None, prefix: str = ""
+) -> dict[str, Any]:
+    """Scores a split. Raises InputError where it is unknown or not there.
+
+    With `output` its rows are written there as `predict` writes them.
+    """
     from jaxprompt import build, hosts
     from jaxprompt.build.examples import SPLITS
 
@@ -39,6 +47,34 @@ def evaluate(c: Any, workdir: str | None, split: str) -> dict[str, Any]:
     for line in trained.others if hosts.is_first() else ():
         print(line, file=sys.stderr)
     scorer, part = trained.scorer, trained.splits[split]
-    measure = build.build_measure(c, scorer, trained.placement)
-    measured = measure(part, trained.weights.trainable, trained.weights.frozen)
+    records = _read(c, scorer, split, prefix) if output else []
+    judge = build.build_judge(c, scorer, trained.placement)
+    measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
+    if output:
+        _write(output, scorer, records, found, prefix)
     return {"split": split, "examples": len(part.labels), **measured}
+
+
+def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
+    """Reads the rows that are written; none may have a column of a prediction."""
+    from jaxprompt.build.examples import read_rows
+    from jaxprompt.cli.predict import LABELLED, WRITTEN
+    from jaxprompt.data.records import Record, check_columns
+
+    found = read_rows(c, scorer.task, split)
+    records = [Record(origin, row, example=own) for origin, row, own in found]
+    check_columns(records, WRITTEN if scorer.is_text else LABELLED, prefix)
+    return records
+
+
+def _write(output: str, scorer: Any, records: Sequence[Any], found: Any, prefix: str) -> None:
+    from jaxprompt.data.records import to_lines
+    from jaxprompt.evaluate import name_scores
+    from jaxprompt.files import write_atomic
+
+    if scorer.is_text:
+        answers = [{"generated": text} for text in found]
+    else:
+        names = scorer.names([record.example for record in records])
+        answers = name_scores(found, names, scorer.classes)
+    write_atomic(output, "".join(to_lines(records, answers, prefix)))

@@ -1,23 +1,39 @@
-"""Labels texts, or writes on, with an exported prompt: texts, JSONL or stdin in, JSONL out."""
+"""Labels texts, or writes on, with an exported prompt: texts, JSONL or stdin in, JSONL out.
 
-import json
+Each line of the output is the row of the input with `prediction`, `score` and `scores` behind it,
+or with `generated`; --prefix names these otherwise. A blank line stays blank. Where the input has
+labels, the task's metric is told on stderr.
+"""
+
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli.options import Parser
-from jaxprompt.errors import InputError, has_surrogate
+from jaxprompt.errors import InputError, choose, escape
+
+LABELLED = ("prediction", "score", "scores")  # the columns of an answer
+WRITTEN = ("generated",)
+ON_ERROR = ("raise", "skip")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes one JSON line an example: the input, its label, score and all class scores."""
+    """Writes one JSON line for each line of the input: its row and what is predicted of it."""
     parser = Parser(__doc__, config=False)
     parser.add_argument("--prompt", help="folder of an export (default: WORKDIR/export)")
     parser.add_argument("--workdir", help="folder of the run that was exported")
     parser.add_argument("--text", action="append", help="a text; may be given several times")
-    parser.add_argument("--input", help="JSONL file, - = stdin (the default without --text)")
+    parser.add_argument(
+        "--input", help="JSONL, CSV, TSV, JSON or Parquet file, - = stdin (default without --text)"
+    )
     parser.add_argument("--output", help="JSONL file to write (default: stdout)")
+    parser.add_argument("--prefix", default="", help="put before the names of the new columns")
+    parser.add_argument(
+        "--on-error", default="raise",
+        help="what cannot be read: raise = exit with 2 and write nothing (the default); "
+        'skip = {"error": ...} in its place',
+    )  # fmt: skip
     parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
@@ -33,16 +49,18 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("give --text or --input, not both")
     if args.batch < 1:
         raise InputError(f"--batch={args.batch} must be at least 1")
+    choose("--on-error", args.on_error, ON_ERROR)
 
-    from jaxprompt.data.tasks import read_example
+    from jaxprompt.data import records
     from jaxprompt.exported import read_export, unpack
     from jaxprompt.files import write_atomic
 
     where = args.prompt or str(Path(args.workdir) / "export")
     _, card = read_export(where)
-    rows = list(_rows(args, card["task"]["fields"]))
-    if not rows:
-        raise InputError(f"{args.input or 'stdin'} holds no text; give at least one")
+    given = _read(args, card["task"]["fields"])
+    writes = args.generate or bool(card["task"]["target"])
+    errors = ("error",) if args.on_error == "skip" else ()
+    records.check_columns(given, ((WRITTEN if writes else LABELLED) + errors), args.prefix)
     block = dict(
         path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
         remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
@@ -51,24 +69,31 @@ def main(argv: Sequence[str]) -> int:
     exported = unpack(
         where, backbone=block, batch=args.batch, placement=placement, force=args.force
     )
-    scorer = exported.scorer
-    examples = [read_example(scorer.task, row, origin, need_label=False) for origin, row in rows]
-    written = args.generate or scorer.is_text
-    answers = (write if written else label)(exported, examples, placement)
-    lines = [
-        _line(origin, row, answer) for (origin, row), answer in zip(rows, answers, strict=True)
-    ]
+    given = records.with_examples(exported.scorer.task, given)
+    _check(given, args.on_error)
+    for line in records.tell_unknown(exported.scorer.task, given):
+        _say(line)
+    examples = [record.example for record in given if record.example]
+    answers = []
+    if examples:
+        answers, told = (write if writes else label)(exported, examples, placement)
+        for line in told:
+            _say(line)
+    lines = "".join(records.to_lines(given, answers, args.prefix))
     if args.output:
-        write_atomic(args.output, "".join(lines))
+        write_atomic(args.output, lines)
     else:
-        sys.stdout.write("".join(lines))
+        sys.stdout.write(lines)
     return 0
 
 
-def label(exported: Any, examples: Sequence[Any], placement: Any) -> Iterator[dict[str, Any]]:
-    """Yields label, score and all class scores of each example."""
+def label(
+    exported: Any, examples: Sequence[Any], placement: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Gives prediction, score and all class scores of each example, and what to say of them."""
     from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.evaluate import drop_absent, place_step, predict_scores, probabilities
+    from jaxprompt.evaluate import drop_absent, name_scores, place_step, predict_scores
+    from jaxprompt.metrics import score
 
     scorer = exported.scorer
     split = scorer.encode(examples)
@@ -77,18 +102,23 @@ def label(exported: Any, examples: Sequence[Any], placement: Any) -> Iterator[di
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     scores = predict_scores(step, {}, exported.params, batches, len(examples))
     scores = drop_absent(scores, split.counts, scorer.classes)
-    found = zip(examples, probabilities(scores, scorer.classes), split.counts, strict=True)
-    for example, values, count in found:
-        names = (scorer.task.labels or example.choices)[:count]
-        best = int(values[:count].argmax())
-        known = dict(zip(names, map(float, values), strict=False))
-        yield {"label": names[best], "score": float(values[best]), "scores": known}
+    found = list(name_scores(scores, scorer.names(examples), scorer.classes))
+    gold = split.labels >= 0
+    told = _cut(scorer, split)
+    if gold.any():
+        best = scores[gold, : scorer.classes].argmax(-1)
+        values = score(scorer.task.metric, split.labels[gold], best, scorer.classes)
+        told.append(_measured(values, int(gold.sum()), len(examples)))
+    return found, told
 
 
-def write(exported: Any, examples: Sequence[Any], placement: Any) -> Iterator[dict[str, Any]]:
-    """Yields the text that the model writes after each example."""
+def write(
+    exported: Any, examples: Sequence[Any], placement: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Gives the text that the model writes after each example, and what to say of them."""
     from jaxprompt.data.batching import EvalBatches
     from jaxprompt.evaluate import make_writer, write_texts
+    from jaxprompt.metrics import score_texts
 
     how = exported.card["generate"]
     scorer = exported.scorer.writing(how["max_new"])
@@ -97,23 +127,29 @@ def write(exported: Any, examples: Sequence[Any], placement: Any) -> Iterator[di
     step = make_writer(placement, how, scorer.model, scorer.tokenizer, pad)
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     texts = write_texts(step, {}, exported.params, batches, len(examples), scorer.tokenizer)
-    yield from ({"generated": text} for text in texts)
+    pairs = [(r, text) for r, text in zip(split.references, texts, strict=True) if r]
+    told = _cut(scorer, split)
+    if pairs:
+        values = score_texts(scorer.task.metric, *zip(*pairs, strict=True))
+        told.append(_measured(values, len(pairs), len(examples)))
+    return [{"generated": text} for text in texts], told
 
 
-def _line(origin: str, row: dict[str, Any], answer: dict[str, Any]) -> str:
-    """Writes one example. Raises InputError where a number is none that JSON knows."""
-    for part, what in ((answer, "the model's scores"), (row, "the example's own numbers")):
-        try:
-            json.dumps(part, allow_nan=False)
-        except ValueError as error:
-            cure = (
-                "the prompt's numbers are too large for this backbone: try --dtype=float32, and "
-                "train again with a lower optim.lr"
-                if part is answer
-                else "mend the example, JSON has no NaN"
-            )
-            raise InputError(f"{origin}: {what} are not finite; {cure}") from error
-    return json.dumps(row | answer, ensure_ascii=False) + "\n"
+def _cut(scorer: Any, split: Any) -> list[str]:
+    from jaxprompt.data.encode import count_cut
+
+    cut = count_cut(split.rows)
+    shown = f"{cut} of {len(split.rows)} texts are cut to {scorer.layout.max_len} tokens"
+    return [shown] if cut else []
+
+
+def _measured(values: dict[str, float], labelled: int, total: int) -> str:
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return f"{shown} on the {labelled} of {total} examples that have a label"
+
+
+def _say(line: str) -> None:
+    print(escape(line), file=sys.stderr)
 
 
 def _placement(mesh: str, batch: int) -> Any:
@@ -128,41 +164,24 @@ def _placement(mesh: str, batch: int) -> Any:
     return placement
 
 
-def _rows(args: Any, fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (origin, row). A plain line of stdin, like --text, is the task's one field."""
+def _read(args: Any, fields: Sequence[str]) -> list[Any]:
+    from jaxprompt.data import records
+
     if args.text:
-        for number, text in enumerate(args.text, 1):
-            yield f"--text {number}", _one_field(text, fields, "--text")
-        return
-    if args.input and args.input != "-":
-        from jaxprompt.data.files import read_file
-
-        rows = read_file(args.input)
-        yield from ((rows.origin(i), dict(row)) for i, row in enumerate(rows))
-        return
-    from jaxprompt.files import parse_json
-
-    if hasattr(sys.stdin, "reconfigure"):  # bytes that are no UTF-8 come as halves of pairs
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    for number, line in enumerate(sys.stdin, 1):
-        text = line.strip()
-        if has_surrogate(text):
-            raise InputError(f"stdin:{number}: not UTF-8; convert it, e.g. with iconv -t UTF-8")
-        if not text:
-            continue
-        if text[0] != "{":
-            yield f"stdin:{number}", _one_field(text, fields, "a plain line")
-            continue
-        try:
-            yield f"stdin:{number}", parse_json(text)
-        except ValueError as error:
-            raise InputError(f"stdin:{number}: broken JSON ({error}); mend it") from error
+        return records.from_texts(args.text, fields)
+    is_file = args.input and args.input != "-"
+    given = records.from_file(args.input) if is_file else records.from_stdin(fields)
+    if all(record.row is None and not record.error for record in given):
+        raise InputError(f"{args.input if is_file else 'stdin'} holds no text; give at least one")
+    if args.on_error == "raise":
+        _check(given, "raise")
+    return given
 
 
-def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
-    if len(fields) != 1:
-        raise InputError(
-            f"the task has {len(fields)} fields, {', '.join(fields)}: {source} cannot tell them "
-            "apart; give JSON lines"
-        )
-    return {fields[0]: text}
+def _check(given: Sequence[Any], on_error: str) -> None:
+    """Raises the first error of the input, or says how many there are."""
+    broken = [record.error for record in given if record.error]
+    if broken and on_error == "raise":
+        raise InputError(f"{broken[0]}; --on-error=skip predicts the others")
+    if broken:
+        _say(f"{len(broken)} of {len(given)} lines cannot be read, the first is {broken[0]}")

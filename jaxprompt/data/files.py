@@ -99,26 +99,33 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The decoded lines with their ends; a byte order mark is dropped."""
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file, gzipped or not, with their ends."""
     with reading(path), open(path, "rb") as raw:
-        packed = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else None
-        for number, line in enumerate(packed or raw, 1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                byte = line[error.start]
-                raise InputError(
-                    f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); "
-                    "convert the file, e.g. with iconv -t UTF-8"
-                ) from None
+        yield from gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+
+
+def decode_line(line: bytes, number: int, path: Path | str) -> str:
+    """Decodes line `number`, from 1 on; of the first one a byte order mark is dropped."""
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        byte = line[error.start]
+        raise InputError(
+            f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); "
+            "convert the file, e.g. with iconv -t UTF-8"
+        ) from None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    return (decode_line(line, number, path) for number, line in enumerate(raw_lines(path), 1))
 
 
 def _read_jsonl(path: Path) -> Rows:
     rows, numbers = [], array("q")
     for number, line in enumerate(_lines(path), 1):
         if line.strip():
-            rows.append(_row(_parsed(line, f"{path}:{number}"), f"{path}:{number}"))
+            rows.append(parse_row(line, f"{path}:{number}"))
             numbers.append(number)
     return Rows(rows, str(path), numbers)
 
@@ -128,6 +135,11 @@ def _read_json(path: Path) -> Rows:
     if not isinstance(rows, list):
         raise InputError(f"{path}: must hold a list of objects; one object a line is .jsonl")
     return Rows([_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
+
+
+def parse_row(text: str, where: str) -> dict[str, Any]:
+    """Reads one row of JSON. `where` ("file:line") opens the message of the InputError."""
+    return _row(_parsed(text, where), where)
 
 
 def _parsed(text: str, where: str) -> Any:

@@ -64,7 +64,7 @@ def test_learns_exports_and_predicts(case, folders, data, tmp_path, capsys):
     found = np.array([[row["scores"][name] for name in TOPICS] for row in rows])
     expected = probabilities(split_scores(c, tmp_path, "test"), 3)
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
-    right = [row["label"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
+    right = [row["prediction"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
     assert np.mean(right) == pytest.approx(result["test"]["accuracy"])
 
 
@@ -89,7 +89,8 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     result = run(c, str(tmp_path / "run"))
     assert result["dev"]["exact_match"] >= 0.75, result
     place = (f"--config={tmp_path / 'run/config.json'}", f"--workdir={tmp_path / 'run'}")
-    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
+    written = tmp_path / "written.jsonl"
+    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=test", f"--output={written}")
     assert code == 0, err
     assert json.loads(out) == {"split": "test", "examples": 12, **result["test"]}
     assert jaxprompt(capsys, "export", *place)[0] == 0
@@ -97,9 +98,11 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     code, out, err = jaxprompt(capsys, "predict", f"--workdir={tmp_path / 'run'}", given)
     assert code == 0, err
     rows = [json.loads(line) for line in out.splitlines()]
-    assert np.mean([row["generated"] == row["answer"] for row in rows]) == pytest.approx(
-        result["test"]["exact_match"]
-    )
+    share = np.mean([row["generated"] == row["answer"] for row in rows])
+    assert share == pytest.approx(result["test"]["exact_match"])
+    assert rows == read_lines(written)
+    told = f"exact_match {share:.4f} on the 12 of 12 examples that have a label\n"
+    assert err.endswith(told)
 
 
 def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
@@ -114,7 +117,7 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
     assert code == 0, err
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["text"] for row in rows] == ["the cat", "a"]
-    assert all(isinstance(row["generated"], str) and "label" not in row for row in rows)
+    assert all(isinstance(row["generated"], str) and "prediction" not in row for row in rows)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")

@@ -180,7 +180,7 @@ def test_predicting_on_other_weights(predict, run, other_backbone, capsys):
     assert "the prompt was learned on weights" in line and "--force" in line
     words = ["--text=the cat", f"--backbone={other_backbone}", "--force"]
     assert main(["predict", f"--prompt={run / 'export'}", *words]) == 0
-    assert json.loads(capsys.readouterr().out)["label"] in ("beast", "food", "tool")
+    assert json.loads(capsys.readouterr().out)["prediction"] in ("beast", "food", "tool")
 
 
 def test_predicting_on_another_shape(predict, model):
@@ -196,7 +196,7 @@ def test_input_lines_that_are_broken(predict, no_reading, tmp_path, monkeypatch)
     out = tmp_path / "out.jsonl"
     assert f"{path}:2: broken JSON" in predict(f"--input={path}", f"--output={out}")
     path.write_text("")
-    assert f"{path}: the file has no rows" in predict(f"--input={path}")
+    assert f"{path} holds no text; give at least one" in predict(f"--input={path}")
     assert "/no/in.jsonl: no such file" in predict("--input=/no/in.jsonl")
     monkeypatch.setattr("sys.stdin", ["the cat\n", '{"text": \n'])
     assert "stdin:2: broken JSON" in predict()

@@ -140,7 +140,7 @@ def test_what_is_exported_predicts_as_what_was_trained(case, backbone, data, tmp
     found = np.array([[row["scores"][name] for name in TOPICS] for row in rows])
     expected = probabilities(split_scores(c, tmp_path, "test"), 3)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-    right = [row["label"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
+    right = [row["prediction"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
     assert np.mean(right) == pytest.approx(evaluated["accuracy"])
     assert all(row["score"] == max(row["scores"].values()) for row in rows)
 
@@ -174,5 +174,5 @@ def test_other_families_go_the_same_way(family, data, tmp_path, capsys):
     flags = (f"--workdir={tmp_path / 'run'}", f"--input={data / 'test.jsonl'}")
     rows = [json.loads(line) for line in jaxprompt(capsys, "predict", *flags)[1].splitlines()]
     given = read_lines(data / "test.jsonl")
-    right = [row["label"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
+    right = [row["prediction"] == gold["label"] for row, gold in zip(rows, given, strict=True)]
     assert np.mean(right) == pytest.approx(result["test"]["accuracy"])

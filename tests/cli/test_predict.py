@@ -9,6 +9,7 @@ import pytest
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
 from jaxprompt.cli.train import run
+from jaxprompt.data.fewshot import holdout
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=3e-2
@@ -45,7 +46,8 @@ def predict(capsys, monkeypatch):
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         code, out, err = jaxprompt(capsys, "predict", f"--prompt={prompt}", *flags)
         assert code == 0, err
-        return [json.loads(line) for line in out.splitlines()]
+        call.said = err.splitlines()
+        return [json.loads(line) for line in out.splitlines() if line]
 
     return call
 
@@ -59,7 +61,7 @@ def expected(prompt, predict):
 def close(found: list[dict], expected: list[dict]) -> bool:
     pairs = zip(found, expected, strict=True)
     return all(
-        a["label"] == b["label"]
+        a["prediction"] == b["prediction"]
         and np.allclose(list(a["scores"].values()), list(b["scores"].values()), rtol=0, atol=1e-6)
         for a, b in pairs
     )
@@ -68,10 +70,10 @@ def close(found: list[dict], expected: list[dict]) -> bool:
 def test_texts_come_back_in_order_with_every_score(expected):
     assert [row["text"] for row in expected] == TEXTS
     for row in expected:
-        assert list(row) == ["text", "label", "score", "scores"]
+        assert list(row) == ["text", "prediction", "score", "scores"]
         assert list(row["scores"]) == list(TOPICS)
         assert sum(row["scores"].values()) == pytest.approx(1.0, abs=1e-6)
-        assert row["score"] == max(row["scores"].values()) == row["scores"][row["label"]]
+        assert row["score"] == max(row["scores"].values()) == row["scores"][row["prediction"]]
     assert len({row["score"] for row in expected}) == len(TEXTS)
 
 
@@ -112,14 +114,194 @@ def test_the_size_of_a_batch_changes_nothing(prompt, predict, data):
         assert close(predict(prompt, flags, f"--batch={size}"), whole)
 
 
-def test_a_label_that_is_there_is_replaced_and_not_needed(prompt, predict, data):
-    rows = read_lines(data / "dev.jsonl")[:5]
-    bare = [{"text": row["text"]} for row in rows]
-    hidden = [row | {"label": -1} for row in rows]
-    say = lambda some: "".join(json.dumps(row) + "\n" for row in some)
+def say(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_label_that_is_there_stays_and_is_compared(prompt, predict, data):
+    rows = read_lines(data / "dev.jsonl")[:6]
+    expected = predict(prompt, stdin=say({"text": row["text"]} for row in rows))
+    assert predict.said == []  # without labels there is nothing to tell
+    found = predict(prompt, stdin=say(rows))
+    assert close(found, expected)
+    assert [row["label"] for row in found] == [row["label"] for row in rows]
+    right = [row["prediction"] == row["label"] for row in found]
+    share = f"accuracy {np.mean(right):.4f} on the 6 of 6 examples that have a label"
+    assert 0 < sum(right) and predict.said == [share]
+    wrong = rows[:1] + [row | {"label": "beast"} for row in rows[1:]]
+    found = predict(prompt, stdin=say(wrong))
+    right = [row["prediction"] == row["label"] for row in found]
+    assert predict.said == [
+        f"accuracy {np.mean(right):.4f} on the 6 of 6 examples that have a label"
+    ]
+
+
+def test_labels_that_are_absent_hidden_or_unknown_are_no_hindrance(prompt, predict, data):
+    rows = read_lines(data / "dev.jsonl")[:6]
     expected = predict(prompt, stdin=say(rows))
-    assert close(predict(prompt, stdin=say(bare)), expected)
-    assert close(predict(prompt, stdin=say(hidden)), expected)
+    odd = [-1, None, "", "bird", ["beast"]]
+    given = [row | {"label": label} for row, label in zip(rows, odd, strict=False)] + rows[5:]
+    found = predict(prompt, stdin=say(given))
+    assert close(found, expected)
+    assert [row["label"] for row in found] == [*odd, rows[5]["label"]]
+    unknown, told = predict.said
+    assert unknown == (
+        "2 examples have a label that task custom does not know, the first 'bird' at stdin:4; "
+        "they count as without a label"
+    )
+    assert told.startswith("accuracy ") and told.endswith(
+        " on the 1 of 6 examples that have a label"
+    )
+
+
+def test_a_column_of_the_input_is_never_lost(prompt, predict, capsys, monkeypatch):
+    row = {"text": "a cat", "score": 7, "id": "x", "prediction": "tool", "error": "old"}
+    for names in (("score",), ("prediction",), ("score", "prediction")):
+        given = {"text": "a cat"} | {name: row[name] for name in names}
+        monkeypatch.setattr("sys.stdin", io.StringIO(say([{"text": "a dog"}, given])))
+        code, out, err = jaxprompt(capsys, "predict", f"--prompt={prompt}")
+        assert (code, out) == (2, "") and err.count("\n") == 1
+        first = "prediction" if "prediction" in names else "score"
+        assert f"stdin:2: the input has a column '{first}'" in err and "--prefix=P names" in err
+    (found,) = predict(prompt, "--prefix=our_", stdin=say([row]))
+    assert {name: found[name] for name in row} == row
+    assert list(found)[len(row) :] == ["our_prediction", "our_score", "our_scores"]
+    assert found["our_scores"][found["our_prediction"]] == found["our_score"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(say([{"text": "a", "error": 1}])))
+    code, _, err = jaxprompt(capsys, "predict", f"--prompt={prompt}", "--on-error=skip")
+    assert code == 2 and "stdin:1: the input has a column 'error'" in err
+
+
+BROKEN = [
+    b'{"text": "a cat"}', b"", b'{"text": ', b"plain words", b"  ", b'{"txt": "a dog", "id": 4}',
+    b'{"text": null}', b"caf\xe9", b'{"text": "a saw", "id": 5}',
+]  # fmt: skip
+WHY = {
+    3: "broken JSON", 6: "column 'text' of task custom is missing", 7: "'text' holds null",
+    8: "not UTF-8 (byte 0xe9 at column 4)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["stdin", "jsonl", "jsonl.gz"])
+def test_each_line_of_the_input_has_one_in_its_place(way, prompt, tmp_path, capsys, monkeypatch):
+    """Also blank ones; with --on-error=skip what is broken has an error there, else all stops."""
+    lines = [line for line in BROKEN if way == "stdin" or line != b"plain words"]
+    why = {number - (way != "stdin" and number > 4): text for number, text in WHY.items()}
+    content, flags = b"\n".join(lines) + b"\n", []
+    if way != "stdin":
+        path = tmp_path / f"in.{way}"
+        path.write_bytes(gzip.compress(content) if way.endswith("gz") else content)
+        flags = [f"--input={path}"]
+    name = "stdin" if way == "stdin" else str(path)
+
+    def call(*more):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "ascii"))
+        return jaxprompt(capsys, "predict", f"--prompt={prompt}", *flags, *more)
+
+    for more in ((), ("--on-error=raise",)):
+        code, out, err = call(*more)
+        assert (code, out) == (2, "") and f"{name}:3: broken JSON" in err
+    code, out, err = call("--on-error=skip")
+    assert code == 0
+    found = out.split("\n")
+    assert found.pop() == "" and len(found) == len(lines)
+    for number, (line, answer) in enumerate(zip(lines, found, strict=True), 1):
+        if not line.strip():
+            assert answer == ""
+            continue
+        row = json.loads(answer)
+        if number in why:
+            assert row["error"].startswith(f"{name}:{number}: ") and why[number] in row["error"]
+            assert "prediction" not in row
+        else:
+            assert row["prediction"] in TOPICS and "error" not in row
+    if way == "stdin":
+        assert json.loads(found[5]) | {"error": ""} == {"txt": "a dog", "id": 4, "error": ""}
+    said = f"4 of {len(lines)} lines cannot be read, the first is {name}:3: broken JSON"
+    assert err.startswith(said) and err.count("\n") == 1
+
+
+def test_input_without_a_line_that_can_be_read(prompt, predict, capsys):
+    (row,) = predict(prompt, "--on-error=skip", stdin="{\n")
+    assert list(row) == ["error"]
+    code, _, err = jaxprompt(capsys, "predict", f"--prompt={prompt}", "--on-error=ignore")
+    assert code == 2 and "--on-error='ignore' is unknown" in err
+
+
+def test_tables_are_read_too(prompt, predict, expected, tmp_path):
+    """A row's columns stay as they are read, the index of pandas among them."""
+    path = tmp_path / "in.csv"
+    cells = "".join(f'{i};"{text}";tool\n' for i, text in enumerate(TEXTS))
+    path.write_text(";text;label\n" + cells, "utf-8")
+    found = predict(prompt, f"--input={path}")
+    assert close(found, expected)
+    assert [row[""] for row in found] == ["0", "1", "2", "3"]
+    assert [row["label"] for row in found] == ["tool"] * 4
+    right = np.mean([row["prediction"] == "tool" for row in found])
+    assert predict.said == [f"accuracy {right:.4f} on the 4 of 4 examples that have a label"]
+
+
+def test_values_that_json_has_no_form_for(prompt, predict, tmp_path):
+    import datetime
+
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "in.parquet"
+    rows = [{"text": "a cat", "day": datetime.date(2026, 1, 2), "raw": b"x"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    (row,) = predict(prompt, f"--input={path}")
+    assert (row["day"], row["raw"]) == ("2026-01-02", "b'x'")
+    (row,) = predict(prompt, stdin='{"text": "a cat", "note": "\\ud800"}\n')
+    assert row["note"] == "\ud800"
+
+
+def test_texts_that_are_cut_are_told(prompt, predict):
+    predict(prompt, "--text=the cat", "--text=" + "the cat " * 30)
+    assert predict.said == ["1 of 2 texts are cut to 24 tokens"]
+
+
+def test_evaluate_writes_the_predictions_of_a_split(prompt, predict, data, tmp_path, capsys):
+    """Those of `predict` on the same rows, and as it writes them."""
+    workdir, out = prompt.parent, tmp_path / "out.jsonl"
+    place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}", "--split=test")
+    code, measured, err = jaxprompt(capsys, "evaluate", *place, f"--output={out}")
+    assert code == 0, err
+    found = read_lines(out)
+    expected = predict(prompt, f"--input={data / 'test.jsonl'}")
+    assert close(found, expected) and [list(row) for row in found] == [list(r) for r in expected]
+    assert [row["text"] for row in found] == [row["text"] for row in expected]
+    right = [row["prediction"] == row["label"] for row in found]
+    assert json.loads(measured)["accuracy"] == np.mean(right)
+    assert jaxprompt(capsys, "evaluate", *place, f"--output={out}", "--prefix=p_")[0] == 0
+    assert list(read_lines(out)[0]) == ["text", "label", "p_prediction", "p_score", "p_scores"]
+
+
+def test_evaluate_writes_the_rows_that_the_protocol_drew(backbone, data, tmp_path, capsys):
+    """A zero-shot head on dev rows drawn from train; a column that would be lost is refused."""
+    rows = [row | {"id": i} for i, row in enumerate(read_lines(data / "train.jsonl"))]
+    fields = {
+        "data.source": "", "data.files.train": write_rows(tmp_path / "train.jsonl", rows),
+        "data.protocol": "holdout", "data.size": 6, "data.seed": 3,
+        "task.template": "{text} about [mask] .", "task.labels": "beast,food,tool",
+    }  # fmt: skip
+    c = make_config(backbone, data, "zero_shot", **fields)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(c.to_dict(), default=list))
+    out = tmp_path / "out.jsonl"
+    for split, size in (("dev", 6), ("train", 42)):
+        given = (f"--config={config}", f"--split={split}", f"--output={out}")
+        code, measured, err = jaxprompt(capsys, "evaluate", *given)
+        assert code == 0, err
+        found = read_lines(out)
+        assert [rows[row["id"]]["text"] for row in found] == [row["text"] for row in found]
+        drawn = holdout([list(TOPICS).index(row["label"]) for row in rows], 6, 3)
+        assert [row["id"] for row in found] == getattr(drawn, split).tolist() and len(found) == size
+        right = [row["prediction"] == row["label"] for row in found]
+        assert json.loads(measured)["accuracy"] == np.mean(right)
+    write_rows(tmp_path / "train.jsonl", [row | {"score": 1} for row in rows])
+    code, _, err = jaxprompt(capsys, "evaluate", *given)
+    assert code == 2 and f"{tmp_path / 'train.jsonl'}:1: the input has a column 'score'" in err
 
 
 def test_two_fields(backbone, tmp_path, predict, capsys):
@@ -155,16 +337,17 @@ def test_choices(head, backbone, tmp_path, predict, capsys):
     fields["task.template"] = "{text} [sep] {choice}" if head == "linear" else LETTERED
     c = make_config(backbone, tmp_path, "prefix", **STILL, **fields)
     folder = export(c, tmp_path / "run", capsys)
-    bare = [{"text": row["text"], "options": row["options"]} for row in rows]
-    # The last rows have fewer choices than any that was trained on.
-    fewer = [row | {"options": row["options"][:2]} for row in bare[:3]]
-    found = predict(folder, stdin="".join(json.dumps(row) + "\n" for row in bare + fewer))
-    assert [row["options"] for row in found] == [row["options"] for row in bare + fewer]
+    # The last rows have fewer choices than any that was trained on, and no label.
+    fewer = [{"text": row["text"], "options": row["options"][:2]} for row in rows[:3]]
+    found = predict(folder, stdin=say(rows + fewer))
+    assert [row["options"] for row in found] == [row["options"] for row in rows + fewer]
     for row in found:
         names = row["options"] if head == "linear" else ["A", "B", "C"][: len(row["options"])]
-        assert list(row["scores"]) == names and row["label"] in names
+        assert list(row["scores"]) == names and row["prediction"] in names
         assert sum(row["scores"].values()) == pytest.approx(1.0, abs=1e-5)
     result = json.loads((tmp_path / "run/result.json").read_text())
-    index = lambda row: list(row["scores"]).index(row["label"])
+    index = lambda row: list(row["scores"]).index(row["prediction"])
     right = [index(row) == gold["label"] for row, gold in zip(found[:24], rows, strict=True)]
     assert np.mean(right) == pytest.approx(result["dev"]["accuracy"])
+    told = f"accuracy {np.mean(right):.4f} on the 24 of 27 examples that have a label"
+    assert predict.said[-1] == told

@@ -123,7 +123,7 @@ def test_scores_are_those_of_torch(tuned, reading, capsys):
         assert list(own["scores"]) == ["A", "B", "C", "D"][: len(row["options"])]
         np.testing.assert_allclose(list(own["scores"].values()), np.exp(expected), atol=1e-5)
         right.append(row["options"][expected.argmax()] == row["answer"])
-        assert own["label"] == "ABCD"[expected.argmax()]
+        assert own["prediction"] == "ABCD"[expected.argmax()]
     assert {len(row["options"]) for row in rows} == {2, 3, 4}
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}", "--split=test")
     code, out, err = jaxprompt(capsys, "evaluate", *place)

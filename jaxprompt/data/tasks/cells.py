@@ -7,6 +7,7 @@ from typing import Any
 from jaxprompt.errors import InputError
 
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def unreadable(value: Any) -> str:
@@ -18,6 +19,8 @@ def unreadable(value: Any) -> str:
     for kind, name in ((Mapping, "object"), ((list, tuple, set), "list"), (bytes, "bytes")):
         if isinstance(value, kind):
             return f"the {name} {value!r:.40}"
+    if isinstance(value, str) and _HALF.search(value):
+        return "half a character (a lone surrogate)"
     return ""
 
 

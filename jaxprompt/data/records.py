@@ -1,0 +1,148 @@
+"""Records in and out of a prediction: one for each line or row of the input, in its place."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.data.files import decode_line, parse_row, raw_lines, read_file
+from jaxprompt.data.tasks import Example, Task, has_label, read_example
+from jaxprompt.errors import InputError
+from jaxprompt.files import user_path
+
+
+class Record(NamedTuple):
+    """One line or row of the input. It holds a row, or an error, or it is a blank line."""
+
+    origin: str  # "file:line"
+    row: dict[str, Any] | None = None
+    error: str = ""  # why it is not an example
+    example: Example | None = None
+
+
+def from_texts(texts: Sequence[str], fields: Sequence[str]) -> list[Record]:
+    """Makes records of texts that are the one field of a task each."""
+    return [
+        Record(f"--text {number}", _one_field(text, fields, "--text"))
+        for number, text in enumerate(texts, 1)
+    ]
+
+
+def from_file(path: str) -> list[Record]:
+    """Reads a file of any format. A broken or blank line of a JSONL file is a record too."""
+    where = user_path(path)
+    if where.name.removesuffix(".gz").endswith(".jsonl"):
+        return list(_from_lines(raw_lines(where), str(where), ()))
+    rows = read_file(where)
+    return [Record(rows.origin(i), dict(row)) for i, row in enumerate(rows)]
+
+
+def from_stdin(fields: Sequence[str]) -> list[Record]:
+    """Reads lines of JSON, or plain ones that are the one field of the task."""
+    return list(_from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields))
+
+
+def _from_lines(lines: Iterable[bytes | str], name: str, fields: Sequence[str]) -> Iterator[Record]:
+    """Reads lines of JSON; with `fields` a line that is no object is a text."""
+    for number, line in enumerate(lines, 1):
+        origin = f"{name}:{number}"
+        try:
+            text = line if isinstance(line, str) else decode_line(line, number, name)
+            text = text.strip()
+            if not text:
+                yield Record(origin)
+            elif fields and text[0] != "{":
+                yield Record(origin, _one_field(text, fields, "a plain line"))
+            else:
+                yield Record(origin, parse_row(text, origin))
+        except InputError as error:
+            yield Record(origin, error=str(error))
+
+
+def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
+    if len(fields) != 1:
+        raise InputError(
+            f"the task has {len(fields)} fields, {', '.join(fields)}: {source} cannot tell them "
+            "apart; give JSON lines"
+        )
+    return {fields[0]: text}
+
+
+def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
+    """Reads the example of each row, its label unknown where it has none that the task knows."""
+    found = []
+    for record in records:
+        if record.row is not None:
+            try:
+                example = read_example(task, record.row, record.origin, need_label=False)
+                record = record._replace(example=example)
+            except InputError as error:
+                record = record._replace(error=str(error))
+        found.append(record)
+    return found
+
+
+def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) -> None:
+    """Raises InputError where a row has a column that is to be written: it would be lost."""
+    for record in records:
+        for name in names:
+            if record.row is not None and prefix + name in record.row:
+                raise InputError(
+                    f"{record.origin}: the input has a column {prefix + name!r}, and so has the "
+                    f"output; --prefix=P names the output's own columns P{name} and so on"
+                )
+
+
+def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
+    """Says how many examples have a label that the task does not know, and the first of them."""
+    odd = [r for r in records if r.example and r.example.label < 0 and not task.is_text]
+    odd = [record for record in odd if has_label(task, record.row)]
+    if not odd:
+        return []
+    return [
+        f"{len(odd)} examples have a label that task {task.name} does not know, the first "
+        f"{odd[0].row[task.label]!r:.40} at {odd[0].origin}; they count as without a label"
+    ]
+
+
+def to_lines(
+    records: Iterable[Record], answers: Iterable[Mapping[str, Any]], prefix: str
+) -> Iterator[str]:
+    """Writes a line of JSON for each record: its row with the answer behind it, or its error.
+
+    `answers` are those of the records with an example, in order. A blank line stays one.
+    """
+    answers = iter(answers)
+    for record in records:
+        if record.row is None and not record.error:
+            yield "\n"
+            continue
+        own = {"error": record.error} if record.error else next(answers)
+        named = {prefix + name: value for name, value in own.items()}
+        row = {name: _plain(value) for name, value in (record.row or {}).items()}
+        try:
+            yield _dump({**row, **named}) + "\n"
+        except ValueError as error:
+            raise InputError(
+                f"{record.origin}: the scores are not finite; the prompt's numbers are too large "
+                "for this backbone: try --dtype=float32, and train again with a lower optim.lr"
+            ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Gives a cell as JSON has it: an empty number of a table, NaN, is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _dump(row: Mapping[str, Any]) -> str:
+    """Writes an object as JSON; what JSON has no form for, as the dates of Parquet, is a text.
+
+    Raises ValueError for NaN and the infinities.
+    """
+    text = json.dumps(row, ensure_ascii=False, default=str, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character, which only an escape can write
+        return json.dumps(row, default=str, allow_nan=False)
+    return text
