@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,13 @@ from jaxprompt.build.examples import (
     read_task,
 )
 from jaxprompt.build.keeping import Kept
-from jaxprompt.build.weights import Weights, check_init, read_origin, start
+from jaxprompt.build.records import (
+    check_backbone,
+    make_record,
+    other_splits,
+    read_trained,
+)
+from jaxprompt.build.weights import Weights, check_init, start
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.overview import tell_cut, tell_labels
@@ -34,7 +39,6 @@ from jaxprompt.metrics import score_texts
 from jaxprompt.model import Model, backbone_shapes
 from jaxprompt.optim import make_optimizer, make_schedule
 from jaxprompt.prompts import make_prompt
-from jaxprompt.run_folder import check_record, check_workdir, read_record, read_result
 from jaxprompt.scorer import (
     Backbone,
     Scorer,
@@ -266,35 +270,6 @@ class Trained(NamedTuple):
     others: tuple[str, ...] = ()  # says which splits are not those of the run
 
 
-def make_record(
-    c: Any, facts: Mapping[str, Any], template: str, family: str, fingerprint: str
-) -> dict[str, Any]:
-    """Says what a run learns from, for its folder: `facts` of its data, and its backbone."""
-    record = dict(facts) | {"template": template}
-    record["backbone"] = {"family": family, "fingerprint": fingerprint}
-    if c.prompt.get("init"):
-        record["init"] = read_origin(c)
-    return record
-
-
-def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
-    """Raises InputError where a folder's run learned from anything else than `record`."""
-    saved = read_record(workdir)
-    if saved is not None:
-        check_backbone(saved, record["backbone"]["fingerprint"], workdir)
-    check_record(workdir, record)
-
-
-def check_backbone(record: Mapping[str, Any], fingerprint: str, workdir: str | os.PathLike) -> None:
-    """Raises InputError where a run goes on with other weights than its record names."""
-    learned = str(record["backbone"]["fingerprint"])
-    if learned != fingerprint:
-        raise InputError(
-            f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
-            f"{fingerprint[:12]}; give the same backbone or another --workdir"
-        )
-
-
 def is_zero_shot(c: Any) -> bool:
     """Tells whether a config has nothing to train."""
     return c.prompt.name == "none" and not c.trainable and c.head.name == "verbalizer"
@@ -333,40 +308,6 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
     weights = weights._replace(trainable=trainable)
     others = other_splits(record, describe_examples(examples))
     return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
-
-
-def other_splits(record: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Says which splits are not those that a run was trained and scored on."""
-    lines = []
-    for name, now in facts["splits"].items():
-        saved = record["splits"].get(name)
-        if saved is not None and saved["digest"] != now["digest"]:
-            same_size = saved["examples"] == now["examples"]
-            which = "those" if same_size else f"the {saved['examples']}"
-            lines.append(f"{name}: {now['examples']} examples, not {which} of the run")
-    return tuple(lines)
-
-
-def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str, Any], int]:
-    """Reads what a run of a config learned from and the step of its best numbers.
-
-    Raises InputError for a folder that is of another config or untrained, and where the best
-    numbers are not there any more.
-    """
-    check_workdir(workdir, c.to_dict(), free)
-    checkpoints, record, result = Checkpoints(workdir), read_record(workdir), read_result(workdir)
-    step = checkpoints.best() if result is None else result["best_step"]
-    checkpoints.check_best(step)
-    if result is None and (saved := checkpoints.latest()) is not None:
-        known = checkpoints.position()["best"]
-        if known is not None and known["step"] > step:
-            raise InputError(
-                f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
-                "are not there any more; train again in another --workdir"
-            )
-    if record is None:
-        raise InputError(f"{workdir} has no record.json; train again in another --workdir")
-    return record, step
 
 
 # -- optimization -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprompt import build, metrics, tree
+from jaxprompt.build import records
 from jaxprompt.build.adapting import Sums, need_corpus, spelt_out
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.convert.load import Report
@@ -301,10 +302,10 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 def restore(c: Any, workdir: str) -> build.Trained:
     """Reads the best prompt of a workdir; no text is read. Raises InputError as build.restore."""
     build.check_config(c)
-    record, step = build.read_trained(workdir, c, (*build.FREE, *build.FREE_TRAINED))
+    record, step = records.read_trained(workdir, c, (*build.FREE, *build.FREE_TRAINED))
     placement = build.build_placement(c)
     asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
-    build.check_backbone(record, learned.report.fingerprint, workdir)
+    records.check_backbone(record, learned.report.fingerprint, workdir)
     trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step)
     weights = build.Weights(trainable, learned.frozen, learned.report)
     return build.Trained(placement, asked.scorer, {}, weights, best, asked.backbone.family, record)

@@ -58,7 +58,7 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
 
 def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
     from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.build import adapting
+    from jaxprompt.build import adapting, records
     from jaxprompt.build.meter import Meter
     from jaxprompt.checkpoint import Checkpoints
     from jaxprompt.convert.save import save_backbone
@@ -109,7 +109,7 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
         "corpus": corpus.fingerprint,
         "backbone": {"family": adapted.backbone.family, "fingerprint": adapted.fingerprint},
     }
-    build.check_repeated(workdir, record)
+    records.check_repeated(workdir, record)
     if finished is not None:
         batches.close()
         say = f"already adapted, nothing to do: {workdir} (delete it to start again)"

@@ -55,7 +55,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
 def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.build import adapting, ppt
+    from jaxprompt.build import adapting, ppt, records
     from jaxprompt.build.meter import Meter
     from jaxprompt.checkpoint import Checkpoints
     from jaxprompt.data.denoise.batches import Visits
@@ -80,10 +80,10 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=share)
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     asked, learned = ppt.load(c, asked, placement)
-    record = build.make_record(
+    record = records.make_record(
         c, text.facts, asked.scorer.template, asked.backbone.family, learned.report.fingerprint
     )
-    build.check_repeated(workdir, record)
+    records.check_repeated(workdir, record)
     if finished is not None:
         batches.close()
         say = f"already pre-trained, nothing to do: {workdir} (delete it to start again)"

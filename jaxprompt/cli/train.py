@@ -53,6 +53,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     import jax
 
     from jaxprompt import build, hosts, loop, rng, steps, tree
+    from jaxprompt.build import records
     from jaxprompt.build.examples import describe_examples
     from jaxprompt.checkpoint import Checkpoints
     from jaxprompt.run_folder import guard_workdir, read_result, write_record, write_result
@@ -75,10 +76,10 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    record = build.make_record(
+    record = records.make_record(
         c, describe_examples(examples), scorer.template, backbone.family, loaded.report.fingerprint
     )
-    build.check_repeated(workdir, record)
+    records.check_repeated(workdir, record)
     if finished is not None:
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
         print(escape(say), file=sys.stderr)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxprompt import build, rng
-from jaxprompt.build import adapting, ppt
+from jaxprompt.build import adapting, ppt, records
 from jaxprompt.build.meter import Meter
 from jaxprompt.data.corpus import Corpus
 from jaxprompt.data.denoise.batches import Pass, Visits
@@ -82,8 +82,8 @@ def prepare(
         if key not in flops:
             flops[key] = _flops(run.config, scorer, tasks[key].text, loaded, placement)
         facts, weights = tasks[key].text.facts, loaded.report.fingerprint
-        record = build.make_record(run.config, facts, scorer.template, backbone.family, weights)
-        build.check_repeated(run.folder, record)
+        record = records.make_record(run.config, facts, scorer.template, backbone.family, weights)
+        records.check_repeated(run.folder, record)
         members.append(_member(run, scorer, tasks[key].text, flops[key], placement, record))
     objective = ppt.make_objective(c, members[0].scorer.model)[1]
     says = ppt.told(c, backbone, loaded.report, corpus)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt import build
+from jaxprompt.build import records
 from jaxprompt.build.examples import describe_examples
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -73,7 +74,7 @@ def prepare(
             scorer.with_backbone(backbone).model,
             prompt=make_prompt(**prompt, dims=backbone.module.dims),
         )
-        record = build.make_record(
+        record = records.make_record(
             run.config, known, scorer.template, backbone.family, loaded.report.fingerprint
         )
         member = _member(run, scorer._replace(model=own), splits, record)
@@ -81,7 +82,7 @@ def prepare(
         own = models.setdefault(json.dumps([prompt, scorer.classes, words]), own)
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
     for member in members:
-        build.check_repeated(member.run.folder, member.record)
+        records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {c.backbone.path} ({backbone.family})"]
     says += build.tell_kernel(c, placement, backbone.module)
     differ = len(set(map(tuple, told.values()))) > 1
