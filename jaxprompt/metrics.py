@@ -40,8 +40,9 @@ def score(
 ) -> dict[str, float]:
     """The metric `name`, first, and accuracy, as fractions. gold, pred: [examples]
 
-    f1 is of class 1 of two; macro_f1 averages over the classes that occur in gold or pred; matthews
-    is the correlation over all classes. pred = -1 (no class) is wrong.
+    f1 is of class 1 of two; macro_f1 averages over the classes that occur in gold or pred, which is
+    scikit-learn's default, so that a class predicted and never right counts as 0; matthews is the
+    correlation over all classes. pred = -1 (no class) is wrong and no class of its own.
     """
     check_metric(name, num_classes)
     gold, pred = np.asarray(gold), np.asarray(pred)

@@ -5,9 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.cli.predict import _line
+from jaxprompt.data.records import Record, to_lines
 from jaxprompt.errors import InputError
-from jaxprompt.evaluate import decide, drop_absent, evaluate, predict_scores, probabilities
+from jaxprompt.evaluate import (
+    decide,
+    drop_absent,
+    evaluate,
+    name_scores,
+    predict_scores,
+    probabilities,
+)
 from jaxprompt.types import Batch
 
 
@@ -33,6 +40,22 @@ def test_the_best_class_and_none_where_a_piece_outside_is_better():
     assert decide(scores[:, :2], 2).tolist() == [1, 1]
 
 
+def test_of_equal_scores_the_first_class_wins():
+    """Also over a piece outside the verbalizer that is exactly as good."""
+    scores = np.array([[0.3, 0.3, 0.3], [0.1, 0.3, 0.3], [0.3, 0.1, 0.3], [0.2, 0.2, 0.1]])
+    assert decide(scores, 3).tolist() == [0, 1, 0, 0]
+    assert decide(scores, 2).tolist() == [0, 1, 0, 0]
+    names = [["a", "b"]] * 4
+    found = [row["prediction"] for row in name_scores(scores[:, :2], names, 2)]
+    assert found == ["a", "b", "a", "a"]
+
+
+def test_the_prediction_is_the_best_score_though_both_round_to_one_probability():
+    scores = np.array([[0.0, 1e-9]], np.float32)
+    (row,) = name_scores(scores, [["a", "b"]], 2)
+    assert row["prediction"] == "b" and row["score"] == 0.5
+
+
 def test_choices_that_an_example_lacks_never_win():
     scores = np.array([[1.0, 2.0, 3.0, 9.0], [1.0, 2.0, 3.0, 9.0]])
     left = drop_absent(scores, np.array([2, 3]), 3)
@@ -54,12 +77,11 @@ def test_nan_scores_are_no_result():
 
 
 def test_a_prediction_is_json_or_an_error():
-    row, good = {"text": "a", "id": 1.5}, {"label": "x", "scores": {"x": 1.0}}
-    assert json.loads(_line("--text 1", row, good)) == row | good
-    with pytest.raises(InputError, match="rows.jsonl:7: the model's scores are not finite; .*lr"):
-        _line("rows.jsonl:7", row, good | {"scores": {"x": float("nan")}})
-    with pytest.raises(InputError, match="rows.jsonl:7: the example's own numbers are not finite"):
-        _line("rows.jsonl:7", row | {"id": float("inf")}, good)
+    row, good = {"text": "a", "id": float("nan")}, {"prediction": "x", "scores": {"x": 1.0}}
+    write = lambda answer: "".join(to_lines([Record("rows.jsonl:7", row)], [answer], ""))
+    assert json.loads(write(good)) == row | good | {"id": None}  # an empty number of a table
+    with pytest.raises(InputError, match="rows.jsonl:7: the scores are not finite; .*optim.lr"):
+        write(good | {"scores": {"x": float("nan")}})
 
 
 def test_a_split_is_measured():

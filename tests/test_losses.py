@@ -8,6 +8,7 @@ import pytest
 from jaxprompt.heads.pretraining import Detected
 from jaxprompt.layers.output import Scored
 from jaxprompt.losses import (
+    count_classes,
     count_hits,
     count_replaced,
     cross_entropy,
@@ -94,6 +95,21 @@ def test_targets_by_hand():
     total, n = on_targets(scored, None, ROWS)
     assert (total, n) == (1 + 2 + 2 * (8 + 16 + 32), 2 + 2 * 3)
     assert count_hits(scored, None, ROWS) == {"hits": 1 + 2 * 2}
+
+
+def test_classes_are_counted_by_weight():
+    """A right example counts its weight, one of padding nothing."""
+    scores = np.eye(4, dtype=np.float32)[[0, 3, 1, 0, 2, 0]]  # all right but the fourth
+    assert count_classes(scores, LABELS, WEIGHTS) == {"hits": 1 + 0.5 + 0 + 0 + 1 + 0}
+    assert count_classes(scores, LABELS, 0 * WEIGHTS) == {"hits": 0}
+
+
+def test_an_answer_outside_the_classes_is_no_hit():
+    """The last column of scores over the whole vocabulary is what no class says."""
+    scores = np.array([[2, 1, 0], [2, 1, 3], [1, 2, 0], [1, 2, 3]], np.float32)
+    labels, weights = np.array([0, 0, 1, 1], np.int32), np.array([1, 2, 4, 8], np.float32)
+    assert count_classes(scores, labels, weights) == {"hits": 1 + 4}
+    assert count_classes(scores[:, :2], labels, weights) == {"hits": 1 + 2 + 4 + 8}
 
 
 def test_replaced_by_hand():

@@ -49,6 +49,18 @@ def test_many_classes_against_scikit_learn(seed):
     assert metrics.score("matthews", gold, pred, 6)["matthews"] == pytest.approx(expected)
 
 
+def test_macro_f1_averages_over_the_classes_of_gold_or_pred():
+    """As scikit-learn does by itself: a class that is predicted and never right counts as 0, one
+    that is in neither does not count.
+    """
+    gold, pred = np.array([0, 0, 1, 1]), np.array([0, 2, 1, 1])
+    macro = metrics.score("macro_f1", gold, pred, 4)["macro_f1"]
+    assert macro == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert macro == pytest.approx(sklearn.metrics.f1_score(gold, pred, average="macro"))
+    macro = metrics.score("macro_f1", pred, gold, 4)["macro_f1"]  # in gold and never predicted
+    assert macro == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
 def test_mean_and_population_std():
     assert metrics.mean_std([1.0, 2.0, 3.0, 6.0]) == pytest.approx((3.0, np.sqrt(14 / 4)))
     assert metrics.mean_std([0.5]) == (0.5, 0.0)

@@ -82,6 +82,22 @@ def test_labels(train, own):
     assert "'txt'" in line and "columns: text, label" in line
 
 
+@pytest.mark.parametrize("value, shown", [("null", "null"), ("NaN", "NaN"), ("[1, 2]", "[1, 2]")])
+def test_values_that_are_no_label_or_text(train, own, value, shown):
+    """They are no classes named None and nan, and no texts."""
+    path = own / "train.jsonl"
+    good = path.read_text()
+    for row, column in ((f'"text": "a cat", "label": {value}', "label"), (
+        f'"text": {value}, "label": "food"', "text")):  # fmt: skip
+        path.write_text(f"{good}{{{row}}}\n")
+        line = train(data__source=own)
+        assert f"{path}:49: " in line and f"column '{column}' holds " in line and shown in line
+    path.write_text(good)
+    path = own / "dev.jsonl"
+    path.write_text(f'{{"text": "a cat", "label": {value}}}\n')
+    assert f"{path}:1: label column 'label' holds " in train(data__source=own)
+
+
 def test_a_class_with_too_few_examples(train):
     line = train(data__protocol="kshot", data__k=10)
     assert "has 16 examples" in line
