@@ -30,10 +30,10 @@ from paper_ppt import TABLES, Cell, Published  # noqa: E402
 from configs.parts import ppt  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.options import Parser, fields, resolved  # noqa: E402
-from jaxprompt.cli.train import read_result  # noqa: E402
 from jaxprompt.data.tasks import get_task  # noqa: E402
 from jaxprompt.errors import InputError, choose  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
+from jaxprompt.run_folder import RESULT, read_result  # noqa: E402
 
 CELLS = ROOT / "configs/ppt/cells.py"
 FLAGS = {
@@ -88,7 +88,7 @@ def tell_left_out(cells: Sequence[Cell], args: Any) -> None:
 
 def bind(args: Any) -> None:
     """Fills in the kind of a workdir. Raises InputError where it is of another table or kind."""
-    held = read_result(Path(args.workdir) / "table.json") or {}
+    held = _read(Path(args.workdir) / "table.json")
     for name, value in (("table", args.table), ("kind", args.kind)):
         if held and value and held[name] != value:
             raise InputError(
@@ -96,6 +96,14 @@ def bind(args: Any) -> None:
                 "--workdir"
             )
     args.kind = args.kind or held.get("kind", "t5")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Reads an object, {} where there is none."""
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); take another --workdir") from error
 
 
 # -- the runs of a cell --------------------------------------------------------------------------
@@ -156,7 +164,7 @@ def check_inputs(runs: Sequence[sweep.Run], args: Any) -> None:
 def execute(runs: Sequence[sweep.Run], args: Any) -> dict[str, str] | None:
     """Trains the runs without a result. -> errors by name, None where SIGTERM ended it early"""
     check_inputs(runs, args)
-    have = sum((run.workdir / "result.json").exists() for run in runs)
+    have = sum((run.workdir / RESULT).exists() for run in runs)
     print(f"{args.table}: {len(runs)} runs, {have} of them have a result", file=sys.stderr)
     about = {"paper": args.paper, "table": args.table, "kind": args.kind}
     write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
@@ -202,7 +210,11 @@ class Measured(NamedTuple):
     @property
     def backbones(self) -> tuple[str, ...]:
         """Where the backbones of the runs are."""
-        return tuple(dict.fromkeys(config["backbone.path"] for config in self.configs))
+        return tuple(
+            dict.fromkeys(
+                config.get("backbone.path", "an unknown backbone") for config in self.configs
+            )
+        )
 
 
 def measure(runs: Sequence[sweep.Run]) -> Measured:
@@ -212,10 +224,10 @@ def measure(runs: Sequence[sweep.Run]) -> Measured:
 
     found, configs = [], []
     for run in runs:
-        result = read_result(run.workdir / "result.json")
+        result = read_result(run.workdir)
         if result and "test" in result:
             found.append((run.changes, result))
-            configs.append(fields(read_result(run.workdir / "config.json") or {}))
+            configs.append(fields(_read(run.workdir / "config.json")))
     values = [100 * next(iter(result["test"].values())) for result in select(found)]
     mean, std = mean_std(values) if values else (math.nan, math.nan)
     return Measured(mean, std, len(found), len(runs), tuple(configs))

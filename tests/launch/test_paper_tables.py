@@ -32,7 +32,8 @@ def finish(folder, name, backbone, score, *, kind="accuracy", **blocks):
         for rate, dev, test in ((RATES[0], 0.2, 0.99), (RATES[1], 0.3, score - less / 10)):
             run = folder / f"{name},lr={rate},seed={seed}"
             run.mkdir(parents=True)
-            (run / "result.json").write_text(json.dumps({"dev": {kind: dev}, "test": {kind: test}}))
+            result = {"best_step": 1, "dev": {kind: dev}, "test": {kind: test}}
+            (run / "result.json").write_text(json.dumps(result))
             (run / "config.json").write_text(json.dumps(blocks))
 
 
