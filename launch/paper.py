@@ -344,7 +344,9 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     args, overrides = parser.read(argv)
     choose("the paper", args.paper, ["ppt"])
-    table = TABLES[choose("the table", args.table, TABLES)]
+    if args.table not in TABLES:
+        raise InputError(f"{args.table} is no table or figure here; known: {', '.join(TABLES)}")
+    table = TABLES[args.table]
     for field, _ in overrides:
         if field in FLAGS:
             raise InputError(f"--config.{field} is set by {FLAGS[field]} here")

@@ -156,7 +156,7 @@ def test_what_is_run_without_being_named():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["table7"], "the table='table7' is unknown; nearest: table5, table4, table2"),
+        (["table3"], "table3 is no table or figure here; known: table1, table2, table4, table4_ch"),
         (["table4", "--rows=ptt"], "--rows='ptt' is unknown; nearest: pt"),
         (["table4", "--tasks=sst"], "--tasks='sst' is unknown; nearest: sst5"),
         (["table4", "--kind=mask"], "--kind='mask' is unknown; nearest: masked"),
@@ -190,10 +190,10 @@ def test_a_workdir_is_of_one_table_and_kind(tmp_path, call):
 
 
 def test_an_error_is_one_line_and_exit_code_2(tmp_path):
-    words = [sys.executable, ROOT / "launch/paper.py", "ppt", "table7", f"--workdir={tmp_path}"]
+    words = [sys.executable, ROOT / "launch/paper.py", "ppt", "table3", f"--workdir={tmp_path}"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
-    assert done.stderr.startswith("paper.py: the table=") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("paper.py: table3 is no table") and done.stderr.count("\n") == 1
 
 
 # -- what is shown -------------------------------------------------------------------------------
