@@ -28,6 +28,7 @@ import paper_ppt  # noqa: E402
 from paper_ppt import TABLES, Cell, Published  # noqa: E402
 
 from configs.parts import ppt  # noqa: E402
+from configs.ppt import learning_rates  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.options import Parser, fields, resolved  # noqa: E402
 from jaxprompt.data.tasks import get_task  # noqa: E402
@@ -132,7 +133,7 @@ def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) 
     config = f"{CELLS}:{choose('the task', cell.task, ppt.TASKS)},{cell.method},{args.kind}"
     name = re.sub(r"[^\w.]+", "_", cell.row)
     runs = []
-    searched = ppt.learning_rates(cell.method, backbone)
+    searched = learning_rates(cell.method, backbone)
     for lr in _numbers("--learning-rates", args.learning_rates, float) or searched:
         for seed in _numbers("--seeds", args.seeds, int):
             own = {"optim.lr": lr, "seed": seed, "data.seed": seed}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from paper_figures import Point, draw_bars, draw_lines
 
 from configs.parts import ppt
+from configs.ppt import has_cell
 
 
 class Cell(NamedTuple):
@@ -109,7 +110,7 @@ def table4(tasks: Sequence[str]) -> Iterable[Cell]:
         for name in smaller if family == "mT5" else smaller[:-1]:  # T5-XXL is the row "full"
             yield from (Cell(f"full {name}", task, "full", name) for task in own)
     for method in ("full", *PROMPTED):
-        for task in (task for task in tasks if ppt.has_cell(method, task)):
+        for task in (task for task in tasks if has_cell(method, task)):
             adapted = method == "lm_adapt" and not is_chinese(task)
             yield Cell(method, task, method, ADAPTED if adapted else main_backbone(task))
 

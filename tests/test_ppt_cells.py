@@ -8,6 +8,7 @@ import pytest
 from tiny import CONFIGS, MODEL_HEADS
 
 from configs.parts import ppt as cells
+from configs.ppt import has_cell, learning_rates
 from jaxprompt import build
 from jaxprompt.backbones import make_backbone
 from jaxprompt.build.examples import Examples, in_form, read_task
@@ -115,7 +116,7 @@ CELLS = [
     for task in cells.TASKS
     for method in STARTED
     for name in (("mt5", "bert") if is_chinese(task) else ("t5", "bert", "roberta"))
-    if cells.has_cell(method, task)
+    if has_cell(method, task)
 ]
 
 
@@ -217,8 +218,8 @@ def test_learning_rates_of_full_fine_tuning():
         "google/mt5-xxl": (3e-6, 5e-6, 1e-5), "bert-large": cells.RATES["full"],
         "runs/mlm/backbone": cells.RATES["full"],
     }  # fmt: skip
-    assert {path: cells.learning_rates("full", path) for path in rates} == rates
-    assert cells.learning_rates("ppt", "google/mt5-xxl") == (5e-3, 1e-2, 2e-2, 5e-2)
+    assert {path: learning_rates("full", path) for path in rates} == rates
+    assert learning_rates("ppt", "google/mt5-xxl") == (5e-3, 1e-2, 2e-2, 5e-2)
     assert load_config(f"{ROOT}/configs/ppt/t5_large.py:cb,full", ()).optim.lr == 1e-4
 
 

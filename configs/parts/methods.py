@@ -26,7 +26,11 @@ def prefix(c, length=20, lr=1e-2, dropout=0.1):
 
 
 def soft(c, length=20, lr=3e-2, start="vocab"):
-    """Soft prompts. start: normal | uniform | vocab | frequent | labels | text | task | file."""
+    """Soft prompts. start: normal | uniform | vocab | frequent | labels | text | task | file.
+
+    `top`: vocab draws from that many of the first ids, 0 = the whole vocabulary; frequent from that
+    many of the most frequent tokens at corpus.path, 0 = 1,000.
+    """
     c.prompt = ConfigDict(
         dict(
             name="soft",
@@ -35,6 +39,7 @@ def soft(c, length=20, lr=3e-2, start="vocab"):
             decoder=0,
             start=start,
             scale=0.02,
+            top=0,
             text="",
             file="",
         )
@@ -46,6 +51,7 @@ def soft(c, length=20, lr=3e-2, start="vocab"):
 def lester(c, length=100, start="vocab"):
     """Prompt tuning of T5 as published (Lester et al. 2021, section 3)."""
     soft(c, length, lr=0.3, start=start)
+    c.prompt.top = 5_000  # section 3.2
     c.backbone.dropout = 0.0
     c.optim.name = "adafactor"
     c.optim.schedule = "constant"

@@ -4,7 +4,6 @@ Each function fills a config with one method of METHODS on one task of TASKS, fo
 of KINDS; with "-deep" behind it keys and values of every layer are learned in place of soft tokens.
 """
 
-import re
 from typing import NamedTuple
 
 from configs.parts import methods
@@ -131,7 +130,7 @@ def lm_adapt(c, task="rte", kind="t5"):
 
 def ppt(c, task="rte", kind="t5"):
     """Prompt tuning from the prompt that was pre-trained for the task's group."""
-    if not has_cell("ppt", task):
+    if TASKS[task].topics:
         raise InputError(
             f"task {task} has topics as label words, and the prompt of {TASKS[task].group} was "
             "pre-trained on other words; take unified_ppt, as the paper does (section 4.2)"
@@ -162,7 +161,7 @@ def unified_ppt(c, task="rte", kind="t5"):
 
 
 def full(c, task="rte", kind="t5"):
-    """Full fine-tuning with words around the answer; `learning_rates` has those of other sizes."""
+    """Full fine-tuning with words around the answer; FULL_RATES has those of the sizes."""
     _few_shot(c, task, kind)
     methods.full(c, lr=5e-6)
     _with_words(c, task)
@@ -185,20 +184,6 @@ FULL_RATES = {
     "xl": (3e-5, 5e-5, 1e-4),
     "xxl": (3e-6, 5e-6, 1e-5),
 }
-
-
-def learning_rates(method, backbone):
-    """Lists the learning rates that are searched; those of `full` by the size in a path's name."""
-    words = re.split(r"[^a-z0-9]+", backbone.rpartition("/")[2].lower())
-    size = next((word for word in words if word in FULL_RATES), "")
-    if method == "full" and size and {"t5", "mt5"} & set(words):
-        return FULL_RATES[size]
-    return RATES[method]
-
-
-def has_cell(method, task):
-    """Tells whether a method is for a task: topics are no words of a pre-trained prompt."""
-    return method not in ("ppt", "hybrid_ppt") or not TASKS[task].topics
 
 
 def _with_words(c, task):

@@ -5,11 +5,12 @@ A size takes TASK or TASK,METHOD of configs/parts/ppt.py as its argument, as in
 `--config=configs/ppt/nsp.py:masked` or `:t5-deep`.
 """
 
+import re
 from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, methods
-from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, SEEDS, TASKS
+from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, RATES, SEEDS, TASKS
 from jaxprompt.errors import InputError, choose
 
 
@@ -37,6 +38,20 @@ def tune(backbone, size, cell, *, model=1):
         c.optim.lr = FULL_RATES[size][1]
     c.mesh.model = model
     return c
+
+
+def learning_rates(method, backbone):
+    """Lists the learning rates that are searched; those of `full` by the size in a path's name."""
+    words = re.split(r"[^a-z0-9]+", backbone.rpartition("/")[2].lower())
+    size = next((word for word in words if word in FULL_RATES), "")
+    if method == "full" and size and {"t5", "mt5"} & set(words):
+        return FULL_RATES[size]
+    return RATES[method]
+
+
+def has_cell(method, task):
+    """Tells whether a method is for a task: topics are no words of a pre-trained prompt."""
+    return method not in ("ppt", "hybrid_ppt") or not TASKS[task].topics
 
 
 class Pretraining(NamedTuple):

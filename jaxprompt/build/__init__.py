@@ -83,6 +83,11 @@ def check_config(c: Any) -> None:
     if c.cache.folder and c.cache.where != "disk":
         raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
     prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
+    if c.prompt.get("start") == "frequent" and not (c.prompt.get("init") or c.corpus.path):
+        raise InputError(
+            "prompt.start=frequent draws from the most frequent words of a corpus, and corpus.path "
+            "is empty; give the text (PPT takes that of pre-training), or take start=task or vocab"
+        )
     if c.ppt.task:  # its texts and words are those of a pattern
         return
     task = in_form(c, read_task(c.task))
@@ -303,7 +308,14 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
         )  # fmt: skip
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir)
-    weights = start(c, scorer, loaded, splits.get("train"), placement, restored=True)
+    counts = None
+    if c.trainable and c.prompt.get("start") in FROM_TEXT:
+        from jaxprompt.build import starting  # which imports this module
+
+        counts = starting.count_tokens(
+            c, splits["train"], lambda: starting.count_corpus(c, scorer, workdir)
+        )
+    weights = start(c, scorer, loaded, counts, placement, restored=True)
     trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
     weights = weights._replace(trainable=trainable)
     others = other_splits(record, describe_examples(examples))

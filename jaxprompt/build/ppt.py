@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxprompt import build, metrics, tree
 from jaxprompt.build import records
@@ -28,7 +29,6 @@ from jaxprompt.data.ppt import (
 )
 from jaxprompt.data.ppt.patterns import fields
 from jaxprompt.data.tasks import Task
-from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError
 from jaxprompt.flops import count_flops
 from jaxprompt.heads.pretraining import AnswerHead
@@ -77,10 +77,10 @@ def check_learner(c: Any) -> None:
     """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
     if c.prompt.name == "none":
         raise InputError("prompt.name=none has nothing to learn; take soft or prefix")
-    if c.prompt.get("start") in FROM_TEXT and not c.prompt.get("init"):
+    if c.prompt.get("start") == "task" and not c.prompt.get("init"):
         raise InputError(
-            f"prompt.start={c.prompt.start} takes words of training rows, which a corpus has not; "
-            "take normal, uniform, vocab, labels, text or file"
+            "prompt.start=task takes words of training examples, and pretrain has none; take "
+            "normal, uniform, vocab, frequent, labels, text or file"
         )
     if c.trainable:
         raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
@@ -252,16 +252,17 @@ def check_same(workdir: str | Path, facts: Mapping[str, Any], annotations: str) 
 
 
 def load(
-    c: Any, asked: Asked, placement: Placement, *, restored: bool = False
-) -> tuple[Asked, Learned]:
-    """Reads the weights and initialises the prompt; `restored` as in build.start.
+    c: Any, asked: Asked, placement: Placement, counts: np.ndarray | None = None, *,
+    restored: bool = False,
+) -> tuple[Asked, Learned]:  # fmt: skip
+    """Reads the weights and initialises the prompt; `counts` and `restored` as in build.start.
 
     -> what is asked, its module fitted; what learns
     """
     backbone, loaded = load_weights(asked.backbone, placement)
     asked = asked._replace(backbone=backbone, scorer=asked.scorer.with_backbone(backbone))
     trainable, frozen, report = build.start(
-        c, asked.scorer, loaded, None, placement, restored=restored
+        c, asked.scorer, loaded, counts, placement, restored=restored
     )
     model, objective = make_objective(c, asked.scorer.model)
     return asked, Learned(model, [objective], trainable, frozen, report)

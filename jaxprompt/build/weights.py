@@ -14,12 +14,12 @@ from jaxprompt.exported import read_export, soft_tokens
 from jaxprompt.files import user_path
 from jaxprompt.folding import unfold
 from jaxprompt.prompts.soft import warm_start
-from jaxprompt.scorer import Scorer, Split
+from jaxprompt.scorer import Scorer
 from jaxprompt.sharding import Placement, check_padding
 from jaxprompt.types import Dims
 
 # Fields of a method that may differ from those of the export that a prompt starts from.
-_FREE = ("init", "start", "scale", "text", "file", "dropout", "hidden")
+_FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden")
 _SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
 _ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
 
@@ -33,13 +33,14 @@ class Weights(NamedTuple):
 
 
 def start(
-    c: Any, scorer: Scorer, loaded: load.Loaded, train: Split | None, placement: Placement, *,
-    restored: bool = False,
+    c: Any, scorer: Scorer, loaded: load.Loaded, counts: np.ndarray | None, placement: Placement,
+    *, restored: bool = False,
 ) -> Weights:  # fmt: skip
     """Initialises prompt and head, and splits what trains, in float32, from what is frozen.
 
-    Without `train` there is no text for a prompt to start from. With `restored` the values of what
-    trains do not matter, for a checkpoint holds them: a prompt that trains is left as it is.
+    `counts` are those of the text that a prompt starts from (`starting.count_tokens`). With
+    `restored` the values of what trains do not matter, for a checkpoint holds them: a prompt that
+    trains is left as it is.
     """
     params = scorer.model.init(
         rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
@@ -51,7 +52,7 @@ def start(
     elif c.prompt.get("init"):
         params["prompt"] = _inherit(c, loaded.report.fingerprint)
     elif c.prompt.name == "soft":
-        params["prompt"] = _start_rows(c, scorer, params, train, placement)
+        params["prompt"] = _start_rows(c, scorer, params, counts, placement)
     head = params["head"]["main"]
     if "pooler" in head and "pooler" in loaded.params:
         head["pooler"] = loaded.params["pooler"]
@@ -75,7 +76,7 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
 
 
 def _start_rows(
-    c: Any, scorer: Scorer, params: Any, train: Split | None, placement: Placement
+    c: Any, scorer: Scorer, params: Any, counts: np.ndarray | None, placement: Placement
 ) -> Any:
     kind, embed = c.prompt.start, params["backbone"]["embed"]["word"]["table"]
     if kind in ("normal", "uniform"):
@@ -87,8 +88,7 @@ def _start_rows(
     rows = words.choose_rows(
         kind, scorer.tokenizer, length=length, seed=c.seed,
         vocab_size=scorer.model.prompt.dims.vocab,
-        tokens=words.text_ids(train.rows) if train else None,
-        words=label_words, text=c.prompt.text,
+        counts=counts, words=label_words, text=c.prompt.text, top=c.prompt.top,
     )  # fmt: skip
     # The table may lie on several hosts: only what is needed of it is brought here.
     ids = sorted({i for row in rows for i in row})

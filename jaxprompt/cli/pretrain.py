@@ -55,7 +55,7 @@ def run(c: Any, workdir: str) -> dict[str, Any] | None:
 
 def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.build import adapting, ppt, records
+    from jaxprompt.build import adapting, ppt, records, starting
     from jaxprompt.build.meter import Meter
     from jaxprompt.checkpoint import Checkpoints
     from jaxprompt.data.denoise.batches import Visits
@@ -79,7 +79,8 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     task, held = text.tasks
     batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=share)
     plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
-    asked, learned = ppt.load(c, asked, placement)
+    counts = starting.count_tokens(c, None, corpus.token_counts)
+    asked, learned = ppt.load(c, asked, placement, counts)
     record = records.make_record(
         c, text.facts, asked.scorer.template, asked.backbone.family, learned.report.fingerprint
     )

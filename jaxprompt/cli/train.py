@@ -53,7 +53,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     import jax
 
     from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.build import records
+    from jaxprompt.build import records, starting
     from jaxprompt.build.examples import describe_examples
     from jaxprompt.checkpoint import Checkpoints
     from jaxprompt.run_folder import guard_workdir, read_result, write_record, write_result
@@ -84,7 +84,10 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
         print(escape(say), file=sys.stderr)
         return finished
-    weights = build.start(c, scorer, loaded, splits["train"], placement)
+    counts = starting.count_tokens(
+        c, splits["train"], lambda: starting.count_corpus(c, scorer, workdir)
+    )
+    weights = build.start(c, scorer, loaded, counts, placement)
     trainable, frozen, report = weights
     tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     objectives = build.build_objectives(c)

@@ -17,7 +17,8 @@ from jaxprompt.types import Role
 
 Ids = list[list[int]]
 KINDS = ("vocab", "frequent", "labels", "text", "task")
-FROM_TEXT = ("frequent", "task")  # those that need the training text
+FROM_TEXT = ("frequent", "task")  # those that need a text
+TOP = 1000  # tokens that "frequent" draws from, unless told
 
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
 
@@ -39,33 +40,38 @@ def sampled_vocab(
     vocab_size: int,
     length: int,
     specials: Iterable[int],
-    first: int = 5000,
+    first: int = 0,
 ) -> Ids:
-    """Draws from the first rows of the vocabulary, the most common ones (Lester et al. 2021)."""
-    known = np.setdiff1d(np.arange(min(first, vocab_size)), list(specials))
+    """Draws from the vocabulary, or from its `first` ids.
+
+    A vocabulary is sorted by frequency; Lester et al. (2021) take the 5,000 most common, PPT (Gu et
+    al. 2022, table 2) the whole.
+    """
+    known = np.setdiff1d(np.arange(min(first or vocab_size, vocab_size)), list(specials))
     return _draw(rng, known, length, "the vocabulary")
 
 
 def frequent_words(
     rng: np.random.RandomState,
-    tokens: np.ndarray,
+    counts: np.ndarray,
     length: int,
     specials: Iterable[int],
-    top: int = 1000,
+    top: int = TOP,
 ) -> Ids:
-    """Draws from the `top` most frequent words of the training text (Gu et al. 2022, PPT)."""
-    ids, counts = np.unique(tokens, return_counts=True)
-    keep = ~np.isin(ids, list(specials))
-    ids, counts = ids[keep], counts[keep]
-    ranked = ids[np.lexsort((ids, -counts))]  # equal counts in the order of their ids
-    return _draw(rng, ranked[:top], length, "the training text")
+    """Draws from the `top` most frequent tokens of a corpus (Gu et al. 2022, PPT, table 2).
+
+    `counts` [ids] says how often each stands there.
+    """
+    known = np.setdiff1d(np.flatnonzero(counts), list(specials))
+    ranked = known[np.argsort(-counts[known], kind="stable")]  # equal counts by their ids
+    return _draw(rng, ranked[:top], length, "the corpus")
 
 
 def task_words(
-    rng: np.random.RandomState, tokens: np.ndarray, length: int, specials: Iterable[int]
+    rng: np.random.RandomState, counts: np.ndarray, length: int, specials: Iterable[int]
 ) -> Ids:
-    """Draws from all distinct words of the training text, frequent or not."""
-    known = np.setdiff1d(tokens, list(specials))
+    """Draws from all distinct tokens of the training text, frequent or not. counts: [ids]"""
+    known = np.setdiff1d(np.flatnonzero(counts), list(specials))
     return _draw(rng, known, length, "the training text")
 
 
@@ -108,23 +114,26 @@ def choose_rows(
     length: int,
     seed: int,
     vocab_size: int | None = None,
-    tokens: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
     words: Sequence[Sequence[str]] = (),
     text: str = "",
+    top: int = 0,
 ) -> Ids:
     """Chooses the rows by the name of an initialiser (KINDS); the same seed gives the same rows.
 
-    `tokens` are the training text's ids (`text_ids`), for "frequent" and "task"; `words` the label
-    words, for "labels"; `text` for "text". Rows left over start from the vocabulary.
+    `counts` says how often each id stands in a text: for "frequent" in a corpus, for "task" in the
+    training examples. `words` are the label words, for "labels"; `text` is for "text". Rows left
+    over start from the vocabulary: from all of it, or with `top` from its first ids. "frequent"
+    draws from the `top` most frequent, of 0 from TOP.
     """
     if kind not in KINDS:
         raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
     rng = np.random.RandomState(seed)
     specials = special_ids(tokenizer)
-    size = len(tokenizer) if vocab_size is None else vocab_size
+    size = min(vocab_size or len(tokenizer), len(tokenizer))  # an embedding is padded beyond
 
     def from_vocab(count: int) -> Ids:
-        return sampled_vocab(rng, size, count, specials)
+        return sampled_vocab(rng, size, count, specials, top)
 
     if kind == "vocab":
         return from_vocab(length)
@@ -134,10 +143,11 @@ def choose_rows(
         return class_labels(tokenizer, words, length, from_vocab)
     if kind == "text":
         return given_text(tokenizer, text, length, from_vocab)
-    if tokens is None:
-        raise InputError(f"prompt words {kind!r} need a training text; give one or take 'vocab'")
-    draw = frequent_words if kind == "frequent" else task_words
-    return draw(rng, tokens, length, specials)
+    if counts is None:
+        raise InputError(f"prompt words {kind!r} need a text; give one or take 'vocab'")
+    if kind == "task":
+        return task_words(rng, counts, length, specials)
+    return frequent_words(rng, counts, length, specials, top or TOP)
 
 
 def _draw(rng: np.random.RandomState, known: np.ndarray, length: int, source: str) -> Ids:

@@ -17,7 +17,7 @@ from jaxprompt.group.grid import Run
 from jaxprompt.heads import lm
 from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.model import Model
-from jaxprompt.scorer import Scorer, Split
+from jaxprompt.scorer import Scorer
 from jaxprompt.sharding import Placement
 from jaxprompt.state import TrainState, make_state
 from jaxprompt.steps import Objective
@@ -46,11 +46,11 @@ class Member(NamedTuple):
     steps_per_epoch: int
     shape: tuple  # what runs of one program have in common besides their configs
     source: Any  # what its batches are made of; of runs with the same batches the same object
-    text: Split | None  # what its prompt may start from
     feed: Callable[[], Feed]
     longest: Callable[[], Batch]  # a training batch as long as any
     held: Any  # what it is scored by, see the Looks of its kind
     record: Mapping[str, Any]  # what it learns from
+    counts: np.ndarray | None = None  # of the text that its prompt starts from
     about: Mapping[str, Any] = {}  # what its result begins with
 
     @property
@@ -83,7 +83,7 @@ class Shared(NamedTuple):
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     """Draws the first numbers of a run, as if it were alone. -> them, what is frozen for all"""
     c = member.run.config
-    weights = build.start(c, member.scorer, shared.loaded, member.text, shared.placement)
+    weights = build.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
     tx = build.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     common = {n: leaf for n, leaf in weights.frozen.items() if n.startswith("backbone/")}

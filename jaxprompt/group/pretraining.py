@@ -1,6 +1,7 @@
 """Runs of a group that pre-train prompts on one corpus (Gu et al. 2022, "PPT")."""
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from jaxprompt import build, rng
 from jaxprompt.build import adapting, ppt, records
 from jaxprompt.build.meter import Meter
+from jaxprompt.build.starting import count_tokens
 from jaxprompt.data.corpus import Corpus
 from jaxprompt.data.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError, escape
@@ -69,7 +71,7 @@ def prepare(
     if not found:
         return None, []
     backbone, loaded = load_weights(tasks[found[0][1]].asked.backbone, placement)
-    models, flops, members = {}, {}, []
+    models, flops, members, token_counts = {}, {}, [], functools.cache(corpus.token_counts)
     for run, key in found:
         prompt = run.config.prompt.to_dict()
         scorer = tasks[key].asked.scorer.with_backbone(backbone)
@@ -84,7 +86,8 @@ def prepare(
         facts, weights = tasks[key].text.facts, loaded.report.fingerprint
         record = records.make_record(run.config, facts, scorer.template, backbone.family, weights)
         records.check_repeated(run.folder, record)
-        members.append(_member(run, scorer, tasks[key].text, flops[key], placement, record))
+        member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
+        members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
     objective = ppt.make_objective(c, members[0].scorer.model)[1]
     says = ppt.told(c, backbone, loaded.report, corpus)
     says += build.tell_kernel(c, placement, backbone.module)
@@ -114,7 +117,7 @@ def _member(
     shape = epoch if c.optim.schedule == "exponential" else 0, scorer.layout
     return Member(
         run, scorer, ppt.make_objective(c, scorer.model)[0], plan, epoch, shape, source=text,
-        text=None, feed=partial(_feed, c, text, flops, placement),
+        feed=partial(_feed, c, text, flops, placement),
         longest=partial(_longest, c, text), held=text, record=record,
         about={"task": c.ppt.task},
     )  # fmt: skip
@@ -138,7 +141,7 @@ def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> Feed:
 
 def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement) -> float:
     """Counts what a step of a run asks for, as of one alone."""
-    weights = build.start(c, scorer, loaded, None, placement)
+    weights = build.start(c, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = build.build_optimizer(c, weights.trainable, *_plan(c, text))
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     model, objective = ppt.make_objective(c, scorer.model)

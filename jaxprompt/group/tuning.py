@@ -1,6 +1,7 @@
 """Runs of a group that learn a task from its examples."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from jaxprompt import build
 from jaxprompt.build import records
 from jaxprompt.build.examples import describe_examples
+from jaxprompt.build.starting import count_corpus, count_tokens
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -36,7 +38,6 @@ def prepare(
 
     What is equal between them is read and encoded once. A run that cannot be is handed to `failed`.
     """
-    del workdir
     c = runs[0].config
     placement = build.build_placement(c)
     backbone = build.open_fitting(c, placement)
@@ -66,6 +67,7 @@ def prepare(
             continue
         found.append((run, scorers[key], encoded[key], facts[key]))
     backbone, loaded = load_weights(backbone, placement)
+    corpus = functools.cache(lambda: count_corpus(c, found[0][1], workdir))
     models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
     members = []
     for run, scorer, splits, known in found:
@@ -78,6 +80,7 @@ def prepare(
             run.config, known, scorer.template, backbone.family, loaded.report.fingerprint
         )
         member = _member(run, scorer._replace(model=own), splits, record)
+        member = member._replace(counts=count_tokens(run.config, splits["train"], corpus))
         words = [array.tolist() for array in jax.tree.leaves(member.words)]
         own = models.setdefault(json.dumps([prompt, scorer.classes, words]), own)
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
@@ -97,7 +100,7 @@ def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str
     epoch = math.ceil(len(train.rows) / c.data.batch)
     member = Member(
         run, scorer, scorer.model, build.make_plan(c.train, epoch, c.data.batch), epoch, (),
-        source=train, text=train, feed=partial(_feed, c, scorer, train),
+        source=train, feed=partial(_feed, c, scorer, train),
         longest=partial(_longest, c, scorer, train), held=splits, record=record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))

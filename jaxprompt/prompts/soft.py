@@ -27,12 +27,14 @@ class Prompt(Method):
 
     `start` "normal" draws N(0, scale^2), "uniform" U(-0.5, 0.5). The other starts are written over
     these draws: the rows in `file`, or embeddings of token ids (`warm_start`), those of `text` too.
+    `top` is how many of the most common tokens "vocab" and "frequent" draw from.
     """
 
     length: int = 20
     decoder: int = 0
     start: str = "normal"
     scale: float = 0.02
+    top: int = 0
     text: str = ""
     file: str = ""
 
@@ -42,6 +44,7 @@ class Prompt(Method):
         at_least("prompt.decoder", self.decoder, 0)
         at_least("prompt.length", self.length, 0 if self.decoder else 1)
         at_least("prompt.scale", self.scale, 0)
+        at_least("prompt.top", self.top, 0)
         if self.start not in STARTS:
             known = nearest(self.start, STARTS)
             raise InputError(f"prompt.start={self.start!r} is unknown; {known}")

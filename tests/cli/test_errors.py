@@ -145,6 +145,9 @@ def test_soft_prompts(train, no_reading, backbone, tmp_path):
     assert "prompt.start='random' is unknown; nearest: normal" in line
     assert "prompt.start=file needs prompt.file" in train(config, prompt__start="file")
     assert "prompt.start=text needs prompt.text" in train(config, prompt__start="text")
+    line = train(config, prompt__start="frequent")
+    assert "draws from the most frequent words of a corpus, and corpus.path is empty" in line
+    assert "prompt.top=-1 must be at least 0" in train(config, prompt__top=-1)
     line = train(config, task__template="[soft*3] {text}")
     assert "places 3 soft tokens, but the prompt has 4 slots" in line
 

@@ -63,7 +63,7 @@ def forbidden(monkeypatch):
         ({"ppt__patterns": "fr"}, "ppt.patterns='fr' is unknown; known: en, en_paper, zh"),
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
         ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to score"),
-        ({"prompt__start": "frequent"}, "prompt.start=frequent takes words of training rows"),
+        ({"prompt__start": "task"}, "prompt.start=task takes words of training examples"),
         ({"trainable": "backbone/.*"}, "pretrain learns the prompt alone; empty it"),
         ({"head__name": "linear"}, "head.name=linear reads no label words; set head.name=verb"),
         ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),

@@ -170,7 +170,7 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
     "changes, line",
     [
         ({"runs__words": "'a,b,c','d,e,f'"}, "config.runs.words is for tuning, the words of pre"),
-        ({"runs__starts": "normal,task"}, "prompt.start=task takes words of training rows"),
+        ({"runs__starts": "normal,task"}, "prompt.start=task takes words of training examples"),
         ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
         ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
         ({"corpus__path": ""}, "corpus.path is empty"),

@@ -85,6 +85,8 @@ def test_documents_and_units(folder, tiny, tmp_path):
         assert [corpus.unit(i).tolist() for i in own] == units
         assert [corpus.document_of(i) for i in own] == [number] * len(units)
     assert corpus.lengths().tolist() == [3, 6, 3]
+    every = sum(sum(EXPECTED, []), [])
+    assert corpus.token_counts().tolist() == np.bincount(every).tolist()
     assert corpus.unit(0).dtype == np.uint16 and not corpus.unit(0).flags.writeable
     for wrong in (-1, 3):
         with pytest.raises(IndexError, match=f"document {wrong} of 3"):

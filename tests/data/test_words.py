@@ -18,7 +18,7 @@ from jaxprompt.data.words import (
 )
 from jaxprompt.errors import InputError
 
-TOKENS = np.repeat([7, 3, 9, 5, 0], [4, 4, 2, 1, 50])
+COUNTS = np.bincount(np.repeat([7, 3, 9, 5, 0], [4, 4, 2, 1, 50]))
 
 
 def rng(seed=0):
@@ -45,15 +45,15 @@ def test_sampled_vocab_draws_once_each_from_the_first_rows():
 
 
 def test_frequent_words_ranks_by_count_then_id():
-    assert set(flat(frequent_words(rng(), TOKENS, 2, {0}, top=2))) == {3, 7}
-    assert set(flat(frequent_words(rng(), TOKENS, 1, {0}, top=1))) == {3}
-    assert set(flat(frequent_words(rng(), TOKENS, 4, {0}))) == {3, 5, 7, 9}
+    assert set(flat(frequent_words(rng(), COUNTS, 2, {0}, top=2))) == {3, 7}
+    assert set(flat(frequent_words(rng(), COUNTS, 1, {0}, top=1))) == {3}
+    assert set(flat(frequent_words(rng(), COUNTS, 4, {0}))) == {3, 5, 7, 9}
 
 
 def test_task_words_come_from_the_text():
-    assert set(flat(task_words(rng(), TOKENS, 4, {0}))) == {3, 5, 7, 9}
+    assert set(flat(task_words(rng(), COUNTS, 4, {0}))) == {3, 5, 7, 9}
     with pytest.raises(InputError, match="has no word"):
-        task_words(rng(), np.array([0, 0]), 4, {0})
+        task_words(rng(), np.array([2]), 4, {0})
 
 
 def test_text_ids_leave_the_template_out(bert):
@@ -104,7 +104,7 @@ def test_seed_decides(bert, kind):
             bert,
             length=8,
             seed=seed,
-            tokens=np.arange(2000, 4000),
+            counts=np.ones(4000, int),
             words=[("good",), ("bad",)],
             text="it was",
         )
@@ -113,8 +113,21 @@ def test_seed_decides(bert, kind):
     assert chosen(1) == chosen(1) != chosen(2)
 
 
+def test_how_many_of_the_most_common(bert):
+    """The whole vocabulary (Gu et al. 2022) or 5,000 of it (Lester et al. 2021); 1,000 words."""
+    draw = lambda kind, **given: flat(choose_rows(kind, bert, length=600, seed=0, **given))
+    vocab, lester = draw("vocab", vocab_size=40_000), draw("vocab", top=5000)
+    assert 25_000 < max(vocab) < len(bert) and np.mean(np.array(vocab) > 5000) > 0.7
+    assert max(lester) < 5000
+    counts = np.arange(30_000)  # the higher an id, the more often it stands in the text
+    assert min(draw("frequent", counts=counts)) >= 29_000
+    assert min(draw("frequent", counts=counts, top=700)) >= 29_300
+    assert min(draw("task", counts=counts)) < 10_000
+
+
 def test_golden_draw():
-    assert flat(sampled_vocab(rng(42), 30522, 5, range(1000))) == [1555, 4491, 1527, 4925, 3989]
+    drawn = flat(sampled_vocab(rng(42), 30522, 5, range(1000), first=5000))
+    assert drawn == [1555, 4491, 1527, 4925, 3989]
 
 
 def test_bad_choices(bert):
@@ -122,7 +135,7 @@ def test_bad_choices(bert):
         choose_rows("vocabs", bert, length=2, seed=0)
     with pytest.raises(InputError, match="need label words"):
         choose_rows("labels", bert, length=2, seed=0)
-    with pytest.raises(InputError, match="need a training text"):
+    with pytest.raises(InputError, match="need a text"):
         choose_rows("task", bert, length=2, seed=0)
     with pytest.raises(InputError, match="has no token"):
         choose_rows("text", bert, length=2, seed=0, text=" ")

@@ -19,6 +19,7 @@ FORMAT = 1
 
 _FILES = {"ids": "tokens.bin", "units": "units.bin", "documents": "documents.bin"}
 _SHOWN = 3  # changes
+_AT_ONCE = 2**24  # ids that are counted together
 
 
 class Corpus:
@@ -79,6 +80,14 @@ class Corpus:
         """Tokens of each unit of a document. [units]"""
         own = self.units(number)
         return np.diff(self._units[own.start : own.stop + 1])
+
+    def token_counts(self) -> np.ndarray:
+        """Counts how often each id stands in the corpus. int64 [max_id + 1]"""
+        total = np.zeros(self.max_id + 1, np.int64)
+        for start in range(0, self.num_tokens, _AT_ONCE):
+            part = np.bincount(self._ids[start : start + _AT_ONCE], minlength=len(total))
+            total += part
+        return total
 
     def lengths(self) -> np.ndarray:
         """Tokens of each document. [documents]"""

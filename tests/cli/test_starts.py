@@ -1,0 +1,39 @@
+"""Soft tokens that start from the words of a corpus: alone and in a grid."""
+
+import shutil
+
+import numpy as np
+from safetensors.numpy import load_file
+from tiny_run import jaxprompt, make_config
+
+from jaxprompt.cli import sweep
+from jaxprompt.cli.train import run
+from jaxprompt.data.tokenizer import load_tokenizer
+
+COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
+
+
+def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path, capsys):
+    text = " ".join(word for i, word in enumerate(COMMON) for _ in range(20 - i))
+    (tmp_path / "corpus.txt").write_text(f"{text} the old lion near a red vice\n")
+    fields = dict(
+        prompt__start="frequent", prompt__top=3, prompt__length=3, optim__lr=0,
+        optim__lr_head=1e-2, corpus__path=tmp_path / "corpus.txt", corpus__processes=1,
+        train__total_steps=1, train__eval_steps=1, train__test=False, backbone__dropout=0,
+    )  # fmt: skip
+    run(make_config(backbone, data, "soft", **fields), str(tmp_path / "alone"))
+    grid = make_config(backbone, data, "soft", **fields, runs__seeds="(0, 1)")
+    assert sweep.train_grid(grid, str(tmp_path / "grid")) == 0
+    (tmp_path / "corpus.txt").unlink()  # what is learned needs it no more
+    shutil.rmtree(tmp_path / "alone/corpus")
+    ids = load_tokenizer(backbone).convert_tokens_to_ids(COMMON)
+    (table,) = (
+        x for name, x in load_file(backbone / "model.safetensors").items()
+        if name.endswith("embeddings.word_embeddings.weight")
+    )  # fmt: skip
+    expected = {table[i].tobytes() for i in ids}
+    for folder in ("alone", "grid/seed=0", "grid/seed=1"):
+        place = tmp_path / folder
+        words = (f"--config={place / 'config.json'}", f"--workdir={place}", f"--npy={place}.npy")
+        assert jaxprompt(capsys, "export", *words)[0] == 0
+        assert {row.tobytes() for row in np.load(f"{place}.npy")} == expected
