@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import sys
+from importlib import metadata
 
 from jaxprompt import cli, signals
 from jaxprompt.errors import InputError, escape, has_surrogate, nearest
@@ -39,8 +40,12 @@ def _run(argv: list[str]) -> int:
     known = verbs()
     if not argv or argv[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:10s}{line}" for name, line in known.items())
-        print(f"usage: jaxprompt VERB [--help]\n\n{lines}")
+        print(f"usage: jaxprompt VERB [--help]\n       jaxprompt --version\n\n{lines}")
         return 0 if argv else 2
+    if argv[0] == "--version":
+        own = importlib.import_module(__package__).__version__
+        print(f"jaxprompt {own}, jax {metadata.version('jax')}")
+        return 0
     verb, *rest = argv
     debug = "--debug" in rest
     try:

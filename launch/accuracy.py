@@ -21,7 +21,9 @@ sys.path.insert(0, str(ROOT))
 
 from configs.accuracy import SEEDS, get_config  # noqa: E402
 from jaxprompt.cli.options import override  # noqa: E402
-from jaxprompt.cli.sweep import collect, list_runs, table  # noqa: E402
+from jaxprompt.cli.results import collect  # noqa: E402
+from jaxprompt.cli.sweep import list_runs  # noqa: E402
+from jaxprompt.tables import table  # noqa: E402
 
 CONFIG = str(ROOT / "configs" / "accuracy.py")
 

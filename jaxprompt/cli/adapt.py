@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
     from jaxprompt.compiled import keep_programs
 
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, fields=True)
     add_hosts(parser)
     parser.add_argument(
         "--score", action="store_true", help="score held-out text as the weights are, no more"

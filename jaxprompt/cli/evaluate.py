@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxprompt.cli.options import Parser, add_hosts, load_config, need, several_hosts
+from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
 from jaxprompt.errors import InputError
 from jaxprompt.runlog import dumps
 
@@ -17,8 +17,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
     add_hosts(parser)
     args, overrides = parser.read(argv)
-    need(args, "config")
-    c = load_config(args.config, overrides)
+    c = load_run(args, overrides)
     with several_hosts(args) as is_first:
         output = args.output if is_first else None
         measured = evaluate(c, args.workdir, args.split, output, args.prefix)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxprompt.cli.options import Parser, load_config, need
+from jaxprompt.cli.options import Parser, load_run, need
 from jaxprompt.errors import InputError
 
 
@@ -15,8 +15,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
     parser.add_argument("--peft", help="also write a folder that PEFT loads")
     args, overrides = parser.read(argv)
-    need(args, "config", "workdir")
-    c = load_config(args.config, overrides)
+    need(args, "workdir")
+    c = load_run(args, overrides)
 
     from jaxprompt import build
     from jaxprompt.build import ppt

@@ -5,6 +5,7 @@ import ast
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
@@ -12,6 +13,7 @@ from ml_collections.config_dict import placeholder
 
 from jaxprompt.cli.blocks import replace_blocks, unknown_field
 from jaxprompt.cli.configs import call, load_module
+from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
 
@@ -21,8 +23,12 @@ _PATHS = ("config", "workdir", "output", "input", "prompt", "backbone", "npy", "
 class Parser(argparse.ArgumentParser):
     """Flags of a verb; what argparse refuses becomes an InputError."""
 
-    def __init__(self, doc: str, config: bool = True):
-        """Starts with --debug, and with --config and --workdir where the verb takes them."""
+    def __init__(self, doc: str, config: bool = True, fields: bool = False):
+        """Starts with --debug, and with --config and --workdir where the verb takes them.
+
+        `fields`: --help lists those of a config too.
+        """
+        self._fields = fields
         super().__init__(
             prog="jaxprompt", description=doc, allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -38,6 +44,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises InputError in place of argparse's exit."""
         raise InputError(f"{message}; see --help")
+
+    def format_help(self) -> str:
+        """Writes the help, the fields of a config behind the flags."""
+        if not self._fields:
+            return super().format_help()
+        from jaxprompt.cli.reference import list_fields
+
+        return f"{super().format_help()}\n{list_fields()}\n"
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         """Parses the flags and sets the overrides (field, value) of the config apart."""
@@ -91,12 +105,27 @@ def need(args: argparse.Namespace, *names: str) -> None:
             raise InputError(f"--{name} is missing; see --help")
 
 
+def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """Loads --config, or without one the config.json of --workdir.
+
+    Raises InputError where the workdir holds no run or several.
+    """
+    if args.workdir is None:
+        need(args, "config")
+    else:
+        check_single(args.workdir)
+    saved = args.config or str(Path(args.workdir) / "config.json")
+    if args.config is None and not Path(saved).is_file():
+        raise InputError(f"{saved} does not exist; give the --workdir of a run, or a --config")
+    return load_config(saved, overrides)
+
+
 def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
     """Loads a config and applies overrides. The result is locked.
 
     Raises InputError for an unreadable file, an unknown field or a value of another type.
     """
-    file, colon, argument = path.partition(":")
+    file, colon, argument = path.partition(":") if path[-5:] != ".json" else (path, "", "")
     if file.endswith(".json"):
         config = _from_json(read_json(user_path(file), "a .py file or a saved config.json"))
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli.options import Parser
+from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError, choose, escape
 
 LABELLED = ("prediction", "score", "scores")  # the columns of an answer
@@ -55,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.exported import read_export, unpack
     from jaxprompt.files import write_atomic
 
+    if not args.prompt:
+        check_single(args.workdir)
     where = args.prompt or str(Path(args.workdir) / "export")
     _, card = read_export(where)
     given = _read(args, card["task"]["fields"])

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """
     from jaxprompt.compiled import keep_programs
 
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, fields=True)
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")

@@ -1,11 +1,10 @@
 """Prints or runs the runs that a config's sweep() yields, and tabulates their results."""
 
-import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -19,30 +18,24 @@ from jaxprompt.cli.options import (
     need,
     resolved,
 )
+from jaxprompt.cli.results import SEEDS, Run, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
-from jaxprompt.tables import table
-
-SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
-SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone")
-
-
-class Run(NamedTuple):
-    """One run of a sweep."""
-
-    row: str  # its row of the table
-    config: str  # what --config says
-    changes: dict[str, Any]  # field -> value
-    workdir: Path
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints a command a run, or with --run runs those without a result; then the table."""
     parser = Parser(__doc__)
-    parser.add_argument("--table", action="store_true", help="print the table of results alone")
+    parser.add_argument(
+        "--table", nargs="?", const="", metavar="DIR",
+        help="print the table of results alone, with DIR of any folder of runs",
+    )  # fmt: skip
     parser.add_argument(
         "--run", action="store_true", help="run them here, those of equal shapes at once"
     )
     args, overrides = parser.read(argv)
+    if args.table:
+        tell(read_folder(args.table), {})
+        return 0
     need(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
     if args.run:
@@ -51,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         tell(runs, failed)
         return 0
-    if not args.table:
+    if args.table is None:
         for run in runs:
             flags = [f"--config.{field}={value}" for field, value in overrides]
             flags += [f"--config.{field}={value}" for field, value in run.changes.items()]
@@ -135,7 +128,8 @@ def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
     for run in grid:
         names = zip(run.changes, run.name.split(","), strict=False)
         row = [shown for field, shown in names if field not in SEEDS]
-        runs.append(Run(",".join(row) or "all", "", run.changes, run.folder))
+        group = group_of("", run.changes)
+        runs.append(Run(",".join(row) or "all", "", run.changes, run.folder, group))
     tell(runs, outcome.failed)
     return 0
 
@@ -183,34 +177,6 @@ def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list
     return many, [(run, c) for run, c in pairs if run.workdir.name not in names]
 
 
-def tell(runs: Sequence[Run], failed: Mapping[str, str]) -> None:
-    """Prints the table. Raises InputError where runs failed."""
-    results = collect(runs)
-    if results:
-        print(table(results | best_on_dev(runs)))
-    if failed:
-        raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
-
-
-def best_on_dev(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
-    """Makes a row of runs that differ in rate and decay: of each seed the one best on dev."""
-    from jaxprompt.group import select
-
-    found: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
-    for run in runs:
-        path = run.workdir / "result.json"
-        if path.exists():
-            own = [f"{f}={v}" for f, v in run.changes.items() if f not in (*SEEDS, *SEARCHED)]
-            key = " ".join([run.config.partition(":")[2], *own]).strip()
-            found.setdefault(key, []).append((run, json.loads(path.read_text())))
-    rows = {}
-    for key, tried in found.items():
-        if len({run.row for run, _ in tried}) > 1:
-            chosen = select([(run.changes, result) for run, result in tried])
-            rows[f"{key} best on dev".strip()] = chosen
-    return rows
-
-
 def list_runs(config: str, workdir: str, overrides: Sequence[tuple[str, str]] = ()) -> list[Run]:
     """Reads sweep() of a config: it yields dicts of field -> value.
 
@@ -230,17 +196,8 @@ def list_runs(config: str, workdir: str, overrides: Sequence[tuple[str, str]] = 
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
         name = [*parts, *(f"{f}={v}" for f, v in changes.items())]
         folder = Path(workdir) / "-".join(name).replace("/", "_").replace(" ", "")
-        runs.append(Run(" ".join(row) or "all", path, changes, folder))
+        group = group_of(path.partition(":")[2], changes)
+        runs.append(Run(" ".join(row) or "all", path, changes, folder, group))
     if not runs:
         raise InputError(f"{file}: sweep() yields nothing")
     return runs
-
-
-def collect(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
-    """Reads the results that are there, by row."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        path = run.workdir / "result.json"
-        if path.exists():
-            rows.setdefault(run.row, []).append(json.loads(path.read_text()))
-    return rows

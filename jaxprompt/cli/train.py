@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Trains, then scores the test split once. Exit code 0."""
     from jaxprompt.compiled import keep_programs
 
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, fields=True)
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")

@@ -42,16 +42,16 @@ class Prompt(Method):
     3.3), which export folds away. Dropout falls on keys and values, drawn anew for every example.
     """
 
-    length: int = 20
-    layers: str = ""
-    decoder: int = 0
-    decoder_layers: str = ""
-    cross: int = 0
-    cross_layers: str = ""
-    hidden: int = 0
-    dropout: float = 0.0
-    shift: bool = True
-    scale: float = 0.02
+    length: int = 20  # keys and values of a layer
+    layers: str = ""  # interval of layers, as in "17-24"; "" = all
+    decoder: int = 0  # T5: length in the decoder's own attention; 0 = none
+    decoder_layers: str = ""  # interval of the decoder's layers, as in "1-6"; "" = all
+    cross: int = 0  # T5: length in the decoder's attention over the encoder; 0 = none
+    cross_layers: str = ""  # interval of layers of that attention
+    hidden: int = 0  # width of the MLP that computes the prefix; 0 = none
+    dropout: float = 0.0  # of keys and values
+    shift: bool = True  # the text's positions start at `length`
+    scale: float = 0.02  # standard deviation of the initial values
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

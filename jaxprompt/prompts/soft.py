@@ -30,13 +30,13 @@ class Prompt(Method):
     `top` is how many of the most common tokens "vocab" and "frequent" draw from.
     """
 
-    length: int = 20
-    decoder: int = 0
-    start: str = "normal"
-    scale: float = 0.02
-    top: int = 0
-    text: str = ""
-    file: str = ""
+    length: int = 20  # soft tokens
+    decoder: int = 0  # T5: soft tokens in front of what the decoder is fed
+    start: str = "normal"  # normal | uniform | vocab | frequent | labels | text | task | file
+    scale: float = 0.02  # normal: standard deviation
+    top: int = 0  # vocab, frequent: how many of the most common tokens; 0 = all, or 1,000
+    text: str = ""  # text: what they start from the words of
+    file: str = ""  # file: an .npy [P, E], an export, or a PEFT adapter
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""

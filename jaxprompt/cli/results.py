@@ -1,0 +1,169 @@
+"""Reads the runs that a folder holds and tabulates their results."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxprompt.errors import InputError
+
+SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
+SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone")
+# Fields that tell runs apart at a glance; a row is named by these before all others.
+_TELLING = ("task.name", "prompt.name", "trainable", "head.name", "ppt.task", "backbone.path")
+_CONFIG, _RESULT = "config.json", "result.json"
+
+
+class Run(NamedTuple):
+    """One run of several."""
+
+    row: str  # its row of the table
+    config: str  # what --config says
+    changes: dict[str, Any]  # field -> value
+    workdir: Path
+    group: str = ""  # what runs have in common of which one is chosen on dev
+
+
+def runs_below(folder: str | Path) -> list[Path]:
+    """Lists the workdirs that stand in a folder, directly or deeper."""
+    paths = sorted(path.parent for path in Path(folder).rglob(_CONFIG))
+    return [path for path in paths if _is_run(_read_config(path))]
+
+
+def check_single(workdir: str | Path) -> None:
+    """Raises InputError where a folder holds several runs in place of one, and names them."""
+    if _is_run(_read_config(Path(workdir))):
+        return
+    runs = [str(path.relative_to(workdir)) for path in runs_below(workdir)]
+    if runs:
+        shown = ", ".join(runs[:12]) + f", ... ({len(runs)} in all)" * (len(runs) > 12)
+        raise InputError(
+            f"{workdir} holds several runs, name one as in --workdir={Path(workdir) / runs[0]}; "
+            f"there are {shown}"
+        )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Reads the config of a folder, {} where there is none that can be read."""
+    try:
+        found = json.loads((folder / _CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_run(config: Mapping[str, Any]) -> bool:
+    """Tells a config of one run from that of a grid, and from a model's config.json."""
+    runs = config.get("runs", {})
+    grid = isinstance(runs, dict) and any(isinstance(x, list) and x for x in runs.values())
+    return {"prompt", "optim"} <= set(config) and not grid
+
+
+# -- a folder of runs -----------------------------------------------------------------------------
+
+
+def read_folder(folder: str) -> list[Run]:
+    """Reads the finished runs of a folder and names their rows by the fields that they differ in.
+
+    Seeds share a row, and a learning rate or weight decay names one where it was searched. Raises
+    InputError where there is no finished run.
+    """
+    from jaxprompt.build import FREE
+    from jaxprompt.cli.options import fields, load_config
+
+    found = [path for path in runs_below(folder) if (path / _RESULT).exists()]
+    if not found:
+        raise InputError(f"{folder} holds no finished run, no {_RESULT}; give a folder of workdirs")
+    leaves = [fields(load_config(str(path / _CONFIG))) for path in found]
+    free = tuple(name for name in FREE if name != "backbone.path")
+    names = dict.fromkeys([*_TELLING, *(name for own in leaves for name in own)])
+    names = [name for name in names if not name.startswith((*free, "runs."))]
+    differing = [name for name in names if len({str(own.get(name)) for own in leaves}) > 1]
+    telling = _fewest([name for name in differing if name not in (*SEEDS, *SEARCHED)], leaves)
+    searched = [name for name in differing if name in SEARCHED]
+    groups = [_name(own, telling) for own in leaves]
+    runs = []
+    for path, own, group in zip(found, leaves, groups, strict=True):
+        alike = [other for other, name in zip(leaves, groups, strict=True) if name == group]
+        tried = [name for name in searched if len({other.get(name) for other in alike}) > 1]
+        row = " ".join([group, *(f"{name}={own.get(name)}" for name in tried)])
+        changes = {name: own.get(name) for name in (*SEEDS, *tried)}
+        runs.append(Run(row, "", changes, path, group))
+    return runs
+
+
+def _fewest(names: Sequence[str], leaves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Picks the first of the fields that tell as many runs apart as all of them do."""
+    kinds = lambda chosen: len({tuple(str(own.get(name)) for name in chosen) for own in leaves})
+    chosen: list[str] = []
+    for name in names:
+        if kinds(chosen) == kinds(names):
+            break
+        if kinds([*chosen, name]) > kinds(chosen):
+            chosen.append(name)
+    return chosen
+
+
+def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
+    """Names a run by its method, what it trains in place of a prompt, and the `telling` fields."""
+    method, trainable = own.get("prompt.name"), own.get("trainable", ())
+    parts = [str(method), *(trainable if method == "none" else ())]
+    told = ("prompt.name", "trainable") if method == "none" else ("prompt.name",)
+    return " ".join([*parts, *(f"{name}={own.get(name)}" for name in telling if name not in told)])
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def tell(runs: Sequence[Run], failed: Mapping[str, str]) -> None:
+    """Prints the table. Raises InputError where runs failed."""
+    from jaxprompt.tables import table
+
+    rows = collect(runs)
+    if rows:
+        print(table(rows | best_on_dev(runs)))
+    if failed:
+        raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
+
+
+def collect(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Reads the results that are there, by row."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        if (run.workdir / _RESULT).exists():
+            rows.setdefault(run.row, []).append(read(run.workdir))
+    return rows
+
+
+def read(workdir: Path) -> dict[str, Any]:
+    """Reads the result of a run, and from its config the learning rate and the seeds."""
+    from jaxprompt.cli.train import read_result
+
+    result = read_result(workdir / _RESULT)
+    try:
+        c = json.loads((workdir / _CONFIG).read_text("utf-8"))
+        return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{workdir / _CONFIG} cannot be read ({error}); train again") from error
+
+
+def best_on_dev(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
+    """Makes a row of runs that differ in rate and decay: of each seed the one best on dev."""
+    from jaxprompt.group import select
+
+    found: dict[str, list[tuple[Run, Mapping[str, Any]]]] = {}
+    for run in runs:
+        if (run.workdir / _RESULT).exists():
+            found.setdefault(run.group, []).append((run, read(run.workdir)))
+    rows = {}
+    for group, tried in found.items():
+        if len({run.row for run, _ in tried}) > 1:
+            chosen = select([(run.changes, result) for run, result in tried])
+            rows[f"{group} best on dev".strip()] = chosen
+    return rows
+
+
+def group_of(argument: str, changes: Mapping[str, Any]) -> str:
+    """Names what runs have in common that differ in seeds and in what is searched."""
+    own = [f"{f}={v}" for f, v in changes.items() if f not in (*SEEDS, *SEARCHED)]
+    return " ".join([argument, *own]).strip()

@@ -1,0 +1,154 @@
+"""Tables of any folder of runs, and a folder of several runs where one is asked for."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tiny_run import ROOT, jaxprompt
+
+from jaxprompt import __version__
+from jaxprompt.cli.blocks import method_block
+from jaxprompt.cli.options import fields, load_config, resolved
+
+
+def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="accuracy", **fields):
+    """Writes what a finished run leaves. Fields as in optim__lr=0.1."""
+    changes = [(name.replace("__", "."), str(value)) for name, value in fields.items()]
+    c = load_config(config, changes)
+    result = {"method": c.prompt.name, "seed": c.seed, "trained": 10, "total": 1000}
+    result |= {"dev": {metric: dev}, "test": {metric: test}, "time": {"seconds": 3.0}}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(resolved(c)))
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def rows_of(capsys, *words):
+    code, out, err = jaxprompt(capsys, "sweep", *words)
+    assert code == 0, err
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+    return lines[0], {line[0]: line[1:] for line in lines[2:]}
+
+
+def test_single_runs_side_by_side(tmp_path, capsys):
+    for seed, test in ((0, 0.5), (1, 0.7), (2, 0.6)):
+        write_run(tmp_path / f"mine-{seed}", seed=seed, test=test)
+    write_run(tmp_path / "deep" / "er", "quickstart:soft", data__seed=4, metric="accuracy")
+    write_run(tmp_path / "bias", "quickstart:bias_only", train__tensorboard=False)
+    (tmp_path / "mine-0" / "backbone").mkdir()  # a model's config is no run
+    (tmp_path / "mine-0" / "backbone" / "config.json").write_text('{"model_type": "bert"}')
+    heads, rows = rows_of(capsys, f"--table={tmp_path}")
+    assert heads == [
+        "method", "runs", "seeds", "learning rate", "trained", "share", "dev accuracy",
+        "test accuracy", "seconds",
+    ]  # fmt: skip
+    deviation = np.std([0.5, 0.7, 0.6])
+    assert rows["prefix"][:3] == ["3", "0, 1, 2", "0.02"]
+    assert rows["prefix"][6] == f"0.600 ± {deviation:.3f}"
+    assert rows["soft"][:3] == ["1", "0", "0.03"]
+    assert rows["none backbone/.*/bias head/.*"][2] == "0.001"
+    assert len(rows) == 3
+
+
+def test_a_searched_learning_rate_is_chosen_on_dev(tmp_path, capsys):
+    for seed, (low, high) in {0: (0.6, 0.8), 1: (0.9, 0.7), 2: (0.5, 0.6)}.items():
+        for lr, dev in ((0.01, low), (0.02, high)):
+            folder = tmp_path / f"seed={seed},lr={lr}"
+            write_run(folder, seed=seed, data__seed=seed + 10, optim__lr=lr, dev=dev, test=dev / 2)
+    grid = resolved(load_config("quickstart", [("runs.seeds", "0,1,2"), ("runs.lr", "0.01,0.02")]))
+    (tmp_path / "config.json").write_text(json.dumps(grid))
+    _, rows = rows_of(capsys, "--table", str(tmp_path))
+    assert list(rows) == ["prefix optim.lr=0.01", "prefix optim.lr=0.02", "prefix best on dev"]
+    assert rows["prefix optim.lr=0.01"][:3] == ["3", "0/10, 1/11, 2/12", "0.01"]
+    best = rows["prefix best on dev"]
+    assert best[:3] == ["3", "0/10, 1/11, 2/12", "0.02 (2), 0.01 (1)"]
+    assert best[6].startswith(f"{np.mean([0.4, 0.45, 0.3]):.3f} ±")
+
+
+def test_a_sweep_of_a_papers_config_by_its_folder(tmp_path, capsys):
+    for task, metric in (("rte", "accuracy"), ("cb", "macro_f1")):
+        for method in ("pt", "ppt"):
+            config = f"ppt/t5_small:{task},{method}"
+            write_run(tmp_path / f"{task}-{method}", config, metric=metric, seed=10)
+    heads, rows = rows_of(capsys, f"--table={tmp_path}")
+    assert heads[6:8] == ["dev", "test"]  # of several metrics
+    assert len(rows) == 4 and all("task.name=" in row for row in rows)
+    assert [row[6] for name, row in rows.items() if "=cb" in name] == ["0.500 macro_f1"] * 2
+
+
+def test_a_folder_without_results(tmp_path, refused):
+    assert "holds no finished run" in refused("sweep", f"--table={tmp_path}")
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "export", "predict"])
+def test_a_folder_of_several_runs_says_which(verb, tmp_path, refused):
+    folder = tmp_path / "cell"
+    for seed in (1, 2):
+        write_run(folder / f"seed={seed}", seed=seed)
+    words = [verb, f"--workdir={folder}"] + ["--text=x"] * (verb == "predict")
+    expected = f"name one as in --workdir={folder}/seed=1; there are seed=1, seed=2"
+    assert expected in refused(*words)
+    grid = resolved(load_config("quickstart", [("runs.seeds", "1,2")]))
+    (folder / "config.json").write_text(json.dumps(grid))
+    assert expected in refused(*words)
+    if verb != "predict":
+        assert expected in refused(*words, "--config=quickstart")
+
+
+def test_a_finished_run_needs_no_config(run, capsys, refused, tmp_path):
+    place, config = f"--workdir={run}", f"--config={run / 'config.json'}"
+    expected = jaxprompt(capsys, "evaluate", place, config)
+    assert expected[0] == 0
+    assert jaxprompt(capsys, "evaluate", place)[:2] == expected[:2]
+    code, out, err = jaxprompt(capsys, "export", place, f"--output={tmp_path / 'out'}")
+    assert code == 0 and (tmp_path / "out" / "prompt.json").exists(), err
+    line = refused("export", f"--workdir={tmp_path / 'none'}")
+    assert "none/config.json does not exist; give the --workdir of a run, or a --config" in line
+    assert "--config is missing" in refused("evaluate")
+
+
+def test_version_touches_no_device():
+    code = "import sys\nfrom jaxprompt.__main__ import main\nassert main(['--version']) == 0\n"
+    code += "assert 'jax' not in sys.modules"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert found.returncode == 0, found.stderr
+    import jax
+
+    assert found.stdout == f"jaxprompt {__version__}, jax {jax.__version__}\n"
+
+
+# -- help -----------------------------------------------------------------------------------------
+
+
+def test_help_of_train_lists_every_field_once(capsys):
+    with pytest.raises(SystemExit):
+        jaxprompt(capsys, "train", "--help")
+    out = capsys.readouterr().out
+    flags, _, text = out.partition("fields of a config")
+    assert "--coordinator" in flags and "--debug" in flags
+    lines = [line.split(" = ")[0].strip() for line in text.splitlines() if line[:2] == "  "]
+    told = [name for name in lines if not name.startswith("prompt")]
+    wanted = [name for name in fields(load_config("base")) if not name.startswith("prompt")]
+    assert sorted(told) == sorted(wanted)
+    blocks = {head: rest for head, *rest in (part.splitlines() for part in text.split("\n\n"))}
+    for method in ("prefix", "soft", "none"):
+        rows = blocks[f"prompt, with prompt.name={method}"]
+        own = {row.split()[0].removeprefix("prompt.") for row in rows}
+        assert own == set(method_block(method, load_config("base"))) - {"name"}
+        assert all("; " in row or "prompt.start" in row for row in rows), rows
+    shown = {" ".join(line.split()) for line in text.splitlines()}
+    assert {
+        "optim.lr = 0.01 number, at least 0",
+        'backbone.dtype = "float32" float32 | bfloat16; of the frozen weights and the activations',
+        "data.k = 16 whole number, at least 0; kshot: rows a class for train; "
+        "kfold: rows a class in all, 0 = all rows",
+        "runs.seeds = () several of: whole number, in [0, 2**32); seed",
+    } <= shown
+
+
+def test_other_verbs_have_a_short_help(capsys):
+    with pytest.raises(SystemExit):
+        jaxprompt(capsys, "evaluate", "--help")
+    assert "optim.lr =" not in capsys.readouterr().out
