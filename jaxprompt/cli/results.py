@@ -65,13 +65,14 @@ def _is_run(config: Mapping[str, Any]) -> bool:
 def read_folder(folder: str) -> list[Run]:
     """Reads the finished runs of a folder and names their rows by the fields that they differ in.
 
-    Seeds share a row, and a learning rate or weight decay names one where it was searched. Raises
-    InputError where there is no finished run.
+    Seeds share a row, and a learning rate or weight decay names one where it was searched. Runs of
+    `adapt` are left out: they have no method. Raises InputError where there is no finished run.
     """
     from jaxprompt.build import FREE
     from jaxprompt.cli.options import fields, load_config
+    from jaxprompt.run_folder import read_result
 
-    found = [path for path in runs_below(folder) if (path / _RESULT).exists()]
+    found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]
     if not found:
         raise InputError(f"{folder} holds no finished run, no {_RESULT}; give a folder of workdirs")
     leaves = [fields(load_config(str(path / _CONFIG))) for path in found]
@@ -137,9 +138,9 @@ def collect(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
 
 def read(workdir: Path) -> dict[str, Any]:
     """Reads the result of a run, and from its config the learning rate and the seeds."""
-    from jaxprompt.cli.train import read_result
+    from jaxprompt.run_folder import read_result
 
-    result = read_result(workdir / _RESULT)
+    result = read_result(workdir)
     try:
         c = json.loads((workdir / _CONFIG).read_text("utf-8"))
         return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]}

@@ -17,7 +17,7 @@ def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="acc
     """Writes what a finished run leaves. Fields as in optim__lr=0.1."""
     changes = [(name.replace("__", "."), str(value)) for name, value in fields.items()]
     c = load_config(config, changes)
-    result = {"method": c.prompt.name, "seed": c.seed, "trained": 10, "total": 1000}
+    result = {"method": c.prompt.name, "seed": c.seed, "trained": 10, "total": 1000, "best_step": 3}
     result |= {"dev": {metric: dev}, "test": {metric: test}, "time": {"seconds": 3.0}}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(resolved(c)))
@@ -39,6 +39,8 @@ def test_single_runs_side_by_side(tmp_path, capsys):
     write_run(tmp_path / "bias", "quickstart:bias_only", train__tensorboard=False)
     (tmp_path / "mine-0" / "backbone").mkdir()  # a model's config is no run
     (tmp_path / "mine-0" / "backbone" / "config.json").write_text('{"model_type": "bert"}')
+    adapted = write_run(tmp_path / "adapted")
+    (adapted / "result.json").write_text('{"objective": "mlm", "best_step": 1}')
     heads, rows = rows_of(capsys, f"--table={tmp_path}")
     assert heads == [
         "method", "runs", "seeds", "learning rate", "trained", "share", "dev accuracy",
