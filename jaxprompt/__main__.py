@@ -19,6 +19,12 @@ def verbs() -> dict[str, str]:
     return found
 
 
+def _shorten(message: str) -> str:
+    """Makes one line of a message; of one that quotes a long value the middle is left out."""
+    line = " ".join(message.split())
+    return line if len(line) <= 3000 else f"{line[:2000]} ... {line[-900:]}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one verb. Returns the exit code: 0, or 2 for bad input, said in one line on stderr.
 
@@ -58,7 +64,7 @@ def _run(argv: list[str]) -> int:
     except InputError as error:
         if debug:
             raise
-        print(escape(f"jaxprompt {verb}: {' '.join(str(error).split())}"), file=sys.stderr)
+        print(escape(f"jaxprompt {verb}: {_shorten(str(error))}"), file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()

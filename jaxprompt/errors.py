@@ -42,7 +42,7 @@ def brief(value: Any) -> str:
     """Shows a value in a message, at most 80 characters of it."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except (ValueError, RecursionError):  # a whole number of over 4,300 digits; a deep list
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else text[:80] + "..."
 

@@ -9,8 +9,10 @@ import io
 import json
 import os
 import platform
+import warnings
 from importlib import metadata
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from jaxprompt.files import make_folder, parse_json, user_path, write_atomic
 
 FORMAT = 1
 # What numpy lets through of a header that is nested too deeply, or has no sizes in it.
-_HEADERS = (SyntaxError, RecursionError, MemoryError, OverflowError, TypeError)
+_HEADERS = (SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError)
 TENSORS, CARD = "prompt.safetensors", "prompt.json"
 
 # What every card holds, next to "format" and "sha256", which the writer adds.
@@ -128,7 +130,9 @@ def import_npy(path: str | os.PathLike, width: int) -> np.ndarray:
                     f"{path} is an .npz archive; give one array written with numpy.save"
                 )
         # Mapped, so that no more is taken than the file holds, whatever its header announces.
-        prompt = np.load(path, mmap_mode="r", allow_pickle=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy advises to write a header of Python 2 anew
+            prompt = np.load(path, mmap_mode="r", allow_pickle=False)
     except InputError:
         raise
     except (OSError, ValueError, EOFError, *_HEADERS) as error:

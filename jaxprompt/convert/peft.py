@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.convert.weights import FLOATS
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.files import make_folder, read_json, user_path, write_atomic
 
@@ -191,6 +192,9 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a type that numpy lacks
         raise InputError(f"{path} holds {error}, not floats; save the adapter anew.") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype.name not in FLOATS:
+            raise InputError(f"{path}: {name} is {tensor.dtype}, no float; save the adapter anew.")
     tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():

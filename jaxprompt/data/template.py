@@ -223,11 +223,11 @@ def _read_bracket(value: str, source: str) -> Part:
     word = value.strip().lower()
     if word in ("mask", "soft", "cls", "sep"):
         return Part(word)
-    if match := re.fullmatch(r"soft\s*\*\s*([0-9]+)", word):
+    if match := re.fullmatch(r"soft\s*\*\s*([0-9]{1,9})", word):
         if not int(match[1]):
             raise InputError(f"template {source!r}: [{value}] places no slot; write 1 or more")
         return Part("soft", count=int(match[1]))
     raise InputError(
-        f"template {source!r}: unknown [{value}]; {nearest(word, BRACKETS)}; "
+        f"template {source!r}: unknown [{value}]; {nearest(word[:80], BRACKETS)}; "
         "write \\[ \\] for literal brackets"
     )

@@ -57,18 +57,28 @@ def _end_prefix_spaces(tokenizer: Any) -> None:
 
 
 def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Encodes texts alone: no specials around, and names of specials inside stay plain text."""
+    """Encodes texts alone: no specials around, and names of specials inside stay plain text.
+
+    Raises InputError where the tokenizer cannot, as one without its own unknown token.
+    """
     if not texts:
         return []
     if starts_with_space(tokenizer):  # SentencePiece takes white space of any length for one space
         texts = [re.sub(r"\s+", " ", text.rstrip()) for text in texts]
-    return tokenizer(
-        texts,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )["input_ids"]
+    try:
+        return tokenizer(
+            texts,
+            add_special_tokens=False,
+            split_special_tokens=True,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+    except Exception as error:  # the Rust tokenizers know no other kind
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} cannot encode a text ({reason}); its files are "
+            "damaged: fetch them anew"
+        ) from error

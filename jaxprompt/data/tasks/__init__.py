@@ -115,12 +115,17 @@ def get_task(name: str) -> Task:
         raise InputError(
             f"unknown task {name!r}; {nearest(name, _ALL)}; or task.name=custom for your own file"
         )
-    return _checked(Task(name=name, **_ALL[name]))
+    return check_task(Task(name=name, **_ALL[name]))
 
 
 def task_from_json(values: Mapping[str, Any]) -> Task:
-    """Rebuilds a task from `dataclasses.asdict` of it, which may have been through JSON."""
-    return Task(**{part.name: _tuples(values[part.name]) for part in dataclasses.fields(Task)})
+    """Rebuilds a task from `dataclasses.asdict` of it, which may have been through JSON.
+
+    Raises InputError where its parts do not fit each other.
+    """
+    task = Task(**{part.name: _tuples(values[part.name]) for part in dataclasses.fields(Task)})
+    check_task(task)
+    return task
 
 
 def _tuples(value: Any) -> Any:
@@ -171,7 +176,7 @@ def custom_task(
         target=target,
         metric=metric or ("exact_match" if target else "accuracy"),
     )
-    return _checked(task)
+    return check_task(task)
 
 
 def with_labels(
@@ -183,7 +188,7 @@ def with_labels(
     """
     if task.labels or task.choices or task.is_text:
         return task
-    return _checked(dataclasses.replace(task, labels=labels_from_rows(rows, task.label, origin)))
+    return check_task(dataclasses.replace(task, labels=labels_from_rows(rows, task.label, origin)))
 
 
 def labels_from_rows(
@@ -313,7 +318,8 @@ def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...]) -> int:
     return -1 if choices and index >= len(choices) else index
 
 
-def _checked(task: Task) -> Task:
+def check_task(task: Task) -> Task:
+    """Gives a task its own words where it has none. Raises InputError where parts do not fit."""
     if not task.fields:
         raise InputError("task.fields is empty; name the text columns, e.g. ('text',)")
     for name in task.fields:
@@ -333,17 +339,19 @@ def _checked(task: Task) -> Task:
             f"task.words has {len(task.words)} names of choices; give "
             f"{len(string.ascii_uppercase)} at most"
         )
+    for name, group in zip(task.labels or string.ascii_uppercase, task.words, strict=False):
+        if not group or not all(isinstance(w, str) and w.strip() for w in group):
+            raise InputError(f"task.words of class {name!r} are {group!r}; give 1 or more words")
     if not task.labels:
         return task
+    if not all(name.strip() for name in task.labels):
+        raise InputError(f"task.labels has a class without a name: {task.labels!r}")
     words = task.words or tuple((name,) for name in task.labels)
     if len(words) != len(task.labels):
         raise InputError(
             f"task.words has {len(words)} entries for {len(task.labels)} labels; give one a class, "
             f"in the order {', '.join(task.labels)}"
         )
-    for name, group in zip(task.labels, words, strict=True):
-        if not group or not all(isinstance(w, str) and w.strip() for w in group):
-            raise InputError(f"task.words of class {name!r} are {group!r}; give 1 or more words")
     return dataclasses.replace(task, words=words, targets=task.targets or task.labels)
 
 

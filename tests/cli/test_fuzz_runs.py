@@ -1,0 +1,194 @@
+"""Hostile config fields, cards and tokenizers end in success, or in one line and exit code 2."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from fuzz import SEED, TEXTS, VALUES, dump, judge, leaves, mutated, replaced, sample, survive, write
+from spoil import BASE
+from tiny_run import make_backbone, make_config
+
+from jaxprompt import build
+from jaxprompt.__main__ import verbs
+from jaxprompt.cli.options import Parser, load_config
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.exported import read_export, unpack
+from jaxprompt.fields import FIELDS
+from jaxprompt.sharding import make_placement
+
+COUNTS = {"override": 1500, "read": 150, "json": 1200, "mutated": 150, "card": 500, "unpack": 40}
+COUNTS |= {"tokenizer": 80, "flags": 600}
+FLAGS = """config config. config.x workdir output npy peft prompt input text backbone dtype batch
+mesh generate force split devices limit compiler format family size cased table run coordinator
+processes process cluster timeout debug""".split()
+# Methods of which each has fields of its own.
+METHODS = ["prefix", "soft", "head_only"]
+
+
+@pytest.fixture
+def rng():
+    """Draws the same in every run."""
+    return np.random.default_rng(SEED)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """Looks nothing up at the hub."""
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{name}.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def configs(backbone, data):
+    """A whole config of each method, as saved JSON."""
+    return {
+        method: json.loads(json.dumps(make_config(backbone, data, method).to_dict()))
+        for method in METHODS
+    }
+
+
+def check(c) -> None:
+    """Does with a config what needs no backbone and no data."""
+    build.check_config(c)
+    build.make_plan(c.train, 7, c.data.batch)
+    build.build_placement(c)
+
+
+def overridden(path, field: str, text: str) -> None:
+    """Loads a config, one field of it overridden as on the command line, and checks it."""
+    _, overrides = Parser("").read([f"--config.{field}={text}"])
+    check(load_config(str(path), overrides))
+
+
+def read(path, field: str, text: str) -> None:
+    """Goes on to what opens the backbone and reads the data."""
+    c = load_config(str(path), [(field, text)])
+    check(c)
+    placement = build.build_placement(c)
+    backbone = build.open_fitting(c, placement)
+    examples = build.read_examples(c)
+    scorer = build.scorer_from_config(c, backbone, examples, placement)
+    build.encode_splits(scorer, examples)
+
+
+def names_of(config: dict) -> list[str]:
+    """Lists the fields and blocks of a config by dotted name."""
+    return [".".join(path) for path in leaves(config)]
+
+
+def test_every_field_by_override(configs, tmp_path, rng, monkeypatch):
+    ends = set()
+    for method, config in configs.items():
+        path = write(tmp_path / f"{method}.json", json.dumps(config))
+        names = [name for name in names_of(config) if method == "prefix" or "prompt" in name]
+        assert method != "prefix" or set(FIELDS) <= set(names)
+        count = COUNTS["override"] if method == "prefix" else len(names) * 25
+        for name, text in sample(rng, names, TEXTS, count=count):
+            ends.add(survive(monkeypatch, (method, name, text), overridden, path, name, text))
+    assert ends == {0, 2}
+
+
+def test_fields_that_data_and_backbone_are_read_by(configs, tmp_path, rng, monkeypatch):
+    path = write(tmp_path / "prefix.json", json.dumps(configs["prefix"]))
+    blocks = ("data", "task", "backbone", "head", "prompt")
+    names = [name for name in names_of(configs["prefix"]) if name.startswith(blocks)]
+    for name, text in sample(rng, names, TEXTS, count=COUNTS["read"]):
+        survive(monkeypatch, (name, text), read, path, name, text)
+
+
+def test_every_field_in_json(configs, tmp_path, rng, monkeypatch):
+    path = tmp_path / "config.json"
+    ways = [(method, way) for method, c in configs.items() for way in leaves(c)]
+    for (method, way), value in sample(rng, ways, VALUES, count=COUNTS["json"]):
+        write(path, dump(replaced(configs[method], way, value)))
+        survive(monkeypatch, (method, way, value), lambda: check(load_config(str(path))))
+    for key in ("a.b", "__class__", "lock", "update", "", "a b", "\x1b", "_fields", "x" * 10**5):
+        for way in ((key,), ("optim", key)):
+            write(path, json.dumps(replaced(configs["prefix"], way, 1)))
+            code = survive(monkeypatch, key, lambda: check(load_config(str(path))))
+            assert code == 2
+    whole = json.dumps(configs["prefix"]).encode()
+    for _ in range(COUNTS["mutated"]):
+        write(path, data := mutated(whole, rng))
+        survive(monkeypatch, data, lambda: check(load_config(str(path))))
+
+
+def test_every_flag(tmp_path, rng, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ways = [(verb, flag) for verb in verbs() for flag in ("", *FLAGS)]
+    for (verb, flag), text in sample(rng, ways, TEXTS, count=COUNTS["flags"]):
+        argv = [verb, f"--config={BASE}", "--workdir=absent", f"--{flag}={text}"]
+        judge(argv, argv[:1] + argv[3:] if verb == "predict" else argv)
+
+
+# -- exports --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def export(trained, tmp_path):
+    """A copy of an export, and its card."""
+    folder = shutil.copytree(trained / "export", tmp_path / "export")
+    return folder, json.loads((folder / "prompt.json").read_text())
+
+
+def test_every_key_of_a_card(export, backbone, rng, monkeypatch):
+    folder, card = export
+    path, placement = folder / "prompt.json", make_placement(1, 1)
+    block = dict(
+        path=str(backbone), revision="", init="", family="", dtype="float32", stack="scan",
+        remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
+    )  # fmt: skip
+    use = lambda: unpack(str(folder), backbone=block, batch=8, placement=placement)
+    assert survive(monkeypatch, "the card as it is", use) == 0
+    passed = []
+    for way, value in sample(rng, list(leaves(card)), VALUES, count=COUNTS["card"]):
+        write(path, dump(replaced(card, way, value)))
+        if survive(monkeypatch, (way, value), read_export, str(folder)) == 0:
+            passed.append((way, value))
+    for i in rng.permutation(len(passed))[: COUNTS["unpack"]]:
+        way, value = passed[i]
+        write(path, dump(replaced(card, way, value)))
+        survive(monkeypatch, (way, value), use)
+    whole = json.dumps(card).encode()
+    for _ in range(COUNTS["mutated"]):
+        write(path, data := mutated(whole, rng))
+        survive(monkeypatch, data, read_export, str(folder))
+
+
+def test_damaged_tensors_of_an_export(export, rng, monkeypatch):
+    folder, card = export
+    path = folder / "prompt.safetensors"
+    whole = path.read_bytes()
+    for _ in range(COUNTS["mutated"]):
+        write(path, data := mutated(whole, rng))
+        sha = hashlib.sha256(data).hexdigest()
+        write(folder / "prompt.json", json.dumps(card | {"sha256": sha}))
+        survive(monkeypatch, data[:200], read_export, str(folder))
+
+
+# -- tokenizers -----------------------------------------------------------------------------------
+
+
+def use_tokenizer(folder, style: str) -> None:
+    """Loads a tokenizer and does with it what encoding does."""
+    tokenizer = load_tokenizer(folder)
+    read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=1)
+    encode_texts(tokenizer, ["a cat", "[MASK] é 不", ""])
+
+
+STYLES = {"bert": "masked", "t5": "seq2seq", "gpt2": "causal"}
+
+
+@pytest.mark.parametrize("family, style", STYLES.items())
+def test_a_damaged_tokenizer(tmp_path, rng, monkeypatch, family, style):
+    whole = make_backbone(tmp_path / "whole", family)
+    assert survive(monkeypatch, family, use_tokenizer, whole, style) == 0
+    names = [path.name for path in whole.iterdir() if path.suffix in (".json", ".txt")]
+    for i, (name,) in enumerate(sample(rng, names, count=COUNTS["tokenizer"])):
+        folder = shutil.copytree(whole, tmp_path / str(i))
+        write(folder / name, data := mutated((folder / name).read_bytes(), rng))
+        survive(monkeypatch, (name, data), use_tokenizer, folder, style)
+        shutil.rmtree(folder)
