@@ -42,40 +42,54 @@ def lock(workdir: str | os.PathLike) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         # Process 0 holds it for all processes of a run.
-        hosts.on_first(lambda: stack.enter_context(_hold(make_folder(workdir))))
+        hosts.on_first(lambda: stack.enter_context(_hold(Path(workdir))))
         yield
 
 
 @contextlib.contextmanager
 def _hold(folder: Path) -> Iterator[None]:
-    path = folder / LOCK
+    path, is_new = folder / LOCK, not folder.exists()
+    make_folder(folder)
+    held = _acquire(path)
     try:
-        # Never removed: another process may have opened it already and would lock a lost file.
-        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        raise write_error(path, error) from error
-    try:
-        _acquire(path, held)
         yield
     finally:
+        # A command that was refused leaves nothing. Removed while it is held: see `_acquire`.
+        if not (folder / CONFIG).exists():
+            with contextlib.suppress(OSError):
+                path.unlink()
+                if is_new:
+                    folder.rmdir()  # unless something else lies there
         os.close(held)
 
 
-def _acquire(path: Path, held: int) -> None:
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
-            raise InputError(
-                f"{path.parent} is in use by {holder}; wait for its end, or take another --workdir"
-            ) from error
-        reason = error.strerror
-        line = f"{path}: no lock here ({reason}); start one run at a time"
-        print(escape(line), file=sys.stderr)
-        return
-    os.ftruncate(held, 0)
-    os.write(held, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+def _acquire(path: Path) -> int:
+    """Opens and locks a file. -> its descriptor"""
+    while True:
+        try:
+            held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise write_error(path, error) from error
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
+                os.close(held)
+                raise InputError(
+                    f"{path.parent} is in use by {holder}; wait for its end, or take another "
+                    "--workdir"
+                ) from error
+            line = f"{path}: no lock here ({error.strerror}); start one run at a time"
+            print(escape(line), file=sys.stderr)
+            return held
+        # Between opening and locking another process may have removed the file.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held), os.stat(path)):
+                os.ftruncate(held, 0)
+                os.write(held, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                return held
+        os.close(held)
 
 
 # -- config ---------------------------------------------------------------------------------------

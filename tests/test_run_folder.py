@@ -148,6 +148,36 @@ def test_another_process_waits_outside_until_the_first_dies(tmp_path):
         pass
 
 
+def test_a_refused_command_leaves_nothing(tmp_path):
+    with pytest.raises(InputError, match="bad data"), lock(tmp_path / "new/run"):
+        raise InputError("bad data")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "users").mkdir()
+    with lock(tmp_path / "users"):
+        pass
+    assert list((tmp_path / "users").iterdir()) == []
+    with lock(tmp_path / "bound"):
+        guard_workdir(tmp_path / "bound", CONFIG)
+    assert (tmp_path / "bound/lock").exists()
+
+
+def test_a_lock_that_was_removed_in_between_is_taken_anew(tmp_path, monkeypatch):
+    """Else two processes would hold two files of one name."""
+    flock, removed = run_folder.fcntl.flock, []
+
+    def remove_first(held, how):
+        if not removed:
+            removed.append(held)
+            (tmp_path / "lock").unlink()
+        flock(held, how)
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", remove_first)
+    with lock(tmp_path):
+        assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
+        with pytest.raises(InputError, match="is in use"), lock(tmp_path):
+            pass
+
+
 def test_a_planted_link_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("as it was")
     (tmp_path / "run").mkdir()

@@ -21,8 +21,6 @@ from jaxprompt.runlog import dumps
 
 def main(argv: Sequence[str]) -> int:
     """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
-    from jaxprompt.compiled import keep_programs
-
     parser = Parser(__doc__, fields=True)
     add_hosts(parser)
     parser.add_argument(
@@ -32,7 +30,6 @@ def main(argv: Sequence[str]) -> int:
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
     with several_hosts(args) as is_first:
-        keep_programs(c.train.compilation_cache)
         result = run(c, args.workdir, score=args.score)
         if result is not None and is_first:
             print(dumps(result))
@@ -47,11 +44,13 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
     """
     from jaxprompt import build, run_folder
     from jaxprompt.build import adapting
+    from jaxprompt.compiled import keep_programs
 
     build.check_config(c)
     adapting.check_objective(c)
     if not score:
         run_folder.check_workdir(workdir, resolved(c), build.FREE)
+    keep_programs(c.train.compilation_cache)
     with run_folder.lock(workdir):
         return _run(c, workdir, score)
 

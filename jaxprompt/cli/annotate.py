@@ -23,8 +23,6 @@ _PAUSE = 10.0  # seconds between two reports
 
 def main(argv: Sequence[str]) -> int:
     """Writes labels for ppt.annotations; prints how many there are of each class, as JSON."""
-    from jaxprompt.compiled import keep_programs
-
     parser = Parser(__doc__)
     parser.add_argument("--output", help="folder to write, which ppt.annotations takes")
     add_hosts(parser)
@@ -34,7 +32,6 @@ def main(argv: Sequence[str]) -> int:
     own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
     classifier = load_config(args.config, own)
     with several_hosts(args) as is_first:
-        keep_programs(c.train.compilation_cache)
         result = run(c, classifier, args.workdir, args.output)
         if result is not None and is_first:
             print(json.dumps(result, ensure_ascii=False))
@@ -48,12 +45,14 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     from jaxprompt import build, hosts
     from jaxprompt.build import annotating
     from jaxprompt.build.ppt import thresholds_of
+    from jaxprompt.compiled import keep_programs
     from jaxprompt.data.ppt import AnnotationWriter, check_unfinished
     from jaxprompt.files import make_folder
     from jaxprompt.run_folder import lock, read_result
 
     # -- text and classifier ----------------------------------------------------------------------
     annotating.check_annotator(c)
+    keep_programs(c.train.compilation_cache)
     check_unfinished(output)
     trained = build.is_zero_shot(classifier) or read_result(workdir) is not None
     annotating.check_saved(classifier, workdir, trained)

@@ -67,7 +67,7 @@ def execute(
     from jaxprompt.compiled import keep_programs
 
     loaded = [load(run, overrides) for run in runs]
-    keep_programs(loaded[0].train.compilation_cache)
+    keep_programs(loaded[0].get("train", {}).get("compilation_cache", ""))
     size = max(map(take_size, loaded), default=0)
     together, single = divide(runs, loaded)
     failed = {}
@@ -109,6 +109,7 @@ def is_grid(c: Any) -> bool:
 def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
     """Trains the runs of `config.runs` as one program, as a verb does, and tabulates them."""
     from jaxprompt import build, group
+    from jaxprompt.compiled import keep_programs
     from jaxprompt.run_folder import check_workdir, guard_workdir
 
     given, free = resolved(c), (*build.FREE, "runs.size")
@@ -116,6 +117,7 @@ def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
     grid = group.list_runs(c, workdir)
     for run in grid:
         group.KINDS[verb].check(run.config)
+    keep_programs(c.train.compilation_cache)
     bind = lambda: guard_workdir(workdir, given, free)
     outcome = train_together(grid, workdir, verb=verb, size=c.runs.size, ready=bind)
     if outcome is None:

@@ -21,15 +21,12 @@ from jaxprompt.runlog import dumps
 
 def main(argv: Sequence[str]) -> int:
     """Trains, then scores the test split once. Exit code 0."""
-    from jaxprompt.compiled import keep_programs
-
     parser = Parser(__doc__, fields=True)
     add_hosts(parser)
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
     with several_hosts(args) as is_first:
-        keep_programs(c.train.compilation_cache)
         if sweep.is_grid(c):
             return sweep.train_grid(c, args.workdir)
         result = run(c, args.workdir)
@@ -41,9 +38,11 @@ def main(argv: Sequence[str]) -> int:
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
     """Runs a config in a workdir. Returns its result, None where a signal ended it early."""
     from jaxprompt import build, run_folder
+    from jaxprompt.compiled import keep_programs
 
     build.check_config(c)
     run_folder.check_workdir(workdir, resolved(c), build.FREE)
+    keep_programs(c.train.compilation_cache)
     with run_folder.lock(workdir):
         return _run(c, workdir)
 

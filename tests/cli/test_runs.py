@@ -139,15 +139,15 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
         elif moment == "tests":
             cut_at(Together, "_finish", lambda t: True)
         else:  # two of four results are there
-            write_atomic = loop.write_atomic
+            write_result = loop.write_result
 
             def write(*args):
                 calls.append(args)
                 if len(calls) == 3:
                     raise Cut
-                write_atomic(*args)
+                write_result(*args)
 
-            monkeypatch.setattr(loop, "write_atomic", write)
+            monkeypatch.setattr(loop, "write_result", write)
         with pytest.raises(Cut):
             sweep.train_grid(config, str(folder))
         monkeypatch.undo()
