@@ -19,8 +19,7 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     c = load_run(args, overrides)
     with several_hosts(args) as is_first:
-        output = args.output if is_first else None
-        measured = evaluate(c, args.workdir, args.split, output, args.prefix)
+        measured = evaluate(c, args.workdir, args.split, args.output, args.prefix)
         if is_first:
             print(dumps(measured))
     return 0
@@ -34,7 +33,10 @@ def evaluate(
     With `output` its rows are written there as `predict` writes them.
     """
     from jaxprompt import build, hosts
+<<<<<<< HEAD
     from jaxprompt.build.examples import SPLITS
+=======
+>>>>>>> a263540 (Say counts of predictions in one form, and check columns on every host)
 
     if split not in SPLITS:
         raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
@@ -49,7 +51,7 @@ def evaluate(
     records = _read(c, scorer, split, prefix) if output else []
     judge = build.build_judge(c, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
-    if output:
+    if output and hosts.is_first():
         _write(output, scorer, records, found, prefix)
     return {"split": split, "examples": len(part.labels), **measured}
 

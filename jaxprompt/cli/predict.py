@@ -142,13 +142,13 @@ def _cut(scorer: Any, split: Any) -> list[str]:
     from jaxprompt.data.encode import count_cut
 
     cut = count_cut(split.rows)
-    shown = f"{cut} of {len(split.rows)} texts are cut to {scorer.layout.max_len} tokens"
+    shown = f"texts cut to {scorer.layout.max_len} tokens: {cut} of {len(split.rows)}"
     return [shown] if cut else []
 
 
 def _measured(values: dict[str, float], labelled: int, total: int) -> str:
     shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-    return f"{shown} on the {labelled} of {total} examples that have a label"
+    return f"{shown} on {labelled} of {total} examples, those with a label"
 
 
 def _say(line: str) -> None:

@@ -96,13 +96,13 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
 
 def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
     """Says how many examples have a label that the task does not know, and the first of them."""
-    odd = [r for r in records if r.example and r.example.label < 0 and not task.is_text]
-    odd = [record for record in odd if has_label(task, record.row)]
+    read = [record for record in records if record.example]
+    odd = [r for r in read if r.example.label < 0 and has_label(task, r.row) and not task.is_text]
     if not odd:
         return []
     return [
-        f"{len(odd)} examples have a label that task {task.name} does not know, the first "
-        f"{odd[0].row[task.label]!r:.40} at {odd[0].origin}; they count as without a label"
+        f"labels unknown to task {task.name}: {len(odd)} of {len(read)}, the first "
+        f"{odd[0].row[task.label]!r:.40} at {odd[0].origin}; these count as without a label"
     ]
 
 

@@ -41,6 +41,9 @@ MESHES = {
     **dict.fromkeys(PRETRAINING, POD),
 }  # fmt: skip
 FIELDS = {path: dict(backbone__remat="full") for path in PRETRAINING}
+# libtpu 0.0.42.1 crashes for v6e on attention with dropout in bfloat16 over 512 tokens, unless the
+# layers are computed again in the backward pass.
+CRASHES = {("ppt/annotator.py", "v6e"): dict(backbone__remat="full")}
 BERT, GPT2 = "google-bert/bert-large-uncased", "openai-community/gpt2-xl"
 NARROW = dict(backbone__dtype="bfloat16", backbone__dropout=0.0)
 
@@ -93,7 +96,8 @@ def has_kernel(c, device: str, length: int) -> bool:
 def test_every_config_trains(path, device, tell):
     data, model = MESHES.get(path, {}).get(device, (4, 1))
     place = make_place(device, data, model, False)
-    fields = FIELDS.get(path, {}) | ({"backbone__path": NAMED[path]} if path in NAMED else {})
+    fields = FIELDS.get(path, {}) | CRASHES.get((path, device), {})
+    fields |= {"backbone__path": NAMED[path]} if path in NAMED else {}
     compiled, shapes, c = compile_train(str(CONFIGS / path), place, **fields)
     name, work = c.backbone.path.partition("/")[2], path.removesuffix(".py")
     kernel = has_kernel(c, device, shapes.batch.encoder.ids.shape[1])

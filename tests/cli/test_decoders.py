@@ -101,7 +101,7 @@ def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     share = np.mean([row["generated"] == row["answer"] for row in rows])
     assert share == pytest.approx(result["test"]["exact_match"])
     assert rows == read_lines(written)
-    told = f"exact_match {share:.4f} on the 12 of 12 examples that have a label\n"
+    told = f"exact_match {share:.4f} on 12 of 12 examples, those with a label\n"
     assert err.endswith(told)
 
 

@@ -126,14 +126,12 @@ def test_a_label_that_is_there_stays_and_is_compared(prompt, predict, data):
     assert close(found, expected)
     assert [row["label"] for row in found] == [row["label"] for row in rows]
     right = [row["prediction"] == row["label"] for row in found]
-    share = f"accuracy {np.mean(right):.4f} on the 6 of 6 examples that have a label"
+    share = f"accuracy {np.mean(right):.4f} on 6 of 6 examples, those with a label"
     assert 0 < sum(right) and predict.said == [share]
     wrong = rows[:1] + [row | {"label": "beast"} for row in rows[1:]]
     found = predict(prompt, stdin=say(wrong))
     right = [row["prediction"] == row["label"] for row in found]
-    assert predict.said == [
-        f"accuracy {np.mean(right):.4f} on the 6 of 6 examples that have a label"
-    ]
+    assert predict.said == [f"accuracy {np.mean(right):.4f} on 6 of 6 examples, those with a label"]
 
 
 def test_labels_that_are_absent_hidden_or_unknown_are_no_hindrance(prompt, predict, data):
@@ -146,12 +144,10 @@ def test_labels_that_are_absent_hidden_or_unknown_are_no_hindrance(prompt, predi
     assert [row["label"] for row in found] == [*odd, rows[5]["label"]]
     unknown, told = predict.said
     assert unknown == (
-        "2 examples have a label that task custom does not know, the first 'bird' at stdin:4; "
-        "they count as without a label"
+        "labels unknown to task custom: 2 of 6, the first 'bird' at stdin:4; these count as "
+        "without a label"
     )
-    assert told.startswith("accuracy ") and told.endswith(
-        " on the 1 of 6 examples that have a label"
-    )
+    assert told.startswith("accuracy ") and told.endswith(" on 1 of 6 examples, those with a label")
 
 
 def test_a_column_of_the_input_is_never_lost(prompt, predict, capsys, monkeypatch):
@@ -238,7 +234,7 @@ def test_tables_are_read_too(prompt, predict, expected, tmp_path):
     assert [row[""] for row in found] == ["0", "1", "2", "3"]
     assert [row["label"] for row in found] == ["tool"] * 4
     right = np.mean([row["prediction"] == "tool" for row in found])
-    assert predict.said == [f"accuracy {right:.4f} on the 4 of 4 examples that have a label"]
+    assert predict.said == [f"accuracy {right:.4f} on 4 of 4 examples, those with a label"]
 
 
 def test_values_that_json_has_no_form_for(prompt, predict, tmp_path):
@@ -258,7 +254,7 @@ def test_values_that_json_has_no_form_for(prompt, predict, tmp_path):
 
 def test_texts_that_are_cut_are_told(prompt, predict):
     predict(prompt, "--text=the cat", "--text=" + "the cat " * 30)
-    assert predict.said == ["1 of 2 texts are cut to 24 tokens"]
+    assert predict.said == ["texts cut to 24 tokens: 1 of 2"]
 
 
 def test_evaluate_writes_the_predictions_of_a_split(prompt, predict, data, tmp_path, capsys):
@@ -349,5 +345,5 @@ def test_choices(head, backbone, tmp_path, predict, capsys):
     index = lambda row: list(row["scores"]).index(row["prediction"])
     right = [index(row) == gold["label"] for row, gold in zip(found[:24], rows, strict=True)]
     assert np.mean(right) == pytest.approx(result["dev"]["accuracy"])
-    told = f"accuracy {np.mean(right):.4f} on the 24 of 27 examples that have a label"
+    told = f"accuracy {np.mean(right):.4f} on 24 of 27 examples, those with a label"
     assert predict.said[-1] == told
