@@ -33,10 +33,7 @@ def evaluate(
     With `output` its rows are written there as `predict` writes them.
     """
     from jaxprompt import build, hosts
-<<<<<<< HEAD
     from jaxprompt.build.examples import SPLITS
-=======
->>>>>>> a263540 (Say counts of predictions in one form, and check columns on every host)
 
     if split not in SPLITS:
         raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
