@@ -131,6 +131,13 @@ def test_shipped_configs_are_found_from_any_folder(tmp_path, monkeypatch):
         load_config("quikstart:prefix")
 
 
+def test_a_shipped_sweep_is_listed_from_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = jaxprompt(capsys, "sweep", "--config=quickstart", "--workdir=runs")
+    assert code == 0, err
+    assert len(out.splitlines()) == 12 and "--config=quickstart:head_only" in out
+
+
 def test_reading_a_config_leaves_jax_unloaded():
     """`plan` has yet to tell JAX how many devices there are."""
     code = "import sys\nfrom jaxprompt.cli.options import load_config\n"

@@ -14,7 +14,7 @@ from jaxprompt.build.weights import read_rows
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks import read_example
 from jaxprompt.errors import InputError
-from jaxprompt.exported import as_peft, read_export, unpack
+from jaxprompt.exported import as_peft, plain_tokens, read_export, unpack
 from jaxprompt.scorer import open_backbone
 from jaxprompt.sharding import make_placement
 
@@ -200,3 +200,10 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
     else:
         with pytest.raises(InputError, match="PEFT puts soft tokens in front.*ship prompt.safe"):
             as_peft(scorer, tensors, card)
+
+
+def test_soft_tokens_of_a_decoder_are_the_last():
+    tensors = {"prompt/slots": np.ones((2, 4)), "prompt/decoder_slots": np.full((1, 4), 2.0)}
+    card = {"backbone": {"rescale": 10.0}}
+    assert plain_tokens(tensors, card)[:, 0].tolist() == [10.0, 10.0, 20.0]
+    assert plain_tokens({"prompt/k": np.ones((1, 2, 2, 2))}, card) is None
