@@ -92,7 +92,9 @@ def open_cell(task, method, name, tokenizer, patterns=""):
     example = example_of(made)
     backbone = Backbone(c.backbone.to_dict(), Path("x"), family, {}, module, tokenizer)
     one = types.SimpleNamespace(share=lambda: (0, 1))
-    return c, build.scorer_from_config(c, backbone, Examples(made, {"train": [example]}), one)
+    return c, build.scorer_from_config(
+        c, backbone, Examples(made, max(len(example.choices), 1), {"train": [example]}), one
+    )
 
 
 def forms_of(c, scorer, options=(0,)):
