@@ -1,4 +1,4 @@
-"""Tables of results."""
+"""Tables of results, and lists of runs without one."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -56,3 +56,14 @@ def _rates(results: Sequence[Mapping[str, Any]]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{rate} ({count})" for rate, count in counts.items())
+
+
+def failures(failed: Mapping[str, str]) -> list[str]:
+    """Lists each error once, with the first run that has it and how many more there are."""
+    runs: dict[str, list[str]] = {}
+    for name, error in failed.items():
+        runs.setdefault(error, []).append(name)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {error}"
+        for error, names in runs.items()
+    ]

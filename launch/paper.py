@@ -29,6 +29,7 @@ from paper_ppt import TABLES, Cell, Published  # noqa: E402
 
 from configs.parts import ppt  # noqa: E402
 from configs.ppt import learning_rates  # noqa: E402
+from jaxprompt import build  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.options import Parser, fields, resolved  # noqa: E402
 from jaxprompt.data.tasks import get_task  # noqa: E402
@@ -43,7 +44,8 @@ FLAGS = {
 }  # fmt: skip
 # What may differ from the paper's settings and change no number but by rounding.
 PLACE = (
-    *FLAGS, "data.source", "data.files.", "data.cache_dir", "data.multiple", "data.eval_batch",
+    *FLAGS, "corpus.", "data.source", "data.files.", "data.cache_dir", "data.multiple",
+    "data.eval_batch",
     "mesh.", "cache.", "runs.", "backbone.stack", "backbone.remat", "backbone.attention",
     "train.log_steps", "train.save_steps", "train.tensorboard",
 )  # fmt: skip
@@ -149,27 +151,35 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         raise InputError(f"{flag}={text!r} must be numbers with commas between") from error
 
 
-def check_inputs(runs: Sequence[sweep.Run], args: Any) -> None:
-    """Raises InputError for a prompt or data that is not there, before hours of other runs."""
-    for run in runs:
-        start, source = run.changes.get("prompt.init"), run.changes.get("data.source")
-        if start and not Path(start).is_dir():
-            raise InputError(
-                f"{start} does not exist; pre-train it by configs/ppt/{Path(start).name}.py and "
-                "`export` it there, name another folder by --prompts, or choose --rows"
-            )
-        if args.data and not Path(source).is_dir():
-            raise InputError(f"{source} does not exist; --data holds a folder of each task")
+def check_inputs(run: sweep.Run, args: Any) -> None:
+    """Raises InputError for what a run lacks: a prompt, data, or a field of its config."""
+    start, source = run.changes.get("prompt.init"), run.changes.get("data.source")
+    if start and not Path(start).is_dir():
+        raise InputError(
+            f"{start} does not exist; pre-train it by configs/ppt/{Path(start).name}.py and "
+            "`export` it there, name another folder by --prompts, or choose --rows"
+        )
+    if args.data and not Path(source).is_dir():
+        raise InputError(f"{source} does not exist; --data holds a folder of each task")
+    try:
+        build.check_config(sweep.load(run, ()))
+    except InputError as error:
+        raise InputError(f"{run.row}: {error}") from error
 
 
-def execute(runs: Sequence[sweep.Run], args: Any) -> dict[str, str] | None:
-    """Trains the runs without a result. -> errors by name, None where SIGTERM ended it early"""
-    check_inputs(runs, args)
-    have = sum((run.workdir / RESULT).exists() for run in runs)
-    print(f"{args.table}: {len(runs)} runs, {have} of them have a result", file=sys.stderr)
+def execute(runs: Sequence[tuple[Cell, list[sweep.Run]]], args: Any) -> dict[str, str] | None:
+    """Trains the runs without a result. -> errors by name, None where SIGTERM ended it early
+
+    Raises InputError before the first where any cannot run, for a table takes hours.
+    """
+    for _, own in runs:
+        check_inputs(own[0], args)
+    every = [run for _, own in runs for run in own]
+    have = sum((run.workdir / RESULT).exists() for run in every)
+    print(f"{args.table}: {len(every)} runs, {have} of them have a result", file=sys.stderr)
     about = {"paper": args.paper, "table": args.table, "kind": args.kind}
     write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
-    return sweep.execute(runs, (), args.workdir)
+    return sweep.execute(every, (), args.workdir)
 
 
 def estimate(
@@ -368,7 +378,7 @@ def main(argv: Sequence[str]) -> int:
     failed: dict[str, str] | None = {}
     if not args.print:
         tell_left_out([cell for cell, _ in runs], args)
-        failed = execute([run for _, own in todo for run in own], args)
+        failed = execute(todo, args)
         if failed is None:
             return 0
     measured = [(cell, measure(own)) for cell, own in runs]
@@ -378,7 +388,7 @@ def main(argv: Sequence[str]) -> int:
         for path in figures.write(output, table.draw(points), points):
             print(path, file=sys.stderr)
     if failed:
-        raise InputError(f"{len(failed)} runs failed: {', '.join(failed)}")
+        raise InputError(f"{len(failed)} runs failed; the lines above the table say why")
     return 0
 
 

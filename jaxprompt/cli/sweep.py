@@ -20,6 +20,7 @@ from jaxprompt.cli.options import (
 )
 from jaxprompt.cli.results import SEEDS, Run, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
+from jaxprompt.tables import failures
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,8 +94,8 @@ def execute(
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
-    for name, error in failed.items():
-        print(escape(f"jaxprompt sweep: {name}: {error}"), file=sys.stderr)
+    for line in failures(failed):
+        print(escape(f"jaxprompt sweep: {line}"), file=sys.stderr)
     return failed
 
 

@@ -168,6 +168,10 @@ def test_what_is_run_without_being_named():
         (["table4", "--learning-rates=x"], "--learning-rates='x' must be numbers with commas"),
         (["table4", "--rows=ppt", "--prompts=none"], "none/cls does not exist; pre-train it "),
         (["table1", "--data=/none"], "/none/sst2 does not exist; --data holds a folder of each"),
+        (
+            ["table4", "--rows=pt", "--config.prompt.length=0"],
+            "pt-sst2,lr=0.005,seed=10: prompt.len",
+        ),
         (["figure4", "--output=x.jpg"], "--output=x.jpg must end with one of .png, .pdf, .svg"),
     ],
 )
@@ -175,6 +179,18 @@ def test_what_is_refused_before_anything_is_written(tmp_path, words, message):
     with pytest.raises(InputError, match=message):
         paper.main(["ppt", *words, f"--workdir={tmp_path / 'new'}"])
     assert not (tmp_path / "new").exists()
+
+
+def test_one_reason_of_many_runs_is_one_line(tmp_path, capsys):
+    words = ["table1", f"--workdir={tmp_path}", "--backbone=/none", "--seeds=10"]
+    words += ["--rows=none good/bad;full good/bad"]
+    with pytest.raises(InputError, match="8 runs failed; the lines above the table say why"):
+        paper.main(["ppt", *words])
+    told = capsys.readouterr()
+    head, line = told.err.splitlines()
+    assert head == "table1: 8 runs, 0 of them have a result"
+    assert line.startswith("jaxprompt sweep: none_good_bad-sst2,lr=0.005,seed=10 and 7 more: ")
+    assert "'/none'" in line and told.out.endswith("| full good/bad | - [91.4 ± 0.8] |\n")
 
 
 def test_a_workdir_is_of_one_table_and_kind(tmp_path, call):
