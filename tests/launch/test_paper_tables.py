@@ -110,8 +110,7 @@ TABLES = [*((name, "t5") for name in paper_ppt.TABLES), ("table4", "masked-deep"
 @pytest.mark.parametrize(("name", "kind"), TABLES)
 def test_every_cell_has_its_runs(name, kind):
     """Each loads, and no two are one run."""
-    tasks = [task for task in paper.TABLES[name].tasks if task in ppt.TASKS]
-    args = arguments(kind=kind, adapted="y", backbone="x", tasks=";".join(tasks))
+    args = arguments(kind=kind, adapted="y", backbone="x")
     runs = [(cell, paper.list_runs(cell, args)) for cell in paper.pick(paper.TABLES[name], args)]
     flat = [run for _, own in runs for run in own]
     assert len({run.workdir for run in flat}) == len(flat) >= 2 * 4 * 2
@@ -127,6 +126,16 @@ def test_every_cell_has_its_runs(name, kind):
             assert c.prompt.init == folder + last
         if name == "figure4":
             assert c.data.n == int(cell.row.split(", ")[1].split()[0])
+
+
+def test_full_tuning_searches_the_learning_rates_of_its_size(shared):
+    rates = json.loads((shared / "papers/ppt_tables.json").read_text())["settings"]
+    for table in ("table4", "table4_chinese"):
+        for cell in paper.pick(paper.TABLES[table], arguments()):
+            runs = paper.list_runs(cell, arguments())
+            size = paper_ppt.HUB[cell.backbone].rpartition("-")[2]
+            own = rates["full_rates_by_size"][size] if cell.method == "full" else rates["pt_rates"]
+            assert sorted({run.changes["optim.lr"] for run in runs}) == own
 
 
 # -- which cells are run -------------------------------------------------------------------------
@@ -172,6 +181,7 @@ def test_what_is_run_without_being_named():
             ["table4", "--rows=pt", "--config.prompt.length=0"],
             "pt-sst2,lr=0.005,seed=10: prompt.len",
         ),
+        (["table2"], "frequent-sst2,lr=0.005,seed=10: prompt.start=frequent draws from the most "),
         (["figure4", "--output=x.jpg"], "--output=x.jpg must end with one of .png, .pdf, .svg"),
     ],
 )
