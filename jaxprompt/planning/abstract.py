@@ -96,7 +96,7 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         objectives = [objective]
     else:
         task, example, more = _longest(c)
-        examples = build.Examples(task, {"train": [example]})
+        examples = build.Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = build.scorer_from_config(c, backbone, examples, alone)
         model, objectives = scorer.model, build.build_objectives(c)
     rows = scorer.encode([example], targets=scorer.is_text).rows
