@@ -1,6 +1,7 @@
 """The command line: `python -m jaxprompt VERB ...`, also installed as `jaxprompt`."""
 
 import importlib
+import os
 import pkgutil
 import sys
 from importlib import metadata
@@ -30,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
 
     SIGTERM and Ctrl-C end it with one line too, and 0 or 130.
     """
+    # XLA logs as errors that it is slow or was compiled elsewhere. What fails is raised besides.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with signals.handled():
         try:
             code = _run(list(sys.argv[1:] if argv is None else argv))

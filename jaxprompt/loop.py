@@ -11,6 +11,7 @@ from jaxprompt import build, sharding, signals
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.compiled import jit
 from jaxprompt.errors import InputError
+from jaxprompt.optim import shown_rate
 from jaxprompt.runlog import RunLog
 from jaxprompt.sharding import Placement
 from jaxprompt.state import TrainState
@@ -121,6 +122,7 @@ def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended 
         pending = measured, raised
         if step % job.train.log_steps == 0 or step == plan.total:
             found = jax.device_get(measured)  # waits for the step
+            found["lr"] = shown_rate(found["lr"])
             now = time.monotonic()
             said = job.describe(found, step - since[0], now - since[1])
             spent = {"seconds": now - clock} | said.pop("time", {})

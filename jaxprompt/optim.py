@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,42 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
     return make
 
 
+class RateState(NamedTuple):
+    """What `learning_rates` finds in the state of an optimizer."""
+
+    count: jnp.ndarray  # int32 scalar, updates
+    learning_rate: jnp.ndarray  # float32 scalar, of the newest of them
+
+
+def _keep_rate(rate: Schedule) -> optax.GradientTransformation:
+    """Keeps the learning rate of an update in the state, for the log; changes nothing."""
+
+    def init(_):
+        return RateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
+
+    def update(updates, state, _=None):
+        now = jnp.asarray(rate(state.count), jnp.float32)
+        return updates, RateState(state.count + 1, now)
+
+    return optax.GradientTransformation(init, update)
+
+
+def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
+    """Returns the learning rate of the newest update by part: prompt, head, backbone."""
+    is_rate = lambda x: isinstance(x, RateState)
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_rate):
+        if is_rate(leaf):
+            found[next(key.key for key in path if hasattr(key, "key"))] = leaf.learning_rate
+    return found
+
+
+def shown_rate(rates: Mapping[str, float]) -> float | dict[str, float]:
+    """Returns one learning rate where all parts have the same, else that of each part."""
+    found = {part: float(rate) for part, rate in rates.items()}
+    return next(iter(found.values())) if len(set(found.values())) == 1 else found
+
+
 def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies a transformation to every leaf by itself, and to every layer of a stack of them."""
 
@@ -130,6 +167,12 @@ def make_optimizer(
     decay are leaves of the state. Raises InputError for an unknown name.
     """
     mask = decay_mask(no_decay)
+
+    def with_rate(make):
+        return lambda lr, weight_decay: optax.chain(
+            make(lr, weight_decay), _keep_rate(lambda count: lr * schedule(count))
+        )
+
     if name == "adamw":
         make = _adamw(schedule, mask, b1, b2, eps)
     elif name == "adafactor":
@@ -137,7 +180,7 @@ def make_optimizer(
     else:
         raise InputError(f"unknown optim.name {name!r}; {nearest(name, OPTIMIZERS)}")
     parts = {
-        part: optax.inject_hyperparams(make)(lr=rate, weight_decay=weight_decay)
+        part: optax.inject_hyperparams(with_rate(make))(lr=rate, weight_decay=weight_decay)
         for part, rate in rates.items()
     }
     labels = lambda flat: {leaf: leaf.split("/")[0] for leaf in flat}

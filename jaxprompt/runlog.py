@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,13 @@ class RunLog:
         terminal: bool | None = None,
         enabled: bool = True,
         total: int | None = None,
-        every: int = 50,
+        every: float = 30.0,
     ):
         """Opens the log.
 
-        `terminal` chooses one updating line (True) or a plain line each `every` steps (False);
-        by default stderr decides. `total` is the number of steps, for the time left.
+        `terminal` chooses one updating line (True) or plain lines (False), one per evaluation and
+        one after `every` seconds without a line; by default stderr decides. `total` is the number
+        of steps, for the time left.
         """
         if tensorboard and importlib.util.find_spec("tensorboardX") is None:
             raise InputError(
@@ -45,13 +47,15 @@ class RunLog:
         self._folder = make_folder(workdir)
         self._path = self._folder / "metrics.jsonl"
         self._enabled, self._tensorboard = enabled, tensorboard
-        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._terminal = _is_terminal() if terminal is None else terminal
         self._total, self._every = total, every
         self._resumed = -1  # records up to this step were there before
         self._first, self._started = 0, None  # step and time that the rate counts from
         self._newest = 0  # step that is done
-        self._shown: dict[str, Any] = {}  # newest loss and dev
-        self._writer = self._bar = None
+        self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
+        self._writer = self._bar = self._beat = None
+        self._opened = self._told = time.monotonic()  # when the newest line was printed
+        self._closed = threading.Event()
 
     def resume(self, step: int) -> None:
         """Drops the records after `step` (-1: all) and a torn last line; the next one follows.
@@ -79,9 +83,6 @@ class RunLog:
         if not self._enabled:
             return
         record = {"step": int(step), **{name: _plain(value) for name, value in values.items()}}
-        for name in [name for name in ("loss", "dev") if name in record]:
-            value = record[name]  # of a dict of metrics the first, the task's own, is shown
-            self._shown[name] = next(iter(value.values())) if isinstance(value, dict) else value
         try:
             with open(self._path, "ab") as file:
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
@@ -89,9 +90,20 @@ class RunLog:
             raise write_error(self._path, error) from error
         if self._tensorboard:
             self._write_events(int(step), values)
+        self.show(**{name: record[name] for name in ("dev", "loss", "lr") if name in record})
+
+    def show(self, **values: Any) -> None:
+        """Takes newest values into the progress; a new dev is worth a line."""
+        for name, value in values.items():
+            if isinstance(value, dict):  # of metrics the first, the task's own, is shown
+                rates = [f"{part} {rate:.4g}" for part, rate in value.items()]
+                value = " ".join(rates) if name == "lr" else next(iter(value.values()))
+            self._shown[name] = value
+        if "dev" in values and self._started is not None and not self._terminal:
+            self._tell()
 
     def progress(self, step: int) -> None:
-        """Shows that `step` is done, with the rate, the time left and the newest loss and dev.
+        """Notes that `step` is done; shown are its speed, the time left and the newest values.
 
         A step before the newest one is of another run, whose rate counts anew.
         """
@@ -106,8 +118,6 @@ class RunLog:
         self._newest = step
         if self._terminal:
             self._update_bar(step)
-        elif step % self._every == 0 or step == self._total:
-            print(escape(self._line(step)), file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
         """Prints a line on stderr, above the progress line where there is one."""
@@ -120,6 +130,9 @@ class RunLog:
 
     def close(self) -> None:
         """Closes the event file and ends the progress line. Raises InputError for a full disk."""
+        self._closed.set()
+        if self._beat is not None:
+            self._beat.join()
         writer, bar, self._writer, self._bar = self._writer, self._bar, None, None
         if bar is not None:
             bar.close()
@@ -131,6 +144,9 @@ class RunLog:
 
     def __enter__(self) -> "RunLog":
         """Returns itself; the log closes when the block ends."""
+        if self._total and self._enabled and not self._terminal:
+            self._beat = threading.Thread(target=self._tell_regularly, daemon=True)
+            self._beat.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -176,7 +192,23 @@ class RunLog:
         self._bar.set_postfix(self._shown, refresh=False)
         self._bar.update(step - self._bar.n)
 
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        print(self._line(self._newest), file=sys.stderr, flush=True)
+
+    def _tell_regularly(self) -> None:
+        # In a thread: a step, a compilation or an evaluation may take minutes.
+        wait = self._every
+        while not self._closed.wait(wait):
+            wait = self._told + self._every - time.monotonic()
+            if wait <= 0:
+                self._tell()
+                wait = self._every
+
     def _line(self, step: int) -> str:
+        if self._started is None:
+            minutes, left = divmod(round(time.monotonic() - self._opened), 60)
+            return f"before the first step of {self._total}, for {minutes}:{left:02d}"
         parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
         seconds = time.monotonic() - self._started
         if step > self._first and seconds > 0:
@@ -193,6 +225,15 @@ class RunLog:
 def dumps(value: Any, **given: Any) -> str:
     """Writes JSON; what JSON lacks, NaN and the infinities, as the strings of metrics.jsonl."""
     return json.dumps(_plain(value), allow_nan=False, **given)
+
+
+def _is_terminal() -> bool:
+    """Tells whether stderr is a terminal that has room for a line."""
+    try:
+        size = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # no file, or one that is no terminal
+        return False
+    return size.columns > 0 and size.lines > 0  # both are 0 where nobody has set them
 
 
 def _open_events(folder: Path, first: int) -> Any:

@@ -10,6 +10,7 @@ import optax
 from jaxprompt import rng
 from jaxprompt.generate import generate
 from jaxprompt.model import Model
+from jaxprompt.optim import learning_rates
 from jaxprompt.sharding import constrain
 from jaxprompt.state import TrainState
 from jaxprompt.tree import Flat, merge
@@ -50,7 +51,7 @@ def make_train_step(
     Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many
     parts and adds their sums, so the result is that of the whole batch. A step whose loss or
     gradient is not finite changes nothing but the counters. metrics["sums"] holds, by name, what
-    objectives count.
+    objectives count, metrics["lr"] the learning rate by part where `tx` is of `make_optimizer`.
     """
 
     def term(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):
@@ -97,6 +98,7 @@ def make_train_step(
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
+        rates = learning_rates(opt_state)  # also of a step that is skipped
         moved = (optax.apply_updates(state.trainable, updates), opt_state)
         keep = lambda new, old: jnp.where(finite, new, old)
         trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
@@ -112,6 +114,7 @@ def make_train_step(
         measured = {
             "loss": loss, "grad_norm": norm, "skipped": new.skipped, "streak": new.streak,
         }  # fmt: skip
+        measured |= {"lr": rates} if rates else {}
         sums = {
             objective.name: {"loss": total, "n": n, **more}
             for objective, (total, n, _), more in zip(objectives, found, counted, strict=True)

@@ -9,7 +9,14 @@ from tiny import make_tiny
 
 from configs.base import get_config
 from jaxprompt.errors import InputError
-from jaxprompt.optim import SCHEDULES, decay_mask, make_optimizer, make_schedule
+from jaxprompt.optim import (
+    SCHEDULES,
+    decay_mask,
+    learning_rates,
+    make_optimizer,
+    make_schedule,
+    shown_rate,
+)
 from jaxprompt.tree import flatten
 
 torch = pytest.importorskip("torch")
@@ -177,6 +184,27 @@ def test_clip_is_by_the_norm_of_all_parts(limit):
         )
     found = run(make_optimizer("adamw", constant, EQUAL, clip=limit, eps=0.1))
     close(found, run(make_optimizer("adamw", constant, EQUAL, eps=0.1), clipped), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_the_state_tells_the_learning_rate_of_each_part(name, clip):
+    schedule = make_schedule("cosine", total=6, warmup=2, gamma=1.0, epoch=1)
+    tx = make_optimizer(name, schedule, {"prompt": 0.2, "head": 0.1}, clip=clip)
+    flat = {"prompt/table": jnp.ones(3), "head/main/out/kernel": jnp.ones((2, 2))}
+    state = tx.init(flat)
+    for step in range(5):
+        _, state = tx.update(flat, state, flat)
+        rates = learning_rates(state)
+        assert rates.keys() == {"prompt", "head"}
+        assert float(rates["prompt"]) == pytest.approx(0.2 * float(schedule(step)))
+        assert float(rates["head"]) == pytest.approx(0.1 * float(schedule(step)))
+    assert learning_rates(optax.adam(0.1).init(flat)) == {}
+
+
+def test_parts_of_one_learning_rate_show_it_once():
+    assert shown_rate({"head": np.float32(0.5), "prompt": np.float32(0.5)}) == 0.5
+    assert shown_rate({"head": np.float32(0.5), "prompt": 0.25}) == {"head": 0.5, "prompt": 0.25}
 
 
 def test_rates_and_decay_are_leaves_of_the_state():

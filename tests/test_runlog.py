@@ -6,6 +6,7 @@ import json
 import math
 import resource
 import sys
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -159,33 +160,78 @@ def test_tensorboard_absent(tmp_path, monkeypatch):
     assert records(tmp_path) == [{"step": 1}]
 
 
-def test_plain_progress(tmp_path, capsys, monkeypatch):
-    clock = iter([10.0, 10.0, 20.0, 25.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with RunLog(tmp_path, tensorboard=False, terminal=False, total=125, every=50) as log:
-        for step in range(50, 126):
-            if step == 60:
-                log.write(step, loss=0.123456, dev=0.9, grad_norm=3.0)
-            log.progress(step)
-        log.say("stopped")
+def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log = RunLog(tmp_path, tensorboard=False, terminal=False, total=125)
+    log.resume(49)
+    for step in range(50, 126):
+        clock[0] += 0.2
+        if step == 60:
+            log.write(step, loss=0.123456, lr=np.float32(0.02), grad_norm=3.0)
+        log.progress(step)
+        if step == 75:
+            log.write(step, dev={"f1": 0.9, "accuracy": 0.1})
+    log.write(125, loss=0.1, lr={"head": 0.03, "prompt": 1e-4})
+    log.write(125, dev=0.8)
+    log.say("stopped")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "step 50/125",
-        "step 100/125  5 steps/s  0:05 left  loss 0.1235  dev 0.9",
-        "step 125/125  5 steps/s  0:00 left  loss 0.1235  dev 0.9",
+        "step 75/125  5 steps/s  0:10 left  loss 0.1235  lr 0.02  dev 0.9",
+        "step 125/125  5 steps/s  0:00 left  loss 0.1  lr head 0.03 prompt 0.0001  dev 0.8",
         "stopped",
     ]
+
+
+def test_plain_progress_is_a_line_at_regular_times(tmp_path, capsys):
+    """Also while nothing is done; a line at an evaluation counts."""
+    with RunLog(tmp_path, tensorboard=False, terminal=False, total=9, every=0.2) as log:
+        time.sleep(0.5)
+        early = capsys.readouterr().err.splitlines()
+        log.progress(3)
+        for _ in range(8):
+            log.show(dev=0.5)
+            time.sleep(0.05)
+        shown = capsys.readouterr().err.splitlines()
+        time.sleep(0.5)
+        late = capsys.readouterr().err.splitlines()
+    assert 1 <= len(early) <= 2 and early[0] == "before the first step of 9, for 0:00"
+    assert len(shown) == 8 and 1 <= len(late) <= 2
+    assert set(shown + late) == {"step 3/9  dev 0.5"}
+    time.sleep(0.4)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch):
+    """As some that nobody sets the size of; a bar would break there."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    main, other = pty.openpty()
+    with open(other, "w") as terminal, open(main, "rb", buffering=0) as screen:
+        monkeypatch.setattr("sys.stderr", terminal)
+        for size, is_bar in ((0, False), (24, True)):
+            fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
+            with RunLog(tmp_path, tensorboard=False, total=2) as log:
+                for step in (1, 2):
+                    log.progress(step)
+                    log.show(dev=0.5)
+            assert (b"|" in screen.read(10_000)) == is_bar
 
 
 def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    with RunLog(tmp_path, tensorboard=False, terminal=False, total=100, every=50) as log:
-        for seconds in (1.0, 0.25):
-            for step in range(1, 101):
-                clock[0] += seconds
-                log.progress(step)
+    log = RunLog(tmp_path, tensorboard=False, terminal=False, total=100)
+    for seconds in (1.0, 0.25):
+        for step in range(1, 101):
+            clock[0] += seconds
+            log.progress(step)
+            if step % 50 == 0:
+                log.show(dev=0.5)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[1] for line in lines] == ["1 steps/s"] * 2 + ["4 steps/s"] * 2
 

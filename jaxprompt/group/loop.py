@@ -16,6 +16,7 @@ from jaxprompt.data.batching import stack
 from jaxprompt.files import write_atomic
 from jaxprompt.group.members import Member, Shared
 from jaxprompt.group.program import Own, Programs
+from jaxprompt.optim import shown_rate
 from jaxprompt.run_folder import guard_workdir, lock, write_record, write_result
 from jaxprompt.types import Batch
 
@@ -155,9 +156,12 @@ class Together:
         taken = self.step - step, time.monotonic() - clock
         for row in self._live():
             own = jax.tree.map(lambda x, row=row: x[row], values)
+            own["lr"] = shown_rate(own["lr"])
             said = self.feeds[self.rows[row]].describe(own, *taken)
             spent = {"seconds": self.seconds} | said.pop("time", {})
             self.logs[self.rows[row]].write(self.step, **said, time=spent)
+        live = self._live()
+        self.log.show(lr=_span([rate for x in values["lr"].values() for rate in x[live].tolist()]))
         self._pause()
 
     def _end_broken(self, measured: dict[str, Any]) -> None:
@@ -185,16 +189,18 @@ class Together:
     def _evaluate(self, last: bool) -> None:
         live = self._live()
         found = self.looks.score("dev", self.rows, self.state.trainable, self.own)
-        better = np.zeros(len(self.rows), bool)
+        better, values = np.zeros(len(self.rows), bool), []
         for row in live:
             stand, dev = self.stands[self.rows[row]], found[row]
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
             value = self.looks.value(dev)
+            values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
             if stand.best is None or value > stand.best["value"]:  # a tie keeps the earlier
                 stand.best, stand.since = {"step": self.step, "value": value, "dev": dev}, 0
                 better[row] = True
             else:
                 stand.since += 1
+        self.log.show(dev=_span(values))
         if better.any():
             self.best = self.programs.renew(self.best, self.state.trainable, better)
         for row in live:
@@ -280,6 +286,12 @@ class Together:
             share = self.seconds / len(self.members)  # a run's part of what all took together
             result["time"] = {"seconds": share, "compilations": len(self.programs.compiled)}
             write_result(member.run.folder, result)
+
+
+def _span(values: Sequence[float]) -> str:
+    """Writes the lowest and the highest of some numbers."""
+    ends = dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values)))
+    return " to ".join(ends)
 
 
 def halves(total: int) -> list[int]:

@@ -84,6 +84,12 @@ def test_it_learns_held_out_text(case):
     assert set(dev[0]) >= {"loss", "accuracy"}
 
 
+def test_each_loss_has_its_learning_rate(case):
+    lines = [line for line in read_lines(case[1] / "metrics.jsonl") if "loss" in line]
+    rate = 0.1 if case[0] == "span_corruption-t5" else 1e-2
+    assert [line["lr"] for line in lines] == pytest.approx([rate] * STEPS)
+
+
 def test_the_result_tells_the_best_look_at_it(case):
     name, workdir = case
     result, dev = json.loads((workdir / "result.json").read_text()), scores(workdir)

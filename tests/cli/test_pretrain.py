@@ -72,6 +72,11 @@ def test_it_learns(case):
         assert result_of(workdir)["held_out"]["accuracy"] > dev[0]["majority"] + 0.3
 
 
+def test_each_loss_has_its_learning_rate(case):
+    lines = [line for line in read_lines(case[1] / "metrics.jsonl") if "loss" in line]
+    assert lines and all(line["lr"] > 0 for line in lines)
+
+
 def test_the_result_and_the_card_tell_the_best_look(case):
     name, workdir = case
     result, dev, card = result_of(workdir), scores(workdir), card_of(workdir)

@@ -93,6 +93,13 @@ def assert_same_end(workdir: Path, whole: Path) -> None:
     assert found == expected
 
 
+def test_each_loss_has_its_learning_rate(whole):
+    """From 1e-2 to 0 along a line."""
+    lines = [line for line in read_lines(whole / "metrics.jsonl") if "loss" in line]
+    expected = [1e-2 * (1 - step / STEPS) for step in range(STEPS)]
+    assert [line["lr"] for line in lines] == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_resumes_bit_for_bit(moment, killed, whole, config, capsys):
     workdir = killed / moment

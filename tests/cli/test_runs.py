@@ -75,6 +75,14 @@ def test_every_run_is_as_if_alone(config, grid):
     compare(config, grid)
 
 
+def test_each_run_logs_its_own_learning_rate(config, grid):
+    for name in NAMES:
+        lines = [x for x in read_lines(grid / name / "metrics.jsonl") if "loss" in x]
+        rate = float(name.partition("lr=")[2])
+        expected = [rate * (1 - (x["step"] - 1) / config.train.total_steps) for x in lines]
+        assert [x["lr"] for x in lines] == pytest.approx(expected, rel=1e-5) and lines
+
+
 def test_a_table_and_the_best_rate_of_each_seed(config, grid, capsys):
     assert sweep.train_grid(config, str(grid)) == 0  # again: nothing is left to do
     out, err = capsys.readouterr()

@@ -22,6 +22,16 @@ LAST = "after the last step; it is saved, and the same command completes the run
 INDEXING = "while it indexed the corpus; nothing of that is kept, the same command begins anew"
 
 
+def test_xla_logs_no_warnings(monkeypatch, capsys):
+    """Unless it is told to: that it compiles slowly and the like it calls an error."""
+    for given, expected in (None, "3"), ("1", "1"):
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+        if given:
+            monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", given)
+        assert jaxprompt(capsys, "--help")[0] == 0
+        assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == expected
+
+
 def gets(number: int):
     """Makes a function in whose place this process gets a signal."""
 
