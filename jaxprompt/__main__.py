@@ -3,11 +3,13 @@
 import importlib
 import os
 import pkgutil
+import shlex
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 
 from jaxprompt import cli, signals
-from jaxprompt.errors import InputError, escape, has_surrogate, nearest
+from jaxprompt.errors import InputError, escape, has_surrogate, nearest, out_of_memory
 
 
 def verbs() -> dict[str, str]:
@@ -72,6 +74,48 @@ def _run(argv: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except Exception as error:
+        reason = out_of_memory(error)
+        if debug or not reason:
+            raise
+        print(f"jaxprompt {verb}: {reason}; {_what_to_lower(rest)}", file=sys.stderr)
+        return 2
+
+
+def _what_to_lower(argv: Sequence[str]) -> str:
+    """Says of a command that ran out of memory which fields to lower, and how to plan it."""
+    from jaxprompt.cli.options import fields, load_config
+    from jaxprompt.cli.sweep import is_grid
+
+    try:
+        own, args = _config_words(argv)
+        c = load_config(*args)
+    except InputError:  # predict has no config
+        return "lower --batch"
+    now = lambda field: f"{field} (now {fields(c)[field]})"
+    lower = [now(field) for field in ("data.batch", "data.eval_batch", "data.max_len")]
+    if is_grid(c):
+        lower.insert(0, f"{now('runs.size')}: how many train at once, 0 means all that fit")
+    cures = [f"lower {', '.join(lower)}", f"raise {now('optim.accumulate')}"]
+    if c.backbone.remat != "full":
+        cures.append("set backbone.remat=full")
+    words = [word for word in own if not word.startswith("--config.runs.")]
+    plan = shlex.join(["python", "-m", "jaxprompt", "plan", *words])
+    return f"{', '.join(cures)}. To see how much this config needs: {plan}"
+
+
+def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple[str, str]]]]:
+    """Takes out of a command what says its config. -> words, what `load_config` takes"""
+    from jaxprompt.cli.options import Parser, need
+
+    own, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word.partition("=")[0] == "--config" or word.startswith("--config."):
+            own.append(word if "=" in word or not rest else f"{word}={rest.pop(0)}")
+    args, overrides = Parser("").read(own)
+    need(args, "config")
+    return own, (args.config, overrides)
 
 
 def entry() -> None:

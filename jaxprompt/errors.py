@@ -18,6 +18,14 @@ class InputError(ValueError):
     """
 
 
+def out_of_memory(error: BaseException) -> str:
+    """Returns what an error says of memory that ran out, "" for an error of another kind."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    is_jax = any(kind.__name__ == "JaxRuntimeError" for kind in type(error).__mro__)
+    is_full = isinstance(error, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(error))
+    return lines[0][:200].rstrip(". ") if is_full else ""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Lists what `name` may have meant: the close matches, else all of `known` (at most 12)."""
     known = sorted(known)

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError, escape, out_of_memory
 
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
 SHOWN = 3  # differing facts that a message names
@@ -98,7 +98,8 @@ def guard() -> Iterator[None]:
         yield
     except BaseException as error:
         if jax.distributed.is_initialized():
-            code = 2 if isinstance(error, InputError) else signals.exit_code(1)
+            is_input = isinstance(error, InputError) or out_of_memory(error)
+            code = 2 if is_input else signals.exit_code(1)
             atexit.register(_leave, code)
         raise
 

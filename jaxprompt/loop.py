@@ -15,7 +15,7 @@ from jaxprompt.optim import shown_rate
 from jaxprompt.runlog import RunLog
 from jaxprompt.sharding import Placement
 from jaxprompt.state import TrainState
-from jaxprompt.steps import with_flags
+from jaxprompt.steps import tell_broken, with_flags
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
@@ -117,7 +117,7 @@ def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended 
             since = step - 1, time.monotonic()
         # The step before is looked at, so that the device never waits for the host.
         if pending is not None:
-            _stop_if_broken(pending[0], job.train.max_streak, save, step)
+            _stop_if_broken(pending[0], job.train.max_streak, save, step - 1)
             stop = int(pending[1])  # the same on every process
         pending = measured, raised
         if step % job.train.log_steps == 0 or step == plan.total:
@@ -170,7 +170,5 @@ def _stop_if_broken(measured: Any, limit: int, save: Callable[[], None], step: i
     if int(measured["streak"]) < limit:
         return
     save()
-    raise InputError(
-        f"{limit} steps in a row were not finite, up to step {step}; the last good state is saved. "
-        "Lower optim.lr or set optim.clip, and start in another --workdir"
-    )
+    said = tell_broken(limit, step, int(measured["skipped"]))
+    raise InputError(f"{said}. The last good state is saved")

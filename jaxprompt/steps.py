@@ -125,6 +125,23 @@ def make_train_step(
     return step
 
 
+def tell_broken(limit: int, step: int, skipped: int) -> str:
+    """Says after `limit` steps in a row that were not finite what to change.
+
+    `step` is the newest, `skipped` how many of all steps were not finite.
+    """
+    if skipped >= step:  # nothing has moved yet
+        return (
+            f"the first {step} steps were not finite, whatever the learning rate; set "
+            "backbone.dtype=float32, or backbone.rescale=100 for a T5, and see what the prompt "
+            "starts from"
+        )
+    return (
+        f"{limit} steps in a row were not finite, up to step {step}; lower optim.lr or set "
+        "optim.clip, and start in another --workdir"
+    )
+
+
 def with_flags(step):
     """Makes (state, frozen, batch, flags) -> (state, metrics, the highest of the flags)."""
 

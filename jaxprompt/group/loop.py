@@ -18,6 +18,7 @@ from jaxprompt.group.members import Member, Shared
 from jaxprompt.group.program import Own, Programs
 from jaxprompt.optim import shown_rate
 from jaxprompt.run_folder import guard_workdir, lock, write_record, write_result
+from jaxprompt.steps import tell_broken
 from jaxprompt.types import Batch
 
 WORTH = 500  # steps of one run that must be saved for another compilation to pay
@@ -113,7 +114,7 @@ class Together:
             self.step += 1
             # The step before is looked at, so that the device never waits for the host.
             if pending is not None:
-                self._end_broken(pending)
+                self._end_broken(pending, self.step - 1)
             pending = measured
             self.seconds = time.monotonic() - began
             last = self.step == plan.total
@@ -121,7 +122,7 @@ class Together:
                 self._log(measured)
             self.log.progress(self.step)
             if last:
-                self._end_broken(measured)
+                self._end_broken(measured, self.step)
             if self.step % plan.evaluate == 0 or last:
                 self._evaluate(last)
                 pending = pending if self._regroup() else None
@@ -164,16 +165,14 @@ class Together:
         self.log.show(lr=_span([rate for x in values["lr"].values() for rate in x[live].tolist()]))
         self._pause()
 
-    def _end_broken(self, measured: dict[str, Any]) -> None:
+    def _end_broken(self, measured: dict[str, Any], step: int) -> None:
         """Ends the runs that had too many steps in a row that were not finite; others go on."""
         streaks, limit = np.asarray(measured["streak"]), self.train.max_streak
         for row in self._live():
             if streaks[row] >= limit:
                 name = self.members[self.rows[row]].run.name
-                error = (
-                    f"{limit} steps in a row were not finite, up to step {self.step}. Lower "
-                    "optim.lr or set optim.clip, and start in another --workdir"
-                )
+                newest = int(np.asarray(measured["skipped"])[row])
+                error = tell_broken(limit, step, newest)
                 self._end(row, error)
                 self.log.say(f"{name}: {error}")
 
@@ -289,7 +288,9 @@ class Together:
 
 
 def _span(values: Sequence[float]) -> str:
-    """Writes the lowest and the highest of some numbers."""
+    """Writes the lowest and the highest of some numbers; "none" where all runs are over."""
+    if not values:
+        return "none"
     ends = dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values)))
     return " to ".join(ends)
 

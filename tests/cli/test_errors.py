@@ -1,13 +1,14 @@
 """Bad input through the command line: one line that names value, limit and cure, exit code 2."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from spoil import BASE, PYTHON, change
-from tiny_run import ROOT, WIDTH, flags, tiny_fields
+from tiny_run import ROOT, WIDTH, flags, jaxprompt, tiny_fields
 
 from jaxprompt.__main__ import main
 from jaxprompt.cli.options import load_config, resolved
@@ -281,3 +282,48 @@ def test_a_process_says_one_line_and_exits_with_2(tmp_path):
 def test_the_saved_config_is_a_config(trained):
     saved = trained / "config.json"
     assert resolved(load_config(str(saved))) == json.loads(saved.read_text())
+
+
+# -- out of memory --------------------------------------------------------------------------------
+
+
+def refuse_jax():
+    import jax.numpy as jnp
+
+    jnp.zeros(2**45).block_until_ready()  # 128 TiB
+
+
+def refuse_numpy():
+    np.empty(2**59, np.uint8)
+
+
+@pytest.mark.parametrize("refuse, said", [(refuse_jax, "RESOURCE"), (refuse_numpy, "Unable to a")])
+def test_out_of_memory(refuse, said, backbone, data, tmp_path, monkeypatch, capsys):
+    """The step asks for what no machine has."""
+    monkeypatch.setattr("jaxprompt.loop.jit", lambda *_, **__: lambda *_: refuse())
+    words = flags(tiny_fields(backbone, data))
+    code, out, err = jaxprompt(
+        capsys, "train", "--config", BASE, f"--workdir={tmp_path / 'run'}", *words
+    )
+    *_, line = err.splitlines()
+    assert code == 2 and out == "" and "Traceback" not in err
+    assert line.startswith(f"jaxprompt train: {said}")
+    assert "lower data.batch (now 16), data.eval_batch (now 64), data.max_len (now 24), " in line
+    assert "raise optim.accumulate (now 1), set backbone.remat=full. To see how much this" in line
+    plan = shlex.split(line.partition(" config needs: ")[2])
+    assert plan[:4] == ["python", "-m", "jaxprompt", "plan"] and plan[4] == f"--config={BASE}"
+    assert plan[5:] == words
+
+
+def test_out_of_memory_in_a_grid_and_in_predict(backbone, data, monkeypatch, capsys):
+    def refuse(*_):
+        raise MemoryError("std::bad_alloc")
+
+    words = flags(tiny_fields(backbone, data) | {"runs.seeds": "1,2"})
+    monkeypatch.setattr("jaxprompt.cli.train.main", refuse)
+    code, _, err = jaxprompt(capsys, "train", f"--config={BASE}", *words)
+    assert code == 2 and "std::bad_alloc; lower runs.size (now 0): how many train at once" in err
+    assert "runs.seeds" not in err
+    monkeypatch.setattr("jaxprompt.cli.predict.main", refuse)
+    code, _, err = jaxprompt(capsys, "predict", "--workdir=x")
+    assert (code, err) == (2, "jaxprompt predict: std::bad_alloc; lower --batch\n")

@@ -68,10 +68,22 @@ def test_a_rate_without_bounds_stops_the_run(backbone, data, tmp_path, capsys):
     assert all(np.isfinite(leaf).all() for leaf in state.values()) and not position["done"]
 
 
+def test_a_run_that_never_was_finite_is_not_told_to_lower_its_learning_rate(
+    spoil, backbone, data, tmp_path
+):
+    c = make_config(backbone, data, "prefix", **STOPPED)
+    spoil(1, 2, 3, 4, 5)
+    with pytest.raises(
+        InputError, match="the first 3 steps were not finite, whatever the"
+    ) as found:
+        run(c, str(tmp_path))
+    assert "optim.lr" not in str(found.value) and "backbone.dtype=float32" in str(found.value)
+
+
 def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp_path, monkeypatch):
     c = make_config(backbone, data, "prefix", **STOPPED | {"train.total_steps": 9})
     spoil(3, 4, 5, 6, 7, 8, 9)
-    with pytest.raises(InputError, match="3 steps in a row were not finite, up to step 6"):
+    with pytest.raises(InputError, match="3 steps in a row were not finite, up to step 5"):
         run(c, str(tmp_path / "bad"))
     bad, _ = arrays(tmp_path / "bad/checkpoints")
     spoil()
