@@ -28,7 +28,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxprompt import hosts
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
 
 Tree = Any
 SEAL = "checksums.json"  # file name -> CRC-32, written last
@@ -279,7 +279,7 @@ def _checksums(path: Path) -> dict[str, int]:
 
 def _check_whole(path: Path, older: list[int]) -> None:
     try:
-        sealed = json.loads((path / SEAL).read_text())
+        sealed = parse_json((path / SEAL).read_bytes())
         found = _checksums(path)
         bad = [name for name, checksum in sealed.items() if found.get(name) != checksum]
         reason = f"{bad[0]} is missing, cut or changed" if bad else ""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, open_scratch, write_atomic, write_error
+from jaxprompt.files import make_folder, open_scratch, parse_json, write_atomic, write_error
 
 _PIECE = 2**26  # bytes that are summed up at once
 
@@ -117,7 +117,7 @@ def reopen(
         return None
     damaged = InputError(f"{data} is damaged; delete {path.parent}, and it is written anew")
     try:
-        about = json.loads(index.read_text())
+        about = parse_json(index.read_bytes())
         known, size, crc = about["facts"], about["bytes"], about["crc"]
         other = [
             f"{name} (kept {known.get(name)!r}, now {facts.get(name)!r})"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, escape
-from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
 
 
 class RunLog:
@@ -69,7 +69,7 @@ class RunLog:
         kept = []
         for number, line in enumerate(lines, 1):
             try:
-                if json.loads(line)["step"] <= step:
+                if parse_json(line)["step"] <= step:
                     kept.append(line + b"\n")
             except (ValueError, TypeError, KeyError) as error:
                 raise InputError(

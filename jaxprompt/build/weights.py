@@ -1,5 +1,6 @@
 """The numbers that a run starts from, divided into what trains and what is frozen."""
 
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -107,7 +108,7 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
     if path.endswith(".npy"):
         rows = artifact.import_npy(path, shape[1])
-    elif (user_path(path) / "adapter_config.json").exists():
+    elif os.path.exists(user_path(path) / "adapter_config.json"):
         rows = peft.read_peft(path).soft
         if rows is None:
             raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")

@@ -33,8 +33,8 @@ def find(file: str) -> Path:
     Raises InputError for one that is neither.
     """
     path = user_path(file, "config")
-    if path.is_file():
-        return path.resolve()
+    if os.path.isfile(path):
+        return Path(os.path.realpath(path))  # Path's own raises on a ring of links
     name, known = os.path.normpath(file).removesuffix(".py").removeprefix("configs/"), shipped()
     if name not in known:
         raise InputError(

@@ -1,6 +1,7 @@
 """Finds the folder of a pre-trained backbone: a local path, a pip package or a hub id."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -31,9 +32,9 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
         package, _, sub = text.removeprefix("pkg:").partition("/")
         return package_folder(package, sub or "model")
     path = user_path(text)
-    if text and path.is_dir():
+    if text and os.path.isdir(path):  # not Path's own, which raises where it may not look
         return path
-    if path.is_file():
+    if os.path.isfile(path):
         raise InputError(f"backbone {text!r} is a file; give the folder that holds config.json.")
     if not _HUB_ID.fullmatch(text):
         raise InputError(

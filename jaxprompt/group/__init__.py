@@ -19,7 +19,7 @@ from jaxprompt.build import ppt
 from jaxprompt.build.examples import check_tunes
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.errors import InputError
-from jaxprompt.files import write_atomic
+from jaxprompt.files import parse_json, write_atomic
 from jaxprompt.group import pretraining, tuning
 from jaxprompt.group.grid import Run, by_config, is_grid, list_runs, select
 from jaxprompt.group.loop import Together
@@ -276,7 +276,7 @@ class _Work:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a result. Raises InputError for a damaged one."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error
 

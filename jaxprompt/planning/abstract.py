@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,11 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
     """Opens a backbone that is on this machine, else takes the published shape of its hub id."""
     name = block["path"]
     known = published().get(name)
-    if known is None or Path(name).is_dir() or _is_cached(name, block["revision"] or None):
+    if known is None or os.path.isdir(name) or _is_cached(name, block["revision"] or None):
         try:
             return open_backbone(block), (f"backbone {name}, as it is on this machine",)
         except InputError as error:
-            if "pkg:" in name or Path(name).exists() or not name:
+            if "pkg:" in name or os.path.exists(name) or not name:
                 raise
             raise InputError(
                 f"{str(error).rstrip('.')}; without files the published shapes are known, "

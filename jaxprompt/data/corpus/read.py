@@ -140,11 +140,11 @@ def _crc(path: Path) -> int:
 def _find_files(place: str) -> dict[str, Path]:
     """The files of a place by the name they have in it, sorted."""
     folder = user_path(place)
-    if folder.is_file():
+    if os.path.isfile(folder):
         if not folder.name.endswith(SUFFIXES):
             raise InputError(f"corpus file {folder}: must be one of {', '.join(SUFFIXES)}")
         return {folder.name: folder}
-    if folder.is_dir():
+    if os.path.isdir(folder):
         paths = [path for path in folder.rglob("*") if path.is_file()]
         name_of = lambda path: path.relative_to(folder).as_posix()
     elif glob.has_magic(str(folder)):

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxprompt.data.corpus.encode import Encoded
 from jaxprompt.errors import InputError
-from jaxprompt.files import write_error
+from jaxprompt.files import parse_json, write_error
 
 META = "meta.json"  # written last: a folder without it is not a store
 FORMAT = 1
@@ -121,7 +121,7 @@ def _map(path: Path, dtype: str, size: int) -> np.ndarray:
 def read_meta(folder: Path) -> dict[str, Any] | None:
     """Reads what a finished store says of itself; None where there is none."""
     try:
-        meta = json.loads((folder / META).read_text("utf-8"))
+        meta = parse_json((folder / META).read_bytes())
     except (OSError, ValueError):
         return None
     return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
@@ -189,10 +189,19 @@ class StoreWriter:
             raise write_error(self._folder, error) from error
 
 
+def _is_fingerprint(saved: Any) -> bool:
+    blocks = [saved.get(name) for name in ("files", "settings")] if isinstance(saved, dict) else [0]
+    if not all(isinstance(block, dict) for block in blocks) or "tokenizer" not in saved:
+        return False
+    return all(isinstance(file, list) and file for file in blocks[0].values())
+
+
 def check_unchanged(
     saved: Mapping[str, Any], now: Mapping[str, Any], cure: str = "take another workdir"
 ) -> None:
     """Raises InputError, with what changed, where two fingerprints differ."""
+    if not _is_fingerprint(saved):
+        raise InputError(f"the file that says what the corpus was is damaged; delete it, or {cure}")
     changes = []
     old, new = saved["files"], now["files"]
     for name in sorted(old.keys() | new.keys()):

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxprompt.data.corpus import Corpus, check_unchanged
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, write_atomic, write_error
+from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
 
 FORMAT = 1
 PUBLISHED = (0.95, 0.5, 0.5, 0.5, 0.7)  # the released code's thresholds, from worst to best
@@ -191,7 +191,7 @@ def _text_of(corpus: Corpus) -> dict[str, Any]:
 
 def _read(path: Path) -> Mapping[str, Any] | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
