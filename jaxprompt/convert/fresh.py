@@ -16,6 +16,7 @@ from jaxprompt.convert.load import DTYPES, Loaded, Report
 from jaxprompt.convert.names import FAMILIES, Family, Tensor
 from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
 from jaxprompt.errors import InputError
+from jaxprompt.hfconfig import read_id, read_positive
 from jaxprompt.sharding import Placement
 from jaxprompt.tree import flatten, unflatten
 
@@ -59,7 +60,15 @@ class Draw(NamedTuple):
         tables = ("embed/word/table",) + ("embed/position/table",) * (self.family == "roberta")
         if self.family not in _PAD or tensor.path not in tables:
             return None
-        return self.config.get("pad_token_id", _PAD[self.family])
+        if "pad_token_id" in self.config and self.config["pad_token_id"] is None:
+            return None
+        row, rows = read_id(self.config, "pad_token_id", _PAD[self.family]), tensor.axes[0]
+        if row >= self.sizes[rows]:
+            raise InputError(
+                f"config.json has pad_token_id={row}, beyond the {self.sizes[rows]} rows of "
+                f"{tensor.path}; give the config.json of these sizes"
+            )
+        return row
 
     def constant(self, tensor: Tensor) -> float | None:
         """Gives what biases and the scales of norms are filled with, None for what is drawn."""
@@ -70,11 +79,7 @@ class Draw(NamedTuple):
         return None
 
     def _amount(self, field: str, default: float) -> float:
-        value = self.config.get(field, default)
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (known and math.isfinite(value) and value > 0):
-            raise InputError(f"config.json has {field}={value!r}; it must be a number above 0")
-        return value
+        return read_positive(self.config, field, default)
 
 
 def draw_backbone(

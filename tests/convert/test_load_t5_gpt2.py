@@ -232,8 +232,8 @@ BAD = [
     ("t5", dict(vocab_size=31), r"shared.weight in .* has shape \[30, 12\], .* says \[31, 12\]"),
     ("t5", dict(relative_attention_num_buckets=32), r"has shape \[8, 2\], .* says \[32, 2\]"),
     ("t5", dict(num_decoder_layers=4), r"lacks 13 of the needed tensors: decoder.block.3"),
-    ("t5", dict(d_kv=None), "d_kv=None; it must be a positive integer"),
-    ("t5", dict(num_heads=True), "num_heads=True; it must be a positive integer"),
+    ("t5", dict(d_kv=None), "d_kv=None, which must be a whole number"),
+    ("t5", dict(num_heads=True), "num_heads=True, which must be a whole number"),
     (
         "t5",
         dict(feed_forward_proj="gated-gelu"),
@@ -247,8 +247,8 @@ BAD = [
     ("gpt2", dict(n_positions=10), r"wpe.weight .* has shape \[9, 12\], .* says \[10, 12\]"),
     ("gpt2", dict(n_layer=3), "lacks 16 of the needed tensors: transformer.h.2.attn.c_attn.weight"),
     ("gpt2", dict(tie_word_embeddings=False), "lacks 1 of the needed tensors: lm_head.weight"),
-    ("gpt2", dict(model_type="t5"), "d_model=None; it must be a positive integer"),
-    ("t5", dict(model_type="gpt2"), "n_positions=None; it must be a positive integer"),
+    ("gpt2", dict(model_type="t5"), "d_model=None, which must be a whole number"),
+    ("t5", dict(model_type="gpt2"), "n_positions=None, which must be a whole number"),
 ]
 
 
