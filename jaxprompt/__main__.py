@@ -78,7 +78,7 @@ def _run(argv: list[str]) -> int:
         reason = out_of_memory(error)
         if debug or not reason:
             raise
-        print(f"jaxprompt {verb}: {reason}; {_what_to_lower(rest)}", file=sys.stderr)
+        print(escape(f"jaxprompt {verb}: {reason}; {_what_to_lower(rest)}"), file=sys.stderr)
         return 2
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 
 _LIMIT = 4 * 2**30  # bytes of programs, of which the least recently used go first
 _WORTH = 0.3  # seconds of compilation from which a program is kept
@@ -50,13 +50,14 @@ def keep_programs(folder: str = "") -> None:
     try:
         path = _own_folder(Path(folder) if folder else _user_cache() / "jaxprompt" / "compiled")
     except OSError as error:
-        line = f"{error.filename}: {error.strerror}; programs are not kept"
         if folder:
             raise InputError(
                 f"train.compilation_cache={folder}: {error.strerror}; give a folder of your own "
                 "that others cannot write to, or none"
             ) from error
-        print(f"{line}; set train.compilation_cache", file=sys.stderr)
+        where = f"{error.filename}: {error.strerror}"
+        line = f"{where}; compiled programs are not kept; set train.compilation_cache"
+        print(escape(line), file=sys.stderr)
         return
     jax.config.update("jax_compilation_cache_dir", str(path / _machine()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH)

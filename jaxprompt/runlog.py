@@ -95,9 +95,10 @@ class RunLog:
     def show(self, **values: Any) -> None:
         """Takes newest values into the progress; a new dev is worth a line."""
         for name, value in values.items():
-            if isinstance(value, dict):  # of metrics the first, the task's own, is shown
-                rates = [f"{part} {rate:.4g}" for part, rate in value.items()]
-                value = " ".join(rates) if name == "lr" else next(iter(value.values()))
+            if isinstance(value, dict) and name == "lr":
+                value = " ".join(f"{part} {rate:.4g}" for part, rate in value.items())
+            elif isinstance(value, dict):  # of metrics the first, the task's own, is shown
+                value = next(iter(value.values()))
             self._shown[name] = value
         if "dev" in values and self._started is not None and not self._terminal:
             self._tell()
@@ -194,7 +195,7 @@ class RunLog:
 
     def _tell(self) -> None:
         self._told = time.monotonic()
-        print(self._line(self._newest), file=sys.stderr, flush=True)
+        print(escape(self._line(self._newest)), file=sys.stderr, flush=True)
 
     def _tell_regularly(self) -> None:
         # In a thread: a step, a compilation or an evaluation may take minutes.

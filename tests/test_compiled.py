@@ -79,8 +79,9 @@ def test_a_folder_that_others_can_write_to_is_not_used(told, tmp_path, monkeypat
         compiled.keep_programs(str(open_to_all))
     compiled.keep_programs()  # no one asked for it, so the run goes on
     line = capsys.readouterr().err
-    assert "others can write there; programs are not kept" in line and line.count("\n") == 1
+    assert "others can write there; compiled programs are not kept" in line
+    assert line.count("\n") == 1
     open_to_all.chmod(0o700)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     compiled.keep_programs()
-    assert "programs are not kept" in capsys.readouterr().err and not told
+    assert "compiled programs are not kept" in capsys.readouterr().err and not told

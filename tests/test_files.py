@@ -89,10 +89,10 @@ def test_nothing_in_a_message_moves_a_terminal(capsys, monkeypatch):
 
 
 def test_nor_in_a_line_of_a_log(tmp_path, capsys):
-    with runlog.RunLog(tmp_path, tensorboard=False, terminal=False, every=1) as log:
+    with runlog.RunLog(tmp_path, tensorboard=False, terminal=False) as log:
         log.say("classes a\x1b[0m\nb")
-        log.write(1, dev={"x": "\x1b"})
         log.progress(1)
+        log.write(1, dev={"x": "\x1b"})
     assert capsys.readouterr().err.splitlines() == ["classes a\\x1b[0m", "b", "step 1  dev \\x1b"]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxprompt.build.adapting import read_corpus
 from jaxprompt.data.words import text_ids
+from jaxprompt.errors import escape
 from jaxprompt.scorer import Scorer, Split
 
 
@@ -32,5 +33,5 @@ def count_corpus(c: Any, scorer: Scorer, workdir: str | Path) -> np.ndarray:
     Raises InputError for a text that cannot be read.
     """
     vocab = scorer.model.backbone.cfg.vocab
-    tell = lambda line: print(line, file=sys.stderr)
+    tell = lambda line: print(escape(line), file=sys.stderr)
     return read_corpus(c, scorer.tokenizer, vocab, str(workdir), tell).token_counts()

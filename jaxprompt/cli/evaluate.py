@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 from jaxprompt.runlog import dumps
 
 
@@ -43,7 +43,7 @@ def evaluate(
     if split not in trained.splits:
         raise InputError(f"task {c.task.name} has no {split} split here; give data.files")
     for line in trained.others if hosts.is_first() else ():
-        print(line, file=sys.stderr)
+        print(escape(line), file=sys.stderr)
     scorer, part = trained.scorer, trained.splits[split]
     records = _read(c, scorer, split, prefix) if output else []
     judge = build.build_judge(c, scorer, trained.placement)

@@ -1,11 +1,11 @@
 """Reads the runs that a folder holds and tabulates their results."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.errors import InputError
+from jaxprompt.files import parse_json, read_json
 
 SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
 SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone")
@@ -46,7 +46,7 @@ def check_single(workdir: str | Path) -> None:
 def _read_config(folder: Path) -> dict[str, Any]:
     """Reads the config of a folder, {} where there is none that can be read."""
     try:
-        found = json.loads((folder / _CONFIG).read_text("utf-8"))
+        found = parse_json((folder / _CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -141,10 +141,10 @@ def read(workdir: Path) -> dict[str, Any]:
     from jaxprompt.run_folder import read_result
 
     result = read_result(workdir)
+    c = read_json(workdir / _CONFIG, "the folder of a run")
     try:
-        c = json.loads((workdir / _CONFIG).read_text("utf-8"))
         return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InputError(f"{workdir / _CONFIG} cannot be read ({error}); train again") from error
 
 
