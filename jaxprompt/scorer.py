@@ -202,7 +202,8 @@ def check_template(task: Task, text: str, head: str, form: str, slots: int) -> T
     parsed, by_lm = parse(text), head == "verbalizer"
     check(
         parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm and form != "text",
-        has_choices=bool(task.choices or task.options),
+        # The options of the unified form are classes that may not be known yet.
+        has_choices=bool(task.choices or task.options) or form == "unified",
     )  # fmt: skip
     read_option(task.option or OPTION)
     if by_lm and parsed.uses_choice:

@@ -19,7 +19,7 @@ from jaxprompt.build import ppt
 from jaxprompt.build.examples import check_tunes
 from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.errors import InputError
-from jaxprompt.files import parse_json, write_atomic
+from jaxprompt.files import make_folder, parse_json, write_atomic
 from jaxprompt.group import pretraining, tuning
 from jaxprompt.group.grid import Run, by_config, is_grid, list_runs, select
 from jaxprompt.group.loop import Together
@@ -143,6 +143,7 @@ class _Work:
         for run in self.runs:
             try:
                 check_workdir(run.folder, _plain(run.config), build.FREE)
+                make_folder(run.folder)
                 found.append(run)
             except InputError as error:
                 self.fail(run, error)
