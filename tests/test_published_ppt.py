@@ -7,6 +7,7 @@ dad6f2d, whose scripts and loaders fix what the paper leaves out.
 import pytest
 
 from configs.parts import ppt
+from jaxprompt.build.examples import in_form, read_task
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.ppt import get_pattern
 from jaxprompt.data.tasks import get_task
@@ -81,15 +82,17 @@ def test_the_words_of_pre_training():
 @pytest.mark.parametrize(
     "task, template",
     [
-        ("sst2", "{sentence} [mask]"),
-        ("rte", "{premise} [mask] {hypothesis}"),
-        ("cb", "{hypothesis} [mask] {premise}"),  # the hypothesis comes first here alone
-        ("boolq", "{question} [mask] {passage}"),
+        ("sst2", " {sentence} [mask]"),
+        ("rte", " {premise} [mask] {hypothesis}"),
+        ("cb", " {hypothesis} [mask] {premise}"),  # the hypothesis comes first here alone
+        ("boolq", " {question} [mask] {passage}"),
     ],
 )
 def test_how_a_task_is_asked(task, template):
     """Code, data_utils/downstream; no soft token is placed: all stand in front (section 3.1)."""
-    assert cell(task, "pt").task.template == cell(task, "ppt").task.template == template
+    for method in ("pt", "ppt"):
+        c = cell(task, method)
+        assert in_form(c, read_task(c.task)).template == template
 
 
 @pytest.mark.parametrize("method", RATES)
@@ -113,8 +116,9 @@ def test_tuning(task, method):
     assert (c.optim.b1, c.optim.b2, c.optim.eps) == (0.9, 0.999, 1e-8)  # code, FusedAdam
     assert c.backbone.rescale == 100.0 and c.backbone.dropout == 0.0  # code, tools/transform.py
     assert (c.head.scores, c.head.span, c.task.eos) == ("full", "target", False)  # code, train.py
-    choices = task == "race_high" or method == "unified_ppt"
-    assert c.task.form == ("unified" if choices and "hybrid" not in method else "cloze")
+    group = next(name for name, tasks in GROUPS.items() if task in tasks)
+    assert c.task.form == ("unified" if method == "unified_ppt" else group)
+    assert c.ppt.hard == ("hybrid" in method)  # appendix D
 
 
 def test_many_classes_take_eight_examples_each():
