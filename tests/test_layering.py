@@ -1,9 +1,11 @@
 """A module imports only modules of lower rank; the folders listed are packages of one rank."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
+from rules import label, report
 
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 RANKS = {
@@ -34,45 +36,71 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> set[str]:
-    """Lists every import of a file, inside functions too, as dotted names."""
-    found = set()
+@functools.cache
+def imports(path: Path) -> dict[str, int]:
+    """Finds every import of a file, inside functions too. -> {dotted name: first line}"""
+    found = {}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            # A relative import keeps its dots, and so is of no known package.
+            module = "." * node.level + (node.module or "")
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            found[name] = min(node.lineno, found.get(name, node.lineno))
     return found
 
 
 NAMES = {name_of(path): path for path in MODULES}
 
 
-def inner(path: Path) -> set[str]:
-    """Lists the modules of jaxprompt that a file imports."""
-    found = set()
-    for full in imports(path):
+def inner(path: Path) -> dict[str, int]:
+    """Finds the modules of jaxprompt that a file imports. -> {name under jaxprompt: first line}"""
+    found = {}
+    for full, line in imports(path).items():
         package, _, rest = full.partition(".")
         if package == "jaxprompt":
-            found.add(rest if rest in NAMES else rest.rpartition(".")[0])
+            name = rest if rest in NAMES else rest.rpartition(".")[0]
+            found[name] = min(line, found.get(name, line))
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_only_lower_ranks(path):
-    own = name_of(path).split(".")[0]
-    if not own:
-        assert not inner(path)
-        return
-    assert own in RANKS, f"add {own!r} to RANKS, above all that it imports"
-    for name in inner(path):
+def misplaced(path: Path) -> list[str]:
+    """Lists the imports of a file that its rank forbids, and the names without a rank."""
+    own, lines = name_of(path).split(".")[0], []
+    if own and own not in RANKS:
+        return [f"{label(path, 1)}: add {own!r} to RANKS, above all that it imports"]
+    for name, line in inner(path).items():
         other = name.split(".")[0]
-        assert other in RANKS, f"add {other!r} to RANKS, above all that it imports"
-        same_folder = other == own and (ROOT / own).is_dir()
-        assert same_folder or RANKS[other] < RANKS[own], (
-            f"{own} (rank {RANKS[own]}) imports {name} (rank {RANKS[other]})"
-        )
+        if not own:
+            lines.append(f"{label(path, line)}: jaxprompt itself imports {name}")
+        elif other not in RANKS:
+            lines.append(f"{label(path, line)}: add {other!r} to RANKS, above all that it imports")
+        elif other == own and (ROOT / own).is_dir():
+            continue  # of the same folder
+        elif RANKS[other] >= RANKS[own]:
+            ranks = f"{own} (rank {RANKS[own]}) imports {name} (rank {RANKS[other]})"
+            lines.append(f"{label(path, line)}: {ranks}")
+    return lines
+
+
+def test_imports_only_lower_ranks():
+    assert len(MODULES) > 100
+    report([line for path in MODULES for line in misplaced(path)])
+
+
+def test_no_import_is_relative():
+    report(
+        [
+            f"{label(path, line)}: relative import of {name}"
+            for path in MODULES
+            for name, line in imports(path).items()
+            if name.startswith(".")
+        ]
+    )
 
 
 def test_nothing_listed_is_missing():
@@ -82,23 +110,42 @@ def test_nothing_listed_is_missing():
 @pytest.mark.parametrize("start", HOST_ONLY)
 def test_what_runs_on_the_host_never_reaches_jax(start):
     todo = [name for name in NAMES if name.split(".")[0] == start]
-    seen = set(todo)
+    seen, lines = set(todo), []
     while todo:
         path = NAMES[todo.pop()]
-        outer = {full.split(".")[0] for full in imports(path)}
-        assert not outer & DEVICE, f"{path} imports {outer & DEVICE}"
-        more = inner(path) - seen
+        lines += [
+            f"{label(path, line)}: imports {full}"
+            for full, line in imports(path).items()
+            if full.split(".")[0] in DEVICE
+        ]
+        more = inner(path).keys() - seen
         seen |= more
         todo += more
     assert seen
+    report(lines)
 
 
 def test_methods_know_nothing_of_backbones_and_config():
-    for path in (ROOT / "prompts").glob("*.py"):
-        assert not {name.split(".")[0] for name in inner(path)} & {"backbones", "heads", "losses"}
-        assert not {full.split(".")[0] for full in imports(path)} & {"ml_collections"}
+    report(
+        [
+            f"{label(path, line)}: imports {name}"
+            for path in sorted((ROOT / "prompts").glob("*.py"))
+            for found, forbidden in (
+                (inner(path), {"backbones", "heads", "losses"}),
+                (imports(path), {"ml_collections"}),
+            )
+            for name, line in found.items()
+            if name.split(".")[0] in forbidden
+        ]
+    )
 
 
 def test_only_build_and_the_command_line_read_config_objects():
-    readers = {name for name, path in NAMES.items() if "ml_collections" in " ".join(imports(path))}
-    assert {name.split(".")[0] for name in readers} <= {"build", "cli"}
+    report(
+        [
+            f"{label(path, line)}: imports {full}"
+            for name, path in NAMES.items()
+            for full, line in imports(path).items()
+            if "ml_collections" in full and name.split(".")[0] not in ("build", "cli")
+        ]
+    )
