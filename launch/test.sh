@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Makes the environment, checks the style and runs the tests.
 # usage: bash launch/test.sh [pytest arguments]
+#        bash launch/test.sh --fast [pytest arguments]
 #        bash launch/test.sh --accelerators [pytest arguments]
-# The second compiles what ships for TPUs and GPUs, by their makers' compilers and without either: in
+# The second runs the unit tests, the data tests and the contract on two backbones: all that is not
+# marked slow, by hand or for its folder (tests/conftest.py). The third compiles what ships for TPUs and GPUs, by their makers' compilers and without either: in
 # about an hour on two cores, in an environment of its own (.venv-accelerators, 3 GB).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +24,13 @@ if [ "${1:-}" = --accelerators ]; then
   exit "$failed"
 fi
 environment requirements.txt tests/requirements.txt launch/backbone.txt
+selected=()
+if [ "${1:-}" = --fast ]; then
+  selected=(-m "not slow")
+  shift
+fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-# What the tests of a file share is made once.
-.venv/bin/python -m pytest -n "${WORKERS:-2}" --dist loadfile "$@"
+# What the tests of a file share is made once. tests/conftest.py puts the files in order.
+.venv/bin/python -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder \
+  "${selected[@]}" "$@"

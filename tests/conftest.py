@@ -22,6 +22,28 @@ import jax  # noqa: E402
 collect_ignore = [] if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" in os.environ else ["accelerators"]
 
 
+# Folders and files whose tests run whole commands, start processes or compile much: `slow`, all.
+SLOW = {
+    "backbones", "cli", "convert", "launch", "planning",
+    "test_fuzz.py", "test_generate.py", "test_group.py", "test_hosts.py", "test_keep.py",
+    "test_lowering.py", "test_package.py", "test_packed.py", "test_pretraining.py",
+    "test_sharding.py", "test_steps.py",
+}  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    """Marks what `launch/test.sh --fast` leaves out, and puts the files that take long first.
+
+    A file is run by one process: a long one near the end would keep the others waiting.
+    """
+    for item in items:
+        if SLOW.intersection(item.path.parts[-2:]):
+            item.add_marker("slow")
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and weights beside the repository; skips where it is absent."""

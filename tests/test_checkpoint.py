@@ -174,6 +174,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_sigkill_at_any_moment_leaves_the_last_complete_checkpoint(tmp_path):
     script = KILLED.format(repo=str(Path(__file__).parents[1]), workdir=str(tmp_path))
     delays = random.Random(0)

@@ -68,7 +68,12 @@ class Case(NamedTuple):
         return make_state(jax.tree.map(jnp.copy, self.trainable), TX, jax.random.key(1))
 
 
-@pytest.fixture(scope="module", params=families())
+# One with an encoder alone, and one with a decoder: what `launch/test.sh --fast` runs.
+FAST = ("bert", "t5")
+ALL = [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in families()]
+
+
+@pytest.fixture(scope="module", params=ALL)
 def family(request):
     return request.param
 

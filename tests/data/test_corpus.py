@@ -307,6 +307,7 @@ def parts(store):
     return {path.name: path.stat().st_size for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_full_disk(tmp_path, processes):
     """The kernel refuses a file to grow, as it does on a full disk."""
@@ -349,6 +350,7 @@ def group_lives(group):
     return True
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_guard_its_start(tmp_path):
     write(tmp_path / "x.jsonl", ["one two three"])
     process = start(tmp_path, tmp_path / "x.jsonl", tmp_path / "store", 2, guard="if True:")
@@ -357,6 +359,7 @@ def test_a_script_that_does_not_guard_its_start(tmp_path):
     assert process.returncode == 1 and "InputError: an indexing process ended without" in last
 
 
+@pytest.mark.slow
 def test_two_at_once_share_the_work(tmp_path):
     write(tmp_path / "x.jsonl", ["one two three " * 20000] * 20)
     both = [start(tmp_path, tmp_path / "x.jsonl", tmp_path / "store", 1) for _ in range(2)]

@@ -39,7 +39,7 @@ def plain(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))
 
 
-def call(script: str, *words: str, timeout: float = 60, **env: str) -> tuple[int, str, str]:
+def call(script: str | Path, *words: str, timeout: float = 60, **env: str) -> tuple[int, str, str]:
     """Runs a launcher. -> (exit code, stdout, stderr)"""
     base = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "XLA_", "JAX"))}
     base |= {"PYTHON": "/py/python", "PYTHONPATH": ""}
@@ -177,6 +177,31 @@ def tool(tmp_path):
     write.path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     write.calls = lambda: (tmp_path / "calls").read_text().splitlines()
     return write
+
+
+@pytest.mark.parametrize(
+    "words, selected",
+    [("", ""), ("--fast", " -m not slow"), ("--fast -k one", " -m not slow -k one")],
+)
+def test_what_the_test_script_runs(tool, tmp_path, words, selected):
+    (tmp_path / "launch").mkdir()
+    shutil.copy(LAUNCH / "test.sh", tmp_path / "launch")
+    (tmp_path / "launch/environment.sh").write_text("environment() { :; }\n")
+    tool("python", "exit 0")
+    tool("ruff", "exit 0")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/bin").symlink_to(tmp_path / "bin")
+    code, _, err = call(tmp_path / "launch/test.sh", *words.split(), PATH=tool.path, WORKERS="3")
+    assert code == 0 and err == ""
+    files = "--dist loadfile --no-loadscope-reorder"
+    assert tool.calls()[2:] == [f"python -m pytest -n 3 {files}{selected}"]
+    assert tool.calls()[:2] == ["ruff check .", "ruff format --check ."]
+
+
+def test_what_is_slow_is_there(request):
+    """The folders and files that tests/conftest.py names."""
+    (slow,) = [x.SLOW for x in request.config.pluginmanager.get_plugins() if hasattr(x, "SLOW")]
+    assert all((ROOT / "tests" / name).exists() for name in slow)
 
 
 # Ends with the codes in the file `codes`, one a call.
