@@ -48,10 +48,13 @@ def test_other_backends_keep_their_own(monkeypatch):
 @pytest.fixture
 def told(monkeypatch, tmp_path):
     """What JAX is told, by field; the user's cache is in a temporary folder."""
-    fields = {}
-    monkeypatch.setattr(jax.config, "update", fields.__setitem__)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return fields
+    fields, before = {}, jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.config, "update", fields.__setitem__)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        yield fields
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_programs_lie_in_the_users_own_cache(told, tmp_path):

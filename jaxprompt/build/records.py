@@ -62,7 +62,7 @@ def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str,
     step = checkpoints.best() if result is None else result["best_step"]
     checkpoints.check_best(step)
     if result is None and (saved := checkpoints.latest()) is not None:
-        known = checkpoints.position()["best"]
+        known = checkpoints.position().get("best")
         if known is not None and known["step"] > step:
             raise InputError(
                 f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "

@@ -16,7 +16,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.fields import FIELDS, SYNONYMS
 from jaxprompt.prompts import methods as known_methods
 
-SOFT = {"name", "init", "length", "decoder", "start", "scale", "text", "file"}
+SOFT = {"name", "init", "length", "decoder", "start", "scale", "top", "text", "file"}
 
 
 def read(config="base", **given):

@@ -99,7 +99,7 @@ def test_other_backbone_weights(refused, run, other_backbone, verb):
 def test_a_result_that_is_damaged(refused, run):
     (run / "result.json").write_text('{"method": ')
     line = refused(*again(run, "train"))
-    assert f"{run / 'result.json'} cannot be read" in line and "delete it" in line
+    assert f"{run / 'result.json'} is not valid JSON" in line and "delete it" in line
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_path, monkeypatch):

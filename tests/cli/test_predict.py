@@ -248,8 +248,6 @@ def test_values_that_json_has_no_form_for(prompt, predict, tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     (row,) = predict(prompt, f"--input={path}")
     assert (row["day"], row["raw"]) == ("2026-01-02", "b'x'")
-    (row,) = predict(prompt, stdin='{"text": "a cat", "note": "\\ud800"}\n')
-    assert row["note"] == "\ud800"
 
 
 def test_texts_that_are_cut_are_told(prompt, predict):

@@ -130,7 +130,7 @@ def test_predict_scores_held_out_texts_alike(tmp_path_factory, tmp_path, capsys)
     code, _, err = jaxprompt(capsys, *words)
     assert code == 0, err
     answers = read_lines(tmp_path / "out")
-    right = [line["label"] == label_of(line["text"]) for line in answers]
+    right = [line["prediction"] == label_of(line["text"]) for line in answers]
     assert np.mean(right) == pytest.approx(result_of(workdir)["held_out"]["accuracy"])
     losses = [-np.log(line["scores"][label_of(line["text"])]) for line in answers]
     assert np.mean(losses) == pytest.approx(result_of(workdir)["held_out"]["loss"], rel=1e-4)

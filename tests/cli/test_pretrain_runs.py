@@ -86,7 +86,10 @@ def test_a_table(command, grid, capsys):
     assert code == 0 and "at once" not in err
     found, lines = results(grid), out.splitlines()
     assert list(sorted(found)) == NAMES
-    assert lines[0] == "| method | runs | trained | share | accuracy | loss | seconds |"
+    header = (
+        "| method | runs | seeds | learning rate | trained | share | accuracy | loss | seconds |"
+    )
+    assert lines[0] == header
     for line, task in zip(lines[2:], ("nsp", "nss"), strict=True):
         own = [found[f"task={task},seed={seed}"]["held_out"] for seed in (1, 2)]
         shown = [
@@ -94,7 +97,7 @@ def test_a_table(command, grid, capsys):
             for x in ([scores[name] for scores in own] for name in ("accuracy", "loss"))
         ]
         cells = line.split(" | ")
-        assert cells[:2] == [f"| task={task}", "2"] and cells[4:6] == shown
+        assert cells[:3] == [f"| task={task}", "2", "1, 2"] and cells[6:8] == shown
 
 
 def test_a_run_is_exported_from_its_folder(grid, capsys):
@@ -151,7 +154,7 @@ def test_alone_and_in_turn_where_it_is_better(command, tmp_path, capsys):
         names = [f"task={task},lr={rate},weight_decay=0.1,start={start}" for rate in (0.1, 0.3)]
         tried = [results(folder)[name]["held_out"]["loss"] for name in names]
         assert cells[0] == f"| ppt.task={task} prompt.start={start} best on dev"
-        assert cells[5] == f"{min(tried):.3f}"
+        assert cells[7] == f"{min(tried):.3f}"
 
 
 def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):

@@ -81,7 +81,7 @@ def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     written = {}
     for record in lines:
         assert list(record["time"]) == ["seconds"]
-        for name in ("loss", "grad_norm", "skipped", "streak"):
+        for name in ("loss", "grad_norm", "skipped", "streak", "lr"):
             if name in record:
                 written[record["step"], name] = record[name]
         for name, value in record.get("dev", {}).items():

@@ -79,7 +79,7 @@ def test_ctrl_c_while_processes_index(tmp_path_factory, tmp_path):
         ("build.read_examples", signal.SIGTERM, FIRST),
         ("build.start", signal.SIGINT, FIRST),
         ("loop.jit", signal.SIGINT, FIRST),
-        ("cli.train.write_result", signal.SIGTERM, LAST),
+        ("run_folder.write_result", signal.SIGTERM, LAST),
     ],
 )
 def test_train(place, number, said, backbone, data, tmp_path, monkeypatch, capsys):

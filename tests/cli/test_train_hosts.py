@@ -124,7 +124,7 @@ def test_process_0_alone_writes_and_prints(whole):
     for i in range(1, n):
         assert processes.out(i) == processes.err(i) == ""
     assert sorted(p.name for p in workdir.iterdir()) == [
-        "checkpoints", "config.json", "metrics.jsonl", "result.json"
+        "checkpoints", "config.json", "lock", "metrics.jsonl", "record.json", "result.json"
     ]  # fmt: skip
 
 

@@ -223,7 +223,8 @@ def test_a_label_that_is_the_name_of_a_class_decides(name):
         assert tasks.read_example(task, row | {task.label: label}, "x:1").label == index
         if not task.choices:
             other = (index + 1) % len(task.labels)
-            named = row | {task.label: other, f"{task.label}_text": label}
+            raw = task.values[other].split("|")[0] if task.values else other
+            named = row | {task.label: raw, f"{task.label}_text": label}
             assert tasks.read_example(task, named, "x:1").label == index
             unknown = named | {f"{task.label}_text": "no name of a class"}
             assert tasks.read_example(task, unknown, "x:1").label == other
