@@ -11,6 +11,7 @@ Several processes share the folder and call every function together: process 0 w
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ from jaxprompt.runlog import dumps
 
 CONFIG, RECORD, RESULT, LOCK = "config.json", "record.json", "result.json", "lock"
 _OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
+_SEAL = "sha256"  # field of a record: the digest of all others
 _SHOWN = 3  # differences that a message names
 
 
@@ -154,15 +156,26 @@ def _check_new(folder: Path) -> None:
 def write_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
     """Writes what a run learns from, as plain JSON."""
     if hosts.is_first():
-        write_atomic(Path(workdir) / RECORD, json.dumps(record, indent=2) + "\n")
+        sealed = dict(record) | {_SEAL: _digest(record)}
+        write_atomic(Path(workdir) / RECORD, json.dumps(sealed, indent=2) + "\n")
 
 
 def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
     """Reads what a run learned from, None where there is no record yet.
 
-    Raises InputError for a damaged one.
+    Raises InputError for one that was cut or changed since it was written.
     """
-    return _read_object(Path(workdir) / RECORD)
+    record = _read_object(Path(workdir) / RECORD)
+    if record is not None and record.pop(_SEAL, None) != _digest(record):
+        raise InputError(
+            f"{Path(workdir) / RECORD} is not as the run wrote it; restore it, or train again in "
+            "another --workdir"
+        )
+    return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:

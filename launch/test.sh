@@ -4,8 +4,9 @@
 #        bash launch/test.sh --fast [pytest arguments]
 #        bash launch/test.sh --accelerators [pytest arguments]
 # The second runs the unit tests, the data tests and the contract on two backbones: all that is not
-# marked slow, by hand or for its folder (tests/conftest.py). The third compiles what ships for TPUs and GPUs, by their makers' compilers and without either: in
-# about an hour on two cores, in an environment of its own (.venv-accelerators, 3 GB).
+# marked slow, by hand or for its folder (tests/conftest.py). The third compiles what ships for TPUs
+# and GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
+# environment of its own (.venv-accelerators, 3 GB).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh

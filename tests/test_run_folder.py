@@ -108,7 +108,14 @@ def test_a_record_names_what_differs(tmp_path):
     line = one_line(error)
     assert "task.labels (saved ['bad', 'good'], now ['bad', 'fine'])" in line
     assert "examples" not in line and "another --workdir" in line
-    (tmp_path / "record.json").write_text("[]")
+    path = tmp_path / "record.json"
+    path.write_text(path.read_text().replace('"good"', '"fine"'))
+    with pytest.raises(InputError, match="record.json is not as the run wrote it; restore it"):
+        check_record(tmp_path, changed)
+    path.write_text("{}")
+    with pytest.raises(InputError, match="record.json is not as the run wrote it"):
+        check_record(tmp_path, RECORD)
+    path.write_text("[]")
     with pytest.raises(InputError, match="record.json holds a list, not an object"):
         check_record(tmp_path, RECORD)
 

@@ -292,7 +292,8 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
         record, best_step = read_trained(workdir, c, (*FREE, *FREE_TRAINED))
     placement = build_placement(c)
     backbone = open_fitting(c, placement, restored=True)
-    if c.trainable and c.prompt.get("start") in FROM_TEXT:
+    from_text = bool(c.trainable) and c.prompt.get("start") in FROM_TEXT
+    if from_text:
         wanted = (*wanted, "train")  # a frozen prompt has its values from there alone
     examples = read_examples(c, wanted, record)
     scorer = scorer_from_config(c, backbone, examples, placement)
@@ -309,7 +310,7 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir)
     counts = None
-    if c.trainable and c.prompt.get("start") in FROM_TEXT:
+    if from_text:
         from jaxprompt.build import starting  # which imports this module
 
         counts = starting.count_tokens(

@@ -13,6 +13,8 @@ from tiny_adapt import compile_quickly, losses, scores
 from tiny_pretrain import kill, stop, words_of
 from tiny_run import flags, jaxprompt, read_lines, timeless, tiny_fields
 
+from jaxprompt.run_folder import read_record, write_record
+
 STEPS, SCORED = 6, 2
 KILLED = 5  # SIGKILL and then SIGTERM after this step; what is saved is of SCORED before
 # Tasks with other label words, other decoders, other rows and other held-out examples.
@@ -161,10 +163,9 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
     folder = shutil.copytree(grid, tmp_path / "grid")
     name = NAMES[0]
     (folder / name / "result.json").unlink()
-    path = folder / name / "record.json"
-    saved = json.loads(path.read_text())
+    saved = read_record(folder / name)
     saved["corpus"]["files"] = {}
-    path.write_text(json.dumps(saved))
+    write_record(folder / name, saved)
     line = refused(*command(folder), started=True)
     assert "the corpus is not that of the saved run: corpus.jsonl is new" in line
 
