@@ -19,6 +19,7 @@ from jaxprompt.build.examples import (
 from jaxprompt.build.keeping import Kept
 from jaxprompt.build.records import (
     check_backbone,
+    check_start,
     make_record,
     other_splits,
     read_trained,
@@ -287,14 +288,16 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
     untrained or of another config, and for a backbone of other weights.
     """
     check_config(c)
+    # A frozen prompt that started from text has its numbers from that text alone.
+    from_text = bool(c.trainable) and c.prompt.get("start") in FROM_TEXT
     record, best_step = None, None
     if not is_zero_shot(c):
-        record, best_step = read_trained(workdir, c, (*FREE, *FREE_TRAINED))
+        free = [name for name in (*FREE, *FREE_TRAINED) if not (from_text and name == "data")]
+        record, best_step = read_trained(workdir, c, tuple(free))
     placement = build_placement(c)
     backbone = open_fitting(c, placement, restored=True)
-    from_text = bool(c.trainable) and c.prompt.get("start") in FROM_TEXT
     if from_text:
-        wanted = (*wanted, "train")  # a frozen prompt has its values from there alone
+        wanted = (*wanted, "train")
     examples = read_examples(c, wanted, record)
     scorer = scorer_from_config(c, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
@@ -309,8 +312,10 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
         )  # fmt: skip
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir)
+    others = other_splits(record, describe_examples(examples))
     counts = None
     if from_text:
+        check_start(c, record, describe_examples(examples), workdir)
         from jaxprompt.build import starting  # which imports this module
 
         counts = starting.count_tokens(
@@ -319,7 +324,6 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
     weights = start(c, scorer, loaded, counts, placement, restored=True)
     trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
     weights = weights._replace(trainable=trainable)
-    others = other_splits(record, describe_examples(examples))
     return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
 
 

@@ -51,6 +51,22 @@ def other_splits(record: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[s
     return tuple(lines)
 
 
+def check_start(
+    c: Any, record: Mapping[str, Any], facts: Mapping[str, Any], workdir: str | os.PathLike
+) -> None:
+    """Raises InputError where a frozen prompt would start from another text than the run's did.
+
+    Its numbers are in no checkpoint: they are made again from the training split.
+    """
+    saved, now = record["splits"].get("train"), facts["splits"]["train"]
+    if c.prompt.start == "task" and saved is not None and saved["digest"] != now["digest"]:
+        raise InputError(
+            f"{workdir} has a frozen prompt that started from its training split "
+            f"(prompt.start=task): {saved['examples']} examples, which are not the "
+            f"{now['examples']} of now; restore them or train again in another --workdir"
+        )
+
+
 def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str, Any], int]:
     """Reads what a run of a config learned from and the step of its best numbers.
 

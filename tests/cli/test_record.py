@@ -131,6 +131,26 @@ def test_other_data_may_be_evaluated_and_that_is_said(place, capsys):
     assert "dev: 30 examples, not those of the run" in jaxprompt(capsys, *again("evaluate"))[2]
 
 
+def test_a_frozen_prompt_is_made_again_from_the_same_text_alone(place, refused, capsys):
+    """Its numbers are in no checkpoint: another text would give another prompt."""
+    blocks = ["--config.prompt.name=soft", "--config.prompt.start=task", "--config.prompt.length=4"]
+    words = ["--config=run/config.json", "--workdir=frozen", *blocks]
+    words += ["--config.task.template=[soft] {text}", "--config.trainable=head/.*"]
+    code, _, err = jaxprompt(capsys, "train", *words)
+    assert code == 0, err
+    asked = ["evaluate", "--config=frozen/config.json", "--workdir=frozen"]
+    code, before, err = jaxprompt(capsys, *asked)
+    assert code == 0, err
+    rows = read_lines(place / "data/train.jsonl")
+    write_rows(place / "data/train.jsonl", rows[:-1])
+    line = refused(*asked)
+    assert "frozen prompt that started from its training split" in line
+    assert "48 examples, which are not the 47 of now" in line
+    assert "data.max_len" in refused(*asked, "--config.data.max_len=12")  # would cut that text
+    write_rows(place / "data/train.jsonl", rows)
+    assert jaxprompt(capsys, *asked)[:2] == (0, before)
+
+
 def test_the_best_checkpoint_is_the_one_of_the_result(place, refused):
     best = json.loads((place / "run/result.json").read_text())["best_step"]
     folder = place / "run/checkpoints/best"
