@@ -23,7 +23,7 @@ from configs.accuracy import SEEDS, get_config  # noqa: E402
 from jaxprompt.cli.options import override  # noqa: E402
 from jaxprompt.cli.results import collect  # noqa: E402
 from jaxprompt.cli.sweep import list_runs  # noqa: E402
-from jaxprompt.tables import table  # noqa: E402
+from jaxprompt.training.tables import table  # noqa: E402
 
 CONFIG = str(ROOT / "configs" / "accuracy.py")
 
@@ -71,12 +71,12 @@ def peft_run(args: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from jaxprompt import build
+    from jaxprompt.assembly import from_config
     from jaxprompt.convert.folder import resolve
 
     c = get_config(f"{args.task}-prefix")
     override(c, "data.source", str(Path(args.data) / args.task))
-    examples = build.read_examples(c)
+    examples = from_config.read_examples(c)
     folder = resolve(c.backbone.path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.set_num_threads(len(os.sched_getaffinity(0)))

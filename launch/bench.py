@@ -226,7 +226,7 @@ def count_bytes(args: argparse.Namespace) -> None:
 
     from jaxprompt import tree
     from jaxprompt.convert.artifact import CARD_FIELDS, write_artifact
-    from jaxprompt.folding import fold
+    from jaxprompt.models.folding import fold
 
     rows = []
     for shape in ("minilm", "base", "large"):

@@ -63,9 +63,9 @@ def take_case(args: argparse.Namespace) -> Case:
 
 def make_batches(case: Case) -> list:
     """Draws batches of random text as the corpus gives them: full rows, another draw in each."""
+    from jaxprompt.corpus.denoise import mlm, span_corruption
+    from jaxprompt.corpus.denoise.rows import encoded, row_rng
     from jaxprompt.data.batching import collate
-    from jaxprompt.data.denoise import mlm, span_corruption
-    from jaxprompt.data.denoise.rows import encoded, row_rng
 
     vocab = case.hf["vocab_size"]
     if case.objective == "mlm":
@@ -100,12 +100,14 @@ def time_ours(args: argparse.Namespace) -> None:
 
     import jax
 
-    from jaxprompt import build, rng, sharding, steps
-    from jaxprompt.build import adapting
-    from jaxprompt.compiled import jit
-    from jaxprompt.devices import of_kind
-    from jaxprompt.scorer import shape_backbone
-    from jaxprompt.state import place_state
+    from jaxprompt import rng
+    from jaxprompt.assembly import adapt, from_config
+    from jaxprompt.assembly.pipeline import shape_backbone
+    from jaxprompt.parallel import sharding
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.parallel.devices import of_kind
+    from jaxprompt.training import steps
+    from jaxprompt.training.state import place_state
 
     case = take_case(args)
     c = importlib.import_module(f"configs.adapt.{case.objective}").get_config()
@@ -115,13 +117,13 @@ def time_ours(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         c.backbone.init = str(Path(folder) / "config.json")
         Path(c.backbone.init).write_text(json.dumps(case.hf))
-        block, head = c.backbone.to_dict(), adapting.NEEDS[case.objective][1]
+        block, head = c.backbone.to_dict(), adapt.NEEDS[case.objective][1]
         backbone = shape_backbone(block, Path(folder), case.hf, (head,))
         backbone = backbone._replace(block=block | {"dtype": "float32"})
-        placement = build.build_placement(c)
-        adapted = adapting.load_adaptable(c, backbone, placement)
-    plan = build.make_plan(c.train, KINDS, case.batch)
-    tx = build.build_optimizer(c, adapted.trainable, plan, KINDS)
+        placement = from_config.build_placement(c)
+        adapted = adapt.load_adaptable(c, backbone, placement)
+    plan = from_config.make_plan(c.train, KINDS, case.batch)
+    tx = from_config.build_optimizer(c, adapted.trainable, plan, KINDS)
     step = steps.make_train_step(adapted.model, tx, adapted.objectives)
     state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))
     step = jit(
@@ -138,7 +140,7 @@ def time_ours(args: argparse.Namespace) -> None:
         jax.block_until_ready((state, measured))
 
     batch, device = next(batches), of_kind(jax.devices()[0].device_kind)
-    flop = adapting.flops_of(adapted, batch, case.batch, placement)
+    flop = adapt.flops_of(adapted, batch, case.batch, placement)
     facts = {"flop": flop, "peak": device.peak(args.dtype) if device else 0.0}
     serve(run, lambda: facts | {"loss": float(measured["loss"])})
 

@@ -40,33 +40,36 @@ def serve(args: argparse.Namespace) -> None:
     import jax
     import numpy as np
 
-    from jaxprompt import build, rng, sharding, steps
-    from jaxprompt.compiled import jit
-    from jaxprompt.hlo import read_work
-    from jaxprompt.scorer import load_weights
-    from jaxprompt.state import place_state
+    from jaxprompt import rng
+    from jaxprompt.assembly import feature_cache, from_config
+    from jaxprompt.assembly.pipeline import load_weights
+    from jaxprompt.parallel import sharding
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.parallel.hlo import read_work
+    from jaxprompt.training import steps
+    from jaxprompt.training.state import place_state
 
     c = make_config(args)
-    placement = build.build_placement(c)
-    backbone = build.open_fitting(c, placement)
-    examples = build.read_examples(c)
+    placement = from_config.build_placement(c)
+    backbone = from_config.open_fitting(c, placement)
+    examples = from_config.read_examples(c)
     for name, part in examples.splits.items():
         examples.splits[name] = part[: args.rows if name == "train" else 64]
-    scorer = build.scorer_from_config(c, backbone, examples, placement)
-    splits = build.encode_splits(scorer, examples)
+    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+    splits = from_config.encode_splits(scorer, examples)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    weights = build.start(c, scorer, loaded, splits["train"], placement)
-    batches = build.train_batches(c, scorer, splits["train"])
+    weights = from_config.start(c, scorer, loaded, splits["train"], placement)
+    batches = from_config.train_batches(c, scorer, splits["train"])
     per_epoch = batches.steps_per_epoch
-    plan = build.make_plan(c.train, per_epoch, c.data.batch)
-    tx = build.build_optimizer(c, weights.trainable, plan, per_epoch)
+    plan = from_config.make_plan(c.train, per_epoch, c.data.batch)
+    tx = from_config.build_optimizer(c, weights.trainable, plan, per_epoch)
     with tempfile.TemporaryDirectory() as folder:
-        kept, fill = build.keeping.plan_keeping(c, scorer, splits, weights, placement, folder)
+        kept, fill = feature_cache.plan_keeping(c, scorer, splits, weights, placement, folder)
         started = time.perf_counter()
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started
-    step = steps.make_train_step(kept.model, tx, build.build_objectives(c))
+    step = steps.make_train_step(kept.model, tx, from_config.build_objectives(c))
     step = jit(sharding.within(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     take = lambda: sharding.put_batch(placement, kept.give(splits["train"], next(batches)))

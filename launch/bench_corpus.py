@@ -28,14 +28,14 @@ AT_ONCE = 1024  # units that the bare tokenizer gets in a call
 
 def settings_of(args: argparse.Namespace):
     """Makes the settings of the corpus."""
-    from jaxprompt.data.corpus import TextSettings
+    from jaxprompt.corpus import TextSettings
 
     return TextSettings(units=args.units, language=args.language)
 
 
 def repeat(args: argparse.Namespace, folder: Path) -> int:
     """Writes the documents of the source to one file, as often as it takes. -> bytes of text"""
-    from jaxprompt.data.corpus.read import Source
+    from jaxprompt.corpus.read import Source
 
     size, wanted = 0, args.megabytes * 1e6
     with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
@@ -50,7 +50,7 @@ def repeat(args: argparse.Namespace, folder: Path) -> int:
 
 def index(args: argparse.Namespace, folder: str, store: str):
     """Indexes the written file."""
-    from jaxprompt.data.corpus import index_corpus
+    from jaxprompt.corpus import index_corpus
     from jaxprompt.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(args.tokenizer)
@@ -76,7 +76,7 @@ def bare(args: argparse.Namespace, texts: list[str]) -> float:
 
 def units_of(args: argparse.Namespace, folder: Path) -> list[str]:
     """Reads all units of the written file."""
-    from jaxprompt.data.corpus.split import split_units
+    from jaxprompt.corpus.split import split_units
 
     at = settings_of(args)
     with open(folder / "corpus.jsonl", encoding="utf-8") as file:

@@ -33,7 +33,7 @@ def make_model(args: argparse.Namespace):
     """Makes a model with a prompt and a head: free text, or scores of four label words."""
     from jaxprompt.backbones import make_backbone
     from jaxprompt.heads import lm
-    from jaxprompt.model import Model
+    from jaxprompt.models.model import Model
     from jaxprompt.prompts import make_prompt
 
     family = args.model.partition("-")[0]
@@ -86,7 +86,7 @@ def draw_params(model, batch):
     """Draws a model's parameters on the host, as if they came from a file."""
     import jax
 
-    from jaxprompt.convert.filling import aligned
+    from jaxprompt.convert.tensor_reader import aligned
 
     init = lambda key: model.backbone.init(key, batch, method="init_all")["params"]
     draws = np.random.default_rng(0)
@@ -106,8 +106,9 @@ def time_step(args: argparse.Namespace) -> None:
     import jax
     import optax
 
-    from jaxprompt import losses, optim, rng, state, steps, tree
-    from jaxprompt.compiled import jit
+    from jaxprompt import rng, tree
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.training import losses, optim, state, steps
 
     model = make_model(args)
     batch = make_batch(args, model.prompt)
@@ -134,7 +135,7 @@ def make_head_work(args: argparse.Namespace):
     """Makes the head's part of a step: (function, arguments), the gradient with the loss."""
     import jax
 
-    from jaxprompt import losses
+    from jaxprompt.training import losses
 
     args.still = True
     model = make_model(args)
@@ -169,7 +170,7 @@ def time_writing(args: argparse.Namespace) -> None:
     """Answers with the seconds of writing so many tokens a row, greedily."""
     import jax
 
-    from jaxprompt.generate import generate
+    from jaxprompt.models.generation import generate
 
     args.still = True
     model = make_model(args)

@@ -138,11 +138,12 @@ def load(args: argparse.Namespace) -> None:
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
     import jax
 
-    from jaxprompt import hosts, sharding, tree
+    from jaxprompt import tree
     from jaxprompt.convert.folder import read_config
     from jaxprompt.convert.load import load_backbone
+    from jaxprompt.parallel import processes, sharding
 
-    hosts.start(args.coordinator, args.processes, args.process)
+    processes.start(args.coordinator, args.processes, args.process)
     placement = sharding.make_placement(-1, args.model, fsdp=args.fsdp)
     jax.device_put(np.zeros(8), placement.replicated).block_until_ready()
     folder = Path(args.folder)

@@ -49,10 +49,10 @@ def compare(case: str, steps: int = 2) -> dict[str, float]:
     import jax
     import jax.numpy as jnp
 
-    from jaxprompt.compiled import jit
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.parallel.sharding import make_placement
     from jaxprompt.planning.abstract import open_run
     from jaxprompt.planning.cost import make_shapes, measure
-    from jaxprompt.sharding import make_placement
 
     run = open_run(make_config(case))
     placement = make_placement(devices=jax.devices()[:1])

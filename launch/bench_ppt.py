@@ -23,7 +23,7 @@ SLOTS = 100
 
 def index(args: argparse.Namespace, store: str):
     """Indexes the source, or opens what was indexed."""
-    from jaxprompt.data.corpus import index_corpus
+    from jaxprompt.corpus import index_corpus
     from jaxprompt.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(args.tokenizer)
@@ -32,10 +32,9 @@ def index(args: argparse.Namespace, store: str):
 
 def make_rows(args: argparse.Namespace, name: str, folder: str):
     """Makes the rows of a task from all documents of an indexed corpus."""
-    from jaxprompt.data import ppt
+    from jaxprompt.corpus import Corpus, ppt
+    from jaxprompt.corpus.ppt import nsp, selection
     from jaxprompt.data.batching import Layout
-    from jaxprompt.data.corpus import Corpus
-    from jaxprompt.data.ppt import nsp, selection
     from jaxprompt.data.tokenizer import load_tokenizer
 
     tokenizer, corpus = load_tokenizer(args.tokenizer), Corpus(folder)
@@ -54,7 +53,7 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
 
 def make_batches(args: argparse.Namespace, name: str, folder: str, prefetch: int, seed: int):
     """Gives examples a second of one stream of batches."""
-    from jaxprompt.data.denoise.batches import Visits
+    from jaxprompt.corpus.denoise.batches import Visits
 
     stream = Visits(make_rows(args, name, folder), batch=args.batch, seed=seed, prefetch=prefetch)
     for _ in range(8):

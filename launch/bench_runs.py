@@ -174,30 +174,30 @@ def answer(results: list[dict], **facts: Any) -> None:
 
 def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
-    from jaxprompt import group
     from jaxprompt.cli import sweep
     from jaxprompt.cli.options import load_config
-    from jaxprompt.compiled import keep_programs
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.sweeps import runner
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
     with contextlib.redirect_stdout(sys.stderr):
         sweep.train_grid(c, args.workdir)
-    paths = [run.folder / "result.json" for run in group.list_runs(c, args.workdir)]
+    paths = [run.folder / "result.json" for run in runner.list_runs(c, args.workdir)]
     results = [json.loads(path.read_text()) for path in paths]
     answer(results, programs=results[0]["time"]["compilations"], **heard)
 
 
 def train_in_turn(args: argparse.Namespace) -> None:
     """Trains runs one after another; each reads its programs from what the first has kept."""
-    from jaxprompt import group
     from jaxprompt.cli import train
     from jaxprompt.cli.options import load_config
-    from jaxprompt.compiled import keep_programs
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.sweeps import runner
 
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
-    grid, results, seconds = group.list_runs(c, args.workdir), [], []
+    grid, results, seconds = runner.list_runs(c, args.workdir), [], []
     for number in args.numbers:
         started = time.perf_counter()
         results.append(train.run(grid[number].config, str(grid[number].folder)))
@@ -211,19 +211,22 @@ def train_in_turn(args: argparse.Namespace) -> None:
 
 def write_rows(args: argparse.Namespace) -> None:
     """Writes what the PEFT side reads: token ids, labels, and the examples of every batch."""
-    from jaxprompt import build, group
+    from jaxprompt.assembly import from_config
     from jaxprompt.cli.options import load_config
+    from jaxprompt.sweeps import runner
 
     c, runs = load_config(args.config), []
     length = c.prompt.length
-    grid = group.list_runs(c, args.workdir)
-    placement = build.build_placement(c)
-    backbone = build.open_fitting(c, placement)
+    grid = runner.list_runs(c, args.workdir)
+    placement = from_config.build_placement(c)
+    backbone = from_config.open_fitting(c, placement)
     for number in args.numbers:
         own = grid[number].config
-        scorer = build.scorer_from_config(own, backbone, build.read_examples(own), placement)
-        splits = build.encode_splits(scorer, build.read_examples(own))
-        stream = build.train_batches(own, scorer, splits["train"])
+        scorer = from_config.scorer_from_config(
+            own, backbone, from_config.read_examples(own), placement
+        )
+        splits = from_config.encode_splits(scorer, from_config.read_examples(own))
+        stream = from_config.train_batches(own, scorer, splits["train"])
         order = [next(stream).index.tolist() for _ in range(own.train.total_steps)]
         stream.close()
         parts = {}

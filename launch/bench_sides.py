@@ -59,7 +59,7 @@ def make_model(shape: str, kind: str, length: int = LENGTH, *, dropout: float = 
     """
     from jaxprompt.backbones import make_backbone
     from jaxprompt.heads.linear import Head
-    from jaxprompt.model import Model
+    from jaxprompt.models.model import Model
     from jaxprompt.prompts import make_prompt
 
     backbone = make_backbone("bert", hf_config(shape, dropout), {"pooler"}, **how)
@@ -92,8 +92,9 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
     import jax
     import optax
 
-    from jaxprompt import losses, optim, rng, state, steps, tree
-    from jaxprompt.compiled import jit
+    from jaxprompt import rng, tree
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.training import losses, optim, state, steps
 
     batch = make_batch(model.prompt, rows)
     batch = batch._replace(weights=batch.weights.astype(np.float32))
@@ -155,18 +156,18 @@ def read_sst2(args: argparse.Namespace):
     """Encodes the SST-2 training rows for prefix tuning of MiniLM. -> config, ..., split"""
     from configs import base
     from configs.parts import backbones, methods, tasks
-    from jaxprompt import build
-    from jaxprompt.scorer import open_backbone
+    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.pipeline import open_backbone
 
     c = base.get_config()
     backbones.minilm(c)
     tasks.sst2(c)
     methods.prefix(c, length=LENGTH, dropout=0.0)
     c.data.source, c.data.group, c.optim.clip = str(Path(args.data) / "sst2"), args.group, 0.0
-    examples = build.read_examples(c)
+    examples = from_config.read_examples(c)
     backbone = open_backbone(c.backbone.to_dict())
-    placement = build.build_placement(c)
-    scorer = build.scorer_from_config(c, backbone, examples, placement)
+    placement = from_config.build_placement(c)
+    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     return c, backbone, placement, scorer, scorer.encode(examples.splits["train"])
 
 
@@ -174,26 +175,28 @@ def epoch_ours(args: argparse.Namespace) -> None:
     """Serves parts of an epoch of our loop; all its shapes are compiled first."""
     import jax
 
-    from jaxprompt import build, rng, steps
-    from jaxprompt.compiled import jit
-    from jaxprompt.scorer import load_weights
-    from jaxprompt.state import make_state
+    from jaxprompt import rng
+    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.pipeline import load_weights
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.training import steps
+    from jaxprompt.training.state import make_state
 
     c, backbone, placement, scorer, rows = read_sst2(args)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
-    trainable, frozen, _ = build.start(c, scorer, loaded, rows, placement)
-    batches = build.train_batches(c, scorer, rows)
+    trainable, frozen, _ = from_config.start(c, scorer, loaded, rows, placement)
+    batches = from_config.train_batches(c, scorer, rows)
     per_epoch = batches.steps_per_epoch
-    plan = build.make_plan(c.train, per_epoch, c.data.batch)
-    tx = build.build_optimizer(c, trainable, plan, per_epoch)
-    make = steps.make_train_step(scorer.model, tx, build.build_objectives(c))
+    plan = from_config.make_plan(c.train, per_epoch, c.data.batch)
+    tx = from_config.build_optimizer(c, trainable, plan, per_epoch)
+    make = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c))
     train_step = jit(make, donate_argnums=0)
     state = make_state(trainable, tx, rng.key_for(c.seed, "dropout"))
     seen = {batch.encoder.ids.shape: batch for _, batch in zip(range(per_epoch), batches)}  # noqa: B905
     for batch in seen.values():
         state, _ = train_step(state, frozen, batch)
-    batches = build.train_batches(c, scorer, rows)
+    batches = from_config.train_batches(c, scorer, rows)
 
     def run(count: int) -> None:
         nonlocal state

@@ -29,13 +29,13 @@ from paper_ppt import TABLES, Cell, Published  # noqa: E402
 
 from configs.parts import ppt  # noqa: E402
 from configs.ppt import learning_rates  # noqa: E402
-from jaxprompt import build  # noqa: E402
+from jaxprompt.assembly import from_config  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
 from jaxprompt.cli.options import Parser, fields, resolved  # noqa: E402
 from jaxprompt.data.tasks import get_task  # noqa: E402
 from jaxprompt.errors import InputError, choose  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
-from jaxprompt.run_folder import RESULT, read_result  # noqa: E402
+from jaxprompt.training.run_folder import RESULT, read_result  # noqa: E402
 
 CELLS = ROOT / "configs/ppt/cells.py"
 FLAGS = {
@@ -162,7 +162,7 @@ def check_inputs(run: sweep.Run, args: Any) -> None:
     if args.data and not Path(source).is_dir():
         raise InputError(f"{source} does not exist; --data holds a folder of each task")
     try:
-        build.check_config(sweep.load(run, ()))
+        from_config.check_config(sweep.load(run, ()))
     except InputError as error:
         raise InputError(f"{run.row}: {error}") from error
 
@@ -230,8 +230,8 @@ class Measured(NamedTuple):
 
 def measure(runs: Sequence[sweep.Run]) -> Measured:
     """Reads what the runs of a cell gave; NaN where none has a result."""
-    from jaxprompt.group import select
-    from jaxprompt.metrics import mean_std
+    from jaxprompt.sweeps.runner import select
+    from jaxprompt.training.metrics import mean_std
 
     found, configs = [], []
     for run in runs:

@@ -1,5 +1,6 @@
 """The tests run on the CPU as 8 devices, unless JAX_PLATFORMS says otherwise."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -16,19 +17,24 @@ _GIVEN = os.environ.get("XLA_FLAGS", "")
 _MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]
 os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_MISSING]).strip()
 
+TESTS = Path(__file__).parent
+
 import jax  # noqa: E402
+
+from jaxprompt.data.tokenizer import load_tokenizer  # noqa: E402
 
 # `launch/test.sh --accelerators` runs them, in an environment that has their compilers.
 collect_ignore = [] if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" in os.environ else ["accelerators"]
 
 
 # Folders and files whose tests run whole commands, start processes or compile much: `slow`, all.
-SLOW = {
-    "backbones", "cli", "convert", "launch", "planning",
-    "test_fuzz.py", "test_generate.py", "test_group.py", "test_hosts.py", "test_keep.py",
-    "test_lowering.py", "test_package.py", "test_packed.py", "test_pretraining.py",
-    "test_sharding.py", "test_steps.py",
-}  # fmt: skip
+SLOW = (
+    "backbones", "cli", "convert", "launch", "models", "planning", "sweeps",
+    "parallel/test_processes.py", "parallel/test_sharding.py",
+    "training/test_feature_store.py", "training/test_packed.py",
+    "training/test_replaced_tokens.py", "training/test_steps.py",
+    "test_fuzz.py", "test_lowering.py", "test_package.py",
+)  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -38,7 +44,7 @@ def pytest_collection_modifyitems(items):
     A file is run by one process: a long one near the end would keep the others waiting.
     """
     for item in items:
-        if SLOW.intersection(item.path.parts[-2:]):
+        if any(item.path.is_relative_to(TESTS / name) for name in SLOW):
             item.add_marker("slow")
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
@@ -51,6 +57,31 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is absent")
     return folder
+
+
+# -- the three kinds of tokenizer: WordPiece, byte-level BPE, SentencePiece
+
+_load = functools.cache(load_tokenizer)
+
+
+@pytest.fixture
+def bert(shared):
+    return _load(shared / "tokenizers/bert-uncased")
+
+
+@pytest.fixture
+def roberta(shared):
+    return _load(shared / "tokenizers/roberta")
+
+
+@pytest.fixture
+def t5(shared):
+    return _load(shared / "tokenizers/t5")
+
+
+@pytest.fixture(params=["bert-uncased", "roberta"])
+def tokenizer(request, shared):
+    return _load(shared / "tokenizers" / request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)

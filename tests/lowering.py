@@ -10,12 +10,16 @@ import numpy as np
 import optax
 from tiny import CONFIGS, MODEL_HEADS, make_batch
 
-from jaxprompt import pretraining
 from jaxprompt.backbones import make_backbone
-from jaxprompt.group.program import Apart, Own, make_group_step
 from jaxprompt.heads import linear, lm
 from jaxprompt.heads.pretraining import AnswerHead, TargetHead
-from jaxprompt.losses import (
+from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
+from jaxprompt.planning.compilers import standing_in
+from jaxprompt.prompts import make_prompt
+from jaxprompt.sweeps.batched_steps import Apart, Own, make_group_step
+from jaxprompt.training import replaced_tokens
+from jaxprompt.training.losses import (
     count_classes,
     count_hits,
     cross_entropy,
@@ -23,12 +27,8 @@ from jaxprompt.losses import (
     full_vocabulary,
     on_targets,
 )
-from jaxprompt.model import Model, backbone_shapes
-from jaxprompt.planning.compilers import standing_in
-from jaxprompt.prompts import make_prompt
-from jaxprompt.sharding import DATA, Placement, Target, make_placement, within
-from jaxprompt.state import make_state
-from jaxprompt.steps import Objective, make_eval_step, make_generate_step, make_train_step
+from jaxprompt.training.state import make_state
+from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, split, trainable_mask, unflatten
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
@@ -86,8 +86,8 @@ def make_model(case: Case):
     )  # fmt: skip
     backbone = make(hf, MODEL_HEADS.get(case.family, ("pooler", "mlm")))
     if case.work == "adapt" and case.family == "electra":
-        pair = pretraining.make_pair(make(hf, ("mlm",)), backbone)
-        return pair, pretraining.make_objectives()
+        pair = replaced_tokens.make_pair(make(hf, ("mlm",)), backbone)
+        return pair, replaced_tokens.make_objectives()
     if case.work == "adapt":
         model = Model(backbone, make_prompt("none", backbone.dims), {"main": TargetHead()})
         return model, [Objective("main", on_targets, sums=count_hits)]
@@ -119,7 +119,7 @@ def make_method(case: Case, dims):
             fields = dict(length=length, first=1, last=dims.layers, shift=length)
         if case.method == "prefix" and decodes:
             fields |= dict(decoder_length=length, decoder_first=0, decoder_last=dims.decoder_layers)
-        return make_prompt("fixed", dims, **fields)
+        return make_prompt("constant", dims, **fields)
     fields = dict(length=length)
     if case.method == "prefix" and decodes:
         fields |= dict(decoder=length, cross=length)
@@ -132,9 +132,9 @@ def make_numbers(case: Case, model):
         {n: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for n, x in backbone_shapes(module).items()}
     )["backbone"]
     laid = dict(rows=8, length=case.tokens, family=case.family, side=case.side)
-    if isinstance(model, pretraining.Pair):
+    if isinstance(model, replaced_tokens.Pair):
         whole = narrow(model.discriminator.backbone)
-        own = pretraining.untie(narrow(model.generator.backbone))
+        own = replaced_tokens.untie(narrow(model.generator.backbone))
         params = {"backbone": whole, "generator": own}
     else:
         params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b), narrow(model.backbone))

@@ -14,28 +14,28 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 
 from jaxprompt.backbones import families
-from jaxprompt.folding import fold
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
-from jaxprompt.losses import cross_entropy
-from jaxprompt.model import Model
+from jaxprompt.models.folding import fold
+from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt, methods
-from jaxprompt.state import make_state
-from jaxprompt.steps import Objective, make_eval_step, make_train_step
+from jaxprompt.training.losses import cross_entropy
+from jaxprompt.training.state import make_state
+from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
 from jaxprompt.tree import flatten, split, trainable_mask
 from jaxprompt.types import Injection, Stream
 
 FIELDS = {
     "none": {},
     "prefix": dict(length=3, layers="2-2", dropout=0.2),
-    "fixed": dict(slots=2, length=3, first=1, last=2, shift=3),
+    "constant": dict(slots=2, length=3, first=1, last=2, shift=3),
 }
 DEFAULT = dict(length=3)
 # What an encoder-decoder takes besides: prefixes in all three attentions, rows in the decoder.
 DECODER_FIELDS = {
     "none": {},
     "prefix": dict(decoder=2, decoder_layers="1-2", cross=4),
-    "fixed": dict(
+    "constant": dict(
         decoder_slots=2, decoder_length=2, decoder_first=0, decoder_last=2, shift_decoder=2,
         cross_length=4, cross_first=1, cross_last=3,
     ),

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jaxprompt import files, runlog
+from jaxprompt import files
 from jaxprompt.__main__ import main
-from jaxprompt.checkpoint import _check_room
 from jaxprompt.errors import InputError, brief, escape, is_kind
 from jaxprompt.files import open_scratch, parse_json, user_path, write_atomic
-from jaxprompt.keep import DiskStore
+from jaxprompt.training.checkpoint import _check_room
+from jaxprompt.training.feature_store import DiskStore
+from jaxprompt.training.log import RunLog
 
 PRODUCT = Path(files.__file__).parent
 
@@ -89,7 +90,7 @@ def test_nothing_in_a_message_moves_a_terminal(capsys, monkeypatch):
 
 
 def test_nor_in_a_line_of_a_log(tmp_path, capsys):
-    with runlog.RunLog(tmp_path, tensorboard=False, terminal=False) as log:
+    with RunLog(tmp_path, tensorboard=False, terminal=False) as log:
         log.say("classes a\x1b[0m\nb")
         log.progress(1)
         log.write(1, dev={"x": "\x1b"})

@@ -9,15 +9,15 @@ from fuzz import SEED, TEXTS, VALUES, dump, mutated, sample, survive, write
 from safetensors.numpy import save_file
 from tiny import CONFIGS, MODEL_HEADS
 
+from jaxprompt.assembly.new_backbone import open_config
+from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
-from jaxprompt.data.corpus.read import DOCUMENTS, Source, TextSettings
+from jaxprompt.corpus.read import DOCUMENTS, Source, TextSettings
 from jaxprompt.data.files import read_file
 from jaxprompt.data.tasks import custom_task, read_example, with_labels
-from jaxprompt.initial import open_config
-from jaxprompt.scorer import open_backbone
 
 COUNTS = {"config": 900, "mutated": 150, "header": 250, "torch": 60, "npy": 400, "peft": 250}
 COUNTS |= {"data": 900, "corpus": 200}

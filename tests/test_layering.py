@@ -8,24 +8,25 @@ import pytest
 from rules import label, report
 
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
-RANKS = {
-    "errors": -1, "signals": -1,
-    "types": 0, "tree": 0, "rng": 0, "files": 0, "hfconfig": 0, "sharding": 0, "hosts": 0,
-    "hlo": 0, "flops": 0, "devices": 0, "published": 0,
-    "layers": 1, "runlog": 1, "compiled": 1, "keep": 1,
-    "run_folder": 2,
-    "backbones": 2, "prompts": 2, "heads": 2, "losses": 2, "metrics": 2, "data": 2, "convert": 2,
-    "model": 3, "optim": 3, "tables": 3,
-    "state": 4, "folding": 4, "fields": 4, "generate": 4,
-    "steps": 5, "checkpoint": 5,
-    "evaluate": 6, "scorer": 6, "pretraining": 6,
-    "cards": 5, "exported": 7, "initial": 7,
-    "build": 8,
-    "planning": 9, "group": 9, "loop": 9,
-    "cli": 10,
-    "__main__": 11,
-}  # fmt: skip
-HOST_ONLY = ("data", "types", "errors", "files", "hfconfig")
+ROOMS = (  # from the ground up
+    "errors signals",
+    "types files tree rng",
+    "parallel",
+    "layers",
+    "data",
+    "corpus",
+    "convert",
+    "backbones prompts heads",  # none knows another
+    "models",
+    "training",
+    "assembly",
+    "sweeps",
+    "planning",
+    "cli",
+    "__main__",
+)
+RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms.split()}
+HOST_ONLY = ("data", "corpus", "types", "errors", "files", "signals")
 DEVICE = {"jax", "flax", "optax", "orbax", "jaxlib"}
 MODULES = sorted(ROOT.rglob("*.py"))
 

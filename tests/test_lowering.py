@@ -24,10 +24,10 @@ from lowering import (
 from tiny import make_batch
 
 from configs.base import get_config
-from jaxprompt import build
+from jaxprompt.assembly import from_config
 from jaxprompt.backbones import families
+from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.planning.compilers import standing_in
-from jaxprompt.sharding import make_placement, within
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
@@ -136,12 +136,13 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
     c, alone = get_config(), make_placement(1, 1, devices=jax.devices()[:1])
     on = lambda target: dataclasses.replace(alone, compiled_for=target)
     dropped, whole = (make_model(Case(dropout=rate))[0].backbone for rate in (0.1, 0.0))
-    (line,) = build.tell_kernel(c, on(H100), dropped)
+    told = from_config.tell_kernel
+    (line,) = told(c, on(H100), dropped)
     assert "attention dropout 0.1" in line and "--config.backbone.dropout=0" in line
-    assert build.tell_kernel(c, on(H100), whole) == build.tell_kernel(c, on(V100), dropped) == []
-    assert build.tell_kernel(c, on(TPU), dropped) == build.tell_kernel(c, alone, dropped) == []
+    assert told(c, on(H100), whole) == told(c, on(V100), dropped) == []
+    assert told(c, on(TPU), dropped) == told(c, alone, dropped) == []
     c.data.max_len = 512
-    assert build.tell_kernel(c, on(TPU), dropped) == [line]
+    assert from_config.tell_kernel(c, on(TPU), dropped) == [line]
 
 
 def check(case: Case, text: str) -> None:

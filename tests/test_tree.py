@@ -9,20 +9,11 @@ from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
-from jaxprompt.losses import cross_entropy
-from jaxprompt.model import Model
-from jaxprompt.optim import make_optimizer
+from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.tree import (
-    cast,
-    count,
-    flatten,
-    merge,
-    overview,
-    split,
-    trainable_mask,
-    unflatten,
-)
+from jaxprompt.training.losses import cross_entropy
+from jaxprompt.training.optim import make_optimizer
+from jaxprompt.tree import cast, count, flatten, merge, overview, split, trainable_mask, unflatten
 
 PARAMS = {
     "prompt": {"table": np.ones((2, 3), np.float32)},

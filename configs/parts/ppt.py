@@ -7,7 +7,7 @@ of KINDS; with "-deep" behind it keys and values of every layer are learned in p
 from typing import NamedTuple
 
 from configs.parts import methods
-from jaxprompt.data.ppt import get_pattern
+from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError, choose
 
 SEEDS = (10, 20, 30, 40, 50)

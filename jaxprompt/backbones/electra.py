@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
-from jaxprompt.hfconfig import read_size
+from jaxprompt.convert.hf_config import read_size
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:

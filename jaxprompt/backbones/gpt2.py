@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.errors import InputError
-from jaxprompt.hfconfig import (
+from jaxprompt.convert.hf_config import (
     read_flag,
     read_positive,
     read_share,
@@ -16,6 +15,7 @@ from jaxprompt.hfconfig import (
     read_word,
     refuse,
 )
+from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import Attention, put_in_front, seen_before
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
@@ -23,7 +23,7 @@ from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
-from jaxprompt.sharding import constrain
+from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen
 
 

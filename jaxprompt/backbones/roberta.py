@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
+from jaxprompt.convert.hf_config import read_id, read_size
 from jaxprompt.errors import InputError
-from jaxprompt.hfconfig import read_id, read_size
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:

@@ -11,14 +11,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.errors import InputError, brief
-from jaxprompt.hfconfig import (
-    read_flag,
-    read_positive,
-    read_share,
-    read_size,
-    refuse,
-)
 from jaxprompt.layers.attention import Attention, put_in_front, seen_before, seen_of
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
@@ -27,7 +21,7 @@ from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.relpos import RelativeBias
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
-from jaxprompt.sharding import constrain
+from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix, Seen
 
 

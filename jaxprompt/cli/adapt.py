@@ -6,17 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.cli.options import (
-    Parser,
-    add_hosts,
-    load_config,
-    need,
-    resolved,
-    several_hosts,
-)
+from jaxprompt.cli.options import Parser, add_hosts, load_config, need, resolved, several_hosts
 from jaxprompt.cli.train import drive, facts
 from jaxprompt.errors import escape
-from jaxprompt.runlog import dumps
+from jaxprompt.training.log import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,38 +35,40 @@ def run(c: Any, workdir: str, *, score: bool = False) -> dict[str, Any] | None:
     With `score` the result is the scores of held-out text before the first step, and nothing is
     bound to the workdir.
     """
-    from jaxprompt import build, run_folder
-    from jaxprompt.build import adapting
-    from jaxprompt.compiled import keep_programs
+    from jaxprompt.assembly import adapt, from_config
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.training import run_folder
 
-    build.check_config(c)
-    adapting.check_objective(c)
+    from_config.check_config(c)
+    adapt.check_objective(c)
     if not score:
-        run_folder.check_workdir(workdir, resolved(c), build.FREE)
+        run_folder.check_workdir(workdir, resolved(c), from_config.FREE)
     keep_programs(c.train.compilation_cache)
     with run_folder.lock(workdir):
         return _run(c, workdir, score)
 
 
 def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
-    from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.build import adapting, records
-    from jaxprompt.build.meter import Meter
-    from jaxprompt.checkpoint import Checkpoints
+    from jaxprompt import rng, tree
+    from jaxprompt.assembly import adapt, from_config, records
     from jaxprompt.convert.save import save_backbone
-    from jaxprompt.data.corpus import check_unchanged
-    from jaxprompt.data.denoise.batches import Pass, Visits
+    from jaxprompt.corpus import check_unchanged
+    from jaxprompt.corpus.denoise.batches import Pass, Visits
     from jaxprompt.data.tokenizer import load_tokenizer
     from jaxprompt.files import write_atomic
-    from jaxprompt.pretraining import tie
-    from jaxprompt.run_folder import (
+    from jaxprompt.parallel import processes
+    from jaxprompt.training import loop, steps
+    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.replaced_tokens import tie
+    from jaxprompt.training.run_folder import (
         guard_workdir,
         read_record,
         read_result,
         write_record,
         write_result,
     )
-    from jaxprompt.state import place_state
+    from jaxprompt.training.state import place_state
+    from jaxprompt.training.throughput import Meter
 
     # -- text and backbone: everything that a config can get wrong --------------------------------
     saved = finished = started = None
@@ -81,26 +76,26 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
         saved, finished = read_record(workdir), read_result(workdir)
         started = Checkpoints(workdir).latest()
         signals.note(loop.saved_at(started))
-    hosts.agree(facts(c) | {"result.json": str(bool(finished))})
-    placement = build.build_placement(c)
-    backbone = adapting.open_adaptable(c, placement)
+    processes.agree(facts(c) | {"result.json": str(bool(finished))})
+    placement = from_config.build_placement(c)
+    backbone = adapt.open_adaptable(c, placement)
     tokenizer = load_tokenizer(backbone.folder)
-    denoiser = adapting.make_denoiser(c, tokenizer, backbone)
+    denoiser = adapt.make_denoiser(c, tokenizer, backbone)
     tell = lambda line: print(escape(line), file=sys.stderr)
-    corpus = adapting.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
+    corpus = adapt.read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, tell)
     if started is None:
         signals.note("before the first step; the indexed corpus is kept")
     if saved is not None:
         check_unchanged(saved["corpus"], corpus.fingerprint)
-    rows, held = adapting.read_rows(c, corpus, denoiser, tokenizer)
+    rows, held = adapt.read_rows(c, corpus, denoiser, tokenizer)
     share = placement.share()
     batches = Visits(rows, batch=c.data.batch, seed=c.seed, share=share)
     dev = Pass(
         held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows, share=share
     )
-    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
-    adapted = adapting.load_adaptable(c, backbone, placement)
-    measure = adapting.build_scores(placement, adapted, dev, c.seed)
+    plan = from_config.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    adapted = adapt.load_adaptable(c, backbone, placement)
+    measure = adapt.build_scores(placement, adapted, dev, c.seed)
     if score:
         batches.close()
         return {"held_out": measure(adapted.trainable), "rows": dev.size}
@@ -114,17 +109,17 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
         say = f"already adapted, nothing to do: {workdir} (delete it to start again)"
         print(escape(say), file=sys.stderr)
         return finished
-    tx = build.build_optimizer(c, adapted.trainable, plan, batches.steps_per_epoch)
+    tx = from_config.build_optimizer(c, adapted.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(
         adapted.model, tx, adapted.objectives, accumulate=c.optim.accumulate
     )
     state = place_state(placement, adapted.trainable, tx, rng.key_for(c.seed, "dropout"))
 
     # -- the run ----------------------------------------------------------------------------------
-    guard_workdir(workdir, resolved(c), build.FREE)
+    guard_workdir(workdir, resolved(c), from_config.FREE)
     write_record(workdir, record)
-    flops = adapting.flops_of(adapted, next(iter(dev)), c.data.batch, placement)
-    meter = Meter(batches, adapting.score_sums, flops, c.backbone.dtype)
+    flops = adapt.flops_of(adapted, next(iter(dev)), c.data.batch, placement)
+    meter = Meter(batches, adapt.score_sums, flops, c.backbone.dtype)
     job = loop.Job(
         placement, step, state, adapted.frozen, batches, meter.take,
         measure, lambda found: -found["loss"], plan, c.train,
@@ -133,7 +128,7 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
 
     def begin(log: Any) -> None:
         tell_start(log, c, corpus, rows, dev, adapted, plan, started)
-        for line in build.tell_kernel(c, placement, adapted.backbone.module):
+        for line in from_config.tell_kernel(c, placement, adapted.backbone.module):
             log.say(line)
 
     ended = drive(job, workdir, started, begin)
@@ -164,8 +159,8 @@ def _run(c: Any, workdir: str, score: bool) -> dict[str, Any] | None:
         own, both = adapted.generator, tie(params["generator"], params["backbone"])
         save_backbone(Path(workdir) / "generator", own.family, own.hf, both, **given)
     if c.objective.examples:
-        text = adapting.fill(c, placement, adapted, ended.numbers, held, tokenizer)
-        if hosts.is_first():
+        text = adapt.fill(c, placement, adapted, ended.numbers, held, tokenizer)
+        if processes.is_first():
             write_atomic(Path(workdir) / "examples.txt", text)
     write_result(workdir, result)
     return result

@@ -42,54 +42,54 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
     """Labels the text of a config. Returns the counts, None where a signal ended the training,
     and on all processes but the first.
     """
-    from jaxprompt import build, hosts
-    from jaxprompt.build import annotating
-    from jaxprompt.build.ppt import thresholds_of
-    from jaxprompt.compiled import keep_programs
-    from jaxprompt.data.ppt import AnnotationWriter, check_unfinished
+    from jaxprompt.assembly import annotate, from_config
+    from jaxprompt.assembly.pretrain import thresholds_of
+    from jaxprompt.corpus.ppt import AnnotationWriter, check_unfinished
     from jaxprompt.files import make_folder
-    from jaxprompt.run_folder import lock, read_result
+    from jaxprompt.parallel import processes
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.training.run_folder import lock, read_result
 
     # -- text and classifier ----------------------------------------------------------------------
-    annotating.check_annotator(c)
+    annotate.check_annotator(c)
     keep_programs(c.train.compilation_cache)
     check_unfinished(output)
-    trained = build.is_zero_shot(classifier) or read_result(workdir) is not None
-    annotating.check_saved(classifier, workdir, trained)
-    hosts.agree(train.facts(c) | {"--output": output, "result.json": str(trained)})
+    trained = from_config.is_zero_shot(classifier) or read_result(workdir) is not None
+    annotate.check_saved(classifier, workdir, trained)
+    processes.agree(train.facts(c) | {"--output": output, "result.json": str(trained)})
     make_folder(workdir)
     say = lambda line: print(escape(line), file=sys.stderr, flush=True)
-    corpus = annotating.read_units(c, workdir, say)
-    hosts.agree({"the indexed text": corpus.folder.name})
+    corpus = annotate.read_units(c, workdir, say)
+    processes.agree({"the indexed text": corpus.folder.name})
     if not trained and train.run(classifier, workdir) is None:
         return None
     signals.note("with the classifier trained; the same command goes on")
-    annotator = annotating.open_annotator(classifier, c, workdir)
-    label = annotating.make_labeller(annotator, corpus)
+    annotator = annotate.open_annotator(classifier, c, workdir)
+    label = annotate.make_labeller(annotator, corpus)
 
     # -- labels -----------------------------------------------------------------------------------
     total, thresholds = corpus.num_units, thresholds_of(c)
     with lock(output), contextlib.ExitStack() as stack:
-        writer = hosts.on_first(
+        writer = processes.on_first(
             lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
         )
         if writer:
             stack.callback(writer.close)
         tell = say if writer else lambda line: None
-        first = done = int(hosts.gather(str(writer.done if writer else ""))[0])
+        first = done = int(processes.gather(str(writer.done if writer else ""))[0])
         signals.note(_kept(done, total))
         tell(f"annotator {annotator.mark}")
         tell(f"corpus {c.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} done")
         start = said = time.monotonic()
         for part in label(done):
-            hosts.on_first(lambda part=part: writer.append(part))
+            processes.on_first(lambda part=part: writer.append(part))
             done, now = done + len(part), time.monotonic()
             signals.note(_kept(done, total))
             if now - said > _PAUSE or done == total:
                 tell(_progress(done, total, (done - first) / (now - start)))
                 said = now
         seconds = time.monotonic() - start
-        found = hosts.on_first(lambda: writer.seal())
+        found = processes.on_first(lambda: writer.seal())
     if found is None:
         return None
     labelled, kept = found.counts([0] * len(thresholds)), found.counts(thresholds)

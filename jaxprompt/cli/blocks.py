@@ -65,7 +65,7 @@ def method_block(name: str, config: ConfigDict) -> ConfigDict:
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
     """Says what is wrong with a field that a config lacks, and which may have been meant."""
-    from jaxprompt.fields import SYNONYMS
+    from jaxprompt.assembly.schema import SYNONYMS
 
     block, _, last = field.rpartition(".")
     of_others = {other for name in methods() for other in method_fields(name)}

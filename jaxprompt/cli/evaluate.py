@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
 from jaxprompt.errors import InputError, escape
-from jaxprompt.runlog import dumps
+from jaxprompt.training.log import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,30 +32,31 @@ def evaluate(
 
     With `output` its rows are written there as `predict` writes them.
     """
-    from jaxprompt import build, hosts
-    from jaxprompt.build.examples import SPLITS
+    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.examples import SPLITS
+    from jaxprompt.parallel import processes
 
     if split not in SPLITS:
         raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
-    if not build.is_zero_shot(c) and workdir is None:
+    if not from_config.is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
-    trained = build.restore(c, workdir, [split])
+    trained = from_config.restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(f"task {c.task.name} has no {split} split here; give data.files")
-    for line in trained.others if hosts.is_first() else ():
+    for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
     scorer, part = trained.scorer, trained.splits[split]
     records = _read(c, scorer, split, prefix) if output else []
-    judge = build.build_judge(c, scorer, trained.placement)
+    judge = from_config.build_judge(c, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
-    if output and hosts.is_first():
+    if output and processes.is_first():
         _write(output, scorer, records, found, prefix)
     return {"split": split, "examples": len(part.labels), **measured}
 
 
 def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows that are written; none may have a column of a prediction."""
-    from jaxprompt.build.examples import read_rows
+    from jaxprompt.assembly.examples import read_rows
     from jaxprompt.cli.predict import LABELLED, WRITTEN
     from jaxprompt.data.records import Record, check_columns
 
@@ -67,8 +68,8 @@ def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
 
 def _write(output: str, scorer: Any, records: Sequence[Any], found: Any, prefix: str) -> None:
     from jaxprompt.data.records import to_lines
-    from jaxprompt.evaluate import name_scores
     from jaxprompt.files import write_atomic
+    from jaxprompt.training.evaluation import name_scores
 
     if scorer.is_text:
         answers = [{"generated": text} for text in found]

@@ -88,14 +88,14 @@ def add_hosts(parser: Parser) -> None:
 @contextlib.contextmanager
 def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
     """Joins the other processes for a block. Yields whether this one writes and prints."""
-    from jaxprompt import hosts
+    from jaxprompt.parallel import processes
 
-    with hosts.guard():
-        hosts.start(
+    with processes.guard():
+        processes.start(
             args.coordinator, args.processes, args.process, cluster=args.cluster,
             timeout=args.timeout,
         )  # fmt: skip
-        yield hosts.is_first()
+        yield processes.is_first()
 
 
 def need(args: argparse.Namespace, *names: str) -> None:

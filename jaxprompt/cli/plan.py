@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from jaxprompt.cli.options import Parser, load_config, need
-from jaxprompt.devices import parse_devices
 from jaxprompt.errors import InputError
+from jaxprompt.parallel.devices import parse_devices
 
 LIMIT = 64  # devices that the search goes up to
 MOST = 512  # devices that one process can simulate in seconds

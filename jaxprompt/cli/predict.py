@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"--batch={args.batch} must be at least 1")
     choose("--on-error", args.on_error, ON_ERROR)
 
+    from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records
-    from jaxprompt.exported import read_export, unpack
     from jaxprompt.files import write_atomic
 
     if not args.prompt:
@@ -95,8 +95,8 @@ def label(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Gives prediction, score and all class scores of each example, and what to say of them."""
     from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.evaluate import drop_absent, name_scores, place_step, predict_scores
-    from jaxprompt.metrics import score
+    from jaxprompt.training.evaluation import drop_absent, name_scores, place_step, predict_scores
+    from jaxprompt.training.metrics import score
 
     scorer = exported.scorer
     split = scorer.encode(examples)
@@ -120,8 +120,8 @@ def write(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Gives the text that the model writes after each example, and what to say of them."""
     from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.evaluate import make_writer, write_texts
-    from jaxprompt.metrics import score_texts
+    from jaxprompt.training.evaluation import make_writer, write_texts
+    from jaxprompt.training.metrics import score_texts
 
     how = exported.card["generate"]
     scorer = exported.scorer.writing(how["max_new"])
@@ -156,7 +156,7 @@ def _say(line: str) -> None:
 
 
 def _placement(mesh: str, batch: int) -> Any:
-    from jaxprompt.sharding import make_placement
+    from jaxprompt.parallel.sharding import make_placement
 
     sizes = mesh.split("x")
     if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):

@@ -6,17 +6,10 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.cli import sweep
-from jaxprompt.cli.options import (
-    Parser,
-    add_hosts,
-    load_config,
-    need,
-    resolved,
-    several_hosts,
-)
+from jaxprompt.cli.options import Parser, add_hosts, load_config, need, resolved, several_hosts
 from jaxprompt.cli.train import drive, facts
 from jaxprompt.errors import escape
-from jaxprompt.runlog import dumps
+from jaxprompt.training.log import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,46 +33,48 @@ def main(argv: Sequence[str]) -> int:
 
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
     """Runs a config in a workdir. Returns its result, None where a signal ended it early."""
-    from jaxprompt import build, run_folder
-    from jaxprompt.build import ppt
-    from jaxprompt.compiled import keep_programs
+    from jaxprompt.assembly import from_config, pretrain
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.training import run_folder
 
-    build.check_config(c)
-    ppt.check_ppt(c)
-    run_folder.check_workdir(workdir, resolved(c), build.FREE)
+    from_config.check_config(c)
+    pretrain.check_ppt(c)
+    run_folder.check_workdir(workdir, resolved(c), from_config.FREE)
     keep_programs(c.train.compilation_cache)
     with run_folder.lock(workdir):
         return _run(c, workdir)
 
 
 def _run(c: Any, workdir: str) -> dict[str, Any] | None:
-    from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.build import adapting, ppt, records, starting
-    from jaxprompt.build.meter import Meter
-    from jaxprompt.checkpoint import Checkpoints
-    from jaxprompt.data.denoise.batches import Visits
-    from jaxprompt.run_folder import guard_workdir, read_result, write_record, write_result
-    from jaxprompt.state import place_state
+    from jaxprompt import rng, tree
+    from jaxprompt.assembly import adapt, from_config, pretrain, records, starting_text
+    from jaxprompt.corpus.denoise.batches import Visits
+    from jaxprompt.parallel import processes
+    from jaxprompt.training import loop, steps
+    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.run_folder import guard_workdir, read_result, write_record, write_result
+    from jaxprompt.training.state import place_state
+    from jaxprompt.training.throughput import Meter
 
     # -- text and backbone: everything that a config can get wrong --------------------------------
     finished, started = read_result(workdir), Checkpoints(workdir).latest()
     signals.note(loop.saved_at(started))
-    hosts.agree(facts(c) | {"result.json": str(bool(finished))})
-    placement = build.build_placement(c)
-    asked = ppt.open_asked(c, placement)
+    processes.agree(facts(c) | {"result.json": str(bool(finished))})
+    placement = from_config.build_placement(c)
+    asked = pretrain.open_asked(c, placement)
     tell = lambda line: print(escape(line), file=sys.stderr)
     vocab = asked.backbone.module.cfg.vocab
-    corpus = adapting.read_corpus(c, asked.scorer.tokenizer, vocab, workdir, tell)
+    corpus = adapt.read_corpus(c, asked.scorer.tokenizer, vocab, workdir, tell)
     if started is None:
         signals.note("before the first step; the indexed corpus is kept")
     share = placement.share()
-    text = ppt.read_text(c, corpus, asked, share)
-    ppt.check_same(workdir, text.facts, c.ppt.annotations)
+    text = pretrain.read_text(c, corpus, asked, share)
+    pretrain.check_same(workdir, text.facts, c.ppt.annotations)
     task, held = text.tasks
     batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=share)
-    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
-    counts = starting.count_tokens(c, None, corpus.token_counts)
-    asked, learned = ppt.load(c, asked, placement, counts)
+    plan = from_config.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    counts = starting_text.count_tokens(c, None, corpus.token_counts)
+    asked, learned = pretrain.load(c, asked, placement, counts)
     record = records.make_record(
         c, text.facts, asked.scorer.template, asked.backbone.family, learned.report.fingerprint
     )
@@ -89,18 +84,18 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
         say = f"already pre-trained, nothing to do: {workdir} (delete it to start again)"
         print(escape(say), file=sys.stderr)
         return finished
-    measure = adapting.build_scores(placement, learned, text.held, c.seed, ppt.scoring(held))
-    tx = build.build_optimizer(c, learned.trainable, plan, batches.steps_per_epoch)
+    measure = adapt.build_scores(placement, learned, text.held, c.seed, pretrain.scoring(held))
+    tx = from_config.build_optimizer(c, learned.trainable, plan, batches.steps_per_epoch)
     step = steps.make_train_step(
         learned.model, tx, learned.objectives, accumulate=c.optim.accumulate
     )
     state = place_state(placement, learned.trainable, tx, rng.key_for(c.seed, "dropout"))
 
     # -- the run ----------------------------------------------------------------------------------
-    guard_workdir(workdir, resolved(c), build.FREE)
+    guard_workdir(workdir, resolved(c), from_config.FREE)
     write_record(workdir, record)
-    flops = ppt.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
-    meter = Meter(batches, ppt.scoring(task), flops, c.backbone.dtype)
+    flops = pretrain.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
+    meter = Meter(batches, pretrain.scoring(task), flops, c.backbone.dtype)
     drops = c.backbone.dropout != 0 or c.prompt.get("dropout", 0) != 0
     job = loop.Job(
         placement, step, state, learned.frozen, batches, meter.take,
@@ -110,7 +105,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     def begin(log: Any) -> None:
         tell_start(log, c, corpus, asked, text, learned, plan, started)
-        for line in build.tell_kernel(c, placement, asked.backbone.module):
+        for line in from_config.tell_kernel(c, placement, asked.backbone.module):
             log.say(line)
 
     ended = drive(job, workdir, started, begin)
@@ -137,11 +132,11 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
 def tell_start(log, c, corpus, asked, text, learned, plan, started) -> None:
     """Says what was read, what was left out of it, and what trains."""
     from jaxprompt import tree
-    from jaxprompt.build import ppt
+    from jaxprompt.assembly import pretrain
 
-    for line in ppt.told(c, asked.backbone, learned.report, corpus):
+    for line in pretrain.told(c, asked.backbone, learned.report, corpus):
         log.say(line)
-    for line in ppt.told_task(asked, text):
+    for line in pretrain.told_task(asked, text):
         log.say(line)
     log.say(tree.overview(learned.trainable, learned.frozen))
     where = "from the start" if started is None else f"resumed at step {started}"

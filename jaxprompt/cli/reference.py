@@ -1,7 +1,7 @@
 """Lists the fields of a config for --help: what each may hold, its default and a note.
 
-Kinds and ranges are those of jaxprompt/fields.py, notes the comments in configs/base.py; fields of
-a method are read from its file.
+Kinds and ranges are those of jaxprompt/assembly/schema.py, notes the comments in configs/base.py;
+fields of a method are read from its file.
 """
 
 import re
@@ -16,12 +16,12 @@ _FIELD = r"\s*c\.([\w.]+) = .*?  # (.*)"  # of base.py
 _OWN = r"    (\w+): \w+ = .*?  # (.*)"  # of a method's class
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
           tuple: "list of texts"}  # fmt: skip
-_CONSTANTS = "fixed"  # what a trained method folds to: never asked for by a config
+_CONSTANTS = "constant"  # what a trained method folds to: never asked for by a config
 
 
 def list_fields() -> str:
     """Writes a line for every field, block by block, those of each method under its name."""
-    from jaxprompt.fields import FIELDS
+    from jaxprompt.assembly.schema import FIELDS
 
     notes = _notes(shipped()["base"], _FIELD)
     config = load_module(str(shipped()["base"])).get_config()

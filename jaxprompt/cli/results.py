@@ -68,9 +68,9 @@ def read_folder(folder: str) -> list[Run]:
     Seeds share a row, and a learning rate or weight decay names one where it was searched. Runs of
     `adapt` are left out: they have no method. Raises InputError where there is no finished run.
     """
-    from jaxprompt.build import FREE
+    from jaxprompt.assembly.from_config import FREE
     from jaxprompt.cli.options import fields, load_config
-    from jaxprompt.run_folder import read_result
+    from jaxprompt.training.run_folder import read_result
 
     found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]
     if not found:
@@ -118,7 +118,7 @@ def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
 
 def tell(runs: Sequence[Run], failed: Mapping[str, str]) -> None:
     """Prints the table. Raises InputError where runs failed."""
-    from jaxprompt.tables import table
+    from jaxprompt.training.tables import table
 
     rows = collect(runs)
     if rows:
@@ -138,7 +138,7 @@ def collect(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
 
 def read(workdir: Path) -> dict[str, Any]:
     """Reads the result of a run, and from its config the learning rate and the seeds."""
-    from jaxprompt.run_folder import read_result
+    from jaxprompt.training.run_folder import read_result
 
     result = read_result(workdir)
     c = read_json(workdir / _CONFIG, "the folder of a run")
@@ -150,7 +150,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 def best_on_dev(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
     """Makes a row of runs that differ in rate and decay: of each seed the one best on dev."""
-    from jaxprompt.group import select
+    from jaxprompt.sweeps.runner import select
 
     found: dict[str, list[tuple[Run, Mapping[str, Any]]]] = {}
     for run in runs:

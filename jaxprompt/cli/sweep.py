@@ -9,18 +9,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxprompt import signals
-from jaxprompt.cli.options import (
-    Parser,
-    apply,
-    call,
-    load_config,
-    load_module,
-    need,
-    resolved,
-)
+from jaxprompt.cli.options import Parser, apply, call, load_config, load_module, need, resolved
 from jaxprompt.cli.results import SEEDS, Run, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
-from jaxprompt.tables import failures
+from jaxprompt.training.tables import failures
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,9 +55,11 @@ def execute(
     Returns the errors of runs that failed, by name; None where a signal ended it early, and the
     same call goes on.
     """
-    from jaxprompt import build, group, run_folder
+    from jaxprompt.assembly import from_config
     from jaxprompt.cli import train
-    from jaxprompt.compiled import keep_programs
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.sweeps import runner
+    from jaxprompt.training import run_folder
 
     loaded = [load(run, overrides) for run in runs]
     keep_programs(loaded[0].get("train", {}).get("compilation_cache", ""))
@@ -78,13 +72,13 @@ def execute(
             return None
         failed |= outcome.failed
     over = [
-        group.Run(run.workdir.name, run.changes, c, run.workdir)
+        runner.Run(run.workdir.name, run.changes, c, run.workdir)
         for run, c in single
         if run_folder.read_result(run.workdir) is not None
     ]
     for run in over:
-        run_folder.check_workdir(run.folder, resolved(run.config), build.FREE)
-    group.verify(over, workdir)
+        run_folder.check_workdir(run.folder, resolved(run.config), from_config.FREE)
+    runner.verify(over, workdir)
     finished = {run.name for run in over}
     for run, c in single:
         if run.workdir.name not in finished:
@@ -109,15 +103,16 @@ def is_grid(c: Any) -> bool:
 
 def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
     """Trains the runs of `config.runs` as one program, as a verb does, and tabulates them."""
-    from jaxprompt import build, group
-    from jaxprompt.compiled import keep_programs
-    from jaxprompt.run_folder import check_workdir, guard_workdir
+    from jaxprompt.assembly import from_config
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.sweeps import runner
+    from jaxprompt.training.run_folder import check_workdir, guard_workdir
 
-    given, free = resolved(c), (*build.FREE, "runs.size")
+    given, free = resolved(c), (*from_config.FREE, "runs.size")
     check_workdir(workdir, given, free)
-    grid = group.list_runs(c, workdir)
+    grid = runner.list_runs(c, workdir)
     for run in grid:
-        group.KINDS[verb].check(run.config)
+        runner.KINDS[verb].check(run.config)
     keep_programs(c.train.compilation_cache)
     bind = lambda: guard_workdir(workdir, given, free)
     outcome = train_together(grid, workdir, verb=verb, size=c.runs.size, ready=bind)
@@ -139,9 +134,9 @@ def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
 
 def train_together(runs: Sequence[Any], workdir: str, **options: Any) -> Any:
     """Trains runs as few programs. -> their outcome, None where a signal ended it early"""
-    from jaxprompt import group
+    from jaxprompt.sweeps import runner
 
-    return group.train(runs, workdir, heard=signals.heard, **options)
+    return runner.train(runs, workdir, heard=signals.heard, **options)
 
 
 def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
@@ -166,16 +161,16 @@ def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list
 
     A run that was begun alone goes on alone, and one that keeps what its lower layers give.
     """
-    from jaxprompt import group
-    from jaxprompt.checkpoint import Checkpoints
+    from jaxprompt.sweeps import runner
+    from jaxprompt.training.checkpoint import Checkpoints
 
     pairs = list(zip(runs, configs, strict=True))
     fresh = [
-        group.Run(run.workdir.name, run.changes, c, run.workdir)
+        runner.Run(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
         if Checkpoints(run.workdir).latest() is None and not c.cache.where
     ]
-    many = sum((alike for alike in group.by_config(fresh) if len(alike) > 1), [])
+    many = sum((alike for alike in runner.by_config(fresh) if len(alike) > 1), [])
     names = {run.name for run in many}
     return many, [(run, c) for run, c in pairs if run.workdir.name not in names]
 

@@ -19,11 +19,11 @@ def main(argv: Sequence[str]) -> int:
     need(args, "config", "family", "output")
     c = load_config(args.config, overrides)
     # Imported here, so that --help and a bad flag answer at once.
-    from jaxprompt import build
-    from jaxprompt.build.adapting import need_corpus, text_settings
-    from jaxprompt.data.corpus import train_tokenizer
+    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.adapt import need_corpus, text_settings
+    from jaxprompt.corpus import train_tokenizer
 
-    build.check_config(c)
+    from_config.check_config(c)
     need_corpus(c)
     tokenizer = train_tokenizer(
         args.family, c.corpus.path, args.output, args.size, text_settings(c),

@@ -16,7 +16,7 @@ from jaxprompt.cli.options import (
     several_hosts,
 )
 from jaxprompt.errors import escape
-from jaxprompt.runlog import dumps
+from jaxprompt.training.log import dumps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,11 +37,12 @@ def main(argv: Sequence[str]) -> int:
 
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
     """Runs a config in a workdir. Returns its result, None where a signal ended it early."""
-    from jaxprompt import build, run_folder
-    from jaxprompt.compiled import keep_programs
+    from jaxprompt.assembly import from_config
+    from jaxprompt.parallel.compilation import keep_programs
+    from jaxprompt.training import run_folder
 
-    build.check_config(c)
-    run_folder.check_workdir(workdir, resolved(c), build.FREE)
+    from_config.check_config(c)
+    run_folder.check_workdir(workdir, resolved(c), from_config.FREE)
     keep_programs(c.train.compilation_cache)
     with run_folder.lock(workdir):
         return _run(c, workdir)
@@ -51,28 +52,30 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
     # Imported here, so that --help and a bad flag answer at once.
     import jax
 
-    from jaxprompt import build, hosts, loop, rng, steps, tree
-    from jaxprompt.build import records, starting
-    from jaxprompt.build.examples import describe_examples
-    from jaxprompt.checkpoint import Checkpoints
-    from jaxprompt.run_folder import guard_workdir, read_result, write_record, write_result
-    from jaxprompt.scorer import load_weights
-    from jaxprompt.state import place_state
+    from jaxprompt import rng, tree
+    from jaxprompt.assembly import from_config, records, starting_text
+    from jaxprompt.assembly.examples import describe_examples
+    from jaxprompt.assembly.pipeline import load_weights
+    from jaxprompt.parallel import processes
+    from jaxprompt.training import loop, steps
+    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.run_folder import guard_workdir, read_result, write_record, write_result
+    from jaxprompt.training.state import place_state
 
     # -- data and model: everything that a config can get wrong ----------------------------------
     alone = jax.process_count() == 1
     finished, started = read_result(workdir), Checkpoints(workdir).latest()
     signals.note(loop.saved_at(started))
-    hosts.agree(facts(c) | {"result.json": str(bool(finished))})
-    placement = build.build_placement(c)
-    backbone = build.open_fitting(c, placement)
-    examples = build.read_examples(c)
-    scorer = build.scorer_from_config(c, backbone, examples, placement)
-    splits = build.encode_splits(scorer, examples)
+    processes.agree(facts(c) | {"result.json": str(bool(finished))})
+    placement = from_config.build_placement(c)
+    backbone = from_config.open_fitting(c, placement)
+    examples = from_config.read_examples(c)
+    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+    splits = from_config.encode_splits(scorer, examples)
     if not alone:
-        hosts.agree({f"the rows of {name}": part.digest() for name, part in splits.items()})
-    batches = build.train_batches(c, scorer, splits["train"])
-    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+        processes.agree({f"the rows of {name}": part.digest() for name, part in splits.items()})
+    batches = from_config.train_batches(c, scorer, splits["train"])
+    plan = from_config.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     backbone, loaded = load_weights(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     record = records.make_record(
@@ -83,19 +86,19 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
         say = f"already trained, nothing to do: {workdir} (delete it to train again)"
         print(escape(say), file=sys.stderr)
         return finished
-    counts = starting.count_tokens(
-        c, splits["train"], lambda: starting.count_corpus(c, scorer, workdir)
+    counts = starting_text.count_tokens(
+        c, splits["train"], lambda: starting_text.count_corpus(c, scorer, workdir)
     )
-    weights = build.start(c, scorer, loaded, counts, placement)
+    weights = from_config.start(c, scorer, loaded, counts, placement)
     trainable, frozen, report = weights
-    tx = build.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
-    objectives = build.build_objectives(c)
-    kept, fill = build.keeping.plan_keeping(c, scorer, splits, weights, placement, workdir)
-    measure = build.build_measure(c, scorer, placement, kept)
+    tx = from_config.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
+    objectives = from_config.build_objectives(c)
+    kept, fill = from_config.keeping.plan_keeping(c, scorer, splits, weights, placement, workdir)
+    measure = from_config.build_measure(c, scorer, placement, kept)
     score = lambda name, numbers: measure(splits[name], numbers, frozen)
 
     # -- the run --------------------------------------------------------------------------------
-    guard_workdir(workdir, resolved(c), build.FREE)
+    guard_workdir(workdir, resolved(c), from_config.FREE)
     write_record(workdir, record)
     job = loop.Job(
         placement, steps.make_train_step(kept.model, tx, objectives, accumulate=c.optim.accumulate),
@@ -106,7 +109,7 @@ def _run(c: Any, workdir: str) -> dict[str, Any] | None:
 
     def begin(log: Any) -> None:
         tell_start(log, c, backbone, scorer, splits, weights, plan, started)
-        for line in build.tell_kernel(c, placement, backbone.module):
+        for line in from_config.tell_kernel(c, placement, backbone.module):
             log.say(line)
         fill(log.say)
 
@@ -137,12 +140,16 @@ def drive(job: Any, workdir: str, started: int | None, begin: Callable[[Any], No
 
     `started` is the checkpoint's step, None = from the start; `begin` says to the log what begins.
     """
-    from jaxprompt import hosts, loop
-    from jaxprompt.runlog import RunLog
+    from jaxprompt.parallel import processes
+    from jaxprompt.training import loop
+    from jaxprompt.training.log import RunLog
 
     stand = loop.take_up(job, workdir)
     with RunLog(
-        workdir, tensorboard=job.train.tensorboard, total=job.plan.total, enabled=hosts.is_first()
+        workdir,
+        tensorboard=job.train.tensorboard,
+        total=job.plan.total,
+        enabled=processes.is_first(),
     ) as log:
         log.resume(-1 if started is None else started)
         begin(log)
@@ -151,7 +158,7 @@ def drive(job: Any, workdir: str, started: int | None, begin: Callable[[Any], No
     if ended is not None:
         signals.note("after the last step; it is saved, and the same command completes the run")
         # One that came during the last step, on any process.
-        signals.check(max(map(int, hosts.gather(str(heard())))))
+        signals.check(max(map(int, processes.gather(str(heard())))))
     return ended
 
 
@@ -166,7 +173,8 @@ def facts(c: Any) -> dict[str, str]:
 
 def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None:
     """Says what was read, what trains, and what is fresh."""
-    from jaxprompt import build, tree
+    from jaxprompt import tree
+    from jaxprompt.assembly import from_config
 
     report = weights.report
     log.say(f"backbone {c.backbone.path} ({backbone.family}), weights {report.fingerprint[:12]}")
@@ -177,7 +185,7 @@ def tell_start(log, c, backbone, scorer, splits, weights, plan, started) -> None
         log.say(f"prompt from {c.prompt.init}")
     log.say(f"task {scorer.task.name}, template {scorer.template!r}")
     log.say("  " + ", ".join(f"{name} {len(part.labels)}" for name, part in splits.items()))
-    for line in build.tell_examples(scorer, splits):
+    for line in from_config.tell_examples(scorer, splits):
         log.say(f"  {line}")
     log.say(tree.overview(weights.trainable, weights.frozen))
     fresh = sorted({"/".join(n.split("/")[:3]) for n in weights.trainable if n.startswith("head/")})

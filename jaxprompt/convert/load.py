@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxprompt.convert.filling import Filler, digest
 from jaxprompt.convert.names import IGNORED, Family, Tensor
 from jaxprompt.convert.shapes import (
     axis_sizes,
@@ -18,9 +17,10 @@ from jaxprompt.convert.shapes import (
     names_of,
     select,
 )
+from jaxprompt.convert.tensor_reader import Filler, digest
 from jaxprompt.convert.weights import FLOATS, Weights, open_weights
 from jaxprompt.errors import InputError
-from jaxprompt.sharding import Placement
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

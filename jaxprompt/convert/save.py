@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
-from jaxprompt import hosts
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.convert.card import render_card
 from jaxprompt.convert.folder import TOKENIZER_FILES
@@ -26,6 +25,7 @@ from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, 
 from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic, write_error
+from jaxprompt.parallel import processes
 from jaxprompt.tree import flatten
 
 FILE_BYTES = 5 * 10**9
@@ -100,7 +100,7 @@ def save_backbone(
         _take_place(partial, target)
 
     with _removed_on_failure(partial, target):
-        hosts.on_first(_told(prepare, target))
+        processes.on_first(_told(prepare, target))
         for file, names in files.items():
             with _opened(partial / file) as out:
                 for name in names:
@@ -108,7 +108,7 @@ def save_backbone(
                     if out is not None:
                         array = array.astype(DTYPES[dtype], order="C", copy=False)
                         out.write(array.reshape(-1).view(np.uint8))  # bfloat16 has no buffer
-        hosts.on_first(_told(finish, target))
+        processes.on_first(_told(finish, target))
     return Path(folder)
 
 
@@ -229,7 +229,7 @@ def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> N
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO | None]:
     """Opens a reserved file behind its header, on process 0 alone."""
-    if not hosts.is_first():
+    if not processes.is_first():
         yield None
         return
     with path.open("r+b") as file:
@@ -318,7 +318,7 @@ def _removed_on_failure(partial: Path, target: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if hosts.is_first():
+        if processes.is_first():
             shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
             raise write_error(target, error) from error

@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from jaxprompt.convert.hf_config import read_size
 from jaxprompt.convert.names import FAMILIES, Family, Tensor
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.hfconfig import read_size
 
 HEADS = ("mlm/", "rtd/", "lm/")  # their tensors never follow a prefix
 

@@ -11,15 +11,7 @@ import numpy as np
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Plan
 from jaxprompt.data.tasks import Example
-from jaxprompt.data.template import (
-    OPTION,
-    Part,
-    Template,
-    check,
-    modify,
-    read_option,
-    with_options,
-)
+from jaxprompt.data.template import OPTION, Part, Template, check, modify, read_option, with_options
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.sharding import constrain
+from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import ABSENT, Batch, Role
 
 POOLERS = ("checkpoint", "trained", "cls", "mean")

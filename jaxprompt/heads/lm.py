@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.heads.linear import drop_absent, take
 from jaxprompt.layers.output import score_targets
 from jaxprompt.layers.product import einsum
-from jaxprompt.sharding import constrain
+from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import ABSENT, Batch
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt import sharding
 from jaxprompt.layers import kernels
 from jaxprompt.layers.dropout import draw_keep, thin
 from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.parallel import sharding
 from jaxprompt.types import Memory, Prefix, Seen, Tokens
 
 

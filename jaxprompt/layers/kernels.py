@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprompt import sharding
-from jaxprompt.sharding import Target
+from jaxprompt.parallel import sharding
+from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import Seen
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for

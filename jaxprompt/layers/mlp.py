@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general
-from jaxprompt.sharding import target
+from jaxprompt.parallel.sharding import target
 
 
 @jax.custom_vjp

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxprompt.sharding import constrain, parts
+from jaxprompt.parallel.sharding import constrain, parts
 from jaxprompt.types import ABSENT
 
 GROUP = 128  # tokens

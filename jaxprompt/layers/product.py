@@ -13,7 +13,7 @@ import string
 import jax
 import jax.numpy as jnp
 
-from jaxprompt.sharding import target
+from jaxprompt.parallel.sharding import target
 
 
 def _is_narrow(x, y) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt import sharding
+from jaxprompt.parallel import sharding
 from jaxprompt.types import Prefix
 
 STACKS = ("unroll", "scan")

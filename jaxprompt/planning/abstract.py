@@ -9,19 +9,18 @@ from typing import Any
 
 import jax
 
-from jaxprompt import build
-from jaxprompt.build import ppt
-from jaxprompt.build.examples import in_form
+from jaxprompt.assembly import from_config, pretrain
+from jaxprompt.assembly.examples import in_form
+from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.data.template import parse
-from jaxprompt.devices import Device
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.layers import kernels
-from jaxprompt.model import Model
-from jaxprompt.published import published
-from jaxprompt.scorer import Backbone, Scorer, check_fit, open_backbone, shape_backbone
-from jaxprompt.sharding import Target, make_placement
-from jaxprompt.steps import Objective
+from jaxprompt.models.model import Model
+from jaxprompt.parallel.devices import Device
+from jaxprompt.parallel.sharding import Target, make_placement
+from jaxprompt.planning.published import published
+from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 
 CHOICES = 4  # of an example, where its rows alone would tell
@@ -74,9 +73,9 @@ def open_run(c: Any, device: Device | None = None) -> Run:
 
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
     """
-    build.check_config(c)
+    from_config.check_config(c)
     if c.ppt.task:
-        ppt.check_learner(c)
+        pretrain.check_learner(c)
     backbone, notes = find_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
     if device is not None and has_kernel(backbone.module, device, c.data.max_len):
@@ -91,15 +90,15 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         notes += ("the network is counted as within a slice; between slices it is slower",)
     alone = make_placement(devices=jax.devices()[:1])
     if c.ppt.task:
-        scorer, more = ppt.make_scorer(c, backbone, alone), ()
+        scorer, more = pretrain.make_scorer(c, backbone, alone), ()
         example = Example(dict.fromkeys(scorer.task.fields, _text(c)))
-        model, objective = ppt.make_objective(c, scorer.model)
+        model, objective = pretrain.make_objective(c, scorer.model)
         objectives = [objective]
     else:
         task, example, more = _longest(c)
-        examples = build.Examples(task, max(1, len(example.choices)), {"train": [example]})
-        scorer = build.scorer_from_config(c, backbone, examples, alone)
-        model, objectives = scorer.model, build.build_objectives(c)
+        examples = from_config.Examples(task, max(1, len(example.choices)), {"train": [example]})
+        scorer = from_config.scorer_from_config(c, backbone, examples, alone)
+        model, objectives = scorer.model, from_config.build_objectives(c)
     rows = scorer.encode([example], targets=scorer.is_text).rows
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":
@@ -161,7 +160,7 @@ def _text(c: Any) -> str:
 
 def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     """Makes up the longest example of a config's task."""
-    task, notes, choices = build.read_task(c.task), (), ()
+    task, notes, choices = from_config.read_task(c.task), (), ()
     text = _text(c)
     if task.is_text:
         fields = dict.fromkeys(task.fields, text)

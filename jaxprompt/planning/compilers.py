@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxprompt.devices import Device
 from jaxprompt.errors import InputError
-from jaxprompt.hlo import Work, read_work
-from jaxprompt.sharding import Target
+from jaxprompt.parallel.devices import Device
+from jaxprompt.parallel.hlo import Work, read_work
+from jaxprompt.parallel.sharding import Target
 
 INSTALL = {
     "tpu": 'pip install "libtpu==0.0.42.*"',

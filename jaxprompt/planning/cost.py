@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxprompt import build, rng, tree
-from jaxprompt.build.weights import divide
-from jaxprompt.hlo import Work, read_work
-from jaxprompt.model import backbone_shapes
+from jaxprompt import rng, tree
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.initial_params import divide
+from jaxprompt.models.model import backbone_shapes
+from jaxprompt.parallel.hlo import Work, read_work
+from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.abstract import Run
 from jaxprompt.planning.compilers import Compiled, compile_for
-from jaxprompt.sharding import Placement, check_divides, like, within
-from jaxprompt.state import make_state
-from jaxprompt.steps import make_train_step
+from jaxprompt.training.state import make_state
+from jaxprompt.training.steps import make_train_step
 
 _STEPS = 1000  # an epoch: rates depend on it, shapes do not
 # The first is set for training on the CPU too. The others leave out most of LLVM's work, which
@@ -110,8 +111,8 @@ def _module(run: Run, rows: int, remat: str, attention: str, as_it_runs: bool) -
 
 
 def _optimizer(run: Run, trainable: tree.Flat) -> Any:
-    plan = build.make_plan(run.config.train, _STEPS, run.config.data.batch)
-    return build.build_optimizer(run.config, trainable, plan, _STEPS)
+    plan = from_config.make_plan(run.config.train, _STEPS, run.config.data.batch)
+    return from_config.build_optimizer(run.config, trainable, plan, _STEPS)
 
 
 @functools.lru_cache(maxsize=8)

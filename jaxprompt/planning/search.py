@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import jax
 
-from jaxprompt import build
-from jaxprompt.devices import Device
+from jaxprompt.assembly import from_config
 from jaxprompt.errors import InputError
+from jaxprompt.parallel.devices import Device
+from jaxprompt.parallel.sharding import DATA, MODEL, Placement, make_placement
 from jaxprompt.planning.abstract import Run, may_fuse
 from jaxprompt.planning.compilers import Compiled, find_devices
 from jaxprompt.planning.cost import Cost, compile_run, cost_of, make_shapes, weigh
-from jaxprompt.sharding import DATA, MODEL, Placement, make_placement
 
 UTILISATION = 0.4  # of a device's peak that products reach
 RESERVE = 0.08  # of a device's memory that the framework and gaps between arrays take
@@ -90,7 +90,7 @@ def plan_as_configured(run: Run, device: Device | None, count: int) -> Plan:
 
     Raises InputError where batch or model do not divide over it.
     """
-    placement = build.build_placement(run.config, jax.devices()[:count])
+    placement = from_config.build_placement(run.config, jax.devices()[:count])
     return _plan(run, device, placement, run.config.backbone.remat)
 
 

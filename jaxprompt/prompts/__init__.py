@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, check_kind, nearest
-from jaxprompt.sharding import constrain
+from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Dims, Injection, Prefix
 
 

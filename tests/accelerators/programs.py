@@ -6,26 +6,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt import build, rng, tree
-from jaxprompt.build.adapting import NEEDS
+from jaxprompt import rng, tree
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.adapt import NEEDS
+from jaxprompt.assembly.pipeline import shape_backbone
 from jaxprompt.cli.options import load_config
-from jaxprompt.data.denoise.span_corruption import corrupted_lengths, tokens_for
-from jaxprompt.devices import DEVICES
-from jaxprompt.group.program import Own, make_group_step
+from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
 from jaxprompt.heads.lm import TextHead
 from jaxprompt.heads.pretraining import TargetHead
-from jaxprompt.losses import count_hits, on_targets
-from jaxprompt.model import Model, backbone_shapes
+from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.parallel.devices import DEVICES
+from jaxprompt.parallel.sharding import Placement, like, make_placement, within
 from jaxprompt.planning.abstract import open_run
 from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import make_shapes
-from jaxprompt.pretraining import generator_config, make_objectives, make_pair, untie
+from jaxprompt.planning.published import published
 from jaxprompt.prompts import make_prompt
-from jaxprompt.published import published
-from jaxprompt.scorer import shape_backbone
-from jaxprompt.sharding import Placement, like, make_placement, within
-from jaxprompt.state import make_state
-from jaxprompt.steps import Objective, make_eval_step, make_generate_step, make_train_step
+from jaxprompt.sweeps.batched_steps import Own, make_group_step
+from jaxprompt.training.losses import count_hits, on_targets
+from jaxprompt.training.replaced_tokens import generator_config, make_objectives, make_pair, untie
+from jaxprompt.training.state import make_state
+from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
 from jaxprompt.types import Batch, Tokens
 
 WRITES = dict(max_new=32, eos=1, pad=0, beams=4)
@@ -65,7 +66,9 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     run = open_run(c)
     shapes = make_shapes(run, place, as_it_runs=True)
     model = dataclasses.replace(run.model, backbone=_module(run, place))
-    tx = build.build_optimizer(run.config, shapes.state.trainable, build.Plan(1000, 100, 0), 100)
+    tx = from_config.build_optimizer(
+        run.config, shapes.state.trainable, from_config.Milestones(1000, 100, 0), 100
+    )
     step = make_group_step(model, tx, run.objectives)
     many = lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=place.replicated)
     state, batch = (jax.tree.map(many, part) for part in (shapes.state, shapes.batch))
@@ -125,7 +128,7 @@ def compile_adapt(path: str, place: Placement, name: str, **fields: Any) -> tupl
         objectives = [Objective("main", on_targets, sums=count_hits)]
         params = {"backbone": wide(module)}
     trainable = tree.flatten(params)
-    tx = build.build_optimizer(c, trainable, build.Plan(1000, 100, 0), 100)
+    tx = from_config.build_optimizer(c, trainable, from_config.Milestones(1000, 100, 0), 100)
     key = rng.key_for(0, "dropout")
     state = jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
     state = put(state, like(place, state, place.parameters(trainable)))

@@ -13,7 +13,7 @@ from programs import (
     make_place,
 )
 
-from jaxprompt.devices import DEVICES
+from jaxprompt.parallel.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

@@ -11,7 +11,7 @@ from pairs import assert_near, compiled, draw_tokens, make_batch, read_ours
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.save import save_backbone
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.types import Injection
 
 MODEL = 1e-4  # max abs, float32

@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 
-from jaxprompt import checkpoint
 from jaxprompt.__main__ import main
-from jaxprompt.checkpoint import Checkpoints
-from jaxprompt.runlog import RunLog
+from jaxprompt.training import checkpoint
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.log import RunLog
 
 
 def kill(*_args, **_kwargs) -> None:

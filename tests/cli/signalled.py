@@ -26,7 +26,7 @@ if __name__ == "__main__":
     if moment == "jax":
         sys.meta_path.insert(0, AsJaxIsImported())
     else:
-        from jaxprompt.data.corpus.store import StoreWriter
+        from jaxprompt.corpus.store import StoreWriter
 
         StoreWriter.add = lambda *_: os.killpg(0, number)
     entry()

@@ -30,10 +30,10 @@ from jaxprompt import rng
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.data.corpus import divide
-from jaxprompt.data.denoise import rtd
+from jaxprompt.corpus import divide
+from jaxprompt.corpus.denoise import rtd
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.pretraining import make_pair, untie
+from jaxprompt.training.replaced_tokens import make_pair, untie
 
 CLASSES = {
     "mlm": "AutoModelForMaskedLM", "rtd": "ElectraForPreTraining", "clm": "GPT2LMHeadModel",
@@ -220,7 +220,7 @@ def test_train_takes_the_folder(tmp_path_factory, tmp_path, data, capsys):
 
 @pytest.mark.parametrize("name", CASES)
 def test_heads_that_are_drawn_are_said_to_be(name, tmp_path_factory, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("jaxprompt.loop.run", lambda *_: None)
+    monkeypatch.setattr("jaxprompt.training.loop.run", lambda *_: None)
     code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, name, tmp_path / "run"))
     assert code == 0 and out == ""
     said = [line for line in err.splitlines() if line.startswith("fresh, not in the checkpoint")]

@@ -9,7 +9,7 @@ from spoil import BASE, edit
 from tiny_adapt import adapted, made, tiny_fields, without_result, words_of
 from tiny_run import ROOT, flags, jaxprompt, write_rows
 
-from jaxprompt.data.corpus.store import StoreWriter
+from jaxprompt.corpus.store import StoreWriter
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_undecodable_bytes(adapt, own, tmp_path_factory, tmp_path, capsys, monke
     line = adapt(corpus__path=own)
     assert f"{own / 'bad.txt'}: not UTF-8 (byte 0xe9 at offset 7 of the unpacked file)" in line
     assert "corpus.on_error=skip leaves it out" in line
-    monkeypatch.setattr("jaxprompt.loop.run", lambda *_: None)
+    monkeypatch.setattr("jaxprompt.training.loop.run", lambda *_: None)
     changes = dict(corpus__path=own, corpus__on_error="skip")
     words = words_of(tmp_path_factory, "mlm-bert", tmp_path / "run", **changes)
     code, _, err = jaxprompt(capsys, *words)

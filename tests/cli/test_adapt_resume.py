@@ -37,7 +37,7 @@ def assert_same_end(workdir: Path, whole: Path) -> None:
 
 def terminate_at(step: int):
     """Makes this process send itself SIGTERM behind a step."""
-    from jaxprompt.runlog import RunLog
+    from jaxprompt.training.log import RunLog
 
     progress = RunLog.progress
 
@@ -91,7 +91,7 @@ def test_cut_off_while_it_saves_and_before_its_result(
     tmp_path_factory, tmp_path, capsys, monkeypatch
 ):
     """Masked language modelling by AdamW."""
-    from jaxprompt import checkpoint
+    from jaxprompt.training import checkpoint
 
     whole, workdir = adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run"
     words = words_of(tmp_path_factory, "mlm-bert", workdir)
@@ -129,7 +129,7 @@ def test_a_finished_run_is_not_adapted_again(tmp_path_factory, capsys, monkeypat
         p: p.stat().st_mtime_ns for p in workdir.rglob("*") if p.is_file() and p.name != "lock"
     }
     before = times()
-    monkeypatch.setattr("jaxprompt.steps.make_train_step", forbid)
+    monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
     code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, "mlm-bert", workdir))
     assert code == 0 and "already adapted, nothing to do" in err and str(workdir) in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())

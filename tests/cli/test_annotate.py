@@ -24,7 +24,7 @@ from tiny_run import (
 )
 
 from jaxprompt.__main__ import main
-from jaxprompt.data.ppt import Annotations, AnnotationWriter
+from jaxprompt.corpus.ppt import Annotations, AnnotationWriter
 from jaxprompt.data.tokenizer import load_tokenizer
 
 ANNOTATOR = ROOT / "configs/ppt/annotator.py"
@@ -286,8 +286,12 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
-    for name in ("scorer.folder.resolve", "build.adapting.index_corpus", "build.read_examples"):
-        monkeypatch.setattr(f"jaxprompt.{name}", forbid)
+    for name in (
+        "assembly.pipeline.folder.resolve",
+        "assembly.adapt.index_corpus",
+        "assembly.from_config.read_examples",
+    ):
+        monkeypatch.setattr(f"jaxprompt.assembly.{name}", forbid)
     for changes, said in (
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
         ({"ppt__thresholds": "0.5,0.5"}, "thresholds 0.5, 0.5 must be 5 numbers from 0 to below"),

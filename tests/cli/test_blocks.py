@@ -8,12 +8,12 @@ import pytest
 from test_configs import RUNNABLE
 from tiny_run import ROOT, flags, jaxprompt, tiny_fields
 
-from jaxprompt import build
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.schema import FIELDS, SYNONYMS
 from jaxprompt.cli.blocks import HEAD_FIELDS, method_block, method_fields, methods
 from jaxprompt.cli.configs import load_module, shipped
 from jaxprompt.cli.options import fields, load_config
 from jaxprompt.errors import InputError
-from jaxprompt.fields import FIELDS, SYNONYMS
 from jaxprompt.prompts import methods as known_methods
 
 SOFT = {"name", "init", "length", "decoder", "start", "scale", "top", "text", "file"}
@@ -39,7 +39,7 @@ def test_a_named_method_brings_its_block_whatever_the_order():
     assert set(back.prompt) == set(read().prompt) and back.prompt.layers == "1-2"
     assert dict(read(prompt__name="none").prompt) == {"name": "none"}
     for c in (first, back, read(prompt__name="none")):
-        build.check_config(c)
+        from_config.check_config(c)
 
 
 def test_the_method_that_is_there_keeps_its_settings():

@@ -7,12 +7,14 @@ import jax
 import pytest
 from tiny_run import ROOT, jaxprompt, make_backbone, tiny_fields, write_rows
 
-from jaxprompt import build, rng, steps
+from jaxprompt import rng
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.pipeline import load_weights
+from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.cli.options import fields, load_config, load_module, override, resolved
 from jaxprompt.data.tasks import get_task, task_names
-from jaxprompt.fields import FIELDS
-from jaxprompt.scorer import load_weights
-from jaxprompt.state import make_state
+from jaxprompt.training import steps
+from jaxprompt.training.state import make_state
 
 CONFIGS = ROOT / "configs"
 FILES = sorted(path for path in CONFIGS.rglob("*.py") if path.stem != "__init__")
@@ -42,11 +44,11 @@ def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
     c = load(path, argument)
     if not c.backbone.path:  # some name none: it is given by hand
         c.backbone.path = "somewhere"
-    build.check_config(c)
+    from_config.check_config(c)
     saved = tmp_path / "config.json"
     saved.write_text(json.dumps(resolved(c)))
     again = load_config(str(saved))
-    build.check_config(again)
+    from_config.check_config(again)
     assert fields(again) == fields(c) and resolved(again) == resolved(c)
 
 
@@ -96,21 +98,21 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
         c.backbone.path = str(backbone)
     if c.task.name != "topics":
         c.data.source = str(rows_of(c.task.name))
-    build.check_config(c)
+    from_config.check_config(c)
     c.mesh.data = c.mesh.model = 1
-    placement = build.build_placement(c)
-    opened = build.open_fitting(c, placement)
-    examples = build.read_examples(c)
-    scorer = build.scorer_from_config(c, opened, examples, placement)
+    placement = from_config.build_placement(c)
+    opened = from_config.open_fitting(c, placement)
+    examples = from_config.read_examples(c)
+    scorer = from_config.scorer_from_config(c, opened, examples, placement)
     train = scorer.encode(examples.splits["train"][:40])
-    batches = build.train_batches(c, scorer, train)
-    plan = build.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
+    batches = from_config.train_batches(c, scorer, train)
+    plan = from_config.make_plan(c.train, batches.steps_per_epoch, c.data.batch)
     assert plan.total > 0
     opened, loaded = load_weights(opened, placement)
     scorer = scorer.with_backbone(opened)
-    weights = build.start(c, scorer, loaded, train, placement)
-    tx = build.build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
-    step = steps.make_train_step(scorer.model, tx, build.build_objectives(c))
+    weights = from_config.start(c, scorer, loaded, train, placement)
+    tx = from_config.build_optimizer(c, weights.trainable, plan, batches.steps_per_epoch)
+    step = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c))
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     new, measured = jax.eval_shape(step, state, weights.frozen, next(batches))
     batches.close()
@@ -131,7 +133,7 @@ def test_every_part_fits_the_base(kind, part):
     with c.unlocked():
         part(c)
     c.backbone.path = c.backbone.path or "somewhere"
-    build.check_config(c)
+    from_config.check_config(c)
     if kind == "tasks":
         assert c.task.name in task_names()
     if kind == "methods":

@@ -16,7 +16,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt import build
+from jaxprompt.assembly import from_config
 from jaxprompt.cli.train import run
 from jaxprompt.errors import InputError
 
@@ -121,10 +121,10 @@ def test_holdout_without_classes(backbone, data, tmp_path):
     for own in ({"task.target": "b"}, {"task.choices": "c"}):
         rows = [row | {"label": int(row["label"])} for row in rows]
         write_rows(tmp_path / "train.jsonl", rows)
-        splits = build.read_examples(make_config(backbone, data, **fields, **own)).splits
+        splits = from_config.read_examples(make_config(backbone, data, **fields, **own)).splits
         assert {name: len(part) for name, part in splits.items()} == {"train": 1, "dev": 26}
     with pytest.raises(InputError, match="27 examples of 2 classes; lower it to 25 or less"):
-        build.read_examples(make_config(backbone, data, **fields))
+        from_config.read_examples(make_config(backbone, data, **fields))
 
 
 def test_labels_may_be_numbers(backbone, data, tmp_path, capsys):

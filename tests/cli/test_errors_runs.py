@@ -72,7 +72,7 @@ def test_resuming_from_a_damaged_checkpoint(refused, run):
 
 
 def test_a_checkpoint_of_another_model(refused, run):
-    from jaxprompt.checkpoint import Checkpoints
+    from jaxprompt.training.checkpoint import Checkpoints
 
     shutil.rmtree(run / "checkpoints")
     foreign = {"prompt/table": np.zeros((2, 2, 5, 2, 16), np.float32)}
@@ -103,7 +103,7 @@ def test_a_result_that_is_damaged(refused, run):
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_path, monkeypatch):
-    from jaxprompt import checkpoint
+    from jaxprompt.training import checkpoint
 
     run, first = tmp_path / "run", {}
     fields = {"train.save_steps": 1, "train.eval_steps": 3}
@@ -165,7 +165,7 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     assert f"{card} is no whole JSON" in predict("--text=a")
     card.write_text('{"model_type": "bert"}')
     assert f"{card} is not the card of a prompt" in predict("--text=a")
-    for block in ("task", "layout", "fixed", "head"):
+    for block in ("task", "layout", "constant", "head"):
         spoilt = json.loads(text)
         spoilt[block] = {}
         card.write_text(json.dumps(spoilt))

@@ -8,15 +8,15 @@ import pytest
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_rows
 
 from configs.base import get_config
-from jaxprompt import build
 from jaxprompt.__main__ import main
-from jaxprompt.build.weights import read_rows
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.initial_params import read_rows
+from jaxprompt.assembly.pipeline import open_backbone
+from jaxprompt.assembly.prompt_artifact import as_peft, plain_tokens, read_export, unpack
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.data.tasks import read_example
 from jaxprompt.errors import InputError
-from jaxprompt.exported import as_peft, plain_tokens, read_export, unpack
-from jaxprompt.scorer import open_backbone
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel.sharding import make_placement
 
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -187,12 +187,14 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
     fields = {"task.template": template, "prompt.start": "normal"}
     fields |= {"head.name": "verbalizer" if "[mask]" in template else "linear"}
     c = make_config(t5 if family == "t5" else backbone, data, "soft", **fields)
-    build.check_config(c)
+    from_config.check_config(c)
     placement = make_placement(1, 1)
     opened = open_backbone(c.backbone.to_dict())
-    scorer = build.scorer_from_config(c, opened, build.read_examples(c, ["train"]), placement)
+    scorer = from_config.scorer_from_config(
+        c, opened, from_config.read_examples(c, ["train"]), placement
+    )
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
-    card = {"template": template, "fixed": {}, "method": "soft"}
+    card = {"template": template, "constant": {}, "method": "soft"}
     card["backbone"] = {"id": "x", "family": family, "rescale": 1.0}
     card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()
     if PLACES[family, template]:

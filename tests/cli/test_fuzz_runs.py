@@ -10,14 +10,14 @@ from fuzz import SEED, TEXTS, VALUES, dump, judge, leaves, mutated, replaced, sa
 from spoil import BASE
 from tiny_run import make_backbone, make_config
 
-from jaxprompt import build
 from jaxprompt.__main__ import verbs
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.prompt_artifact import read_export, unpack
+from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.cli.options import Parser, load_config
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.exported import read_export, unpack
-from jaxprompt.fields import FIELDS
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel.sharding import make_placement
 
 COUNTS = {"override": 1500, "read": 150, "json": 1200, "mutated": 150, "card": 500, "unpack": 40}
 COUNTS |= {"tokenizer": 80, "flags": 600}
@@ -52,9 +52,9 @@ def configs(backbone, data):
 
 def check(c) -> None:
     """Does with a config what needs no backbone and no data."""
-    build.check_config(c)
-    build.make_plan(c.train, 7, c.data.batch)
-    build.build_placement(c)
+    from_config.check_config(c)
+    from_config.make_plan(c.train, 7, c.data.batch)
+    from_config.build_placement(c)
 
 
 def overridden(path, field: str, text: str) -> None:
@@ -67,11 +67,11 @@ def read(path, field: str, text: str) -> None:
     """Goes on to what opens the backbone and reads the data."""
     c = load_config(str(path), [(field, text)])
     check(c)
-    placement = build.build_placement(c)
-    backbone = build.open_fitting(c, placement)
-    examples = build.read_examples(c)
-    scorer = build.scorer_from_config(c, backbone, examples, placement)
-    build.encode_splits(scorer, examples)
+    placement = from_config.build_placement(c)
+    backbone = from_config.open_fitting(c, placement)
+    examples = from_config.read_examples(c)
+    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+    from_config.encode_splits(scorer, examples)
 
 
 def names_of(config: dict) -> list[str]:

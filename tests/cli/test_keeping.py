@@ -139,7 +139,7 @@ def config(folders, data, tmp_path):
 
 
 def test_a_resumed_run_and_another_seed_read_what_is_there(config, tmp_path, capsys, monkeypatch):
-    from jaxprompt.runlog import RunLog
+    from jaxprompt.training.log import RunLog
 
     progress = RunLog.progress
 
@@ -251,13 +251,13 @@ def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, data):
 
 
 def test_several_processes_are_refused(folders, data, refused, monkeypatch):
-    from jaxprompt.build import keeping
+    from jaxprompt.assembly import feature_cache
     from jaxprompt.errors import InputError
 
-    monkeypatch.setattr(keeping.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(feature_cache.jax, "process_count", lambda: 2)
     c = make_config(folders["bert"], data, "prefix", **UPPER, cache__where="host")
     with pytest.raises(InputError, match="is for one process, not 2: each would keep all rows"):
-        keeping.plan_keeping(c, None, {"train": None}, None, None, "")
+        feature_cache.plan_keeping(c, None, {"train": None}, None, None, "")
 
 
 def test_flags_reach_the_block(folders, data, tmp_path, capsys):

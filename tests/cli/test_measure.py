@@ -3,14 +3,14 @@
 import pytest
 from tiny_run import make_config
 
-from jaxprompt import build
+from jaxprompt.assembly import from_config
 from jaxprompt.cli.train import run
 
 
 @pytest.mark.parametrize("mesh", [{}, dict(mesh__data=4, mesh__model=2)], ids=["one", "eight"])
 def test_a_computed_prompt_is_folded_once_a_pass(mesh, backbone, data, tmp_path, monkeypatch):
-    fold, folds, results = build.fold_flat, [], []
-    monkeypatch.setattr(build, "fold_flat", lambda *args: folds.append(1) or fold(*args))
+    fold, folds, results = from_config.fold_flat, [], []
+    monkeypatch.setattr(from_config, "fold_flat", lambda *args: folds.append(1) or fold(*args))
     for computed in (True, False):
         if not computed:
             monkeypatch.setattr("jaxprompt.prompts.prefix.Prompt.is_computed", lambda _: False)
@@ -25,5 +25,5 @@ def test_a_computed_prompt_is_folded_once_a_pass(mesh, backbone, data, tmp_path,
 
 
 def test_a_table_is_not_folded(backbone, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "fold_flat", None)
+    monkeypatch.setattr(from_config, "fold_flat", None)
     run(make_config(backbone, data, "prefix", train__total_steps=2), str(tmp_path / "run"))

@@ -7,9 +7,10 @@ import pytest
 from spoil import BASE
 from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
 
-from jaxprompt import compiled, loop
 from jaxprompt.cli.options import resolved
 from jaxprompt.cli.train import run
+from jaxprompt.parallel import compilation
+from jaxprompt.training import loop
 
 # Dev's rows do not fill its batches; dropout is on: its masks are the same on every mesh.
 COMMON = dict(data__eval_batch=16, train__log_steps=1)
@@ -31,7 +32,7 @@ def start(folder, backbone, data, method, **changes):
 
 @pytest.mark.parametrize("method", MESHES)
 def test_a_run_on_eight_devices_is_that_on_one(method, backbone, data, tmp_path, monkeypatch):
-    steps, jit = [], compiled.jit
+    steps, jit = [], compilation.jit
     remember = lambda *args, **kwargs: steps.append(jit(*args, **kwargs)) or steps[-1]
     monkeypatch.setattr(loop, "jit", remember)
     names = ("trained", "total", "steps", "best_step", "dev", "test")
@@ -81,7 +82,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(backbone, data, tmp_path):
 
 def run_until(step, c, folder):
     """Runs and interrupts the step after `step`."""
-    from jaxprompt.runlog import RunLog
+    from jaxprompt.training.log import RunLog
 
     class Interrupted(RunLog):
         def write(self, number, **values):
@@ -90,7 +91,7 @@ def run_until(step, c, folder):
             super().write(number, **values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxprompt.runlog.RunLog", Interrupted)
+        patch.setattr("jaxprompt.training.log.RunLog", Interrupted)
         run(c, str(folder))
 
 

@@ -5,10 +5,10 @@ import pytest
 from test_resume import arrays
 from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_fields
 
-from jaxprompt import build
-from jaxprompt.checkpoint import Checkpoints
+from jaxprompt.assembly import from_config
 from jaxprompt.cli.train import run
 from jaxprompt.errors import InputError
+from jaxprompt.training.checkpoint import Checkpoints
 
 STILL = {
     "backbone.dropout": 0, "head.dropout": 0, "prompt.dropout": 0, "train.log_steps": 1,
@@ -20,7 +20,7 @@ STOPPED = STILL | {"train.max_streak": 3, "train.eval_steps": 6, "train.save_ste
 @pytest.fixture
 def spoil(monkeypatch):
     """Makes the batches of some steps NaN."""
-    original = build.train_batches
+    original = from_config.train_batches
 
     def call(*steps: int):
         def train_batches(*args):
@@ -37,7 +37,7 @@ def spoil(monkeypatch):
             batches.__class__ = Spoilt
             return batches
 
-        monkeypatch.setattr(build, "train_batches", train_batches)
+        monkeypatch.setattr(from_config, "train_batches", train_batches)
 
     return call
 

@@ -11,9 +11,9 @@ from tiny_run import ROOT, flags, sentences, write_rows
 
 from configs.parts import ppt
 from jaxprompt.cli.options import load_config
-from jaxprompt.data.ppt import get_pattern
+from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
-from jaxprompt.group.loop import Together
+from jaxprompt.sweeps.batched_loop import Together
 
 sys.path.insert(0, str(ROOT / "launch"))
 import paper  # noqa: E402

@@ -26,11 +26,11 @@ from tiny_pretrain import (
 )
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
-from jaxprompt.checkpoint import OVERHEAD, OVERHEAD_ARRAY, Checkpoints
+from jaxprompt.assembly.prompt_artifact import unpack
 from jaxprompt.cli.train import run
-from jaxprompt.data.corpus import divide
-from jaxprompt.exported import unpack
-from jaxprompt.sharding import make_placement
+from jaxprompt.corpus import divide
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.training.checkpoint import OVERHEAD, OVERHEAD_ARRAY, Checkpoints
 
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
 
@@ -171,10 +171,10 @@ def unpacked(workdir):
 
 def held_out_rows(workdir):
     """Makes the held-out rows of a run on pairs anew."""
+    from jaxprompt.corpus import index_corpus
+    from jaxprompt.corpus.denoise.batches import Pass
+    from jaxprompt.corpus.ppt import Rows, get_pattern, make_forms, nsp
     from jaxprompt.data.batching import Layout
-    from jaxprompt.data.corpus import index_corpus
-    from jaxprompt.data.denoise.batches import Pass
-    from jaxprompt.data.ppt import Rows, get_pattern, make_forms, nsp
     from jaxprompt.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(made_of(workdir))
@@ -249,7 +249,7 @@ def test_a_finished_run_is_not_pretrained_again(tmp_path_factory, capsys, monkey
         raise AssertionError("pre-trained again")
 
     workdir = pretrained(tmp_path_factory, "cls-bert")
-    monkeypatch.setattr("jaxprompt.steps.make_train_step", forbid)
+    monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
     code, out, err = jaxprompt(capsys, *words_of(tmp_path_factory, "cls-bert", workdir))
     assert code == 0 and "already pre-trained, nothing to do" in err
     assert json.loads(out) == result_of(workdir)

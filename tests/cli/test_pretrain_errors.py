@@ -48,8 +48,12 @@ def forbidden(monkeypatch):
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
-    for name in ("scorer.folder.resolve", "build.adapting.index_corpus", "build.ppt.load_weights"):
-        monkeypatch.setattr(f"jaxprompt.{name}", forbid)
+    for name in (
+        "assembly.pipeline.folder.resolve",
+        "assembly.adapt.index_corpus",
+        "assembly.pretrain.load_weights",
+    ):
+        monkeypatch.setattr(f"jaxprompt.assembly.{name}", forbid)
 
 
 # -- the config -----------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
         raise AssertionError("weights were read")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxprompt.scorer.load_weights", forbid)
+        patch.setattr("jaxprompt.assembly.pipeline.load_weights", forbid)
         line = tune(prompt__decoder=1, prompt__length=6)
         assert "has prompt.length=4, this run 6; set it to 4, or give another export" in line
         assert "has prompt.decoder=1, this run 0; set it to 1" in tune()

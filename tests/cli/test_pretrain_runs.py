@@ -13,7 +13,7 @@ from tiny_adapt import compile_quickly, losses, scores
 from tiny_pretrain import kill, stop, words_of
 from tiny_run import flags, jaxprompt, read_lines, timeless, tiny_fields
 
-from jaxprompt.run_folder import read_record, write_record
+from jaxprompt.training.run_folder import read_record, write_record
 
 STEPS, SCORED = 6, 2
 KILLED = 5  # SIGKILL and then SIGTERM after this step; what is saved is of SCORED before

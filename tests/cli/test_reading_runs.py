@@ -9,12 +9,13 @@ import torch
 from safetensors.numpy import load_file
 from tiny_run import ROOT, TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
 
-from jaxprompt import build, tree
+from jaxprompt import tree
 from jaxprompt.__main__ import main
+from jaxprompt.assembly import from_config
 from jaxprompt.cli.options import load_config
 from jaxprompt.cli.train import run
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.losses import make_loss
+from jaxprompt.training.losses import make_loss
 
 FIELDS = {
     "head.name": "verbalizer", "task.fields": "article,question", "task.label": "answer",
@@ -135,12 +136,12 @@ def test_loss_is_over_the_options_of_each_row(tuned, reading):
     """What training makes smaller, of the tuned prompt: mean -log p of the right options."""
     kind, backbone, workdir, _ = tuned
     c = load_config(str(workdir / "config.json"))
-    trained = build.restore(c, str(workdir), ["dev"])
+    trained = from_config.restore(c, str(workdir), ["dev"])
     part, scorer = trained.splits["dev"], trained.scorer
     slots = load_file(workdir / "export/prompt.safetensors")["prompt/slots"]
     params = tree.merge(trained.weights.trainable, trained.weights.frozen)
     total = count = 0.0
-    for batch in build.eval_batches(scorer, part):
+    for batch in from_config.eval_batches(scorer, part):
         scores = scorer.model.forward(params, batch)
         loss, n = make_loss("restricted", 0.0)(scores, batch.labels, batch.weights)
         total, count = total + float(loss), count + float(n)
@@ -200,7 +201,7 @@ def test_what_a_config_says_of_options_and_words():
         given |= said if spaced else {}
         fields = given | {"head.name": "verbalizer"}
         c = load_config(str(ROOT / "configs/base.py"), list(fields.items()))
-        task = build.in_form(c, build.read_task(c.task))
+        task = from_config.in_form(c, from_config.read_task(c.task))
         assert (task.option, task.spaced) == expected, (name, form, spaced)
 
 

@@ -7,7 +7,7 @@ import pytest
 from spoil import BASE, edit, files
 from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
 
-from jaxprompt.run_folder import lock
+from jaxprompt.training.run_folder import lock
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tiny_run import LAYERS, ROOT, WIDTH, jaxprompt, make_config, read_lines, timeless
 
-from jaxprompt import checkpoint
-from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.cli.options import resolved
+from jaxprompt.training import checkpoint
+from jaxprompt.training.checkpoint import Checkpoints
 
 STEPS = 8
 PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
@@ -117,7 +117,7 @@ def test_a_killed_run_resumes_bit_for_bit(moment, killed, whole, config, capsys)
 def test_a_signal_saves_and_the_same_command_resumes(
     step, number, whole, config, tmp_path, capsys, monkeypatch
 ):
-    from jaxprompt.runlog import RunLog
+    from jaxprompt.training.log import RunLog
 
     progress = RunLog.progress
 
@@ -151,7 +151,7 @@ def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch)
         p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file() and p.name != "lock"
     }
     before = times()
-    monkeypatch.setattr("jaxprompt.steps.make_train_step", forbid)
+    monkeypatch.setattr("jaxprompt.training.steps.make_train_step", forbid)
     code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={whole}")
     assert code == 0 and "already trained" in err and str(whole) in err
     assert json.loads(out) == json.loads((whole / "result.json").read_text())

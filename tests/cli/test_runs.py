@@ -16,12 +16,12 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt import build, group
+from jaxprompt.assembly import from_config
 from jaxprompt.cli import sweep
 from jaxprompt.cli.options import resolved
 from jaxprompt.cli.train import run
-from jaxprompt.group import loop
-from jaxprompt.group.loop import Together
+from jaxprompt.sweeps import batched_loop, runner
+from jaxprompt.sweeps.batched_loop import Together
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
 GRID = dict(runs__seeds="1,2", runs__lr="1e-2,3e-2", runs__size=4)
@@ -48,7 +48,7 @@ def losses(folder):
 
 def compare(c, folder):
     """Does the runs of a grid in `folder` alone too, and compares."""
-    for own in group.list_runs(c, str(folder.parent / "alone")):
+    for own in runner.list_runs(c, str(folder.parent / "alone")):
         expected, together = run(own.config, str(own.folder)), folder / own.name
         found = json.loads((together / "result.json").read_text())
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}, own.name
@@ -147,7 +147,7 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
         elif moment == "tests":
             cut_at(Together, "_finish", lambda t: True)
         else:  # two of four results are there
-            write_result = loop.write_result
+            write_result = batched_loop.write_result
 
             def write(*args):
                 calls.append(args)
@@ -155,7 +155,7 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
                     raise Cut
                 write_result(*args)
 
-            monkeypatch.setattr(loop, "write_result", write)
+            monkeypatch.setattr(batched_loop, "write_result", write)
         with pytest.raises(Cut):
             sweep.train_grid(config, str(folder))
         monkeypatch.undo()
@@ -187,7 +187,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
 
 def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, capsys, monkeypatch):
     """A rate of 0 gains nothing, so that its run ends early."""
-    monkeypatch.setattr(loop, "WORTH", 0)
+    monkeypatch.setattr(batched_loop, "WORTH", 0)
     c = make_config(
         backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
         runs__lr="0,3e-2", train__patience=2,
@@ -301,7 +301,7 @@ def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
     c = config.copy_and_resolve_references()
     c.runs.size, sizes = CHUNKS[why]
     if why.startswith("memory"):
-        monkeypatch.setattr(group, "fitting", lambda *_: 1)
+        monkeypatch.setattr(runner, "fitting", lambda *_: 1)
     assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
     assert f"4 runs in {len(sizes)} chunks: {why}" in capsys.readouterr().err
     chunks = json.loads((tmp_path / "grid/chunks.json").read_text())["chunks"]
@@ -343,14 +343,14 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
         patch.setattr(Together, "_finish", lambda self: (_ for _ in ()).throw(Cut()))
         with pytest.raises(Cut):
             sweep.train_grid(config, str(folder))
-    runs = group.list_runs(config, str(folder))[:2]
-    with pytest.raises(build.InputError, match="which is none of these runs"):
-        group.train(runs, str(folder), heard=lambda: 0)
+    runs = runner.list_runs(config, str(folder))[:2]
+    with pytest.raises(from_config.InputError, match="which is none of these runs"):
+        runner.train(runs, str(folder), heard=lambda: 0)
 
 
 def test_flags_make_a_grid(backbone, data, tmp_path):
     c = make_config(backbone, data, "prefix", **GRID)
-    assert [own.name for own in group.list_runs(c, str(tmp_path))] == NAMES
+    assert [own.name for own in runner.list_runs(c, str(tmp_path))] == NAMES
     assert c.runs.lr == (0.01, 0.03) and flags({"runs.lr": "1"}) == ["--config.runs.lr=1"]
 
 

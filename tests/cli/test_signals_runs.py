@@ -76,14 +76,14 @@ def test_ctrl_c_while_processes_index(tmp_path_factory, tmp_path):
 @pytest.mark.parametrize(
     "place, number, said",
     [
-        ("build.read_examples", signal.SIGTERM, FIRST),
-        ("build.start", signal.SIGINT, FIRST),
-        ("loop.jit", signal.SIGINT, FIRST),
-        ("run_folder.write_result", signal.SIGTERM, LAST),
+        ("assembly.from_config.read_examples", signal.SIGTERM, FIRST),
+        ("assembly.from_config.start", signal.SIGINT, FIRST),
+        ("training.loop.jit", signal.SIGINT, FIRST),
+        ("training.run_folder.write_result", signal.SIGTERM, LAST),
     ],
 )
 def test_train(place, number, said, backbone, data, tmp_path, monkeypatch, capsys):
-    is_step = place == "loop.jit"  # its first call compiles
+    is_step = place == "training.loop.jit"  # its first call compiles
     instead = (lambda *_, **__: gets(number)) if is_step else gets(number)
     monkeypatch.setattr(f"jaxprompt.{place}", instead)
     words = flags(tiny_fields(backbone, data))

@@ -31,7 +31,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """Runs the verbs in this process; notes them."""
-    monkeypatch.setattr("jaxprompt.compiled._options", lambda dropped: QUICK)
+    monkeypatch.setattr("jaxprompt.parallel.compilation._options", lambda dropped: QUICK)
     called = []
 
     def call(verb, *words):

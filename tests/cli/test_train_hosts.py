@@ -12,8 +12,8 @@ from spoil import BASE
 from test_resume import assert_same_end
 from tiny_run import flags, make_config, make_data, read_lines, tiny_fields
 
-from jaxprompt.checkpoint import Checkpoints
 from jaxprompt.cli.options import resolved
+from jaxprompt.training.checkpoint import Checkpoints
 
 STEPS = 8
 SCRIPT = Path(__file__).with_name("watched.py")

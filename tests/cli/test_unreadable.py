@@ -8,20 +8,20 @@ import pytest
 from fuzz import survive
 from spoil import BASE
 
-from jaxprompt.build.weights import read_rows
+from jaxprompt.assembly.initial_params import read_rows
+from jaxprompt.assembly.prompt_artifact import read_export
 from jaxprompt.cli.options import load_config
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import present_heads
 from jaxprompt.convert.peft import read_peft
-from jaxprompt.data.corpus.read import Source, TextSettings
-from jaxprompt.data.corpus.store import check_unchanged
+from jaxprompt.corpus.read import Source, TextSettings
+from jaxprompt.corpus.store import check_unchanged
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import get_task
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
-from jaxprompt.exported import read_export
 from jaxprompt.types import Dims
 
 DIMS = Dims(*[8] * len(Dims._fields))

@@ -16,9 +16,9 @@ from spoil import edit
 from tiny_run import ROOT, flags, make_backbone, read_lines, sentences, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.data.corpus import TextSettings, divide, index_corpus
-from jaxprompt.data.denoise import clm, mlm, prefix_lm, rtd, span_corruption
-from jaxprompt.data.denoise.batches import Pass, Rows
+from jaxprompt.corpus import TextSettings, divide, index_corpus
+from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
+from jaxprompt.corpus.denoise.batches import Pass, Rows
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.types import Batch
 
@@ -34,7 +34,7 @@ QUICK = {
 
 def compile_quickly(monkeypatch) -> None:
     """Compiles steps without optimizing them."""
-    monkeypatch.setattr("jaxprompt.compiled._options", lambda dropped: QUICK)
+    monkeypatch.setattr("jaxprompt.parallel.compilation._options", lambda dropped: QUICK)
 
 
 class Case(NamedTuple):
@@ -185,8 +185,8 @@ def without_result(workdir: Path, copy: Path) -> Path:
 
 
 if __name__ == "__main__":
-    from jaxprompt import compiled
+    from jaxprompt.parallel import compilation
 
-    compiled._options = lambda dropped: QUICK
+    compilation._options = lambda dropped: QUICK
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")

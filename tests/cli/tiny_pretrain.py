@@ -17,10 +17,10 @@ from tiny_adapt import QUICK, change_tensors
 from tiny_run import ROOT, TOPICS, flags, jaxprompt, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
-from jaxprompt.data.corpus import index_corpus
-from jaxprompt.data.ppt import AnnotationWriter
+from jaxprompt.corpus import index_corpus
+from jaxprompt.corpus.ppt import AnnotationWriter
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.runlog import RunLog
+from jaxprompt.training.log import RunLog
 
 BATCH, STEPS, SCORED = 16, 12, 4  # held-out documents are scored every SCORED steps
 SLOTS, UNITS, DOCUMENTS = 4, 8, 40
@@ -190,8 +190,8 @@ def stop(words: list[str], step: int, capsys) -> tuple[int, str, str]:
 
 
 if __name__ == "__main__":
-    from jaxprompt import compiled
+    from jaxprompt.parallel import compilation
 
-    compiled._options = lambda dropped: QUICK
+    compilation._options = lambda dropped: QUICK
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")

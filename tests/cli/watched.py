@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxprompt import sharding
 from jaxprompt.__main__ import main
-from jaxprompt.runlog import RunLog
+from jaxprompt.parallel import sharding
+from jaxprompt.training.log import RunLog
 
 if __name__ == "__main__":
     folder, signal, step, who = Path(sys.argv[1]), *map(int, sys.argv[2:5])

@@ -11,10 +11,10 @@ import sys
 
 import numpy as np
 
-from jaxprompt import hosts
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.tree import flatten
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     args = parser.parse_args()
-    hosts.start(args.coordinator, args.processes, args.process)
+    processes.start(args.coordinator, args.processes, args.process)
     read, counts = os.preadv, []
 
     def count(*words):

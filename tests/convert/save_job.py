@@ -6,13 +6,13 @@ With a seed the weights are drawn, else loaded. Prints what a second run is told
 import argparse
 import sys
 
-from jaxprompt import hosts
 from jaxprompt.convert.folder import read_config
-from jaxprompt.convert.fresh import draw_backbone
 from jaxprompt.convert.load import load_backbone
+from jaxprompt.convert.random_weights import draw_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.sharding import make_placement
 
 CARD = dict.fromkeys(("corpus", "objective", "steps", "held_out"), "x")
 
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     args = parser.parse_args()
-    hosts.start(args.coordinator, args.processes, args.process)
+    processes.start(args.coordinator, args.processes, args.process)
     config = read_config(args.source)
     family = {"mt5": "t5"}.get(config["model_type"], config["model_type"])
     place = make_placement(1, -1, fsdp=True)

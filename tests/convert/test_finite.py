@@ -12,7 +12,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.weights import is_finite
 from jaxprompt.errors import InputError
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel.sharding import make_placement
 
 FILE = "model.safetensors"
 NAME = "bert.encoder.layer.1.output.dense.weight"

@@ -324,8 +324,8 @@ def test_quantized_tensors_and_unknown_dtypes_are_errors(pretraining):
 
 def test_one_tensor_at_a_time(tmp_path, monkeypatch):
     """The peak is the tree and a few tensors, not a second copy of the file."""
-    monkeypatch.setattr("jaxprompt.convert.filling._THREADS", 1)
-    monkeypatch.setattr("jaxprompt.convert.filling._TILE", 32)
+    monkeypatch.setattr("jaxprompt.convert.tensor_reader._THREADS", 1)
+    monkeypatch.setattr("jaxprompt.convert.tensor_reader._TILE", 32)
     sizes = dict(SIZES, hidden_size=96, num_hidden_layers=12, intermediate_size=384)
     config = transformers.BertConfig(**sizes)
     transformers.BertModel(config).save_pretrained(tmp_path)

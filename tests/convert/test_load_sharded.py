@@ -16,11 +16,11 @@ from processes import Processes
 from safetensors.numpy import load_file, save_file
 
 from jaxprompt import tree
-from jaxprompt.convert import filling, weights
+from jaxprompt.convert import tensor_reader, weights
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.errors import InputError
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel.sharding import make_placement
 
 JOB = Path(__file__).with_name("load_job.py")
 VOCAB = 53  # divides neither 2 nor 4
@@ -166,8 +166,8 @@ def test_blocks_may_be_of_any_size(saved, monkeypatch):
     expected = tree.flatten(load(saved / "t5").params)
     for block, tile, threads in ((1, 3, 1), (200, 5, 3), (1000, 256, 8)):
         monkeypatch.setattr(weights, "_BLOCK", block)
-        monkeypatch.setattr(filling, "_TILE", tile)
-        monkeypatch.setattr(filling, "_THREADS", threads)
+        monkeypatch.setattr(tensor_reader, "_TILE", tile)
+        monkeypatch.setattr(tensor_reader, "_THREADS", threads)
         found, report = load(saved / "t5", placement=placement)
         assert report.fingerprint == load(saved / "t5").report.fingerprint
         assert_holds(tree.flatten(found), expected, placement)
@@ -200,7 +200,7 @@ def test_a_missing_file_is_named(saved, tmp_path, placement):
 
 
 def test_an_axis_inside_a_merged_one_cannot_be_divided(saved, monkeypatch):
-    monkeypatch.setattr("jaxprompt.sharding.RULES", {"kv": "model"})
+    monkeypatch.setattr("jaxprompt.parallel.sharding.RULES", {"kv": "model"})
     with pytest.raises(ValueError, match="of the axes ND only the first can be divided"):
         load(saved / "bert", placement=make_placement(4, 2))
 

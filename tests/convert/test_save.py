@@ -23,7 +23,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.errors import InputError
-from jaxprompt.sharding import make_placement
+from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.tree import flatten
 
 

@@ -9,9 +9,9 @@ import pytest
 from tiny import assert_close, make_batch, make_params, make_tiny
 
 from jaxprompt.heads.lm import Head
-from jaxprompt.losses import make_loss
-from jaxprompt.model import Model
+from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
+from jaxprompt.training.losses import make_loss
 from jaxprompt.types import ABSENT, Injection
 
 VOCAB = 211  # a size that no other axis has

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, fill
 
-from jaxprompt.layers.attention import (
-    Attention,
-    attend,
-    put_in_front,
-    seen_before,
-    seen_of,
-)
+from jaxprompt.layers.attention import Attention, attend, put_in_front, seen_before, seen_of
 from jaxprompt.types import Prefix, Seen, Tokens
 
 B, T, S, N, D = 3, 4, 6, 2, 8

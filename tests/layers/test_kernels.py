@@ -11,7 +11,7 @@ from jax.experimental.pallas.ops.tpu import flash_attention
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
-from jaxprompt.sharding import Target
+from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import Prefix, Seen, Tokens
 
 N, D = 2, 8

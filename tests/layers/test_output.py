@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, jit
 
-from jaxprompt.hlo import read_work
 from jaxprompt.layers.embed import output_bias
 from jaxprompt.layers.output import score_targets
-from jaxprompt.sharding import make_placement, within
+from jaxprompt.parallel.hlo import read_work
+from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.types import ABSENT
 
 torch = pytest.importorskip("torch")

@@ -10,8 +10,8 @@ import pytest
 from tiny import assert_close, assert_equal, exact_jit, jit, make_batch, make_tiny
 
 from jaxprompt.backbones.bert import EncoderLayer
-from jaxprompt.hlo import read_work
 from jaxprompt.layers.stack import REMATS, STACKS, init_stack, run_stack, segments
+from jaxprompt.parallel.hlo import read_work
 from jaxprompt.types import Injection, Prefix, Seen, Stream
 
 WAYS = list(itertools.product(STACKS, REMATS))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxprompt.devices import DEVICES
 from jaxprompt.errors import InputError
+from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.planning.abstract import OnePiece, open_run
 
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"

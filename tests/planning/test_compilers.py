@@ -7,10 +7,10 @@ import jax
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
-from jaxprompt.devices import DEVICES
 from jaxprompt.errors import InputError
+from jaxprompt.parallel.devices import DEVICES
+from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.planning import compilers
-from jaxprompt.sharding import Target, make_placement, within
 
 GPUS = [name for name, device in DEVICES.items() if device.platform == "gpu"]
 

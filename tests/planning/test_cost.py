@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from jaxprompt.errors import InputError
+from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.planning.cost import make_shapes, measure, weigh
-from jaxprompt.sharding import make_placement
 
 ROOT = Path(__file__).resolve().parents[2]
 ELECTRA, T5 = "google/electra-small-discriminator", "google/t5-v1_1-small"

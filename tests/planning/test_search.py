@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxprompt.devices import DEVICES
+from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.planning.search import (
     RESERVE,
     UTILISATION,

@@ -12,7 +12,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.heads.linear import Head
-from jaxprompt.model import Model
+from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Tokens
 

@@ -11,7 +11,7 @@ from tiny import assert_close, fill, jit
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
-from jaxprompt.model import Model
+from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Dims, Tokens
 

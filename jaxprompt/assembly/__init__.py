@@ -1,0 +1,1 @@
+"""From a config to objects: the only reader of configs."""

@@ -1,0 +1,151 @@
+"""Pseudo-labels of a corpus by a trained classifier (PPT): from a config to objects."""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.adapt import need_corpus, read_corpus
+from jaxprompt.assembly.examples import check_tunes, read_task
+from jaxprompt.assembly.pipeline import open_backbone
+from jaxprompt.assembly.pretrain import check_single, thresholds_of
+from jaxprompt.corpus import Corpus
+from jaxprompt.corpus.ppt import Reader, check_thresholds
+from jaxprompt.corpus.ppt.reading import CUT
+from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.training.evaluation import place_step, predict_scores, probabilities
+from jaxprompt.training.run_folder import check_workdir
+from jaxprompt.training.steps import make_eval_step
+
+_BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
+_AHEAD = 2  # such parts are held, the one in use among them
+
+
+class Annotator(NamedTuple):
+    """A trained classifier that labels units."""
+
+    trained: from_config.Trained
+    classes: tuple[str, ...]  # from worst to best
+    max_len: int
+    mark: str  # tells it from others
+
+
+def check_annotator(c: Any) -> None:
+    """Raises InputError where a config's classifier cannot label units of text, or names no text.
+
+    Neither data nor a backbone is read.
+    """
+    from_config.check_config(c)
+    check_tunes(c)
+    check_single(c, "annotate")
+    need_corpus(c)
+    task = read_task(c.task)
+    if task.is_text or task.choices:
+        what = "writes texts" if task.is_text else "has choices"
+        raise InputError(
+            f"task {task.name} {what}, and labels are classes; take a task with classes, from the "
+            "worst to the best"
+        )
+    names = parse(c.task.template).fields if c.task.template else task.fields
+    if len(names) != 1:
+        raise InputError(
+            f"task {task.name} has {len(names)} texts, {', '.join(names)}, and a unit of a corpus "
+            "is one; take a task of single texts"
+        )
+    if task.labels:
+        check_thresholds(task.labels, thresholds_of(c))
+
+
+def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
+    """Raises InputError where a workdir is of another classifier."""
+    free = from_config.FREE + from_config.FREE_TRAINED * finished
+    check_workdir(workdir, classifier.to_dict(), free)
+
+
+def read_units(c: Any, workdir: str, say: Callable[[str], None]) -> Corpus:
+    """Opens the text of a config, indexed by the classifier's own tokenizer."""
+    backbone = open_backbone(c.backbone.to_dict())
+    tokenizer = load_tokenizer(backbone.folder)
+    return read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, say)
+
+
+def open_annotator(classifier: Any, c: Any, workdir: str) -> Annotator:
+    """Reads the best numbers of a classifier's workdir.
+
+    Raises InputError where its classes are not those of the thresholds of `c`.
+    """
+    trained = from_config.restore(classifier, workdir)
+    scorer = trained.scorer
+    check_thresholds(scorer.task.labels, thresholds_of(c))
+    mark = f"{scorer.task.name} by a {trained.family} {trained.weights.report.fingerprint[:12]}"
+    mark += f", classifier {_digest(trained)[:12]}"
+    max_len = min(scorer.layout.max_len, CUT + scorer.model.prompt.num_slots())
+    mark += f", {max_len} tokens, {classifier.backbone.dtype}"
+    return Annotator(trained, scorer.task.labels, max_len, mark)
+
+
+def _digest(trained: from_config.Trained) -> str:
+    """Sums up what a classifier has learned: its numbers, its labels and its template.
+
+    Not the files of its checkpoint: they hold times and the order in which threads wrote.
+    """
+    scorer = trained.scorer
+    read_as = [scorer.task.labels, scorer.task.words, scorer.template]
+    digest = hashlib.sha256(json.dumps(read_as).encode())
+    for name, leaf in sorted(trained.weights.trainable.items()):
+        digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(process_allgather(leaf, tiled=True).tobytes())
+    return digest.hexdigest()
+
+
+def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Iterator[np.ndarray]]:
+    """Makes (unit) -> the probabilities of the classes, part by part, from that unit on.
+
+    float32 [units, C]; a row of zeros is a unit that is left out. Parts start at the same units
+    whichever is the first, so that a unit stands in the same batch.
+    """
+    trained = annotator.trained
+    scorer, (trainable, frozen, _) = trained.scorer, trained.weights
+    reader = Reader(
+        corpus, scorer.tokenizer, scorer.encoder, parse(scorer.template), annotator.max_len
+    )
+    step = place_step(trained.placement, make_eval_step(scorer.model))
+    size, classes = _BATCHES * scorer.layout.batch, len(annotator.classes)
+
+    def lay_out(start: int) -> tuple[range, list[int], list[Any]]:
+        units = range(start, min(start + size, corpus.num_units))
+        return units, *reader.rows(units)
+
+    def label(first: int) -> Iterator[np.ndarray]:
+        begin = first // size * size if first < corpus.num_units else first
+        starts = range(begin, corpus.num_units, size)
+        for units, chosen, rows in _ahead(lay_out, starts):
+            found = np.zeros((len(units), classes), np.float32)
+            if rows:
+                batches = EvalBatches(rows, [-1] * len(rows), scorer.layout)
+                scores = predict_scores(step, trainable, frozen, batches, len(rows))
+                found[chosen] = probabilities(scores, classes)
+            yield found[max(first - units.start, 0) :]
+
+    return label
+
+
+def _ahead(make: Callable[[int], Any], given: Sequence[int]) -> Iterator[Any]:
+    """Makes something of each, in a thread, before it is asked for."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = deque()
+        for one in given:
+            waiting.append(pool.submit(make, one))
+            if len(waiting) == _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

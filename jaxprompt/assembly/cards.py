@@ -1,0 +1,88 @@
+"""The kinds of what an export's card holds: it may come from anyone.
+
+What the card takes over from a config is checked as the config is.
+"""
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from jaxprompt.assembly.schema import FIELDS, Field, check_value
+from jaxprompt.data.tasks import Task
+from jaxprompt.errors import InputError, brief, is_kind
+from jaxprompt.heads.linear import POOLERS
+
+_DATA, _TASK, _BACKBONE = (FIELDS[name] for name in ("data", "task", "backbone"))
+_PLACE, _SIZE, _TEXT = Field(int, "at least 0"), Field(int, "at least 1"), Field(str)
+BLOCKS = {
+    "backbone": {name: _BACKBONE[name] for name in ("revision", "sentinel", "rescale")}
+    | {"id": _BACKBONE["path"], "family": _TEXT, "fingerprint": _TEXT},
+    "constant": dict.fromkeys(
+        [
+            f"{stream}{name}"
+            for stream, names in {
+                "": ("slots", "length", "first", "last", "shift"),
+                "decoder_": ("slots", "length", "first", "last"),
+                "cross_": ("length", "first", "last"),
+            }.items()
+            for name in names
+        ]
+        + ["shift_decoder"],
+        _PLACE,
+    ),
+    "head": FIELDS["head"] | {"pooler": Field(str, POOLERS, optional=True)},
+    "layout": {name: _DATA[name] for name in ("max_len", "max_target", "multiple", "side")}
+    | {name: _TASK[name] for name in ("form", "answer", "eos")}
+    | {"choices": Field(int, "at least 1")},
+    "generate": FIELDS["generate"],
+}
+TOP = {
+    "method": str, "hyper": dict, "template": str, "label_words": list | None, "metrics": dict,
+    "seed": int, "versions": dict, "created": str, "sha256": str, "pretrained": dict, "init": dict,
+}  # fmt: skip
+
+
+def check_card(path: str, card: Mapping[str, Any]) -> None:
+    """Raises InputError where a field of a card that is there is of another kind than written."""
+    for name, kind in TOP.items():
+        if name in card and not isinstance(card[name], kind):
+            raise _wrong(path, name, card[name])
+    for block, known in BLOCKS.items():
+        for name, field in known.items():
+            if name in card[block]:
+                _check(path, f"{block}.{name}", field, card[block][name])
+    for name, value in _block(path, card["backbone"], "dims").items():
+        _check(path, f"backbone.dims.{name}", _PLACE, value)
+    for name, hint in typing.get_type_hints(Task).items():
+        if name in card["task"] and not _fits(card["task"][name], hint):
+            raise _wrong(path, f"task.{name}", card["task"][name])
+
+
+def _check(path: str, name: str, field: Field, value: Any) -> None:
+    try:
+        check_value(name, field, value)
+    except InputError as error:
+        said = str(error).removeprefix("config field ")
+        raise InputError(f"{path}: the card's {said}; export the prompt again") from error
+
+
+def _block(path: str, card: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(card.get(name), Mapping):
+        raise _wrong(path, name, card.get(name))
+    return card[name]
+
+
+def _wrong(path: str, name: str, value: Any) -> InputError:
+    return InputError(f"{path}: the card's {name} is {brief(value)}; export the prompt again")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tells whether JSON is of the type of a field of Task; lists stand for tuples."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list):
+        if args[-1] is ...:
+            return all(_fits(part, args[0]) for part in value)
+        return len(value) == len(args) and all(map(_fits, value, args))
+    if origin is Mapping and isinstance(value, dict):
+        return all(_fits(part, args[1]) for part in value.values())
+    return origin is None and is_kind(value, hint)

@@ -1,0 +1,182 @@
+"""The task and the examples of a config."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
+from jaxprompt.data import fewshot, sources
+from jaxprompt.data.digest import describe
+from jaxprompt.data.tasks import (
+    Example,
+    Task,
+    custom_task,
+    get_task,
+    read_example,
+    task_from_json,
+    with_labels,
+)
+from jaxprompt.errors import InputError
+
+SPLITS = ("train", "dev", "test")
+
+
+def read_task(block: Mapping[str, Any]) -> Task:
+    """Makes the task of a config block; words and metric of the block replace the task's own."""
+    given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
+    if block["name"] == "custom":
+        return custom_task(
+            fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
+            choices=block["choices"], target=block["target"],
+            metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
+        )  # fmt: skip
+    task = get_task(block["name"])
+    if given and len(given) != len(task.labels):
+        raise InputError(
+            f"task.words has {len(given)} entries for {len(task.labels)} classes of "
+            f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
+        )
+    task = _as_written(dataclasses.replace(task, metric=block["metric"] or task.metric), block)
+    if not given:
+        return task
+    first = tuple(entry[0] for entry in given)
+    return dataclasses.replace(task, words=given, causal_words=(), targets=first)
+
+
+def in_form(c: Any, task: Task) -> Task:
+    """Lays the task out as a pre-training task where task.form names one.
+
+    Raises InputError where it cannot be.
+    """
+    block = c.task
+    if block.form not in TASKS:
+        return task
+    if c.head.name != "verbalizer":
+        raise InputError(
+            f"task.form={block.form} answers by label words, which head.name={c.head.name} does "
+            "not read; set head.name=verbalizer"
+        )
+    if task.choices and block.words:
+        raise InputError(
+            f"task.words name the choices, which task.form={block.form} does by the names of "
+            "ppt.patterns; empty it, or take task.form=cloze"
+        )
+    pattern = get_pattern(block.form, c.ppt.patterns, hard=c.ppt.hard)
+    texts = () if block.name == "custom" else block.fields
+    made = ask(task, block.form, pattern, texts=texts, query=block.template)
+    return _as_written(made, block)
+
+
+def _as_written(task: Task, block: Mapping[str, Any]) -> Task:
+    """Takes over how a config block writes options and label words."""
+    spaced = task.spaced if block["spaced"] == "" else block["spaced"] == "true"
+    return dataclasses.replace(task, option=block["option"] or task.option, spaced=spaced)
+
+
+def check_tunes(c: Any) -> None:
+    """Raises InputError where a config is for pre-training a prompt."""
+    if c.ppt.task:
+        raise InputError(
+            f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain, plan and export "
+            "take; give another config, or set ppt.task=''"
+        )
+
+
+class Examples(NamedTuple):
+    """The splits of a run, read and divided, not yet encoded."""
+
+    task: Task  # with its labels found
+    choices: int  # the most that an example has, 1 where the task has none
+    splits: dict[str, list[Example]]
+
+
+def read_examples(
+    c: Any, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None
+) -> Examples:
+    """Reads the splits that are there, and draws train and dev by the protocol.
+
+    With the `record` of a run the task is that run's: no label is looked for in the training data.
+    Raises InputError where dev is wanted and there is none.
+    """
+    check_tunes(c)
+    data = c.data
+    task = read_task(c.task) if record is None else task_from_json(record["task"])
+    files = {name: path for name, path in data.files.items() if path}
+    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
+    splits: dict[str, list[Example]] = {}
+
+    def read(split: str) -> sources.Rows:
+        return sources.read_split(task, split, **place)
+
+    drawn = data.protocol and {"train", "dev"} & set(wanted)
+    rows, has_labels = None, task.labels or task.choices or task.is_text or record is not None
+    if drawn or "train" in wanted or not has_labels:
+        rows = read("train")
+        task = with_labels(task, rows, rows.origin)
+    task = in_form(c, task) if record is None else task
+    if rows is not None:
+        examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+        split = _draw(data, task, [e.label for e in examples])
+        splits["train"] = examples if split is None else [examples[i] for i in split.train]
+        if split is not None and split.dev is not None:
+            splits["dev"] = [examples[i] for i in split.dev]
+    for name in wanted:
+        if name not in splits and sources.has_split(task, name, **place):
+            rows = read(name)
+            splits[name] = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+    if "dev" in wanted and not splits.get("dev"):
+        raise InputError(
+            f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
+            "data.protocol=holdout"
+        )
+    splits = {name: splits[name] for name in SPLITS if splits.get(name)}
+    choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
+    return Examples(task, choices if record is None else record["choices"], splits)
+
+
+def describe_examples(examples: Examples) -> dict[str, Any]:
+    """Says what a run learns from, for its record: task, choices, and each split summed up."""
+    names = examples.task.labels
+    return {
+        "task": dataclasses.asdict(examples.task),
+        "choices": examples.choices,
+        "splits": {name: describe(part, names) for name, part in examples.splits.items()},
+    }
+
+
+def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any], Example]]:
+    """Reads one split in the order of `read_examples`, with its rows as they stand in the source.
+
+    `task` has its labels found. -> where each row stands, the row, its example
+    """
+    data, files = c.data, {name: path for name, path in c.data.files.items() if path}
+    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
+
+    def read(name: str) -> list[tuple[str, dict[str, Any], Example]]:
+        rows, found = sources.read_split(task, name, **place), []
+        for number, row in enumerate(rows):
+            where = rows.origin(number)
+            found.append((where, dict(row), read_example(task, row, where)))
+        return found
+
+    if data.protocol and split != "test":
+        found = read("train")
+        numbers = getattr(_draw(data, task, [own.label for _, _, own in found]), split)
+        if numbers is not None:
+            return [found[number] for number in numbers]
+    return read(split)
+
+
+def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
+    if not data.protocol:
+        return None
+    if task.is_text and data.protocol != "holdout":
+        raise InputError(
+            f"data.protocol={data.protocol} draws by class, and task {task.name} has texts to "
+            "write; take holdout, or none"
+        )
+    values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
+    options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
+    if data.protocol == "holdout" and (task.is_text or task.choices):
+        labels = [0] * len(labels)  # the place of the right choice is no class
+    return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)

@@ -1,0 +1,93 @@
+"""Held-out rows as a pre-trained model fills them, for people to read."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.heads.pretraining import LikeliestHead
+from jaxprompt.training.replaced_tokens import Pair, replace
+from jaxprompt.tree import Flat, merge
+from jaxprompt.types import Batch
+
+_MARKS = ("##", "Ġ", "▁")  # in front of a piece: of WordPiece, byte-level BPE, SentencePiece
+_SHOWN = 64  # targets of a causal model
+
+LEGENDS = {
+    "mlm": "[a] the masked token, rightly filled; [a|b] filled with a, b was there",
+    "rtd": "[+a|b] a in place of b, found; [-a|b] missed; [!a] nothing was replaced, but so told",
+    "seq2seq": "what was read, what was to be said, the likeliest token at each place of that",
+    "causal": "the end of a row, the likeliest token at each place of it, given those before",
+}
+
+
+def make_fill_step(model: Any):
+    """Makes (trainable, frozen, batch, key) -> tokens [B, M], and whether a Pair told [B, T] right.
+
+    The tokens are the likeliest at each target, those of a Pair what its generator drew.
+    """
+    if isinstance(model, Pair):
+
+        def step(trainable: Flat, frozen: Flat, batch: Batch, key):
+            params = merge(trainable, frozen)
+            scored = model.forward(params, batch, head="generator", key=key)
+            found = model.forward(params, replace(batch, scored), head="discriminator")
+            return scored.drawn, found.hit
+
+        return step
+    likeliest = dataclasses.replace(model, heads={"main": LikeliestHead()})
+
+    def fill(trainable: Flat, frozen: Flat, batch: Batch, key):
+        return likeliest.forward(merge(trainable, frozen), batch), None
+
+    return fill
+
+
+def render(
+    objective: str, tokenizer: Any, batch: Batch, tokens: np.ndarray, hits: np.ndarray | None
+) -> Iterator[str]:
+    """Yields the legend, then each row of a batch as text."""
+    inline = objective in ("mlm", "rtd")
+    yield LEGENDS[objective if inline else "causal" if batch.decoder is None else "seq2seq"]
+    for row in np.flatnonzero(batch.weights):
+        asked = batch.targets[row] >= 0
+        truth, said = batch.targets[row][asked], tokens[row][asked]
+        ids = batch.encoder.ids[row][batch.encoder.mask[row]]
+        if inline:
+            places = batch.label_pos[row][asked]
+            told = None if hits is None else hits[row][: len(ids)]
+            filled = {at: (new, old) for at, new, old in zip(places, said, truth, strict=True)}
+            yield _inline(tokenizer, ids, filled, told)
+            continue
+        if batch.decoder is not None:
+            yield f"read:   {tokenizer.decode(ids)}"
+        yield f"truth:  {tokenizer.decode(truth[-_SHOWN:])}"
+        yield f"filled: {tokenizer.decode(said[-_SHOWN:])}"
+
+
+def _inline(
+    tokenizer: Any, ids: np.ndarray, places: dict[int, tuple[int, int]], told: np.ndarray | None
+) -> str:
+    """Writes a row with marks in it; `places` tells what was put at a position, and the truth."""
+    pieces = tokenizer.convert_ids_to_tokens(ids.tolist())
+    for at in range(len(pieces)):
+        new, old = places.get(at, (ids[at], ids[at]))
+        if told is None and at in places:
+            shown = _names(tokenizer, [new] if new == old else [new, old])
+        elif told is not None and new != old:
+            shown = "-+"[int(told[at])] + _names(tokenizer, [new, old])
+        elif told is not None and not told[at]:
+            shown = "!" + _names(tokenizer, [new])
+        else:
+            pieces[at] = tokenizer.convert_ids_to_tokens(int(new))
+            continue
+        front = tokenizer.convert_ids_to_tokens(int(old))
+        pieces[at] = next((mark for mark in _MARKS if front.startswith(mark)), "") + f"[{shown}]"
+    return tokenizer.convert_tokens_to_string(pieces)
+
+
+def _names(tokenizer: Any, ids: Sequence[int]) -> str:
+    pieces = tokenizer.convert_ids_to_tokens([int(one) for one in ids])
+    clean = lambda piece: tokenizer.convert_tokens_to_string([piece]).strip().removeprefix("##")
+    return "|".join(map(clean, pieces))

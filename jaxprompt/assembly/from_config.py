@@ -1,0 +1,365 @@
+"""From a config to objects: the only reader of ConfigDict and of names in it."""
+
+import dataclasses
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxprompt import rng, tree
+from jaxprompt.assembly.examples import (
+    Examples,
+    describe_examples,
+    in_form,
+    read_examples,
+    read_task,
+)
+from jaxprompt.assembly.feature_cache import Kept
+from jaxprompt.assembly.initial_params import Weights, check_init, start
+from jaxprompt.assembly.pipeline import (
+    Backbone,
+    Scorer,
+    Split,
+    build_scorer,
+    check_fit,
+    check_template,
+    choose_template,
+    load_weights,
+    open_backbone,
+)
+from jaxprompt.assembly.records import (
+    check_backbone,
+    check_start,
+    make_record,
+    other_splits,
+    read_trained,
+)
+from jaxprompt.assembly.schema import check_fields
+from jaxprompt.data.batching import EvalBatches, TrainBatches
+from jaxprompt.data.overview import tell_cut, tell_labels
+from jaxprompt.data.target import read_answer
+from jaxprompt.data.words import FROM_TEXT
+from jaxprompt.errors import InputError, at_least
+from jaxprompt.layers import kernels
+from jaxprompt.models.folding import fold_flat
+from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
+from jaxprompt.prompts import make_prompt
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.evaluation import Step, evaluate, make_writer, place_step, write_texts
+from jaxprompt.training.loop import Milestones
+from jaxprompt.training.losses import free_text, make_loss
+from jaxprompt.training.metrics import score_texts
+from jaxprompt.training.optim import make_optimizer, make_schedule
+from jaxprompt.training.steps import Objective, make_eval_step
+from jaxprompt.types import Dims
+
+# What may change between two runs in one workdir: nothing here moves a number.
+FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
+FREE += ("train.compilation_cache",)
+FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
+# What may besides, once trained: how it was learned, how the backbone runs, what is scored.
+FREE_TRAINED = ("optim", "train", "data", "generate", "cache")
+FREE_TRAINED += tuple(f"backbone.{name}" for name in ("dtype", "stack", "remat", "attention"))
+
+
+# -- the config itself ---------------------------------------------------------------------------
+
+# Stands for a backbone that is not opened yet: it limits nothing.
+_ANY = Dims(*[2**31] * len(Dims._fields))
+
+
+def check_config(c: Any) -> None:
+    """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
+    check_fields(c.to_dict())
+    check_totals(c.train)
+    if c.data.batch % c.optim.accumulate:
+        raise InputError(
+            f"data.batch={c.data.batch} must divide by optim.accumulate={c.optim.accumulate}"
+        )
+    for field in ("data", "model"):
+        if c.mesh[field] != -1:
+            at_least(f"mesh.{field}", c.mesh[field], 1)
+    if c.cache.folder and c.cache.where != "disk":
+        raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
+    prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
+    if c.prompt.get("start") == "frequent" and not (c.prompt.get("init") or c.corpus.path):
+        raise InputError(
+            "prompt.start=frequent draws from the most frequent words of a corpus, and corpus.path "
+            "is empty; give the text (PPT takes that of pre-training), or take start=task or vocab"
+        )
+    if c.ppt.task:  # its texts and words are those of a pattern
+        return
+    task = in_form(c, read_task(c.task))
+    style = "causal" if task.causal and not task.template else "masked"  # not known yet
+    text = choose_template(task, style, c.head.name, c.task.form, c.task.template)
+    check_template(task, text, c.head.name, c.task.form, prompt.num_slots())
+    read_answer(c.task.answer or "{label}")
+    if c.head.name == "text" and c.optim.smoothing:
+        raise InputError(f"optim.smoothing={c.optim.smoothing} is for classes; set it to 0")
+
+
+def check_totals(train: Any) -> None:
+    """Raises InputError where a run has no length or several, or never looks at dev."""
+    totals = {name: train[name] for name in ("total_steps", "total_epochs", "total_examples")}
+    if sum(value > 0 for value in totals.values()) != 1:
+        shown = ", ".join(f"train.{name}={value}" for name, value in totals.items())
+        raise InputError(f"exactly one total must be above 0, not {shown}; set the others to 0")
+    if not (train.eval_steps or train.eval_epochs):
+        raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")
+
+
+def build_placement(c: Any, devices: Sequence[Any] | None = None) -> Placement:
+    """Makes the mesh of a config; its batches must divide over it."""
+    placement = make_placement(**c.mesh.to_dict(), devices=devices)
+    size = placement.mesh.shape["data"]
+    share = c.data.batch // c.optim.accumulate
+    if share % size:
+        cut = f" / optim.accumulate={c.optim.accumulate}" * (c.optim.accumulate > 1)
+        raise InputError(
+            f"data.batch={c.data.batch}{cut} does not divide over mesh.data={size}; take a "
+            f"multiple of {size * c.optim.accumulate}, or mesh.data={math.gcd(share, size)}"
+        )
+    if c.data.eval_batch % size:
+        raise InputError(
+            f"data.eval_batch={c.data.eval_batch} does not divide over mesh.data={size}; take a "
+            f"multiple of {size}"
+        )
+    return placement
+
+
+def open_fitting(c: Any, placement: Placement, *, restored: bool = False) -> Backbone:
+    """Opens the backbone of a checked config; method, head, length and mesh must fit it.
+
+    So must the prompt that it starts from, unless its numbers are `restored` from a checkpoint.
+    """
+    backbone = open_backbone(c.backbone.to_dict())
+    check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    if not restored:
+        check_init(c, backbone.module.dims)
+    check_mesh(placement, backbone.module)
+    return backbone
+
+
+def check_mesh(placement: Placement, module: Any, part: str = "backbone") -> None:
+    """Raises InputError where the parameters of a backbone do not divide over the mesh."""
+    if placement.mesh.size > 1:
+        rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
+        shapes = backbone_shapes(module.clone(cfg=rows))
+        named = {f"{part}/{name.split('/', 1)[1]}": leaf for name, leaf in shapes.items()}
+        check_divides(placement, named)
+
+
+def tell_kernel(c: Any, placement: Placement, module: Any) -> list[str]:
+    """Says that dropout keeps the devices' own attention kernel out of training, where it does."""
+    cfg, rate = module.cfg, module.cfg.attention_dropout
+    given = cfg, module.dims.head_dim, placement.target, c.data.max_len
+    if not rate or not kernels.has_own(*given, drops=False):
+        return []
+    return [
+        f"attention dropout {rate} keeps the devices' attention kernel out of training; "
+        "--config.backbone.dropout=0 takes it"
+    ]
+
+
+# -- data --------------------------------------------------------------------------------------
+
+
+def scorer_from_config(
+    c: Any, backbone: Backbone, examples: Examples, placement: Placement
+) -> Scorer:
+    """Builds the scorer of a config."""
+    task, head, form = examples.task, c.head.to_dict(), c.task.form
+    choices = examples.choices
+    if head["name"] == "verbalizer" and not task.labels:
+        letters = tuple(string.ascii_uppercase[:choices])
+        own = task.words[:choices], task.targets[:choices]
+        task = dataclasses.replace(task, labels=letters, words=own[0], targets=own[1])
+    return build_scorer(
+        backbone, task, prompt=c.prompt.to_dict(), head=head, choices=choices,
+        template=choose_template(
+            task, backbone.module.STYLE, head["name"], form, c.task.template
+        ),
+        form=form, answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
+        max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
+        batch=c.data.eval_batch, share=placement.share(),
+    )  # fmt: skip
+
+
+def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
+    """Makes the endless stream of training batches."""
+    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    return TrainBatches(split.rows, split.labels, layout, seed=c.seed, group=c.data.group)
+
+
+def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
+    """Encodes every split; train with the free texts that are to be learned."""
+    parts = examples.splits.items()
+    return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
+
+
+def tell_examples(scorer: Scorer, splits: Mapping[str, Split]) -> list[str]:
+    """Says which label is which, how many there are, and how many texts are cut."""
+    lines = [tell_cut(scorer.layout.max_len, {name: part.rows for name, part in splits.items()})]
+    if scorer.is_text:
+        return lines
+    names = scorer.task.labels or tuple(string.ascii_uppercase[: scorer.classes])
+    return tell_labels(names, {name: part.labels for name, part in splits.items()}) + lines
+
+
+def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
+    """Makes one pass over a split."""
+    return EvalBatches(split.rows, split.labels, scorer.layout)
+
+
+def build_measure(
+    c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
+) -> Callable[..., dict[str, float]]:
+    """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
+    judge = build_judge(c, scorer, placement, kept)
+    return lambda *given: judge(*given)[0]
+
+
+def build_judge(
+    c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
+) -> Callable[..., tuple[dict[str, float], Any]]:
+    """Makes (split, trainable, frozen) -> metrics, and class scores [examples, C] or texts.
+
+    A prompt that is computed from other numbers is computed once a pass, not once a batch.
+    """
+    kept, steps = kept or Kept(scorer), {}
+    # On several hosts an array is not a single process's to look at.
+    folds = scorer.model.prompt.is_computed() and jax.process_count() == 1
+    pad = scorer.layout.pad_id
+
+    def make(model: Model) -> Step:
+        if scorer.is_text:
+            return make_writer(placement, c.generate, model, scorer.tokenizer, pad)
+        return place_step(placement, make_eval_step(model))
+
+    def judge(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> tuple[dict, Any]:
+        goes_on = not scorer.is_text and kept.holds(split)
+        model = kept.model if goes_on else scorer.model
+        if folds:
+            example = scorer.one_batch(split.rows[:1])
+            model, trainable, frozen = fold_flat(model, trainable, frozen, example)
+        if goes_on not in steps:  # of equal shapes in every pass
+            steps[goes_on] = make(model)
+        step = steps[goes_on]
+        batches, size = eval_batches(scorer, split), len(split.labels)
+        if scorer.is_text:
+            texts = write_texts(step, trainable, frozen, batches, size, scorer.tokenizer)
+            return score_texts(scorer.task.metric, split.references, texts), texts
+        batches = (kept.give(split, batch) for batch in batches) if goes_on else batches
+        return evaluate(
+            step, trainable, frozen, batches, split.labels, split.counts, scorer.task.metric,
+            scorer.classes,
+        )  # fmt: skip
+
+    return judge
+
+
+# -- a trained run -------------------------------------------------------------------------------
+
+
+class Trained(NamedTuple):
+    """A run's best numbers, with all that scores with them."""
+
+    placement: Placement
+    scorer: Scorer
+    splits: dict[str, Split]
+    weights: Weights
+    best: dict[str, Any]  # step, value, dev
+    family: str
+    record: dict[str, Any]  # what it learned from, see `make_record`
+    others: tuple[str, ...] = ()  # says which splits are not those of the run
+
+
+def is_zero_shot(c: Any) -> bool:
+    """Tells whether a config has nothing to train."""
+    return c.prompt.name == "none" and not c.trainable and c.head.name == "verbalizer"
+
+
+def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
+    """Reads the best prompt of a workdir and the `wanted` splits.
+
+    Where nothing trains (zero-shot) no checkpoint is read. Raises InputError for a workdir that is
+    untrained or of another config, and for a backbone of other weights.
+    """
+    check_config(c)
+    # A frozen prompt that started from text has its numbers from that text alone.
+    from_text = bool(c.trainable) and c.prompt.get("start") in FROM_TEXT
+    record, best_step = None, None
+    if not is_zero_shot(c):
+        free = [name for name in (*FREE, *FREE_TRAINED) if not (from_text and name == "data")]
+        record, best_step = read_trained(workdir, c, tuple(free))
+    placement = build_placement(c)
+    backbone = open_fitting(c, placement, restored=True)
+    if from_text:
+        wanted = (*wanted, "train")
+    examples = read_examples(c, wanted, record)
+    scorer = scorer_from_config(c, backbone, examples, placement)
+    splits = encode_splits(scorer, examples)
+    backbone, loaded = load_weights(backbone, placement)
+    scorer = scorer.with_backbone(backbone)
+    if record is None:
+        params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, placement=placement)
+        weights = Weights({}, tree.flatten(params), loaded.report)
+        record = make_record(
+            c, describe_examples(examples), scorer.template, backbone.family,
+            loaded.report.fingerprint,
+        )  # fmt: skip
+        return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
+    check_backbone(record, loaded.report.fingerprint, workdir)
+    others = other_splits(record, describe_examples(examples))
+    counts = None
+    if from_text:
+        check_start(c, record, describe_examples(examples), workdir)
+        from jaxprompt.assembly import starting_text  # which imports this module
+
+        counts = starting_text.count_tokens(
+            c, splits["train"], lambda: starting_text.count_corpus(c, scorer, workdir)
+        )
+    weights = start(c, scorer, loaded, counts, placement, restored=True)
+    trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
+    weights = weights._replace(trainable=trainable)
+    return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
+
+
+# -- optimization -------------------------------------------------------------------------------
+
+
+def make_plan(train: Any, steps_per_epoch: int, batch: int) -> Milestones:
+    """Turns the one total that is given into steps."""
+    total = train.total_steps or math.ceil(
+        train.total_epochs * steps_per_epoch if train.total_epochs else train.total_examples / batch
+    )
+    evaluate = train.eval_steps or max(1, round(train.eval_epochs * steps_per_epoch))
+    return Milestones(total, evaluate, train.save_steps)
+
+
+def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int) -> Any:
+    """Makes the optax chain of a config."""
+    o = c.optim
+    schedule = make_schedule(
+        o.schedule, total=plan.total, warmup=o.warmup_steps, gamma=o.gamma, epoch=steps_per_epoch
+    )
+    own = {"head": o.lr_head, "backbone": o.lr_backbone}
+    parts = sorted({name.split("/")[0] for name in trainable})
+    rates = {part: o.lr if own.get(part) is None else own[part] for part in parts}
+    return make_optimizer(
+        o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
+        clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate, scaled=o.scaled,
+    )  # fmt: skip
+
+
+def build_objectives(c: Any) -> list[Objective]:
+    """Makes the terms of the loss."""
+    if c.head.name == "text":
+        return [Objective("main", free_text)]
+    if c.head.name == "verbalizer" and c.head.span == "target":
+        return [Objective("main", make_loss("full", c.optim.smoothing), head="target")]
+    scores = c.head.scores if c.head.name == "verbalizer" else "restricted"
+    return [Objective("main", make_loss(scores, c.optim.smoothing))]

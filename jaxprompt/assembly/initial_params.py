@@ -1,0 +1,192 @@
+"""The numbers that a run starts from, divided into what trains and what is frozen."""
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt import rng, tree
+from jaxprompt.assembly.pipeline import Scorer
+from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens
+from jaxprompt.convert import artifact, load, peft
+from jaxprompt.data import words
+from jaxprompt.errors import InputError
+from jaxprompt.files import user_path
+from jaxprompt.models.folding import unfold
+from jaxprompt.parallel.sharding import Placement, check_padding
+from jaxprompt.prompts.soft import warm_start
+from jaxprompt.types import Dims
+
+# Fields of a method that may differ from those of the export that a prompt starts from.
+_FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden")
+_SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
+_ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
+
+
+class Weights(NamedTuple):
+    """The numbers of a run before its first step."""
+
+    trainable: tree.Flat
+    frozen: tree.Flat
+    report: load.Report
+
+
+def start(
+    c: Any, scorer: Scorer, loaded: load.Loaded, counts: np.ndarray | None, placement: Placement,
+    *, restored: bool = False,
+) -> Weights:  # fmt: skip
+    """Initialises prompt and head, and splits what trains, in float32, from what is frozen.
+
+    `counts` are those of the text that a prompt starts from (`starting.count_tokens`). With
+    `restored` the values of what trains do not matter, for a checkpoint holds them: a prompt that
+    trains is left as it is.
+    """
+    params = scorer.model.init(
+        rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
+        placement=placement,
+    )  # fmt: skip
+    trains = any(name.startswith("prompt/") for name in divide(c, scorer, params)[0])
+    if restored and trains:
+        pass
+    elif c.prompt.get("init"):
+        params["prompt"] = _inherit(c, loaded.report.fingerprint)
+    elif c.prompt.name == "soft":
+        params["prompt"] = _start_rows(c, scorer, params, counts, placement)
+    head = params["head"]["main"]
+    if "pooler" in head and "pooler" in loaded.params:
+        head["pooler"] = loaded.params["pooler"]
+    trainable, frozen = divide(c, scorer, params)
+    check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
+    # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
+    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
+    trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
+    return Weights(trainable, frozen, loaded.report)
+
+
+def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
+    """Splits parameters into what trains and what is frozen."""
+    patterns = tuple(c.trainable) or scorer.model.prompt.TRAINABLE
+    if not params["head"]["main"]:  # a verbalizer has no numbers of its own
+        patterns = tuple(p for p in patterns if p != r"head/.*")
+    return tree.split(params, tree.trainable_mask(params, patterns))
+
+
+# -- rows of the vocabulary, or of a file ---------------------------------------------------------
+
+
+def _start_rows(
+    c: Any, scorer: Scorer, params: Any, counts: np.ndarray | None, placement: Placement
+) -> Any:
+    kind, embed = c.prompt.start, params["backbone"]["embed"]["word"]["table"]
+    if kind in ("normal", "uniform"):
+        return params["prompt"]
+    if kind == "file":
+        return {"table": read_rows(c.prompt.file, scorer.model.prompt, c.backbone.rescale)}
+    label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
+    length = c.prompt.length + c.prompt.decoder
+    rows = words.choose_rows(
+        kind, scorer.tokenizer, length=length, seed=c.seed,
+        vocab_size=scorer.model.prompt.dims.vocab,
+        counts=counts, words=label_words, text=c.prompt.text, top=c.prompt.top,
+    )  # fmt: skip
+    # The table may lie on several hosts: only what is needed of it is brought here.
+    ids = sorted({i for row in rows for i in row})
+    pick = jax.jit(lambda table, ids: table[ids], out_shardings=placement.replicated)
+    picked = np.asarray(pick(embed, np.array(ids)))
+    return warm_start(params["prompt"], picked, [[ids.index(i) for i in row] for row in rows])
+
+
+def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
+    """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]
+
+    They are divided like the embeddings among which they stand, by `rescale`; those of an export
+    may be divided already. The decoder's are the last.
+    """
+    divided = 1.0
+    shape = (prompt.length + prompt.decoder, prompt.dims.embed)
+    if path.endswith(".npy"):
+        rows = artifact.import_npy(path, shape[1])
+    elif os.path.exists(user_path(path) / "adapter_config.json"):
+        rows = peft.read_peft(path).soft
+        if rows is None:
+            raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
+    else:
+        tensors, card = read_export(path)
+        rows, divided = soft_tokens(tensors), card["backbone"]["rescale"]
+        if rows is None:
+            raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
+    if rows.shape != shape:
+        raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
+    return _rescaled(rows, divided, rescale)
+
+
+def _rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
+    # In float64, so that what --npy multiplied comes back to the last bit but one.
+    return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
+
+
+# -- an exported prompt, whatever it was learned for ----------------------------------------------
+
+
+def check_init(c: Any, dims: Dims) -> None:
+    """Raises InputError where prompt.init is no prompt of this method, form and backbone's size."""
+    path = c.prompt.get("init")
+    if not path:
+        return
+    if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
+        raise InputError(
+            f"prompt.init={path} is no export; soft tokens of an .npy file or a PEFT adapter are "
+            f"taken by prompt.start=file and prompt.file={path}"
+        )
+    _, card = read_export(path)
+    if card["method"] != c.prompt.name:
+        raise InputError(
+            f"prompt.init={path} holds a {card['method']} prompt; set prompt.name="
+            f"{card['method']}, or give an export of {c.prompt.name}"
+        )
+    for field, value in c.prompt.items():
+        if field not in ("name", *_FREE) and card["hyper"].get(field) != value:
+            held = card["hyper"].get(field)
+            raise InputError(
+                f"prompt.init={path} has prompt.{field}={held!r}, this run {value!r}; set it "
+                f"to {held!r}, or give another export"
+            )
+    if c.prompt.get("hidden"):
+        raise InputError(
+            f"prompt.init={path} holds constants, prompt.hidden={c.prompt.hidden} computes the "
+            "prompt from others; set it to 0"
+        )
+    known = card["backbone"]["dims"]
+    if other := [name for name in _SIZES if known.get(name) != getattr(dims, name)]:
+        raise InputError(
+            f"prompt.init={path} is of a backbone with {other[0]}={known.get(other[0])} "
+            f"({card['backbone']['id']}), this one has {getattr(dims, other[0])}; give that "
+            "backbone, or another export"
+        )
+
+
+def read_origin(c: Any) -> dict[str, Any]:
+    """Tells of the export that a prompt started from, for the card of what came of it."""
+    _, card = read_export(c.prompt.init)
+    found = {name: card[name] for name in _ORIGIN if name in card}
+    return {"path": c.prompt.init} | found | {"task": card["task"]["name"]}
+
+
+def _inherit(c: Any, fingerprint: str) -> dict[str, np.ndarray]:
+    """Reads the numbers of an exported prompt."""
+    path = c.prompt.init
+    tensors, card = read_export(path)
+    known = card["backbone"]
+    if known["fingerprint"] != fingerprint:
+        raise InputError(
+            f"prompt.init={path} was learned on weights {known['fingerprint'][:12]} "
+            f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
+            "another export"
+        )
+    part = "prompt/"
+    arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
+    for name in arrays.keys() & {"slots", "decoder_slots"}:
+        arrays[name] = _rescaled(arrays[name], known["rescale"], c.backbone.rescale)
+    return unfold(arrays)

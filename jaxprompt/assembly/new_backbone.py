@@ -1,0 +1,109 @@
+"""The weights that pre-training starts from: a checkpoint's, with the heads that it lacks, or none.
+
+What follows goes on from `scorer.open_backbone` and `scorer.load_weights`.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxprompt.assembly.pipeline import Backbone, shape_backbone
+from jaxprompt.assembly.schema import check_fields
+from jaxprompt.convert import folder, random_weights
+from jaxprompt.convert.load import Loaded
+from jaxprompt.convert.save import describe
+from jaxprompt.corpus.index import check_vocabulary
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.files import read_json, user_path
+from jaxprompt.parallel.sharding import Placement
+
+
+def open_config(block: Mapping[str, Any], heads: Sequence[str]) -> Backbone:
+    """Shapes a backbone that is not trained yet from block["init"], a transformers config.json.
+
+    The tokenizer is that of block["path"], "" = the folder of the config; Backbone.folder is its
+    folder. Raises InputError for a config that is none, that transformers would refuse or that asks
+    for what is not done here, and for a tokenizer whose ids exceed the embedding.
+    """
+    check_fields(block, "backbone")
+    path = user_path(block["init"])
+    hf = read_json(path, "the config.json of a transformers model")
+    backbone = shape_backbone(block, path, hf, tuple(heads))
+    try:
+        random_weights.check_heads(backbone.family, heads)
+        describe(backbone.family, hf, heads)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    where = path.parent
+    if block["path"]:
+        where = folder.resolve(block["path"], block["revision"] or None)
+    tokenizer = load_tokenizer(where)
+    check_vocabulary(tokenizer, backbone.module.cfg.vocab)
+    return backbone._replace(folder=where, tokenizer=tokenizer)
+
+
+def draw_weights(
+    backbone: Backbone, placement: Placement, seed: int, *, part: str = "backbone"
+) -> tuple[Backbone, Loaded]:
+    """Draws all weights of a backbone that has the heads it is to have.
+
+    `part` is their name in the tree, "backbone" or "generator": models of one seed differ by it.
+    """
+    cfg = backbone.module.cfg
+    drawn = random_weights.draw_backbone(
+        backbone.family, backbone.hf, sorted(cfg.model_heads), seed=seed, placement=placement,
+        part=part, **_how(backbone),
+    )  # fmt: skip
+    return _fitted(backbone, drawn, placement), drawn
+
+
+def with_heads(
+    backbone: Backbone, loaded: Loaded, heads: Sequence[str], placement: Placement, seed: int, *,
+    part: str = "backbone",
+) -> tuple[Backbone, Loaded]:  # fmt: skip
+    """Gives loaded weights the heads of an objective and no others; those they lack are drawn.
+
+    A head that does not train with its trunk would no longer fit it. The report lists what was
+    drawn as `fresh`.
+    """
+    changed = random_weights.with_heads(
+        loaded, backbone.family, backbone.hf, heads, seed=seed, placement=placement, part=part,
+        **_how(backbone),
+    )  # fmt: skip
+    module = backbone.module
+    cfg = dataclasses.replace(module.cfg, model_heads=frozenset(heads))
+    backbone = backbone._replace(module=module.clone(cfg=cfg))
+    return _fitted(backbone, changed, placement), changed
+
+
+def as_electra(backbone: Backbone) -> Backbone:
+    """Makes a loaded BERT one half of an ELECTRA: the trunks are the same, names and heads differ.
+
+    Call it behind `scorer.load_weights`, before `with_heads`.
+    """
+    if backbone.family == "electra":
+        return backbone
+    if backbone.family != "bert":
+        raise InputError(
+            f"{backbone.folder} holds a {backbone.family}; replaced-token detection takes an "
+            "ELECTRA or a BERT"
+        )
+    kept = {name: value for name, value in backbone.hf.items() if name != "architectures"}
+    hf = kept | {"model_type": "electra", "embedding_size": backbone.hf["hidden_size"]}
+    block, old = {**backbone.block, "family": "electra"}, backbone.module.cfg
+    shaped = shape_backbone(block, backbone.folder, hf, sorted(old.model_heads))
+    cfg = dataclasses.replace(shaped.module.cfg, rows=old.rows, tied=old.tied)
+    return shaped._replace(module=shaped.module.clone(cfg=cfg), tokenizer=backbone.tokenizer)
+
+
+def _how(backbone: Backbone) -> dict[str, Any]:
+    return {name: backbone.block[name] for name in ("dtype", "rescale")}
+
+
+def _fitted(backbone: Backbone, loaded: Loaded, placement: Placement) -> Backbone:
+    module = backbone.module
+    cfg = dataclasses.replace(
+        module.cfg, rows=placement.padded(module.cfg.vocab), tied=loaded.report.tied
+    )
+    return backbone._replace(module=module.clone(cfg=cfg))

@@ -1,0 +1,249 @@
+"""A trained prompt on its way out of a run and back in: tensors and a card."""
+
+import dataclasses
+import datetime
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly.cards import check_card
+from jaxprompt.assembly.pipeline import Scorer, build_scorer, load_weights, open_backbone
+from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
+from jaxprompt.data.encode import Encoded
+from jaxprompt.data.tasks import Example, Task, task_from_json
+from jaxprompt.errors import InputError
+from jaxprompt.models.folding import fold, unfold
+from jaxprompt.parallel.sharding import Placement, put
+
+# What the blocks of a card hold that are read here.
+_NEEDED = {
+    "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale"),
+    "constant": (
+        "slots",
+        "length",
+        "first",
+        "last",
+        "shift",
+        "decoder_slots",
+        "decoder_length",
+        "decoder_first",
+        "decoder_last",
+        "shift_decoder",
+        "cross_length",
+        "cross_first",
+        "cross_last",
+    ),
+    "head": ("name", "pooler", "dropout", "scores", "pieces", "span"),
+    "layout": (
+        "max_len",
+        "max_target",
+        "multiple",
+        "side",
+        "choices",
+        "form",
+        "answer",
+        "eos",
+    ),
+    "generate": ("max_new", "beams", "length_penalty", "early_stopping"),
+    "task": tuple(field.name for field in dataclasses.fields(Task)),
+}
+
+_ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
+_PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM"}
+
+
+class Exported(NamedTuple):
+    """A prompt ready to score."""
+
+    scorer: Scorer
+    params: dict[str, Any]  # nested, on the device
+    card: dict[str, Any]
+
+
+def pack(
+    scorer: Scorer,
+    trainable: tree.Flat,
+    frozen: tree.Flat,
+    *,
+    backbone: Mapping[str, Any],
+    fingerprint: str,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    origin: Mapping[str, Any],
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Folds the prompt and describes it. -> (tensors by flat name, card)
+
+    `config` is the run's, `backbone` its block with the family found; trained weights of the
+    backbone, where there are any, go along. `origin` tells of pre-training: {"pretrained": ...} of
+    its own, {"init": ...} of the export that it started from, or nothing.
+    """
+    params = tree.merge(trainable, frozen)
+    batch = scorer.one_batch(_encode(scorer, ""))
+    constant, arrays = fold(scorer.model, params, batch)
+    tensors = {f"prompt/{name}": array for name, array in arrays.items()}
+    tensors |= {
+        name: np.asarray(leaf, np.float32)
+        for name, leaf in tree.flatten(params).items()
+        if name.startswith("head/") or (name in trainable and name.startswith("backbone/"))
+    }
+    layout, data, form = scorer.layout, config["data"], config["task"]
+    pooler = getattr(scorer.model.heads["main"], "pooler", "")
+    card = {
+        "method": config["prompt"]["name"],
+        "hyper": dict(config["prompt"]),
+        "constant": {name: getattr(constant, name) for name in _NEEDED["constant"]},
+        "head": dict(config["head"]) | {"pooler": pooler},
+        "backbone": {
+            "id": backbone["path"],
+            "revision": backbone["revision"],
+            "family": backbone["family"],
+            "sentinel": backbone["sentinel"],
+            "rescale": backbone["rescale"],
+            "fingerprint": fingerprint,
+            "dims": scorer.model.prompt.dims._asdict(),
+        },
+        "task": dataclasses.asdict(scorer.task),
+        "template": scorer.template,
+        "label_words": scorer.verbalizer.words if scorer.verbalizer else None,
+        "layout": {
+            "max_len": layout.max_len,
+            "max_target": data["max_target"],
+            "multiple": layout.multiple,
+            "side": layout.side,
+            "choices": layout.num_rows,
+            "form": form["form"],
+            "answer": form["answer"],
+            "eos": form["eos"],
+        },
+        "generate": dict(config["generate"]),
+        "metrics": dict(metrics),
+        "seed": config["seed"],
+        "versions": package_versions(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **origin,
+    }
+    return tensors, card
+
+
+def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the tensors and the card of an export. Raises InputError for one that is not whole."""
+    tensors, card = read_artifact(path)
+    for block, names in _NEEDED.items():
+        held = card.get(block)
+        lost = [name for name in names if not isinstance(held, dict) or name not in held]
+        if lost:
+            raise InputError(f"{path}: the card lacks {block}.{lost[0]}; export the prompt again")
+    check_card(path, card)
+    return tensors, card
+
+
+def unpack(
+    path: str, *, backbone: Mapping[str, Any], batch: int, placement: Placement,
+    force: bool = False,
+) -> Exported:  # fmt: skip
+    """Reads an exported prompt and puts it on its backbone.
+
+    `backbone` is a config block; an empty path takes the one that the card names. Raises InputError
+    where the backbone's weights are others than the prompt was learned on, unless `force`.
+    """
+    tensors, card = read_export(path)
+    known = card["backbone"]
+    block = dict(backbone) | {name: known[name] for name in ("sentinel", "rescale")}
+    if not block["path"]:
+        block |= {"path": known["id"], "revision": known["revision"]}
+    opened = open_backbone(block)
+    task = task_from_json(card["task"])
+    layout = card["layout"]
+    scorer = build_scorer(
+        opened, task, prompt={"name": "constant", **card["constant"]}, head=card["head"],
+        template=card["template"], batch=batch, **layout,
+    )  # fmt: skip
+    opened, loaded = load_weights(opened, placement)
+    check_fingerprint(card, loaded.report.fingerprint, force=force)
+    scorer = scorer.with_backbone(opened)
+    flat = tree.flatten({"backbone": loaded.params})
+    init = functools.partial(scorer.model.init, choices=layout["choices"])
+    shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)
+    wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
+        name: leaf for name, leaf in flat.items() if name in tensors
+    }
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        state = "lacks" if name in wanted else "holds the unknown"
+        raise InputError(f"{path} {state} tensor {name!r}; export the prompt again")
+    for name, leaf in wanted.items():
+        if leaf.shape != tensors[name].shape:
+            shape = list(tensors[name].shape)
+            raise InputError(f"{path}: {name} is {shape}, the backbone needs {list(leaf.shape)}")
+    own = put(tensors, placement.parameters(tensors))
+    return Exported(scorer, tree.unflatten(flat | own), card)
+
+
+def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Gives the soft tokens of an export, those of the decoder last. -> [S, E], None = it has none
+
+    They stand among embeddings that `backbone.rescale` divides.
+    """
+    rows = {name: tensors[f"prompt/{name}"] for name in _ROWS if f"prompt/{name}" in tensors}
+    return unfold(rows)["table"] if rows else None
+
+
+def plain_tokens(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> np.ndarray | None:
+    """Gives the same as the unmodified backbone takes them: multiplied by `backbone.rescale`."""
+    rows = soft_tokens(tensors)
+    return None if rows is None else rows * np.float32(card["backbone"]["rescale"])
+
+
+def as_peft(
+    scorer: Scorer, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Gives what `convert.peft.write_peft` writes. -> its keyword arguments
+
+    The head goes along where PEFT scores as we do: a prefix on BERT's own pooler. Elsewhere PEFT
+    pools a soft token or has another head, and the adapter holds the prompt alone. Raises
+    InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
+    """
+    dims, constant, family = card["backbone"]["dims"], card["constant"], card["backbone"]["family"]
+    own = {name for name in tensors if name.startswith("prompt/")}
+    if family == "t5" and own - {"prompt/slots"}:
+        raise InputError(
+            "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
+        )
+    found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
+    found |= {name: dims[name] for name in ("layers", "heads")}
+    if "prompt/slots" in tensors:
+        if not _stand_in_front(scorer):
+            raise InputError(
+                f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "
+                "they stand elsewhere; ship prompt.safetensors, which export writes without --peft"
+            )
+        return found | {"soft": plain_tokens(tensors, card)}
+    if "prompt/k" not in tensors:
+        raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
+    span = (constant["first"], constant["last"], constant["shift"])
+    if span != (0, dims["layers"], constant["length"]):
+        raise InputError(
+            "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
+            f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
+        )
+    found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
+    if family == "bert" and card["head"]["pooler"] == "checkpoint":
+        kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
+        found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
+    return found
+
+
+def _encode(scorer: Scorer, text: str) -> list[list[Encoded]]:
+    """Encodes one example whose fields and choices are all `text`."""
+    fields = dict.fromkeys(scorer.task.fields, text)
+    return scorer.encoder.encode_all([Example(fields, (text,) * scorer.layout.num_rows)])
+
+
+def _stand_in_front(scorer: Scorer) -> bool:
+    """Tells whether the input begins with all soft tokens, [CLS] and hard words behind them."""
+    count = scorer.model.prompt.num_slots()
+    (rows,) = _encode(scorer, "a text")
+    return all(np.array_equal(row.slot[:count], np.arange(count)) for row in rows)

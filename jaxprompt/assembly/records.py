@@ -1,0 +1,89 @@
+"""What a run learned from: made for its folder, and compared when the run is repeated or read."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jaxprompt.assembly.initial_params import read_origin
+from jaxprompt.errors import InputError
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.run_folder import check_record, check_workdir, read_record, read_result
+
+
+def make_record(
+    c: Any, facts: Mapping[str, Any], template: str, family: str, fingerprint: str
+) -> dict[str, Any]:
+    """Says what a run learns from, for its folder: `facts` of its data, and its backbone."""
+    record = dict(facts) | {"template": template}
+    record["backbone"] = {"family": family, "fingerprint": fingerprint}
+    if c.prompt.get("init"):
+        record["init"] = read_origin(c)
+    return record
+
+
+def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
+    """Raises InputError where a folder's run learned from anything else than `record`."""
+    saved = read_record(workdir)
+    if saved is not None:
+        check_backbone(saved, record["backbone"]["fingerprint"], workdir)
+    check_record(workdir, record)
+
+
+def check_backbone(record: Mapping[str, Any], fingerprint: str, workdir: str | os.PathLike) -> None:
+    """Raises InputError where a run goes on with other weights than its record names."""
+    learned = str(record["backbone"]["fingerprint"])
+    if learned != fingerprint:
+        raise InputError(
+            f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
+            f"{fingerprint[:12]}; give the same backbone or another --workdir"
+        )
+
+
+def other_splits(record: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Says which splits are not those that a run was trained and scored on."""
+    lines = []
+    for name, now in facts["splits"].items():
+        saved = record["splits"].get(name)
+        if saved is not None and saved["digest"] != now["digest"]:
+            same_size = saved["examples"] == now["examples"]
+            which = "those" if same_size else f"the {saved['examples']}"
+            lines.append(f"{name}: {now['examples']} examples, not {which} of the run")
+    return tuple(lines)
+
+
+def check_start(
+    c: Any, record: Mapping[str, Any], facts: Mapping[str, Any], workdir: str | os.PathLike
+) -> None:
+    """Raises InputError where a frozen prompt would start from another text than the run's did.
+
+    Its numbers are in no checkpoint: they are made again from the training split.
+    """
+    saved, now = record["splits"].get("train"), facts["splits"]["train"]
+    if c.prompt.start == "task" and saved is not None and saved["digest"] != now["digest"]:
+        raise InputError(
+            f"{workdir} has a frozen prompt that started from its training split "
+            f"(prompt.start=task): {saved['examples']} examples, which are not the "
+            f"{now['examples']} of now; restore them or train again in another --workdir"
+        )
+
+
+def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str, Any], int]:
+    """Reads what a run of a config learned from and the step of its best numbers.
+
+    Raises InputError for a folder that is of another config or untrained, and where the best
+    numbers are not there any more.
+    """
+    check_workdir(workdir, c.to_dict(), free)
+    checkpoints, record, result = Checkpoints(workdir), read_record(workdir), read_result(workdir)
+    step = checkpoints.best() if result is None else result["best_step"]
+    checkpoints.check_best(step)
+    if result is None and (saved := checkpoints.latest()) is not None:
+        known = checkpoints.position().get("best")
+        if known is not None and known["step"] > step:
+            raise InputError(
+                f"{workdir} was best at step {known['step']} up to step {saved}, and those numbers "
+                "are not there any more; train again in another --workdir"
+            )
+    if record is None:
+        raise InputError(f"{workdir} has no record.json; train again in another --workdir")
+    return record, step

@@ -1,0 +1,37 @@
+"""The text that soft tokens start from: how often each token stands in it."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.assembly.adapt import read_corpus
+from jaxprompt.assembly.pipeline import Scorer, Split
+from jaxprompt.data.words import text_ids
+from jaxprompt.errors import escape
+
+
+def count_tokens(
+    c: Any, train: Split | None, count_corpus: Callable[[], np.ndarray]
+) -> np.ndarray | None:
+    """Counts the tokens of the text that prompt.start draws from. int64 [ids]
+
+    That is the training examples (task) or a corpus (frequent), which only then is read; None where
+    a prompt starts from no text.
+    """
+    start = "" if c.prompt.get("init") else c.prompt.get("start")
+    if start == "task":
+        return np.bincount(text_ids(train.rows))
+    return count_corpus() if start == "frequent" else None
+
+
+def count_corpus(c: Any, scorer: Scorer, workdir: str | Path) -> np.ndarray:
+    """Counts the tokens of the text at corpus.path, which is indexed where it was not. int64 [ids]
+
+    Raises InputError for a text that cannot be read.
+    """
+    vocab = scorer.model.backbone.cfg.vocab
+    tell = lambda line: print(escape(line), file=sys.stderr)
+    return read_corpus(c, scorer.tokenizer, vocab, str(workdir), tell).token_counts()

@@ -1,0 +1,210 @@
+"""Draws the parameters of a backbone, as its paper does, straight into their shards."""
+
+import functools
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxprompt import rng
+from jaxprompt.convert.hf_config import read_id, read_positive
+from jaxprompt.convert.load import DTYPES, Loaded, Report
+from jaxprompt.convert.names import FAMILIES, Family, Tensor
+from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
+from jaxprompt.convert.tensor_reader import digest
+from jaxprompt.errors import InputError
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.tree import flatten, unflatten
+
+# The padding's id, whose rows are zero, where the config does not tell it.
+_PAD = {"bert": 0, "roberta": 1, "electra": 0}
+_HEADS = {head for family in FAMILIES.values() for head in family.heads}
+
+
+class Draw(NamedTuple):
+    """How a family's parameters are drawn: N(0, deviation^2), a norm's scale constant."""
+
+    family: str
+    config: Mapping[str, Any]
+    sizes: Mapping[str, int]
+
+    def deviation(self, tensor: Tensor) -> float:
+        """Gives the standard deviation of a kernel or a table.
+
+        BERT and its kin: one for all, as in the released code. GPT-2: what writes into the residual
+        stream is divided by the square root of the number of writers, two a layer (Radford et al.
+        2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
+        attention has no 1 / sqrt(D), so the query's kernel holds it; the word table is N(0, 1).
+        """
+        if self.family != "t5":
+            base = self._amount("initializer_range", 0.02)
+            writes = tensor.path in ("layers/attention/out/kernel", "layers/mlp/down/kernel")
+            if self.family == "gpt2" and writes:
+                return base / math.sqrt(2 * self.sizes["L"])
+            return base
+        factor = self._amount("initializer_factor", 1.0)
+        if tensor.path == "embed/word/table":
+            return factor
+        inputs = tensor.file_axes[-1] if tensor.transposed else "H"
+        scale = math.prod(self.sizes[axis] for axis in inputs)
+        if "/query/" in tensor.path:
+            scale *= self.sizes["D"]
+        return factor / math.sqrt(scale)
+
+    def zero_row(self, tensor: Tensor) -> int | None:
+        """Gives the row of padding in a table of embeddings, which transformers sets to zero."""
+        tables = ("embed/word/table",) + ("embed/position/table",) * (self.family == "roberta")
+        if self.family not in _PAD or tensor.path not in tables:
+            return None
+        if "pad_token_id" in self.config and self.config["pad_token_id"] is None:
+            return None
+        row, rows = read_id(self.config, "pad_token_id", _PAD[self.family]), tensor.axes[0]
+        if row >= self.sizes[rows]:
+            raise InputError(
+                f"config.json has pad_token_id={row}, beyond the {self.sizes[rows]} rows of "
+                f"{tensor.path}; give the config.json of these sizes"
+            )
+        return row
+
+    def constant(self, tensor: Tensor) -> float | None:
+        """Gives what biases and the scales of norms are filled with, None for what is drawn."""
+        if tensor.path.endswith("/bias"):
+            return 0.0
+        if tensor.path.endswith("/scale"):
+            return self._amount("initializer_factor", 1.0) if self.family == "t5" else 1.0
+        return None
+
+    def _amount(self, field: str, default: float) -> float:
+        return read_positive(self.config, field, default)
+
+
+def draw_backbone(
+    family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
+    placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
+) -> Loaded:  # fmt: skip
+    """Draws a trunk and heads from a transformers config alone.
+
+    `part` is what the parameters are called in the tree, "backbone" or "generator": models of one
+    seed differ by it. A parameter is the same on every mesh. `dtype` and `rescale` as in load.py.
+    Raises InputError where the config lacks a size or has a deviation that is none, and where the
+    family has no such head.
+    """
+    table = check_heads(family, heads)
+    sizes = axis_sizes(config, table)
+    tied = bool(config.get("tie_word_embeddings", True)) or not {"mlm", "lm"} & set(heads)
+    tensors = select(table, config, sizes, heads, tied=tied)
+    given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
+    flat = _draw(Draw(family, config, sizes), tensors, **given)
+    report = Report(
+        heads=(), fresh=tuple(heads), missing=(), unused=(), tied=tied, bytes=_bytes(flat),
+        fingerprint=_mark("drawn", Draw(family, config, sizes), tensors, **given),
+    )  # fmt: skip
+    return Loaded(unflatten(flat), report)
+
+
+def with_heads(
+    loaded: Loaded, family: str, config: Mapping[str, Any], heads: Collection[str], *, seed: int,
+    placement: Placement, part: str = "backbone", dtype: str = "float32", rescale: float = 1.0,
+) -> Loaded:  # fmt: skip
+    """Leaves a loaded backbone the heads that are asked for, and draws those that it lacks.
+
+    The report lists what was drawn: `fresh`, and `missing` by the names in a file. Raises
+    InputError where the family has no such head.
+    """
+    table = check_heads(family, heads)
+    sizes, params, old = axis_sizes(config, table), dict(loaded.params), loaded.report
+    # Of all families: a BERT's trunk may go on under ELECTRA's names.
+    out = [head for head in params if head in _HEADS and head not in heads]
+    for head in out:
+        del params[head]
+    fresh = [head for head in heads if head in table.heads and head not in params]
+    tied = old.tied
+    tensors = [tensor for head in fresh for tensor in table.heads[head]]
+    if "mlm" in fresh:
+        tied = bool(config.get("tie_word_embeddings", True))
+        tensors += [] if tied else [table.decoder]
+    given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
+    draw = Draw(family, config, sizes)
+    flat = flatten(params) | (_draw(draw, tensors, **given) if tensors else {})
+    report = old._replace(
+        heads=tuple(head for head in old.heads if head in heads),
+        fresh=tuple(fresh),
+        missing=tuple(names_of(tensor, 0, table.prefix)[-1] for tensor in tensors),
+        tied=tied or "mlm" in out,
+        bytes=_bytes(flat),
+        fingerprint=_mark(old.fingerprint, draw, tensors, **given) if tensors else old.fingerprint,
+    )
+    return Loaded(unflatten(flat), report)
+
+
+def check_heads(family: str, heads: Collection[str]) -> Family:
+    """Looks a family up. Raises InputError where it lacks one of the heads."""
+    table = family_of(family)
+    known = (*table.heads, *table.always)
+    absent = [head for head in heads if head not in known]
+    if absent:
+        raise InputError(
+            f"a {family} has no {absent[0]} head; take an objective for {' or '.join(known)}, or "
+            "another backbone"
+        )
+    return table
+
+
+def _draw(
+    draw: Draw, tensors: Iterable[Tensor], *, seed: int, placement: Placement, part: str,
+    dtype: str, rescale: float,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """Makes parameters, one after the other. -> by flat name"""
+    flat, base = {}, rng.key_for(seed, part)
+    for tensor in tensors:
+        letters = tensor.stack + tensor.axes
+        own = tuple(draw.sizes[axis] for axis in letters)
+        shape = tuple(
+            placement.padded(size) if axis == "V" else size
+            for axis, size in zip(letters, own, strict=True)
+        )
+        place = placement.parameter(f"{part}/{tensor.path}", len(shape))
+        if (value := draw.constant(tensor)) is not None:
+            whole = np.broadcast_to(np.asarray(value, DTYPES[dtype]), shape)
+            flat[tensor.path] = jax.make_array_from_callback(shape, place, whole.__getitem__)
+            continue
+        pad = draw.zero_row(tensor)
+        program = _program(shape, place, DTYPES[dtype])
+        deviation = draw.deviation(tensor) / rescale**tensor.residual
+        key = rng.for_name(base, tensor.path)
+        flat[tensor.path] = program(key, deviation, own[0], -1 if pad is None else pad)
+    return flat
+
+
+@functools.cache
+def _program(shape: tuple[int, ...], place: NamedSharding, dtype: np.dtype):
+    """Compiles the draw of an array, once for all of its shape and place."""
+
+    def make(key, deviation, rows, pad):
+        x = deviation * jax.random.normal(key, shape)
+        # Numbers are counted row by row: those of a padded table begin with those of the whole.
+        at = jnp.arange(shape[0])
+        real = ((at < rows) & (at != pad)).reshape(-1, *[1] * (len(shape) - 1))
+        return jnp.where(real, x, 0.0).astype(dtype)
+
+    return jax.jit(make, out_shardings=place)
+
+
+def _mark(
+    start: str, draw: Draw, tensors: Iterable[Tensor], *, seed: int, part: str, **_: Any
+) -> str:
+    """Sums up what was drawn: equal for equal draws. Nothing is read back from the devices."""
+    facts = [
+        f"{tensor.path} {[draw.sizes[axis] for axis in tensor.stack + tensor.axes]}"
+        f" {draw.constant(tensor)} {draw.deviation(tensor)} {draw.zero_row(tensor)}"
+        for tensor in tensors
+    ]
+    return digest(start, draw.family, part, str(seed), *facts)
+
+
+def _bytes(flat: Mapping[str, Any]) -> int:
+    return sum(array.nbytes for array in flat.values())

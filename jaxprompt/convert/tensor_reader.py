@@ -1,0 +1,265 @@
+"""Fills arrays with tensors of a file, block by block: hashed, cast, transposed, stacked."""
+
+import hashlib
+import math
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxprompt.convert.names import Tensor
+from jaxprompt.convert.weights import Weights, is_finite
+from jaxprompt.errors import InputError
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.sharding import Placement
+
+_THREADS = min(8, os.cpu_count() or 1)
+_AHEAD = 2  # parameters begun beside the one that is finished
+_TILE = 256  # rows and columns that are transposed at once
+_GAP = 16  # numbers between a tile's rows: at a power of two a column would share one cache set
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Makes an array, not filled, at an address that JAX takes over on the CPU without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    space = np.empty(size + 64, np.uint8)
+    start = -space.ctypes.data % 64
+    return space[start : start + size].view(dtype).reshape(shape)
+
+
+def digest(*parts: str, data: bytes = b"") -> str:
+    """Hashes texts, and the hash of data, so that no two lists of them run together."""
+    hashes = (hashlib.sha256(part.encode()).digest() for part in parts)
+    return hashlib.sha256(b"".join(hashes) + data).hexdigest()
+
+
+class _Shard(NamedTuple):
+    """What some devices of this process hold of a parameter, and what that is in the file."""
+
+    devices: tuple[Any, ...]
+    array: np.ndarray  # of all layers
+    rows: slice  # of the file's tensor as a matrix, as if it had the rows of padding
+    columns: slice
+
+    def matrix(self, tensor: Tensor, layer: int) -> np.ndarray:
+        """Views a layer as the file has it. -> [rows, columns]"""
+        array = self.array[layer] if tensor.stack else self.array
+        rows, columns = _length(self.rows), _length(self.columns)
+        if tensor.transposed:  # [out, in] -> [in, out]
+            return array.reshape(columns, rows).T
+        return array.reshape(rows, columns)
+
+
+class Filler:
+    """Makes parameters from tensors of the file; several threads hash and copy."""
+
+    def __init__(
+        self, weights: Weights, sizes: Mapping[str, int], dtype: np.dtype, rescale: float,
+        placement: Placement | None,
+    ):  # fmt: skip
+        self.weights, self.sizes, self.dtype = weights, sizes, dtype
+        self.rescale, self.placement = rescale, placement
+        devices = [] if placement is None else placement.mesh.devices.flat
+        self.processes = sorted({device.process_index for device in devices})
+
+    def fill(self, found: Mapping[Tensor, list[str]]) -> tuple[dict[str, Any], list[str]]:
+        """Reads tensors by their names in the file, one a layer. -> (flat params, digests)
+
+        The digests are of all layers of all tensors, whichever process hashed them.
+        """
+        flat, digests, hashed = {}, [], self._hashed(found)
+        begun: deque[tuple[Tensor, list[_Shard], list[Future]]] = deque()
+
+        def finish() -> None:
+            tensor, shards, jobs = begun.popleft()
+            digests.extend(job.result() for job in jobs)
+            flat[tensor.path] = self._place(tensor, shards)
+
+        error = None
+        try:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                for tensor, names in found.items():
+                    shards = self._shards(tensor)
+                    copy = lambda i, name, t=tensor, s=shards: self._copy(
+                        t, i, name, s, (t, i) in hashed
+                    )
+                    jobs = [pool.submit(copy, i, name) for i, name in enumerate(names)]
+                    begun.append((tensor, shards, jobs))
+                    if len(begun) > _AHEAD:
+                        finish()
+                while begun:
+                    finish()
+        except InputError as caught:
+            error = caught
+        digests = [found for found in digests if found]
+        if len(self.processes) > 1:
+            # A block may be read by one process alone; what is wrong with it ends them all.
+            errors = [text for text in processes.gather(str(error or "")) if text]
+            error = error or (InputError(errors[0]) if errors else None)
+        if error:
+            raise error
+        if len(self.processes) > 1:
+            digests = list(set(" ".join(processes.gather(" ".join(digests))).split()))
+            if len(digests) != sum(map(len, found.values())):
+                raise InputError(
+                    f"the processes read different weights as {self.weights.folder}; give all of "
+                    "them the same checkpoint"
+                )
+        return flat, digests
+
+    def _hashed(self, found: Mapping[Tensor, list[str]]) -> set[tuple[Tensor, int]]:
+        """Chooses what this process hashes: the largest go first, each to who has least.
+
+        Vectors are hashed by all, so that other weights on one host are noticed.
+        """
+        layers = [(tensor, i) for tensor, names in found.items() for i in range(len(names))]
+        if len(self.processes) < 2:
+            return set(layers)
+        size = lambda tensor: math.prod(self.sizes[axis] for axis in tensor.axes)
+        loads = dict.fromkeys(self.processes, 0)
+        own = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
+        for tensor, i in sorted(layers, key=lambda one: (-size(one[0]), one[0].path, one[1])):
+            process = min(loads, key=loads.get)
+            loads[process] += size(tensor)
+            if process == jax.process_index():
+                own.add((tensor, i))
+        return own
+
+    def _layout(self, tensor: Tensor) -> tuple[tuple[int, ...], NamedSharding | None]:
+        """Gives the whole shape of a parameter and where it lives."""
+        letters = tensor.stack + tensor.axes
+        if self.placement is None:
+            return tuple(self.sizes[letter] for letter in letters), None
+        rows = lambda letter, size: self.placement.padded(size) if letter == "V" else size
+        shape = tuple(rows(letter, self.sizes[letter]) for letter in letters)
+        return shape, self.placement.parameter(f"backbone/{tensor.path}", len(shape))
+
+    def _shards(self, tensor: Tensor) -> list[_Shard]:
+        """Makes an array for each of the different shards that this process holds."""
+        shape, sharding = self._layout(tensor)
+        holders: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+        if sharding is None:
+            holders[tuple((0, size) for size in shape)] = []
+        else:
+            for device, index in sharding.addressable_devices_indices_map(shape).items():
+                ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
+                holders.setdefault(tuple(r[:2] for r in ranges), []).append(device)
+        return [
+            _Shard(
+                tuple(devices),
+                aligned(tuple(end - start for start, end in index), self.dtype),
+                *self._place_in_file(tensor, index[len(tensor.stack) :]),
+            )
+            for index, devices in holders.items()
+        ]
+
+    def _place_in_file(
+        self, tensor: Tensor, index: tuple[tuple[int, int], ...]
+    ) -> tuple[slice, slice]:
+        """Finds the rows and columns of the file that a range of each of our axes comes from."""
+        merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
+        ranges, spans = iter(index), []
+        for axes in merged:
+            (start, end), *inner = (next(ranges) for _ in axes)
+            if inner != [(0, self.sizes[axis]) for axis in axes[1:]]:
+                raise ValueError(f"{tensor.path}: of the axes {axes} only the first can be divided")
+            size = math.prod(self.sizes[axis] for axis in axes[1:])
+            spans.append(slice(start * size, end * size))
+        if len(spans) == 1:
+            spans.insert(0, slice(0, 1))
+        return tuple(spans[::-1] if tensor.transposed else spans)
+
+    def _copy(
+        self, tensor: Tensor, layer: int, name: str, shards: list[_Shard], is_hashed: bool
+    ) -> str:
+        """Reads what shards need of a layer, all where it is hashed. -> its digest, "" where not"""
+        number, parts = tensor.part
+        height, width = self.weights.matrix(name)
+        width //= parts
+        targets = [shard.matrix(tensor, layer) for shard in shards]
+        for shard, target in zip(shards, targets, strict=True):  # the padding of a vocabulary
+            target[max(0, height - shard.rows.start) :] = 0
+            target[:, max(0, width - shard.columns.start) :] = 0
+        data, every = hashlib.sha256(), slice(0, width)
+        for rows in self.weights.blocks(name):
+            users = [
+                (shard, target)
+                for shard, target in zip(shards, targets, strict=True)
+                if _meets(shard.rows, rows) and _meets(shard.columns, every)
+            ]
+            if not users and not is_hashed:
+                continue
+            columns = every
+            if not is_hashed:
+                rows = _overlap(rows, _hull(shard.rows for shard, _ in users))
+                columns = _overlap(columns, _hull(shard.columns for shard, _ in users))
+            stored = slice(columns.start + number * width, columns.stop + number * width)
+            block = self.weights.read_block(name, rows, stored)
+            if is_hashed:
+                data.update(block.view(np.uint8))
+                if not is_finite(block):
+                    raise InputError(
+                        f"{name} in {self.weights.file(name)} holds NaN or infinite numbers; the "
+                        "checkpoint is damaged: fetch it anew, or take another"
+                    )
+            if tensor.residual and self.rescale != 1.0:
+                block = block / np.float32(self.rescale**tensor.residual)
+            for shard, target in users:
+                common = _overlap(shard.rows, rows), _overlap(shard.columns, columns)
+                source = block[_shift(common[0], rows), _shift(common[1], columns)]
+                part = target[_shift(common[0], shard.rows), _shift(common[1], shard.columns)]
+                (_transpose if tensor.transposed else np.copyto)(part, source, casting="unsafe")
+        if not is_hashed:
+            return ""
+        path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
+        shape, dtype = self.weights.shape(name), self.weights.dtype(name)
+        return digest(path, str(list(shape)), dtype, data=data.digest())
+
+    def _place(self, tensor: Tensor, shards: list[_Shard]) -> Any:
+        """Hands the arrays to their devices; on a CPU they stay where they are."""
+        shape, sharding = self._layout(tensor)
+        if sharding is None:
+            return shards[0].array
+        arrays = [
+            jax.device_put(shard.array, device) for shard in shards for device in shard.devices
+        ]
+        whole = jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+        return whole.block_until_ready()  # the host's memory is free before more of it is taken
+
+
+def _transpose(target: np.ndarray, source: np.ndarray, casting: str) -> None:
+    """Copies a matrix into one whose columns are contiguous."""
+    bits = np.dtype(f"u{target.itemsize}")  # numpy moves them faster than bfloat16
+    space = np.empty((_TILE, _TILE + _GAP), target.dtype)
+    for i in range(0, source.shape[0], _TILE):
+        for j in range(0, source.shape[1], _TILE):
+            part = source[i : i + _TILE, j : j + _TILE]
+            tile = space[: part.shape[0], : part.shape[1]]
+            np.copyto(tile, part, casting=casting)
+            target.view(bits)[i : i + _TILE, j : j + _TILE] = tile.view(bits)
+
+
+def _length(span: slice) -> int:
+    return span.stop - span.start
+
+
+def _overlap(one: slice, other: slice) -> slice:
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _meets(one: slice, other: slice) -> bool:
+    return _length(_overlap(one, other)) > 0
+
+
+def _hull(spans: Iterable[slice]) -> slice:
+    spans = list(spans)
+    return slice(min(span.start for span in spans), max(span.stop for span in spans))
+
+
+def _shift(span: slice, origin: slice) -> slice:
+    return slice(span.start - origin.start, span.stop - origin.start)

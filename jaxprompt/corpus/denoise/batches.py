@@ -1,0 +1,136 @@
+"""Batches of an objective's rows, from an indexed corpus: any of them from its number alone."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.corpus import Corpus, Shuffle
+from jaxprompt.corpus.denoise.pack import cut, plan_rows
+from jaxprompt.corpus.denoise.rows import encoded, own_part, row_rng
+from jaxprompt.data.batching import collate
+from jaxprompt.data.encode import Encoded
+from jaxprompt.errors import InputError
+from jaxprompt.types import Batch
+
+_ENDLESS = 2**62
+
+
+class Rows:
+    """The rows that documents are cut into, once; a visit to a row draws what is hidden anew."""
+
+    def __init__(
+        self, corpus: Corpus, documents: Sequence[int], objective: Any, *, packed: bool, pad_id: int
+    ):
+        """Plans the rows of `documents`, in their order. Raises InputError where there is none."""
+        self._corpus, self._objective, self._pad_id = corpus, objective, pad_id
+        self._documents = np.fromiter(documents, np.int64, len(documents))
+        lengths = corpus.lengths()[self._documents] + len(objective.tail)
+        self._plan = plan_rows(lengths, objective.fit, packed=packed)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._plan)
+
+    def batch(
+        self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
+        share: tuple[int, int] = (0, 1),
+    ) -> Batch:  # fmt: skip
+        """Builds a batch of `size` rows, or the part `share` (which, of how many) of it.
+
+        Each row is drawn by (seed, its visit). What is missing is filling of weight 0.
+        """
+        mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
+        made = [self._make(*pair, seed) for pair in pairs[mine]]
+        inner = self._objective.lengths[1:]
+        return collate(
+            [[row] for row in made], np.zeros(len(made), np.int32), rows[mine],
+            batch=mine.stop - mine.start,
+            length=self._objective.lengths[0], pad_id=self._pad_id,
+            label_width=self._objective.reads, decoder_length=inner[0] if inner else 0,
+            like=made[0] if made else self._make(*pairs[0], seed),
+        )  # fmt: skip
+
+    def _make(self, row: int, visit: int, seed: int) -> Encoded:
+        pieces = [
+            cut(self._corpus.tokens(int(self._documents[at])), start, stop, self._objective.tail)
+            for at, start, stop in self._plan.row(row)
+        ]
+        return encoded(self._objective(pieces, row_rng(seed, visit)))
+
+
+class Visits(Iterator[Batch]):
+    """Endless batches: each epoch visits every row once, in an order of its own.
+
+    Prefetched by grain's threads. All depends on (seed, number of the batch).
+    """
+
+    def __init__(
+        self, rows: Rows, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
+        prefetch: int = 4,
+    ):  # fmt: skip
+        """Starts at batch 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
+        import grain
+
+        self._rows, self._batch, self._seed, self._share = rows, batch, seed, share
+        self._order = lru_cache(maxsize=2)(lambda epoch: Shuffle(len(rows), seed, epoch))
+        self.steps_per_epoch = -(-len(rows) // batch)
+        self._iterator = iter(
+            grain.MapDataset.range(_ENDLESS)
+            .map(self._at)
+            .to_iter_dataset(
+                grain.ReadOptions(num_threads=min(prefetch, 2), prefetch_buffer_size=prefetch)
+            )
+        )
+
+    def __next__(self) -> Batch:
+        """Returns the next batch."""
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position, to be saved as JSON beside what it was trained with."""
+        return {**self._identity(), "iterator": self._iterator.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a saved position; raises InputError where the stream would not be the same."""
+        for name, value in self._identity().items():
+            if state.get(name) != value:
+                raise InputError(
+                    f"the saved data position has {name} {state.get(name)}, this run has {value}; "
+                    "resume with the same corpus and settings or take another workdir"
+                )
+        self._iterator.set_state(state["iterator"])
+
+    def close(self) -> None:
+        """Stops the prefetching threads."""
+        self._iterator.close()
+
+    def _identity(self) -> dict[str, int]:
+        return {"rows": len(self._rows), "batch": self._batch, "seed": self._seed}
+
+    def _at(self, step: int) -> Batch:
+        epoch, number = divmod(step, self.steps_per_epoch)
+        places = range(number * self._batch, min((number + 1) * self._batch, len(self._rows)))
+        order = self._order(epoch)
+        return self._rows.batch(
+            [order[place] for place in places], [epoch * len(self._rows) + at for at in places],
+            self._seed, size=self._batch, share=self._share,
+        )  # fmt: skip
+
+
+class Pass:
+    """One pass over the first rows of a plan, with the same draws in every pass."""
+
+    def __init__(
+        self, rows: Rows, *, batch: int, seed: int, limit: int, share: tuple[int, int] = (0, 1)
+    ):
+        """Takes at most `limit` rows."""
+        self._rows, self._batch, self._seed, self._share = rows, batch, seed, share
+        self.size = min(limit, len(rows))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches; `Batch.index` tells which row each is."""
+        for first in range(0, self.size, self._batch):
+            places = list(range(first, min(first + self._batch, self.size)))
+            yield self._rows.batch(places, places, self._seed, size=self._batch, share=self._share)

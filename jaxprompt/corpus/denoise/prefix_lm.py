@@ -1,0 +1,125 @@
+"""Prefix language modelling (Raffel et al. 2020, section 3.3.1): a text's rest is asked for.
+
+The objective of LM adaptation (Lester et al. 2021, section 3.2).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxprompt.corpus.denoise.pack import Fit
+from jaxprompt.corpus.denoise.rows import Sample, join, write
+from jaxprompt.corpus.denoise.vocabulary import need, sentinels
+from jaxprompt.data.specials import SENTINEL
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Feeds the encoder the front of a text, and has the decoder say the rest.
+
+    The place to split is drawn evenly, or fixed by the `share` of the front. With a `mark`, behind
+    the front and before the rest, the row looks like T5's span corruption (so PPT adapts T5).
+    """
+
+    length: int
+    start: int  # what the decoder is fed first
+    eos: int
+    end: tuple[int, ...] = ()  # behind the front
+    share: float = 0.0  # of the text in front, 0 = anywhere
+    mark: tuple[int, ...] = ()
+    apart: bool = False
+
+    tail: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self):
+        """Checks what a config may get wrong."""
+        if not 0 <= self.share < 1:
+            raise InputError(
+                f"share {self.share} of the text in front must be above 0 and below 1, "
+                "or 0 to split anywhere"
+            )
+        least = 2 + max(self._behind, 1)
+        if self.length < least:
+            raise InputError(
+                f"length {self.length} is too short to be split; raise it to {least} or more"
+            )
+
+    @property
+    def _behind(self) -> int:
+        return len(self.mark) + len(self.end)
+
+    def _sizes(self, tokens: int) -> tuple[int, int]:
+        """Places that a text may take in the encoder and in the decoder."""
+        if self.share:
+            front = self._front(tokens)
+            return front + self._behind, len(self.mark) + tokens - front + 1
+        return tokens - 1 + self._behind, len(self.mark) + tokens
+
+    def _front(self, tokens: int) -> int:
+        return min(max(round(tokens * self.share), 1), tokens - 1)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of a row's text, where it is one."""
+        tokens = 2
+        while self._sizes(tokens + 1)[0] <= self.length and (
+            self.share or self._sizes(tokens + 1)[1] <= self.length
+        ):
+            tokens += 1
+        return tokens
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Width of the encoder's and the decoder's arrays."""
+        return self.length, self._sizes(self.tokens)[1] if self.share else self.length
+
+    @property
+    def reads(self) -> int:
+        """Most tokens of a row that are predicted."""
+        return self.lengths[1]
+
+    @property
+    def fit(self) -> Fit:
+        """How much text a row takes."""
+        if not self.apart:
+            return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
+        sizes = [self._sizes(max(n, 2)) for n in range(self.tokens + 1)]
+        return Fit(np.array(sizes).T, self.lengths, least=2)
+
+    def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
+        """Makes a row of pieces of documents."""
+        texts = pieces if self.apart or len(pieces) == 1 else [np.concatenate(pieces)]
+        fronts = [
+            self._front(len(text)) if self.share else rng.randint(1, len(text)) for text in texts
+        ]
+        marks = [(self.mark, Role.LABEL), (self.end, Role.SPECIAL)]
+        pairs = list(zip(texts, fronts, strict=True))
+        encoder = join([[(text[:at], Role.TEXT), *marks] for text, at in pairs], self.apart)
+        mark = np.array(self.mark, np.int32)
+        rests = [np.concatenate([mark, text[at:]]) for text, at in pairs]
+        return write(encoder, rests, self.start, self.eos, self.apart)
+
+
+def make(
+    tokenizer: Any,
+    length: int,
+    *,
+    start: int,
+    eos: bool = True,
+    share: float = 0.0,
+    mark: bool = False,
+    pattern: str = SENTINEL,
+    apart: bool = False,
+) -> Objective:
+    """Builds the objective for a tokenizer; `start` is what the model's decoder is fed first.
+
+    `eos`: the encoder's input ends with </s> too. `mark`: the first sentinel stands between.
+    """
+    last = need(tokenizer, "eos", "prefix language modelling")
+    marks = tuple(sentinels(tokenizer, 1, pattern).tolist()) if mark else ()
+    return Objective(length, start, last, (last,) if eos else (), share, marks, apart)

@@ -1,0 +1,148 @@
+"""Span corruption (Raffel et al. 2020, section 3.1.4, 3.3.4): spans are dropped, and asked for.
+
+Spans of text and of noise take turns and begin with text. In the input the i-th noise span becomes
+sentinel i; in the target the i-th span of text does. Hence a row that ends with noise, as all drawn
+here do, has no sentinel behind the last span of its target; T5's own checkpoints have seen none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxprompt.corpus.denoise.pack import Fit
+from jaxprompt.corpus.denoise.rows import Sample, join, write
+from jaxprompt.corpus.denoise.vocabulary import need, sentinels
+from jaxprompt.data.specials import SENTINEL
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+
+def noise_counts(tokens: int, density: float, span: float) -> tuple[int, int]:
+    """Tells how many of 2 or more tokens are noise, and in how many spans."""
+    noise = min(max(round(tokens * density), 1), tokens - 1)
+    return noise, min(max(round(noise / span), 1), tokens - noise)
+
+
+def corrupted_lengths(tokens: int, density: float, span: float) -> tuple[int, int]:
+    """Tells the lengths of input and target, each with its sentinels and its end."""
+    noise, spans = noise_counts(tokens, density, span)
+    return tokens - noise + spans + 1, noise + spans + 1
+
+
+def tokens_for(length: int, density: float, span: float) -> int:
+    """Tells how many tokens make an input of `length`: the most whose input is no longer."""
+    tokens = 2
+    if corrupted_lengths(tokens, density, span)[0] > length:
+        raise InputError(
+            f"length {length} is too short for a token, a sentinel and an end; raise it to 3"
+        )
+    while corrupted_lengths(tokens + 1, density, span)[0] <= length:
+        tokens += 1
+    return tokens
+
+
+def noise_mask(tokens: int, density: float, span: float, rng: np.random.RandomState) -> np.ndarray:
+    """Draws which tokens are noise, all ways to lay the spans alike. -> bool [tokens]"""
+    noise, spans = noise_counts(tokens, density, span)
+    lengths = np.empty(2 * spans, np.int64)
+    lengths[1::2] = _divide(noise, spans, rng)
+    lengths[::2] = _divide(tokens - noise, spans, rng)
+    return (np.arange(2 * spans) % 2 == 1).repeat(lengths)
+
+
+def corrupt(ids: np.ndarray, noise: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Divides tokens into input and target; `marks` are the sentinels in order. Without ends."""
+    return _mark(ids, noise, marks), _mark(ids, ~noise, marks)
+
+
+def _mark(ids: np.ndarray, hidden: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """Puts the next mark in the place of each span hidden."""
+    first = hidden.copy()
+    first[1:] &= ~hidden[:-1]
+    shown = ids.copy()
+    shown[first] = marks[: np.count_nonzero(first)]
+    return shown[first | ~hidden]
+
+
+def _divide(total: int, parts: int, rng: np.random.RandomState) -> np.ndarray:
+    """Draws `parts` lengths of 1 or more that sum to `total`. -> int [parts]"""
+    ends = np.sort(rng.permutation(total - 1)[: parts - 1]) + 1
+    return np.diff(np.concatenate(([0], ends, [total])))
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Drops spans of the text and asks for them. A full row's input is just `length` long."""
+
+    length: int
+    start: int  # what the decoder is fed first
+    eos: int
+    marks: np.ndarray  # int32 [spans], the sentinels in order
+    density: float = 0.15
+    span: float = 3.0
+    apart: bool = False
+
+    tail: ClassVar[tuple[int, ...]] = ()
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of a row's text, where it is one."""
+        return tokens_for(self.length, self.density, self.span)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Width of the encoder's and the decoder's arrays."""
+        return self.length, corrupted_lengths(self.tokens, self.density, self.span)[1]
+
+    @property
+    def reads(self) -> int:
+        """Most tokens of a row that are predicted."""
+        return self.lengths[1]
+
+    @property
+    def fit(self) -> Fit:
+        """How much text a row takes."""
+        if not self.apart:
+            return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
+        sizes = [
+            corrupted_lengths(max(n, 2), self.density, self.span) for n in range(self.tokens + 1)
+        ]
+        return Fit(np.array(sizes).T, self.lengths, least=2)
+
+    def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
+        """Makes a row of pieces of documents."""
+        texts = pieces if self.apart or len(pieces) == 1 else [np.concatenate(pieces)]
+        pairs = [
+            corrupt(text, noise_mask(len(text), self.density, self.span, rng), self.marks)
+            for text in texts
+        ]
+        end = ((self.eos,), Role.SPECIAL)
+        encoder = join([[(shown, Role.TEXT), end] for shown, _ in pairs], self.apart)
+        return write(encoder, [asked for _, asked in pairs], self.start, self.eos, self.apart)
+
+
+def make(
+    tokenizer: Any,
+    length: int,
+    *,
+    start: int,
+    density: float = 0.15,
+    span: float = 3.0,
+    pattern: str = SENTINEL,
+    apart: bool = False,
+) -> Objective:
+    """Builds the objective for a tokenizer; `start` is what the model's decoder is fed first.
+
+    Raises InputError where the tokenizer has too few sentinels, or a number is out of range.
+    """
+    if not 0 < density < 1:
+        raise InputError(f"noise density {density} must be above 0 and below 1; T5's is 0.15")
+    if not span >= 1:
+        raise InputError(f"mean span {span} must be at least 1; T5's is 3")
+    eos = need(tokenizer, "eos", "span corruption")
+    _, needed = noise_counts(tokens_for(length, density, span), density, span)
+    marks = sentinels(tokenizer, needed, pattern)
+    return Objective(length, start, eos, marks, density, span, apart)

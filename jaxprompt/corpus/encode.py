@@ -1,0 +1,132 @@
+"""Token ids of documents, unit by unit, by the Rust half of a tokenizer alone."""
+
+import hashlib
+import json
+import os
+import re
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.corpus.read import TextSettings
+from jaxprompt.corpus.split import split_units
+from jaxprompt.data.tokenizer import encode_texts, starts_with_space
+
+_AT_ONCE = 2**18  # characters; the library's record of a token takes some hundred bytes
+
+
+class Encoded(NamedTuple):
+    """Some documents, one after the other."""
+
+    units: np.ndarray  # [documents] how many
+    lengths: np.ndarray  # [units] in tokens
+    ids: np.ndarray  # [tokens]
+
+
+class Encoder:
+    """Cuts documents into units and encodes each as it stands behind others of its document.
+
+    That is with a space before it, where a tokenizer keeps spaces. No specials are added, and
+    names of specials in the text stay plain. Can be sent to other processes, and then needs
+    transformers there only for a tokenizer without a Rust half.
+    """
+
+    def __init__(self, tokenizer: Any, settings: TextSettings):
+        """Copies what is needed of `tokenizer`, which stays as it is."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._one_space = starts_with_space(tokenizer)  # white space of any length is a space
+        self._space = self._one_space or "ByteLevel" in str(getattr(backend, "pre_tokenizer", ""))
+        self._settings = settings
+        self._plain = None if backend is not None else tokenizer
+        self._state = None if backend is None else _state(backend)
+        self._backend = None
+        highest = max(tokenizer.get_vocab().values(), default=0)
+        self.dtype = "<u2" if highest < 2**16 else "<u4"
+
+    def fingerprint(self) -> str:
+        """Changes with anything that the ids depend on."""
+        state = self._state
+        if state is None:
+            words = sorted(self._plain.get_vocab().items())
+            state = json.dumps([type(self._plain).__name__, words])
+        return hashlib.sha256(state.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+    def __call__(self, documents: list[str]) -> Encoded:
+        """Encodes documents; of those without text the number of units is 0."""
+        at = self._settings
+        units = [
+            split_units(text, units=at.units, paragraphs=at.paragraphs, language=at.language)
+            for text in documents
+        ]
+        texts = list(chain.from_iterable(units))
+        sizes = accumulate(map(len, texts))
+        groups: dict[int, list[str]] = {}
+        for text, size in zip(texts, sizes, strict=True):
+            groups.setdefault(size // _AT_ONCE, []).append(text)
+        parts = [self._encode(group) for group in groups.values()]
+        none = np.zeros(0, np.int64)
+        return Encoded(
+            np.array([len(own) for own in units], np.int64),
+            np.concatenate([none, *(lengths for lengths, _ in parts)]),
+            np.concatenate([none.astype(self.dtype), *(ids for _, ids in parts)]),
+        )
+
+    def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        if self._one_space:
+            texts = [re.sub(r"\s+", " ", text) for text in texts]
+        if self._space:
+            texts = [f" {text}" for text in texts]
+        if self._plain is not None:
+            ids = encode_texts(self._plain, texts)
+        else:
+            found = self._load().encode_batch_fast(texts, add_special_tokens=False)
+            ids = [encoding.ids for encoding in found]
+        lengths = np.array([len(own) for own in ids], np.int64)
+        return lengths, np.fromiter(chain.from_iterable(ids), self.dtype, lengths.sum())
+
+    def _load(self) -> Any:
+        if self._backend is None:
+            from tokenizers import Tokenizer
+
+            self._backend = Tokenizer.from_str(self._state)
+            self._backend.encode_special_tokens = True  # as any other text
+        return self._backend
+
+    def __getstate__(self):
+        """Leaves out what each process makes for itself."""
+        return self.__dict__ | {"_backend": None}
+
+
+def _state(backend: Any) -> str:
+    """The tokenizer as JSON, without the truncation and padding of whoever used it last."""
+    state = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+    return json.dumps(state, ensure_ascii=False)
+
+
+# -- a process that encodes -----------------------------------------------------------------------
+
+_encoder: Encoder | None = None
+
+
+def start_worker(encoder: Encoder) -> None:
+    """Makes this process ready for `encode_here`; it ends with the process that started it."""
+    import multiprocessing
+    import threading
+
+    global _encoder
+    _encoder = encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    # A parent that was killed cannot say so, and its queues stay open in its other children.
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def encode_here(documents: list[str]) -> Encoded:
+    """Encodes in a process that `start_worker` made ready."""
+    return _encoder(documents)

@@ -1,0 +1,28 @@
+"""Tasks that pre-train prompts on running text (Gu et al. 2022, "PPT", section 3).
+
+From an indexed corpus: `make_forms` lays a pattern out for a backbone, `make` of nsp, selection or
+cls makes a task from it and some documents, and `Rows` gives its batches. An example is a pure
+function of its row and of the seed and number of the visit to it. `ask` lays a downstream task out
+by the pattern of any of them, `unify` by that of a selection.
+"""
+
+from jaxprompt.corpus.ppt.annotations import (
+    PUBLISHED,
+    Annotations,
+    AnnotationWriter,
+    check_thresholds,
+    check_unfinished,
+)
+from jaxprompt.corpus.ppt.forms import Form, Forms, make_forms
+from jaxprompt.corpus.ppt.patterns import PATTERNS, TASKS, Pattern, get_pattern
+from jaxprompt.corpus.ppt.reading import Reader
+from jaxprompt.corpus.ppt.rows import Rows
+from jaxprompt.corpus.ppt.selection import numbers_of_options
+from jaxprompt.corpus.ppt.unified import ask, unify
+from jaxprompt.corpus.ppt.units import Units
+
+__all__ = [
+    "PATTERNS", "PUBLISHED", "TASKS", "AnnotationWriter", "Annotations", "Form", "Forms", "Pattern",
+    "Reader", "Rows", "Units", "ask", "check_thresholds", "check_unfinished", "get_pattern",
+    "make_forms", "numbers_of_options", "unify",
+]  # fmt: skip

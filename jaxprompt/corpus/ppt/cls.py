@@ -1,0 +1,70 @@
+"""Classification of single units by pseudo-labels, which pre-trains for it (PPT, section 3.2.3)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxprompt.corpus import Corpus
+from jaxprompt.corpus.ppt.annotations import PUBLISHED, Annotations
+from jaxprompt.corpus.ppt.forms import Form, Forms
+from jaxprompt.data.encode import Encoded
+from jaxprompt.errors import InputError
+
+_LEAST = 6  # tokens of a unit
+
+
+class Classification:
+    """Examples by row, a row being a unit; nothing is drawn."""
+
+    def __init__(
+        self, corpus: Corpus, units: np.ndarray, labels: np.ndarray, form: Form, classes: int,
+        offered: int,
+    ):  # fmt: skip
+        """Takes some of the units `offered`, by number, one or more, and their labels."""
+        self._offered = offered
+        self._corpus, self._units, self._labels, self._form = corpus, units, labels, form
+        self.counts = np.bincount(labels, minlength=classes)  # [C] units of each class
+        self.majority = float(self.counts.max() / len(labels))
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._units)
+
+    def summary(self) -> str:
+        """Says what is used and what was left out."""
+        return (
+            f"{len(self):,} units, by class {', '.join(map(str, self.counts))}; left out: "
+            f"{self._offered - len(self):,} units below {_LEAST} tokens or unsure"
+        )
+
+    def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
+        """Makes an example and its label."""
+        del rng
+        text = self._corpus.unit(int(self._units[row]))
+        return self._form.fill({"text": text}), int(self._labels[row])
+
+
+def make(
+    corpus: Corpus,
+    documents: Sequence[int],
+    forms: Forms,
+    annotations: Annotations,
+    thresholds: Sequence[float] = PUBLISHED,
+) -> Classification:
+    """Makes the task from the units of some documents whose label is sure enough."""
+    classes = len(forms.verbalizer.words)
+    annotations.check(corpus, classes)
+    labels = annotations.labels(thresholds)
+    chosen, offered = [np.zeros(0, np.int64)], 0
+    for document in documents:
+        own = corpus.units(document)
+        offered += len(own)
+        sure = labels[own.start : own.stop] >= 0
+        chosen.append(own.start + np.flatnonzero(sure & (corpus.unit_lengths(document) >= _LEAST)))
+    units = np.concatenate(chosen)
+    if not len(units):
+        raise InputError(
+            f"none of {offered} units has {_LEAST} tokens and a label above its threshold "
+            f"({', '.join(map(str, thresholds))}); lower them, or add text"
+        )
+    return Classification(corpus, units, labels[units], forms.forms[0], classes, offered)

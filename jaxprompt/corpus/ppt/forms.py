@@ -1,0 +1,138 @@
+"""A task's pattern laid out for a backbone by the encoder that lays out downstream tasks."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.corpus.ppt.patterns import Pattern, fields
+from jaxprompt.data.encode import Answer, Encoded, Encoder, kept_lengths
+from jaxprompt.data.specials import SENTINEL, read_specials
+from jaxprompt.data.target import Frame, Plan, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import Template, parse
+from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
+from jaxprompt.errors import InputError
+from jaxprompt.types import NO_LIMIT, Role
+
+_PROBE = "a"  # stands for a text while a form is made
+
+
+class Form:
+    """A row of which all but the texts is known; `fill` puts their tokens in."""
+
+    def __init__(self, encoder: Encoder, template: Template, max_len: int, options: int = 0):
+        """Takes the form from what `encoder` makes of an example, without cutting it."""
+        where = f"template {template.source!r}"
+        parts = template.parts
+        if odd := [p for p in parts if p.modifiers or p.kind in ("choice", "choices")]:
+            raise InputError(
+                f"{where}: {odd[0].text or odd[0].kind} has modifiers or is a choice, but texts of "
+                "a corpus are tokens already; write fields alone"
+            )
+        self._names = tuple(part.text for part in parts if part.kind == "field")
+        example = Example(dict.fromkeys(self._names, _PROBE), (_PROBE,) * options)
+        (row,) = encoder.encode(example)
+        is_text = row.roles == Role.TEXT
+        goes_on = is_text & np.concatenate([[False], is_text[:-1]])
+        before = goes_on.cumsum()
+        kept = ~goes_on
+        # A text is one token here.
+        self._row = row._replace(
+            ids=row.ids[kept], slot=row.slot[kept], types=row.types[kept], roles=row.roles[kept],
+            positions=row.positions[kept] - before[kept].astype(np.int32),
+        )  # fmt: skip
+        if row.decoder is None:
+            moved = row.label_pos - before[row.label_pos]
+            self._row = self._row._replace(label_pos=moved.astype(np.int32))
+        self._at = np.flatnonzero(self._row.roles == Role.TEXT)
+        if len(self._at) != len(self._names):
+            raise InputError(f"{where}: two texts touch; put the mask or a word between them")
+        self.room = max_len - len(self._row.ids) + len(self._at)  # tokens of all texts
+        if self.room < len(self._at):
+            raise InputError(
+                f"{where} leaves {self.room} tokens of max_len {max_len} for {len(self._at)} "
+                f"texts; raise max_len to {max_len + len(self._at) - self.room} or more, "
+                "or use fewer slots"
+            )
+        starts, stops = [0, *(self._at + 1)], [*self._at, len(self._row.ids)]
+        self._fixed = [self._row.ids[a:b] for a, b in zip(starts, stops, strict=True)]
+        self.reads = len(row.label_pos)
+        self.decoder_length = 0 if row.decoder is None else len(row.decoder.ids)
+
+    def fill(self, texts: Mapping[str, np.ndarray]) -> Encoded:
+        """Makes a row of texts, by field. What is too long loses its end, the longest first."""
+        own = [texts[name] for name in self._names]
+        whole = [len(text) for text in own]
+        lengths = kept_lengths(whole, self.room)
+        ids = [self._fixed[0]]
+        for text, length, fixed in zip(own, lengths, self._fixed[1:], strict=True):
+            ids += (text[:length], fixed)
+        row = self._row
+        counts = np.ones(len(row.ids), np.int32)
+        counts[self._at] = lengths
+        more = counts.cumsum(dtype=np.int32) - counts  # tokens before, here
+        shift = more - np.arange(len(counts), dtype=np.int32)
+        within = np.arange(more[-1] + counts[-1], dtype=np.int32) - more.repeat(counts)
+        label_pos = row.label_pos
+        if row.decoder is None:
+            label_pos = label_pos + shift[label_pos]
+        return row._replace(
+            ids=np.concatenate(ids, dtype=np.int32, casting="same_kind"),
+            slot=row.slot.repeat(counts), types=row.types.repeat(counts),
+            roles=row.roles.repeat(counts), label_pos=label_pos,
+            positions=(row.positions + shift).repeat(counts) + within, cut=lengths != whole,
+        )  # fmt: skip
+
+
+class Forms(NamedTuple):
+    """All that turns the texts of a task into rows, and what a head must know to score them."""
+
+    verbalizer: Verbalizer
+    plan: Plan
+    forms: dict[int, Form]  # by the number of options; 0 where there are none
+    pad: int
+
+
+def make_forms(
+    task: str, pattern: Pattern, tokenizer: Any, style: str, *, num_slots: int, max_len: int,
+    options: Iterable[int] = (0,), start: int = 0, decoder_slots: int = 0, num_types: int = 1,
+    eos: bool = False, sentinel: str = SENTINEL, answer: str = "[mask] {label}",
+    whole: bool = False,
+) -> Forms:  # fmt: skip
+    """Lays a pattern out, for each number of options, as a verbalizer's task is downstream.
+
+    `style`, of STYLES, says whether [mask] is a mask or a sentinel. `start` and `decoder_slots`
+    stand in front of what a decoder writes. With `whole` the sentinels of `answer` are read too, so
+    that the loss can be over all of them, as in the released code with "[mask] {label} [mask]".
+    """
+    said, sentinels = read_answer(answer)
+    specials = read_specials(tokenizer, style, eos=eos, sentinel=sentinel, masks=max(1, sentinels))
+    verbalizer = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
+    around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+    if style == "masked":
+        plan = masked_plan(verbalizer.ids)
+    else:
+        plan = branch_plan(verbalizer.ids, around, whole=whole)
+    stem = (start, *around.stem) if style == "seq2seq" else ()
+    forms = {}
+    for number in sorted(options, reverse=True):  # the longest first, for the errors
+        template = parse(pattern.text(number))
+        _check_fields(task, template, number)
+        encoder = Encoder(
+            tokenizer, template, specials, num_slots=num_slots, num_masks=verbalizer.num_masks,
+            max_len=NO_LIMIT, needs_mask=True, num_types=num_types,
+            answer=Answer(plan, stem, decoder_slots),
+        )  # fmt: skip
+        forms[number] = Form(encoder, template, max_len, number)
+    return Forms(verbalizer, plan, forms, specials.pad)
+
+
+def _check_fields(task: str, template: Template, options: int) -> None:
+    wanted = fields(task, options)
+    found = [part.text for part in template.parts if part.kind == "field"]
+    if sorted(found) != sorted(wanted):
+        raise InputError(
+            f"template {template.source!r} has the texts {', '.join(found)}; "
+            f"{task} needs each once of {', '.join(wanted)}"
+        )

@@ -1,0 +1,56 @@
+"""Units of a corpus as a trained classifier reads them: laid out by its own template."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.corpus import Corpus
+from jaxprompt.corpus.ppt.forms import Form
+from jaxprompt.data.encode import Encoded, Encoder
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import Template
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.types import Role
+
+# As the released code annotates; of characters, above the first and up to the second.
+CHARACTERS = (10, 10_000)
+LEAST = 6  # tokens
+CUT = 256  # tokens of a row, soft ones not counted
+
+_PROBE = "a"  # stands for a text
+
+
+class Reader:
+    """Makes rows of units. Those out of the limits above are left out."""
+
+    def __init__(
+        self, corpus: Corpus, tokenizer: Any, encoder: Encoder, template: Template, max_len: int
+    ):
+        """Takes the classifier's tokenizer, by which the corpus is indexed too, and its layout, of
+        one text.
+        """
+        self._corpus, self._tokenizer, (self._name,) = corpus, tokenizer, template.fields
+        self._form = Form(encoder, template, max_len)
+        (row,) = encoder.encode(Example({self._name: _PROBE}))
+        # A corpus has a space before each unit; behind [CLS] a byte-level tokenizer has none.
+        spaced = encode_texts(tokenizer, [f" {_PROBE}"])[0]
+        self._as_stored = row.ids[row.roles == Role.TEXT].tolist() == spaced
+
+    def rows(self, units: range) -> tuple[list[int], list[list[Encoded]]]:
+        """Lays units out. -> those that are not left out, counted from units.start; their rows"""
+        ids = [self._corpus.unit(unit) for unit in units]
+        chosen = [at for at, own in enumerate(ids) if len(own) >= LEAST]
+        texts = self._tokenizer.batch_decode(
+            [ids[at].tolist() for at in chosen], skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )  # fmt: skip
+        known = {at: text.strip() for at, text in zip(chosen, texts, strict=True)}
+        known = {
+            at: text for at, text in known.items() if CHARACTERS[0] < len(text) <= CHARACTERS[1]
+        }
+        if self._as_stored:
+            found = [ids[at] for at in known]
+        else:
+            found = encode_texts(self._tokenizer, list(known.values()))
+        rows = [[self._form.fill({self._name: np.asarray(own, np.int32)})] for own in found]
+        return list(known), rows

@@ -1,0 +1,50 @@
+"""Batches of a pre-training task's examples: any of them from its number alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxprompt.corpus import Shuffle
+from jaxprompt.corpus.denoise.rows import own_part, row_rng
+from jaxprompt.corpus.ppt.forms import Forms
+from jaxprompt.data.batching import Layout, collate
+from jaxprompt.data.encode import Encoded
+from jaxprompt.types import Batch
+
+
+class Rows:
+    """The rows of a task as `Visits` and `Pass` take them; a visit draws its example anew."""
+
+    def __init__(self, task: Any, forms: Forms, layout: Layout):
+        """Takes a task, and how rows are laid into arrays; size and share come with each batch."""
+        self._task, self._layout = task, layout
+        # A Pass takes the first rows, which then are of many documents.
+        self._order = Shuffle(len(task), 0)
+        form = next(iter(forms.forms.values()))
+        self._reads, self._decoder_length = form.reads, form.decoder_length
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._task)
+
+    def batch(
+        self, rows: Sequence[int], visits: Sequence[int], seed: int, *, size: int,
+        share: tuple[int, int] = (0, 1),
+    ) -> Batch:  # fmt: skip
+        """Builds a batch of `size` rows, or the part `share` (which, of how many) of it.
+
+        Each row is drawn by (seed, its visit). What is missing is filling of weight 0.
+        """
+        mine, pairs = own_part(size, share), list(zip(rows, visits, strict=True))
+        made = [self._make(*pair, seed) for pair in pairs[mine]]
+        like, _ = made[0] if made else self._make(*pairs[0], seed)
+        at = self._layout
+        return collate(
+            [[row] for row, _ in made], [label for _, label in made], rows[mine],
+            batch=mine.stop - mine.start,
+            length=at.length(at.max_len), pad_id=at.pad_id, label_width=self._reads, side=at.side,
+            shift=at.shift, branches=at.branches, decoder_length=self._decoder_length,
+            decoder_shift=at.decoder_shift, like=like,
+        )  # fmt: skip
+
+    def _make(self, row: int, visit: int, seed: int) -> tuple[Encoded, int]:
+        return self._task(self._order[row], row_rng(seed, visit))

@@ -1,0 +1,100 @@
+"""Downstream tasks asked as a pre-training task is (Gu et al. 2022, sections 3.2 and 3.3)."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from jaxprompt.corpus.ppt.patterns import Pattern, fields
+from jaxprompt.data.tasks import Task
+from jaxprompt.data.template import parse
+from jaxprompt.errors import InputError
+
+_MASK = "[mask]"
+
+
+def ask(
+    task: Task, name: str, pattern: Pattern, *, texts: Sequence[str] = (), query: str = ""
+) -> Task:
+    """Lays a task out by the pattern of the pre-training task `name`, as `unify` does selections.
+
+    `texts`, of nsp and cls, are the fields that are asked, in order; () = those of the task. The
+    words of the classes stay the task's own, written as those of pre-training are. Raises
+    InputError where the number of texts is not that of the pattern.
+    """
+    if name in ("nss", "unified"):
+        return unify(task, pattern, query)
+    if task.is_text or task.choices:
+        what = "writes text" if task.is_text else "has choices"
+        raise InputError(f"task.form={name} asks for a class, task {task.name} {what}; take cloze")
+    if query:
+        raise InputError(
+            f"task.template={query!r} with task.form={name}, which is laid out by ppt.patterns; "
+            "empty it, or take task.form=cloze"
+        )
+    own, wanted = tuple(texts) or task.fields, fields(name)
+    if len(own) != len(wanted):
+        raise InputError(
+            f"task.form={name} asks of {len(wanted)} texts, task {task.name} has {len(own)} "
+            f"({', '.join(own)}); name {len(wanted)} in task.fields"
+        )
+    named = dict(zip(wanted, own, strict=True))
+    template = re.sub(r"\{(\w+)\}", lambda found: f"{{{named[found[1]]}}}", pattern.text())
+    return _laid_out(task, template, pattern)
+
+
+def unify(task: Task, pattern: Pattern, query: str = "") -> Task:
+    """Lays a task out by the pattern of a selection, of nss or of the unified task.
+
+    A task of classes offers their first label words in the order of the classes, one of choices
+    what each row has; the label words are the pattern's names of options. What is asked is `query`,
+    else the task's own, else its fields: one and a question mark; two as in "a? b."; or all in a
+    row. Raises InputError for a task that writes text or has more classes than there are names.
+    """
+    if task.is_text:
+        raise InputError(
+            f"task.form=unified selects among options, task {task.name} writes text; take "
+            "task.form=cloze"
+        )
+    most, names = len(pattern.words), task.labels
+    if len(names) > most:
+        raise InputError(
+            f"task.form=unified has names for {most} options, task {task.name} has {len(names)} "
+            "classes; take task.form=cloze"
+        )
+    before, _, behind = pattern.around
+    asked = _check(query) if query else task.query or _fields(task, pattern)
+    # A query ends with its own mark, which a pattern has too.
+    template = f" {before}{asked}{{choices}}{behind}"
+    task = dataclasses.replace(
+        task, options=() if task.choices else tuple(group[0] for group in task.words),
+        words=tuple((word,) for word in pattern.words[: len(names) or most]), targets=(),
+    )  # fmt: skip
+    return _laid_out(task, template, pattern)
+
+
+def _laid_out(task: Task, template: str, pattern: Pattern) -> Task:
+    until = template.index(_MASK) + len(_MASK)
+    # A left-to-right model does without what stands behind the mask, unless that is a text.
+    causal = template if "{" in template[until:] else template[:until]
+    return dataclasses.replace(
+        task, template=template, causal=causal, causal_words=(), option=pattern.option,
+        spaced=pattern.space, widest=pattern.words,
+    )  # fmt: skip
+
+
+def _fields(task: Task, pattern: Pattern) -> str:
+    _, mark, _ = pattern.around
+    texts = [f"{{{field}}}" for field in task.fields]
+    if len(texts) == 2 and not task.choices:
+        return f"{texts[0]}{mark} {texts[1]}{pattern.option[-1]}"  # ends as an option does
+    return " ".join(texts) + mark
+
+
+def _check(query: str) -> str:
+    kinds = {part.kind for part in parse(query).parts}
+    if found := kinds & {"mask", "choice", "choices"}:
+        raise InputError(
+            f"task.template={query!r} has {', '.join(sorted(found))}; with task.form=unified give "
+            "what stands before the options alone, as in '{premise}? {hypothesis}.'"
+        )
+    return query

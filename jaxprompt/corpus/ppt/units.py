@@ -1,0 +1,241 @@
+"""The units of a corpus that tasks draw from: neighbours, units of the same or of other documents.
+
+Neighbours are alike in length, so that length alone would tell them from negatives of any length.
+Negatives are therefore of the same class of lengths as the neighbour, and all of them are shown as
+long as the shortest: with equal lengths no function of the lengths can prefer one. Classes alone
+are not enough: within a class the neighbour is still the nearest to the query. Were negatives the
+units nearest to the neighbour in length, it would be known as the one in the middle.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from jaxprompt.corpus import Corpus
+from jaxprompt.errors import InputError
+
+_STEP = 1.25  # from one class of lengths to the next
+_ROWS = (32, 1000)  # tried for an example: within a class of lengths, in all
+_TRIES = 8  # draws for a unit
+
+Found = TypeVar("Found")
+
+
+class Draws:
+    """Random numbers of one example."""
+
+    def __init__(self, rng: np.random.RandomState):
+        """Draws from `rng`, a block at a time."""
+        self._rng, self._left = rng, []
+
+    def below(self, n: int) -> int:
+        """Draws from range(n)."""
+        if not self._left:
+            self._left = self._rng.random_sample(64).tolist()
+        return int(self._left.pop() * n)
+
+
+class Units:
+    """The usable units of some documents, numbered in a row, document after document."""
+
+    def __init__(
+        self, corpus: Corpus, documents: Sequence[int], *, least: int, count: int, cap: int,
+        matched: bool = True,
+    ):  # fmt: skip
+        """Leaves out units below `least` tokens, then documents with fewer than `count` units.
+
+        Left out, a unit is as if it were not there: those around it are neighbours. Lengths from
+        `cap` on are alike. Without `matched` negatives are of any length, and shown so.
+        """
+        self._corpus, self._least, self._count = corpus, least, count
+        self.matched = matched
+        self._offered, self.short = len(documents), 0
+        none = np.zeros(0, np.int64)
+        numbers, lengths, first = [none], [none], [0]
+        for document in documents:
+            sizes = corpus.unit_lengths(document)
+            usable = np.flatnonzero(sizes >= least)
+            self.short += len(sizes) - len(usable)
+            if len(usable) >= count:
+                numbers.append(usable + corpus.units(document).start)
+                lengths.append(sizes[usable])
+                first.append(first[-1] + len(usable))
+        self._numbers = np.concatenate(numbers)
+        self._first = np.array(first, np.int64)
+        self._edges = np.array(_edges(least, cap) if matched else [least])
+        classes = self._edges.searchsorted(np.concatenate(lengths), side="right") - 1
+        self._classes = classes.astype(np.int16)
+        self._order = self._classes.argsort(kind="stable")
+        ends = self._classes[self._order].searchsorted(np.arange(len(self._edges)), side="right")
+        self._bounds = [0, *ends.tolist()]  # of each class in the order
+
+    def __len__(self) -> int:
+        """Number of units."""
+        return len(self._numbers)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents in use."""
+        return len(self._first) - 1
+
+    def need(self, documents: int, task: str) -> None:
+        """Raises InputError where a task needs more documents than there are."""
+        if self.documents < documents:
+            raise InputError(
+                f"{self.documents} of {self._offered} documents have {self._count} units of "
+                f"{self._least} tokens or more, {task} needs {documents} such documents; add text, "
+                "or raise the held-out share if these are held out"
+            )
+
+    def summary(self) -> str:
+        """Says what is used and what was left out."""
+        return (
+            f"{len(self):,} units of {self.documents:,} documents; left out: {self.short:,} units "
+            f"below {self._least} tokens, {self._offered - self.documents:,} documents with fewer "
+            f"than {self._count} others"
+        )
+
+    def ids(self, at: int) -> np.ndarray:
+        """Token ids of a unit. [tokens]"""
+        return self._corpus.unit(int(self._numbers[at]))
+
+    def document(self, at: int) -> int:
+        """The document that a unit stands in, counted among those in use."""
+        return int(self._first.searchsorted(at, side="right")) - 1
+
+    def span(self, document: int) -> range:
+        """The units of a document."""
+        return range(int(self._first[document]), int(self._first[document + 1]))
+
+    def class_of(self, length: int) -> int:
+        """The class of a length."""
+        return max(int(self._edges.searchsorted(length, side="right")) - 1, 0)
+
+    def within(self, span: range, at: int, top: int) -> np.ndarray:
+        """Finds the units of a span as long as `at`; the classes from `top` on are one."""
+        classes = np.minimum(self._classes[span.start : span.stop], top)
+        return span.start + (classes == min(self._classes[at], top)).nonzero()[0]
+
+    def anywhere(self, at: int, top: int) -> np.ndarray:
+        """Finds the units of all documents as long as `at`."""
+        own = min(int(self._classes[at]), top)
+        stop = len(self) if own == top else self._bounds[own + 1]
+        return self._order[self._bounds[own] : stop]
+
+
+class OfUnits:
+    """A task with a row for each unit in use."""
+
+    units: Units
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.units)
+
+    def summary(self) -> str:
+        """Says what is used and what was left out."""
+        return self.units.summary()
+
+
+class Query:
+    """A unit, its neighbour, and what is drawn to stand beside the neighbour.
+
+    No text stands in an example twice, nor the other neighbour's at all; `cut` tokens are shown.
+    """
+
+    def __init__(self, units: Units, at: int, draws: Draws, *, cut: int, alike: bool):
+        """Draws the neighbour. Unless `alike`, the others are of any length."""
+        self._units, self._draws, self._cut = units, draws, cut
+        document = units.document(at)
+        self._span, self._barred = units.span(document), {document}
+        self._beside = [i for i in (at - 1, at + 1) if i in self._span]
+        self.at, self.neighbour = at, self._beside[draws.below(len(self._beside))]
+        self._top = units.class_of(cut) if alike else 0
+        self._shown = {self._text(i) for i in (at, *self._beside)}
+
+    def same(self, count: int) -> list[int] | None:
+        """Draws units of the same document, but no neighbours. None = there are too few."""
+        found = self._near(self._span)
+        return self._pick(count, found[np.abs(found - self.at) > 1])
+
+    def other(self, count: int) -> list[int] | None:
+        """Draws units of another document, a new one with each call."""
+        found = self._units.anywhere(self.neighbour, self._top)
+        for _ in range(_TRIES):
+            one = int(found[self._draws.below(len(found))])
+            document = self._units.document(one)
+            if document in self._barred or not self._show(one):
+                continue
+            self._barred.add(document)
+            if count == 1:
+                return [one]
+            rest = self._pick(count - 1, self._near(self._units.span(document)))
+            if rest is not None:
+                return [one, *rest]
+        return None
+
+    def shown(self, units: Sequence[int]) -> list[np.ndarray] | None:
+        """Cuts texts that stand beside each other to one length. -> ids of each
+
+        None = so cut, two are the same, or one is the query's or another neighbour's.
+        """
+        texts = [self._units.ids(unit)[: self._cut] for unit in units]
+        if not self._units.matched:
+            return texts
+        length = min(map(len, texts))
+        texts = [text[:length] for text in texts]
+        beside = [self._units.ids(unit)[:length] for unit in (self.at, *self._beside)]
+        known = {text.tobytes() for text in beside}
+        for unit, text in zip(units, texts, strict=True):
+            before = len(known)
+            known.add(text.tobytes())
+            if unit != self.neighbour and len(known) == before:
+                return None
+        return texts
+
+    def _near(self, span: range) -> np.ndarray:
+        return self._units.within(span, self.neighbour, self._top)
+
+    def _pick(self, count: int, units: np.ndarray) -> list[int] | None:
+        picked = []
+        for _ in range(_TRIES * count if len(units) else 0):
+            one = int(units[self._draws.below(len(units))])
+            if self._show(one):
+                picked.append(one)
+                if len(picked) == count:
+                    break
+        return picked if len(picked) == count else None
+
+    def _show(self, unit: int) -> bool:
+        """Shows a text. Returns whether it is new."""
+        before = len(self._shown)
+        self._shown.add(self._text(unit))
+        return len(self._shown) > before
+
+    def _text(self, unit: int) -> bytes:
+        return self._units.ids(unit)[: self._cut].tobytes()
+
+
+def first_found(draw: Callable[[int, bool], Found | None], row: int, rows: int) -> Found:
+    """Gives the first example that `draw(row, alike)` makes, from a row on.
+
+    A row is passed over, whatever its label would be, where there are no units as long as its
+    neighbour; where that goes on, they may be of any length.
+    """
+    for step in range(_ROWS[1]):
+        found = draw((row + step) % rows, step < _ROWS[0])
+        if found is not None:
+            return found
+    raise InputError(
+        f"no example in {_ROWS[1]} units: documents hold the same text again and again; "
+        "remove the repeats from the corpus"
+    )
+
+
+def _edges(least: int, cap: int) -> list[int]:
+    """Shortest lengths of the classes."""
+    edges = [least]
+    while edges[-1] < cap:
+        edges.append(min(max(edges[-1] + 1, int(edges[-1] * _STEP)), cap))
+    return edges

@@ -1,0 +1,300 @@
+"""The documents of a corpus, one after the other: from text, JSON lines, Parquet, the hub, TFDS."""
+
+import dataclasses
+import glob
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.corpus.split import PARAGRAPHS, UNITS
+from jaxprompt.data.files import Rows, reading
+from jaxprompt.data.sources import read_split
+from jaxprompt.data.tasks import custom_task
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.files import parse_json, user_path
+
+DOCUMENTS = ("file", "line", "blank")
+ON_ERROR = ("raise", "skip")
+SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
+
+_CHUNK = 2**20  # bytes read at once
+_SAMPLED = 256  # rows that stand for a data set whose files are not ours to read
+
+Document = str | InputError  # what is wrong with a document comes in its place
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSettings:
+    """How a source becomes documents and units."""
+
+    field: str = "text"  # column of JSON lines, Parquet, the hub, TFDS
+    split: str = "train"  # of the hub and TFDS
+    documents: str = "file"  # what is a document in a .txt: the file, a line, up to a blank line
+    paragraphs: str = "line"  # of PARAGRAPHS
+    units: str = "paragraph"  # of UNITS
+    language: str = "en"  # of the sentences
+    max_document: int = 2**24  # bytes
+    on_error: str = "raise"  # or "skip": leave out documents that cannot be read
+
+    def __post_init__(self):
+        """Checks what a config may get wrong."""
+        known = {
+            "documents": DOCUMENTS, "paragraphs": PARAGRAPHS, "units": UNITS, "on_error": ON_ERROR,
+        }  # fmt: skip
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise InputError(
+                    f"corpus {name} {getattr(self, name)!r} is unknown; known: {', '.join(values)}"
+                )
+        if not re.fullmatch("[a-z]{2,3}", self.language):
+            raise InputError(f"corpus language {self.language!r} must be an ISO 639 code: en, zh")
+        if self.max_document < 1:
+            raise InputError(f"corpus max_document {self.max_document} must be at least 1 byte")
+
+
+class Source:
+    """A place with documents: a folder, a file, a pattern, hub:owner/name[:subset], tfds:name."""
+
+    def __init__(self, place: str, settings: TextSettings, cache_dir: str | None = None):
+        """Looks up what is there; raises InputError where there is nothing to read."""
+        self.place = place
+        self.settings = settings
+        self.skipped = 0
+        self.first_skipped = ""
+        self._rows: Rows | None = None
+        self.files: dict[str, Path] = {}
+        self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of the files as last seen
+        if place.startswith(("hub:", "tfds:")):
+            task = custom_task(fields=[settings.field])
+            self._rows = read_split(task, settings.split, source=place, cache_dir=cache_dir)
+        else:
+            self.files = _find_files(place)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the documents in the order of their files' names; counts what is left out."""
+        self.skipped, self.first_skipped = 0, ""
+        for document in self._documents():
+            if isinstance(document, str):
+                yield document
+            elif self.settings.on_error == "raise":
+                raise InputError(f"{document}; corpus.on_error=skip leaves it out")
+            else:
+                self.skipped += 1
+                self.first_skipped = self.first_skipped or str(document)
+
+    def _documents(self) -> Iterator[Document]:
+        if self._rows is not None:
+            for i in range(len(self._rows)):
+                yield _of_row(self._rows, i, self.settings)
+        for path in self.files.values():
+            with reading(path):
+                yield from _reader(path)(path, self.settings)
+
+    def fingerprint(self, known: Mapping[str, int]) -> dict[str, list[int]]:
+        """Returns [bytes, CRC-32] of each file by its name, or [rows, CRC-32] of a data set.
+
+        `known` has the CRC-32 of files seen before, by `stat_key`; they are not read again.
+        """
+        if self._rows is not None:
+            places = range(0, len(self._rows), max(1, len(self._rows) // _SAMPLED))
+            rows = [str(_of_row(self._rows, i, self.settings)) for i in places]
+            crc = zlib.crc32("\0".join(rows).encode("utf-8", "backslashreplace"))
+            return {self.place: [len(self._rows), crc]}
+        found = {}
+        for name, path in self.files.items():
+            with reading(path):
+                key, size = stat_key(path), path.stat().st_size
+                self.stats[key] = known[key] if key in known else _crc(path)
+            found[name] = [size, self.stats[key]]
+        return found
+
+    def check_unmoved(self) -> None:
+        """Raises InputError where a file is not what `fingerprint` saw."""
+        for name, path in self.files.items():
+            if not path.is_file() or stat_key(path) not in self.stats:
+                raise InputError(f"corpus file {name} changed while it was indexed; start again")
+
+
+def stat_key(path: Path) -> str:
+    """Names a state of a file, without reading it: path, size, time of its last change."""
+    stat = path.stat()
+    return f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _find_files(place: str) -> dict[str, Path]:
+    """The files of a place by the name they have in it, sorted."""
+    folder = user_path(place)
+    if os.path.isfile(folder):
+        if not folder.name.endswith(SUFFIXES):
+            raise InputError(f"corpus file {folder}: must be one of {', '.join(SUFFIXES)}")
+        return {folder.name: folder}
+    if os.path.isdir(folder):
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        name_of = lambda path: path.relative_to(folder).as_posix()
+    elif glob.has_magic(str(folder)):
+        found = glob.glob(str(folder), recursive=True)
+        paths = [path for path in map(Path, found) if path.is_file()]
+        top = os.path.commonpath([path.parent for path in paths]) if paths else ""
+        name_of = lambda path: path.relative_to(top).as_posix()
+    else:
+        raise InputError(
+            f"corpus {place!r} does not exist; give a folder, a file, a pattern such as "
+            "folder/*.jsonl.gz, hub:owner/name or tfds:name"
+        )
+    paths = [path for path in paths if not path.name.startswith(".")]
+    files = {name_of(path): path for path in paths if path.name.endswith(SUFFIXES)}
+    if not files:
+        there = ", ".join(sorted(path.name for path in paths)[:8]) or "nothing"
+        raise InputError(
+            f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it holds: {there}"
+        )
+    return dict(sorted(files.items()))
+
+
+def _reader(path: Path) -> Callable[[Path, TextSettings], Iterator[Document]]:
+    if path.suffix == ".parquet":
+        return _of_parquet
+    return _of_text if path.name.endswith((".txt", ".txt.gz")) else _of_json_lines
+
+
+def _of_text(path: Path, settings: TextSettings) -> Iterator[Document]:
+    for line, offset, data in _pieces(path, settings.documents, settings.max_document):
+        where = str(path) if settings.documents == "file" else f"{path}:{line}"
+        yield _decoded(data, where, offset, settings.max_document)
+
+
+def _of_json_lines(path: Path, settings: TextSettings) -> Iterator[Document]:
+    for line, offset, data in _pieces(path, "line", settings.max_document):
+        where = f"{path}:{line}"
+        text = _decoded(data, where, offset, settings.max_document)
+        yield text if isinstance(text, InputError) else _parsed(text, where, settings)
+
+
+def _parsed(line: str, where: str, settings: TextSettings) -> Document:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        return InputError(f"{where}: broken JSON ({error}); mend or remove it")
+    return _field(row, where, settings)
+
+
+def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yields (line, offset, bytes) of the parts of a file, by DOCUMENTS, but for blank ones.
+
+    Of a part over `limit` only so much is kept as shows that it is.
+    """
+    number, offset = 1, 0  # of what is read next
+    line, start, held, size = 1, 0, [], 0  # of the part at hand
+    begins = True  # a line
+    with open(path, "rb") as raw:
+        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        for chunk in iter(partial(file.readline, _CHUNK), b""):
+            ends = chunk.endswith(b"\n")
+            if size <= limit:
+                held.append(chunk)
+            size += len(chunk)
+            offset, number = offset + len(chunk), number + ends
+            if ends and (parted == "line" or (parted == "blank" and begins and not chunk.strip())):
+                if not all(map(bytes.isspace, held)):
+                    yield line, start, b"".join(held)
+                line, start, held, size = number, offset, [], 0
+            begins = ends
+    if not all(map(bytes.isspace, held)):
+        yield line, start, b"".join(held)
+
+
+def _decoded(data: bytes, where: str, offset: int, limit: int) -> Document:
+    if len(data) > limit:
+        return _too_long(where, limit)
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        return InputError(
+            f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at offset {offset + error.start} "
+            "of the unpacked file); convert it, e.g. with iconv -t UTF-8"
+        )
+
+
+def _of_parquet(path: Path, settings: TextSettings) -> Iterator[Document]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_CHUNK) as file:
+            names = file.schema_arrow.names
+            if settings.field not in names:
+                raise _no_field(str(path), settings.field, names)
+            row = 0
+            for batch in file.iter_batches(batch_size=64, columns=[settings.field]):
+                for value in batch.column(0):
+                    row += 1
+                    yield _value(value.as_py, f"{path}: row {row}", settings)
+    except pyarrow.ArrowException as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def _of_row(rows: Rows, i: int, settings: TextSettings) -> Document:
+    return _value(lambda: rows[i], rows.origin(i), settings)
+
+
+def _value(get: Callable[[], Any], where: str, settings: TextSettings) -> Document:
+    """Reads a value whose reading decodes text: a row, or the field itself."""
+    try:
+        value = get()
+    except UnicodeDecodeError as error:
+        return InputError(
+            f"{where}: not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start} "
+            "of the text); write the data anew"
+        )
+    return _field(value if isinstance(value, dict) else {settings.field: value}, where, settings)
+
+
+def _field(row: Any, where: str, settings: TextSettings) -> Document:
+    """Takes the text out of a row."""
+    if not isinstance(row, dict):
+        return InputError(f"{where}: a row must be an object {{column: value}}, got {row!r:.40}")
+    if settings.field not in row:
+        return _no_field(where, settings.field, row)
+    text = row[settings.field]
+    if not isinstance(text, str):
+        return InputError(f"{where}: field {settings.field!r} must be a text, got {text!r:.40}")
+    try:
+        size = len(text.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        return InputError(
+            f"{where}: half a surrogate pair at character {error.start}; mend the escapes"
+        )
+    return text if size <= settings.max_document else _too_long(where, settings.max_document)
+
+
+def _no_field(where: str, field: str, names: Any) -> InputError:
+    return InputError(
+        f"{where}: no field {field!r}; {nearest(field, map(str, names))}; set corpus.field"
+    )
+
+
+def _too_long(where: str, limit: int) -> InputError:
+    return InputError(
+        f"{where}: a document of over {limit:,} bytes; raise corpus.max_document, or take "
+        "corpus.documents=line or blank where a .txt holds many"
+    )

@@ -1,0 +1,230 @@
+"""The store of an indexed corpus: token ids, and where units and documents begin, mapped."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.corpus.encode import Encoded
+from jaxprompt.errors import InputError
+from jaxprompt.files import parse_json, write_error
+
+META = "meta.json"  # written last: a folder without it is not a store
+FORMAT = 1
+
+_FILES = {"ids": "tokens.bin", "units": "units.bin", "documents": "documents.bin"}
+_SHOWN = 3  # changes
+_AT_ONCE = 2**24  # ids that are counted together
+
+
+class Corpus:
+    """An indexed corpus. Numbers of documents and units depend on text and settings alone, so
+    stores of two tokenizers agree on them.
+
+    Ids come as views of the file: read-only, uint16 or uint32.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        """Opens a store; raises InputError where there is none, or a damaged one."""
+        self.folder = Path(folder)
+        meta = read_meta(self.folder)
+        if meta is None:
+            raise InputError(f"{self.folder}: no corpus store there, or not a finished one")
+        self.fingerprint: dict[str, Any] = meta["fingerprint"]  # JSON; see `check_unchanged`
+        self.num_units: int = meta["units"]
+        self.num_tokens: int = meta["tokens"]
+        self.max_id: int = meta["max_id"]
+        self.skipped: int = meta["skipped"]  # documents that could not be read
+        self.first_skipped: str = meta["first_skipped"]  # and why
+        self.empty: int = meta["empty"]  # documents without text, left out too
+        self._count: int = meta["documents"]
+        sizes = {
+            "ids": (meta["dtype"], self.num_tokens),
+            "units": ("<i8", self.num_units + 1),
+            "documents": ("<i8", self._count + 1),
+        }
+        maps = {name: _map(self.folder / _FILES[name], *size) for name, size in sizes.items()}
+        self._ids, self._units, self._documents = (maps[name] for name in _FILES)
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return self._count
+
+    def document(self, number: int) -> list[np.ndarray]:
+        """Ids of each unit of a document."""
+        return [self.unit(i) for i in self.units(number)]
+
+    def tokens(self, number: int) -> np.ndarray:
+        """Ids of a document, unit after unit. [tokens]"""
+        own = self.units(number)
+        return self._ids[self._units[own.start] : self._units[own.stop]]
+
+    def units(self, number: int) -> range:
+        """Numbers of the units of a document; every unit of a corpus has one."""
+        if not 0 <= number < self._count:
+            raise IndexError(f"document {number} of {self._count}")
+        return range(int(self._documents[number]), int(self._documents[number + 1]))
+
+    def unit(self, unit: int) -> np.ndarray:
+        """Ids of a unit by its number; of text that a tokenizer drops there are none. [tokens]"""
+        if not 0 <= unit < self.num_units:
+            raise IndexError(f"unit {unit} of {self.num_units}")
+        return self._ids[self._units[unit] : self._units[unit + 1]]
+
+    def unit_lengths(self, number: int) -> np.ndarray:
+        """Tokens of each unit of a document. [units]"""
+        own = self.units(number)
+        return np.diff(self._units[own.start : own.stop + 1])
+
+    def token_counts(self) -> np.ndarray:
+        """Counts how often each id stands in the corpus. int64 [max_id + 1]"""
+        total = np.zeros(self.max_id + 1, np.int64)
+        for start in range(0, self.num_tokens, _AT_ONCE):
+            part = np.bincount(self._ids[start : start + _AT_ONCE], minlength=len(total))
+            total += part
+        return total
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document. [documents]"""
+        return np.diff(self._units[self._documents])
+
+    def document_of(self, unit: int) -> int:
+        """The document that a unit stands in."""
+        if not 0 <= unit < self.num_units:
+            raise IndexError(f"unit {unit} of {self.num_units}")
+        return int(np.searchsorted(self._documents, unit, side="right")) - 1
+
+    def same_text(self, other: "Corpus") -> bool:
+        """Whether documents and units of both have the same text under the same numbers."""
+        mine, others = (dict(x.fingerprint, tokenizer="") for x in (self, other))
+        return mine == others
+
+    def __reduce__(self):
+        """Sends the folder, not the ids, to other processes."""
+        return Corpus, (self.folder,)
+
+
+def _map(path: Path, dtype: str, size: int) -> np.ndarray:
+    wanted = size * np.dtype(dtype).itemsize
+    there = path.stat().st_size if path.is_file() else 0
+    if there != wanted:
+        raise InputError(f"{path}: has {there} bytes, not {wanted}; delete the folder, index anew")
+    # A plain array over the map: each slice of numpy's own class costs microseconds.
+    return np.asarray(np.memmap(path, dtype, "r", shape=(size,)))
+
+
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """Reads what a finished store says of itself; None where there is none."""
+    try:
+        meta = parse_json((folder / META).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
+
+
+def key_of(fingerprint: Mapping[str, Any]) -> str:
+    """Names the store of a fingerprint."""
+    text = json.dumps([FORMAT, fingerprint], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class StoreWriter:
+    """Writes a store, part after part; `seal` makes it one."""
+
+    def __init__(self, folder: Path, dtype: str):
+        """Opens the files of a new store in `folder`, which is there and empty."""
+        self.documents = self.num_units = self.tokens = self.empty = 0
+        self._folder = folder
+        self._dtype = dtype
+        self._max_id = 0
+        with contextlib.ExitStack() as stack:  # a full disk leaves no file open
+            self._files = {
+                name: stack.enter_context(open(folder / file, "wb"))
+                for name, file in _FILES.items()
+            }
+            for name in ("units", "documents"):
+                self._write(name, np.zeros(1, "<i8"))
+            self._open = stack.pop_all()
+
+    def add(self, part: Encoded) -> None:
+        """Appends documents, those without units left out."""
+        counts = part.units[part.units > 0]
+        self._write("documents", self.num_units + np.cumsum(counts))
+        self._write("units", self.tokens + np.cumsum(part.lengths))
+        self._write("ids", part.ids)
+        self.documents += len(counts)
+        self.empty += len(part.units) - len(counts)
+        self.num_units += len(part.lengths)
+        self.tokens += len(part.ids)
+        self._max_id = max(self._max_id, int(part.ids.max(initial=0)))
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        dtype = self._dtype if name == "ids" else "<i8"
+        self._files[name].write(np.ascontiguousarray(values, dtype).data)
+
+    def seal(self, **more: Any) -> None:
+        """Brings all to the disk, then writes the file that makes the folder a store."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        meta = dict(
+            format=FORMAT, dtype=self._dtype, documents=self.documents, units=self.num_units,
+            tokens=self.tokens, max_id=self._max_id, empty=self.empty, **more,
+        )  # fmt: skip
+        with open(self._folder / META, "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Closes the files, sealed or not. Raises InputError where the rest cannot be written."""
+        try:
+            self._open.close()
+        except OSError as error:
+            raise write_error(self._folder, error) from error
+
+
+def _is_fingerprint(saved: Any) -> bool:
+    blocks = [saved.get(name) for name in ("files", "settings")] if isinstance(saved, dict) else [0]
+    if not all(isinstance(block, dict) for block in blocks) or "tokenizer" not in saved:
+        return False
+    return all(isinstance(file, list) and file for file in blocks[0].values())
+
+
+def check_unchanged(
+    saved: Mapping[str, Any], now: Mapping[str, Any], cure: str = "take another workdir"
+) -> None:
+    """Raises InputError, with what changed, where two fingerprints differ."""
+    if not _is_fingerprint(saved):
+        raise InputError(f"the file that says what the corpus was is damaged; delete it, or {cure}")
+    changes = []
+    old, new = saved["files"], now["files"]
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            changes.append(f"{name} is gone")
+        elif name not in old:
+            changes.append(f"{name} is new")
+        elif old[name] != new[name]:
+            sizes = f"{old[name][0]} -> {new[name][0]}"
+            same = old[name][0] == new[name][0]
+            changes.append(
+                f"{name} has other text" if same else f"{name} has another size, {sizes}"
+            )
+    if saved["tokenizer"] != now["tokenizer"]:
+        changes.append(f"the tokenizer, {saved['tokenizer']} -> {now['tokenizer']}")
+    old, new = saved["settings"], now["settings"]
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            changes.append(f"corpus.{name}, {old.get(name)} -> {new.get(name)}")
+    if changes:
+        more = len(changes) - _SHOWN
+        raise InputError(
+            f"the corpus is not that of the saved run: {'; '.join(changes[:_SHOWN])}"
+            + (f"; and {more} more" if more > 0 else "")
+            + f"; restore it, or {cure}"
+        )

@@ -1,0 +1,67 @@
+"""Folding: a trained method as the constants that it adds, without what computed them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt.models.model import Model, Params
+from jaxprompt.prompts import Method
+from jaxprompt.prompts.constant import PARTS
+from jaxprompt.prompts.constant import Prompt as Fixed
+from jaxprompt.tree import Flat, merge
+from jaxprompt.types import Batch, Injection
+
+
+def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, Any]]:
+    """Computes the injection once. -> (the `constant` method, its params as float32 numpy arrays)
+
+    `batch` is any batch: the injection must not depend on it.
+    """
+    return as_constants(model.prompt, jax.device_get(model.inject(params, batch)))
+
+
+def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, Any]]:
+    """Makes the `constant` method of what a prompt adds. -> (method, its numpy params)"""
+    fields = {"shift": prompt.position_shift(), "shift_decoder": prompt.decoder_shift()}
+    arrays: dict[str, Any] = {}
+    for stream, (slots, prefix) in streams._asdict().items():
+        name = PARTS[stream]
+        if slots is not None:
+            fields[f"{name}slots"] = slots.shape[1]
+            arrays[f"{name}slots"] = np.asarray(slots[0], np.float32)
+        if prefix is not None:
+            inside = np.flatnonzero(prefix.mask.any(axis=(1, 2)))
+            first, last = int(inside[0]), int(inside[-1]) + 1
+            span = {"length": prefix.k.shape[2], "first": first, "last": last}
+            fields |= {name + field: value for field, value in span.items()}
+            arrays[f"{name}k"] = np.asarray(prefix.k[first:last, 0], np.float32)  # [L, P, N, D]
+            arrays[f"{name}v"] = np.asarray(prefix.v[first:last, 0], np.float32)
+    return Fixed(dims=prompt.dims, **fields), arrays
+
+
+def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gives the params that fold to constants, of a prompt that is computed from nothing else."""
+    rows = [arrays[name] for name in ("slots", "decoder_slots") if name in arrays]
+    if rows:
+        return {"table": np.concatenate(rows)}
+    prefixes = [name for name in PARTS.values() if f"{name}k" in arrays]
+    pair = lambda name: np.stack([arrays[f"{name}k"], arrays[f"{name}v"]], axis=1)
+    return {f"{name}table": pair(name) for name in prefixes}  # [L, 2, P, N, D]
+
+
+def fold_flat(
+    model: Model, trainable: Flat, frozen: Flat, batch: Batch
+) -> tuple[Model, Flat, Flat]:
+    """Folds the prompt of a model whose numbers are divided. -> (model, trainable, frozen)"""
+    prompt, arrays = fold(model, merge(trainable, frozen), batch)
+    folded = dataclasses.replace(model, prompt=prompt)
+    return folded, replace_prompt(trainable, arrays), replace_prompt(frozen, {})
+
+
+def replace_prompt(flat: Flat, arrays: dict[str, Any]) -> Flat:
+    """Puts other numbers in the place of a prompt's."""
+    others = {name: leaf for name, leaf in flat.items() if not name.startswith("prompt/")}
+    return others | {f"prompt/{name}": array for name, array in arrays.items()}

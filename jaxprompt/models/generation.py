@@ -1,0 +1,198 @@
+"""Free text: greedy and beam search over a cache of static shape."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt.errors import InputError, at_least
+from jaxprompt.layers.cache import pick_beams, repeat_rows
+from jaxprompt.models.model import Model, Params
+from jaxprompt.types import NO_LIMIT, Array, Batch
+
+
+class Generated(NamedTuple):
+    """The best continuation of each row, without what was read."""
+
+    ids: Array  # int32 [B, max_new], the end id included, the pad id behind it
+    lengths: Array  # int32 [B], the end id included
+    scores: Array  # float32 [B], the sum of log-probabilities / length ** length_penalty
+
+
+def generate(
+    model: Model,
+    params: Params,
+    batch: Batch,
+    *,
+    max_new: int,
+    eos: int,
+    pad: int,
+    beams: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
+) -> Generated:
+    """Continues each row of `batch.read` from its last token, greedily or by beam search.
+
+    A row is done at `eos`; with beams, once that many of its continuations have ended and no open
+    one is expected to beat the worst of them. What an open one may reach is its score as it stands
+    (early_stopping False), or spread over `max_new` tokens where length pays ("never"); True does
+    not ask. The loop ends with the last row. Rows of weight 0 only fill the batch and stay empty.
+
+    Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
+    rule to stop that cannot be, and for rows of several documents.
+    """
+    _check(model, batch, max_new, beams, early_stopping)
+    tokens, room = batch.read, max_new - 1  # nothing follows the last token, so it is not read
+    backbone = model.backbone.bind({"params": params["backbone"]})
+    states, cache = backbone.prefill(batch, model.inject(params, batch), room)
+    layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
+    columns = jnp.arange(tokens.mask.shape[1])
+    last = jnp.where(tokens.mask, columns, 0).max(1)[:, None]  # [B, 1]
+    start = jnp.take_along_axis(jnp.asarray(tokens.positions), last, axis=1) + 1  # [B, 1]
+    state = jnp.take_along_axis(states, last[:, :, None], axis=1)[:, 0]  # [B, H]
+
+    def read(ids, count, cache):
+        """Reads new token number `count`. int [B] or [B, K] -> float32 [B or B*K, V], the cache"""
+        inner = model.backbone.bind({"params": params["backbone"]})
+        where = jnp.broadcast_to(start + count, (len(start), ids.size // len(start)))
+        x, cache = inner.extend(layers, ids.ravel(), where.ravel(), cache, opened + count)
+        return _score(inner, x), cache
+
+    # On the host, in float64: index is the length.
+    penalties = jnp.float32(np.arange(1, max_new + 1, dtype=np.float64) ** length_penalty)
+    penalties = jnp.concatenate([jnp.ones(1), penalties])
+    idle = jnp.asarray(batch.weights) == 0  # [B]
+    found = jnp.full((len(start), max_new), pad, jnp.int32)
+    if beams == 1:
+        return _greedy(read, _score(backbone, state), cache, found, idle, eos, penalties)
+    longest = early_stopping == "never" and length_penalty > 0
+    reach = None if early_stopping is True else max_new if longest else 0
+    return _beam_search(
+        read, _score(backbone, state), cache, found, idle, eos, penalties, beams, reach
+    )
+
+
+class _Row(NamedTuple):
+    count: Array  # tokens chosen so far
+    ids: Array  # [B, max_new]
+    lengths: Array  # [B]
+    sums: Array  # [B] of log-probabilities
+    done: Array  # bool [B]
+
+
+def _greedy(read, scores, cache, ids, idle, eos, penalties) -> Generated:
+    def choose(row: _Row, scores) -> _Row:
+        best = jnp.argmax(scores, axis=-1)
+        gain = scores.max(-1) - jax.nn.logsumexp(scores, axis=-1)
+        token = jnp.where(row.done, row.ids[:, row.count], best)  # a pad where it is done
+        return _Row(
+            row.count + 1,
+            row.ids.at[:, row.count].set(token),
+            row.lengths + ~row.done,
+            row.sums + jnp.where(row.done, 0.0, gain),
+            row.done | (token == eos),
+        )
+
+    def step(carry):
+        row, cache = carry
+        scores, cache = read(row.ids[:, row.count - 1], row.count - 1, cache)
+        return choose(row, scores), cache
+
+    none = jnp.zeros(len(ids), jnp.int32)
+    row = choose(_Row(jnp.int32(0), ids, none, jnp.zeros(len(ids)), idle), scores)
+    row, _ = jax.lax.while_loop(_goes_on, step, (row, cache))
+    return Generated(row.ids, row.lengths, row.sums / penalties[row.lengths])
+
+
+class _Beams(NamedTuple):
+    count: Array  # tokens chosen so far
+    ids: Array  # [B, K, max_new] of the open continuations, best first
+    sums: Array  # [B, K] of their log-probabilities
+    parents: Array  # [B, K] which open one each was before its last token
+    ended: Array  # [B, K, max_new] the best that ended
+    scores: Array  # [B, K] theirs, -inf = none yet
+    done: Array  # bool [B]
+
+
+def _beam_search(read, scores, cache, ids, idle, eos, penalties, beams, reach) -> Generated:
+    rows, max_new = ids.shape
+    pick = lambda x, index: jnp.take_along_axis(x, index[:, :, None], axis=1)
+
+    def choose(beam: _Beams, scores) -> _Beams:
+        """Takes the best 2 K continuations: K of them go on, whichever of the others end."""
+        vocab = scores.shape[-1]
+        logp = jax.nn.log_softmax(scores).reshape(rows, -1, vocab)  # [B, K, V], at first [B, 1, V]
+        total = (beam.sums[:, : logp.shape[1], None] + logp).reshape(rows, -1)
+        sums, index = jax.lax.top_k(total, 2 * beams)
+        parents, tokens = index // vocab, index % vocab  # [B, 2 K]
+        ids, count = pick(beam.ids, parents).at[:, :, beam.count].set(tokens), beam.count + 1
+        ends = (tokens == eos) | (count == max_new)
+        open_sums, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
+        # An end counts among the best K alone; the others stand by for those that end.
+        new = ends & (jnp.arange(2 * beams) < beams) & ~beam.done[:, None]
+        merged = [beam.scores, jnp.where(new, sums / penalties[count], -jnp.inf)]
+        best, chosen = jax.lax.top_k(jnp.concatenate(merged, axis=1), beams)
+        done = (best > -jnp.inf).all(1)
+        if reach is not None:
+            done &= open_sums[:, 0] / penalties[reach or count] <= best[:, -1]
+        return _Beams(
+            count, pick(ids, kept), open_sums, jnp.take_along_axis(parents, kept, axis=1),
+            pick(jnp.concatenate([beam.ended, ids], axis=1), chosen), best, beam.done | done,
+        )  # fmt: skip
+
+    def step(carry):
+        beam, cache = carry
+        cache = pick_beams(cache, beam.parents)
+        scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
+        return choose(beam, scores), cache
+
+    ids = jnp.repeat(ids[:, None], beams, axis=1)
+    none = jnp.zeros((rows, beams))
+    empty = _Beams(jnp.int32(0), ids, none, none.astype(int), ids, none - jnp.inf, idle)
+    cache = repeat_rows(cache, beams)
+    beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
+    ids = beam.ended[:, 0]
+    ends = ids == eos
+    lengths = jnp.where(ends.any(1), jnp.argmax(ends, axis=1) + 1, max_new)
+    lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
+    return Generated(ids, lengths, jnp.where(idle, 0.0, beam.scores[:, 0]))
+
+
+def _goes_on(carry):
+    state, _ = carry
+    return (state.count < state.ids.shape[-1]) & ~state.done.all()
+
+
+def _score(backbone, x):
+    """Multiplies states by the whole output table. [R, H] -> float32 [R, V]"""
+    features, (table, bias) = backbone.lm_features(x), backbone.lm_table()
+    scores = jnp.einsum(
+        "rx,vx->rv", features, table.astype(features.dtype), preferred_element_type=jnp.float32
+    )
+    return scores if bias is None else scores + bias.astype(jnp.float32)
+
+
+def _check(model: Model, batch: Batch, max_new: int, beams: int, early_stopping) -> None:
+    at_least("max_new", max_new, 1)
+    at_least("beams", beams, 1)
+    vocab, limit = model.backbone.dims.vocab, model.backbone.dims.max_len
+    if beams > 1 and 2 * beams > vocab:
+        raise InputError(
+            f"beams={beams} exceeds {vocab // 2}, half of the vocabulary of {vocab}: the search "
+            f"ranks 2 tokens a beam; take at most {vocab // 2}"
+        )
+    if batch.encoder.segments is not None:
+        raise InputError(
+            "the batch has several documents in a row, and a row has one continuation; give each "
+            "document a row"
+        )
+    if early_stopping not in (True, False, "never"):
+        raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")
+    read, shift = batch.read.ids.shape[1], model.prompt.position_shift()
+    if limit != NO_LIMIT and read + shift + max_new > limit:
+        raise InputError(
+            f"{read} tokens of input + {shift} positions of the prompt + max_new={max_new} exceed "
+            f"the model's {limit} positions; lower max_new to {max(limit - read - shift, 0)} or "
+            "shorten the input"
+        )

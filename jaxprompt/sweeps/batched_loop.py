@@ -1,0 +1,305 @@
+"""Trains runs of one shape as one program, from their first step to their results."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt import signals, tree
+from jaxprompt.assembly import from_config
+from jaxprompt.data.batching import stack
+from jaxprompt.files import write_atomic
+from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.sweeps.runs import Member, Shared
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.optim import shown_rate
+from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
+from jaxprompt.training.steps import tell_broken
+from jaxprompt.types import Batch
+
+WORTH = 500  # steps of one run that must be saved for another compilation to pay
+
+
+@dataclasses.dataclass
+class Standing:
+    """Where one run stands; all of it is saved."""
+
+    best: dict[str, Any] | None = None  # step, value, dev
+    since: int = 0  # evaluations without gain
+    done: bool = False
+    error: str = ""
+    steps: int = 0
+    skipped: int = 0
+
+
+class Together:
+    """A chunk of runs that train as one program."""
+
+    def __init__(
+        self, shared: Shared, members: Sequence[Member], owns: Sequence[Own],
+        programs: Programs, group: Checkpoints, log: RunLog,
+    ):  # fmt: skip
+        """Takes members of equal shapes and the programs they run in."""
+        self.shared, self.members, self.programs = shared, members, programs
+        self.group, self.log = group, log
+        self.plan, self.train = members[0].plan, shared.config.train
+        self.looks = shared.looks(shared, members, programs)
+        self.stands = [Standing() for _ in members]
+        self.rows = list(range(len(members)))  # the member of each row of the state; some done
+        self.owns = owns
+        self.bests = [Checkpoints(member.run.folder) for member in members]
+        self.step, self.seconds = 0, 0.0
+        self.size = tree.count(programs.one_trainable())
+        self.total = self.size + tree.count(programs.frozen) + tree.count(owns[0].frozen)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self, first: Sequence[Any], resumed: bool, heard: Callable[[], int]) -> bool:
+        """Trains from the states `first`, or the checkpoint, to the results.
+
+        Returns False where a signal ended it early; it is saved then.
+        """
+        with ExitStack() as open_now:
+            self.feeds = [member.feed() for member in self.members]
+            for feed in self.feeds:
+                open_now.callback(feed.batches.close)
+            if resumed:
+                self._restore()
+            else:
+                self.state = self.programs.stack(first)
+                # A copy: the state is donated to each step.
+                self.best = jax.tree.map(lambda x: x.copy(), self.state.trainable)
+            del first
+            self.own = self.programs.put_own([self.owns[i] for i in self.rows])
+            logs = []
+            for member, best in zip(self.members, self.bests, strict=True):
+                open_now.enter_context(lock(member.run.folder))
+                guard_workdir(
+                    member.run.folder, json.loads(json.dumps(member.run.config.to_dict())),
+                    from_config.FREE,
+                )  # fmt: skip
+                write_record(member.run.folder, member.record)
+                best.rewind(self.step if resumed else -1)
+                logs.append(RunLog(member.run.folder, tensorboard=self.train.tensorboard))
+                open_now.enter_context(logs[-1])
+                logs[-1].resume(self.step if resumed else -1)
+            self.logs = logs
+            with signals.held():
+                if not self._loop(heard):
+                    return False
+            signals.check(heard())  # one that came during the last step
+            self._finish()
+        return True
+
+    def _loop(self, heard: Callable[[], int]) -> bool:
+        plan, began, pending = self.plan, time.monotonic() - self.seconds, None
+        first = self.step
+        self._pause()
+        while self.step < plan.total and self._live():
+            batch = self.programs.put_batch(
+                self._stack([self.feeds[i].take() for i in self.rows]), len(self.rows)
+            )
+            if is_new := self.programs.is_new(batch):
+                shape = batch.encoder.ids.shape
+                self.log.say("compiling the step for {} runs x {} rows x {} tokens".format(*shape))
+            # Nothing is lost before the first step, which compiles.
+            with signals.at_once() if self.step == first else nullcontext():
+                self.state, measured = self.programs.train(self.state, batch, self.own)
+            if is_new:  # it runs from now on
+                self._pause()
+            self.step += 1
+            # The step before is looked at, so that the device never waits for the host.
+            if pending is not None:
+                self._end_broken(pending, self.step - 1)
+            pending = measured
+            self.seconds = time.monotonic() - began
+            last = self.step == plan.total
+            if self.step % self.train.log_steps == 0 or last:
+                self._log(measured)
+            self.log.progress(self.step)
+            if last:
+                self._end_broken(measured, self.step)
+            if self.step % plan.evaluate == 0 or last:
+                self._evaluate(last)
+                pending = pending if self._regroup() else None
+                if not plan.save or not self._live():
+                    self._save()
+                self._pause()
+            if plan.save and self.step % plan.save == 0:
+                self._save()
+                self._pause()
+            if (number := heard()) and self._live():
+                self._save()
+                saved = f"at step {self.step}; saved, the same command resumes"
+                self.log.say(signals.stopped(number, saved))
+                return False
+        return True
+
+    def _live(self) -> list[int]:
+        """Lists the rows whose run goes on."""
+        return [row for row, i in enumerate(self.rows) if not self.stands[i].done]
+
+    def _stack(self, batches: Sequence[Batch]) -> Batch:
+        layout = self.members[0].scorer.layout
+        return stack(batches, layout.pad_id, layout.side)
+
+    def _pause(self) -> None:
+        """Notes from where a rate counts."""
+        self.since = self.step, time.monotonic()
+
+    def _log(self, measured: dict[str, Any]) -> None:
+        values = jax.device_get(measured)  # waits for the step
+        step, clock = self.since
+        taken = self.step - step, time.monotonic() - clock
+        for row in self._live():
+            own = jax.tree.map(lambda x, row=row: x[row], values)
+            own["lr"] = shown_rate(own["lr"])
+            said = self.feeds[self.rows[row]].describe(own, *taken)
+            spent = {"seconds": self.seconds} | said.pop("time", {})
+            self.logs[self.rows[row]].write(self.step, **said, time=spent)
+        live = self._live()
+        self.log.show(lr=_span([rate for x in values["lr"].values() for rate in x[live].tolist()]))
+        self._pause()
+
+    def _end_broken(self, measured: dict[str, Any], step: int) -> None:
+        """Ends the runs that had too many steps in a row that were not finite; others go on."""
+        streaks, limit = np.asarray(measured["streak"]), self.train.max_streak
+        for row in self._live():
+            if streaks[row] >= limit:
+                name = self.members[self.rows[row]].run.name
+                newest = int(np.asarray(measured["skipped"])[row])
+                error = tell_broken(limit, step, newest)
+                self._end(row, error)
+                self.log.say(f"{name}: {error}")
+
+    def _end(self, row: int, error: str = "") -> None:
+        stand = self.stands[self.rows[row]]
+        stand.done, stand.error, stand.steps = True, error, self.step
+        stand.skipped = int(self.state.skipped[row])
+        if stand.best is not None:
+            # On disk before the run leaves the state.
+            numbers = self.programs.pick(self.best, row)
+            self.bests[self.rows[row]].save_best(stand.best["step"], numbers, stand.best)
+
+    def _evaluate(self, last: bool) -> None:
+        live = self._live()
+        found = self.looks.score("dev", self.rows, self.state.trainable, self.own)
+        better, values = np.zeros(len(self.rows), bool), []
+        for row in live:
+            stand, dev = self.stands[self.rows[row]], found[row]
+            self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
+            value = self.looks.value(dev)
+            values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
+            if stand.best is None or value > stand.best["value"]:  # a tie keeps the earlier
+                stand.best, stand.since = {"step": self.step, "value": value, "dev": dev}, 0
+                better[row] = True
+            else:
+                stand.since += 1
+        self.log.show(dev=_span(values))
+        if better.any():
+            self.best = self.programs.renew(self.best, self.state.trainable, better)
+        for row in live:
+            if last or 0 < self.train.patience <= self.stands[self.rows[row]].since:
+                self._end(row)
+
+    def _regroup(self) -> bool:
+        """Leaves finished runs out once a smaller program holds the rest. Tells if all stay."""
+        live, total = self._live(), len(self.members)
+        sizes = [n for n in halves(total) if self.programs.is_apart(n) >= self._is_apart()]
+        size = min((n for n in sizes if n >= len(live)), default=len(self.rows))
+        saved = (len(self.rows) - size) * (self.plan.total - self.step)
+        if not live or saved < max(WORTH, 1):
+            return True
+        spare = [row for row in range(len(self.rows)) if row not in live]
+        keep = sorted(live + spare[: size - len(live)])
+        self.state, self.best = self.programs.take(self.state, self.best, keep)
+        self.rows = [self.rows[row] for row in keep]
+        self.own = self.programs.put_own([self.owns[i] for i in self.rows])
+        self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
+        return False
+
+    def _is_apart(self) -> bool:
+        return self.programs.is_apart(len(self.rows))
+
+    # -- what is on disk ---------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        names = [member.run.name for member in self.members]
+        position = {
+            "runs": {n: vars(stand) for n, stand in zip(names, self.stands, strict=True)},
+            "rows": [names[i] for i in self.rows],
+            "data": [self.feeds[i].batches.get_state() for i in self.rows],
+            "seconds": self.seconds,
+        }
+        self.group.save(self.step, (self.state, self.best), position)
+        signals.note(f"with step {self.step} of {len(names)} runs saved; the same command resumes")
+
+    def _restore(self) -> None:
+        position = self.group.position()
+        names = [member.run.name for member in self.members]
+        self.rows = [names.index(name) for name in position["rows"]]
+        self.stands = [Standing(**position["runs"][name]) for name in names]
+        self.seconds = position["seconds"]
+        template = self.programs.template(len(self.rows))
+        (self.state, self.best), _ = self.group.restore(template)
+        self.step = self.group.latest()
+        for i, data in zip(self.rows, position["data"], strict=True):
+            self.feeds[i].batches.set_state(data)
+
+    def _finish(self) -> None:
+        """Tests every run with its best numbers, and writes the results."""
+        done = [i for i, stand in enumerate(self.stands) if not stand.error]
+        for i in set(range(len(self.members))) - set(done):
+            write_atomic(self.members[i].run.folder / "error.txt", self.stands[i].error + "\n")
+        self.state = self.best = None
+        if not done:
+            return
+        template, tests = self.programs.one_trainable(), [None] * len(done)
+        if self.train.test and self.looks.has("test"):
+            steps = [self.stands[i].best["step"] for i in done]
+            best = [
+                self.bests[i].restore_best(template, step)[0]
+                for i, step in zip(done, steps, strict=True)
+            ]
+            own = self.programs.put_own([self.owns[i] for i in done])
+            tests = self.looks.score("test", done, self.programs.stack_trained(best), own)
+        for i, test in zip(done, tests, strict=True):
+            stand, member = self.stands[i], self.members[i]
+            result = {
+                **member.about,
+                "method": member.run.config.prompt.name,
+                "seed": member.run.config.seed,
+                "trained": self.size,
+                "total": self.total,
+                "steps": stand.steps,
+                "skipped": stand.skipped,
+                "best_step": stand.best["step"],
+                self.shared.scored: stand.best["dev"],
+            }
+            if test is not None:
+                result["test"] = test
+            share = self.seconds / len(self.members)  # a run's part of what all took together
+            result["time"] = {"seconds": share, "compilations": len(self.programs.compiled)}
+            write_result(member.run.folder, result)
+
+
+def _span(values: Sequence[float]) -> str:
+    """Writes the lowest and the highest of some numbers; "none" where all runs are over."""
+    if not values:
+        return "none"
+    ends = dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values)))
+    return " to ".join(ends)
+
+
+def halves(total: int) -> list[int]:
+    """Lists the numbers of runs that programs are compiled for: all, half of them, ... 1."""
+    sizes = [total]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes

@@ -1,0 +1,258 @@
+"""The steps of several runs as one program each: `jax.vmap` over a leading axis R of runs.
+
+Where R divides over the data axis of the mesh every device has runs of its own, whole, and nothing
+travels over that axis; else every run's batch is divided over it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxprompt.models.folding import as_constants, replace_prompt
+from jaxprompt.models.model import Model
+from jaxprompt.parallel.compilation import jit
+from jaxprompt.parallel.sharding import DATA, Placement, like, within
+from jaxprompt.sweeps.runs import Words, with_words
+from jaxprompt.training.state import TrainState
+from jaxprompt.training.steps import make_count_step, make_eval_step, make_train_step
+from jaxprompt.tree import Flat, merge
+from jaxprompt.types import Batch
+
+
+class Own(NamedTuple):
+    """What does not train and yet differs between runs. Leaves [R, ...]"""
+
+    words: Words  # {} where the words of all runs are the same
+    frozen: Flat  # drawn from a run's seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart(Placement):
+    """A mesh on whose data axis runs lie in place of examples."""
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """Which axis of the mesh each logical axis lies on."""
+        return {name: axis for name, axis in super().rules.items() if name != "act_batch"}
+
+
+def make_group_step(model: Model, tx: Any, objectives: Sequence[Any], *, accumulate=1, axis=None):
+    """Makes (states, frozen, batches, own) -> (states, metrics): the train step of R runs.
+
+    All but `frozen` has a leading axis R. `axis` is the axis of the mesh that the runs lie on.
+    """
+
+    def one(state: TrainState, frozen: Flat, batch: Batch, own: Own):
+        run = with_words(model, own.words)
+        step = make_train_step(run, tx, objectives, accumulate=accumulate)
+        return step(state, frozen | own.frozen, batch)
+
+    return jax.vmap(one, in_axes=(0, None, 0, 0), spmd_axis_name=axis)
+
+
+def make_group_scores(model: Model, *, is_shared: bool, axis=None):
+    """Makes (trainables, frozen, batches, own) -> scores [R, B, C]; a shared batch has no R."""
+
+    def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+        step = make_eval_step(with_words(model, own.words))
+        return step(trainable, frozen | own.frozen, batch)
+
+    return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
+
+
+def make_group_counts(model: Model, objectives: Sequence[Any], *, is_shared: bool, axis=None):
+    """Makes (trainables, frozen, batches, own) -> the sums of objectives [R], without dropout.
+
+    A shared batch has no R. Objectives may draw nothing.
+    """
+
+    def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+        count = make_count_step(with_words(model, own.words), objectives)
+        return count(trainable, frozen | own.frozen, batch, jax.random.key(0))
+
+    return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
+
+
+class Programs:
+    """The programs of a group, compiled as they are needed, for any number of runs at once."""
+
+    def __init__(
+        self, placement: Placement, model: Model, tx: Any, objectives: Sequence[Any],
+        frozen: Flat, state: TrainState, *, accumulate: int = 1,
+    ):  # fmt: skip
+        """Takes the state of one run for its shapes; `tx` holds no number that differs."""
+        self.placement, self.frozen = placement, frozen
+        self.compiled: dict[tuple, Any] = {}  # shapes -> train step
+        self._make_step = functools.partial(
+            make_group_step, model, tx, objectives, accumulate=accumulate
+        )
+        self._model = self._scored = model
+        self._objectives = objectives
+        self._one = jax.eval_shape(lambda x: x, state)
+        self._specs = like(placement, self._one, placement.parameters(state.trainable))
+        data = placement.mesh.shape[DATA]
+        divided = any(DATA in str(s.spec) for s in jax.tree.leaves(self._specs))
+        self._divisor = 0 if data == 1 or divided else data
+        self._jitted = functools.cache(self._make_jitted)
+        self._scores = functools.cache(self._make_scores)
+        self._counts = functools.cache(self._make_counts)
+
+    def is_apart(self, runs: int) -> bool:
+        """Tells whether so many runs lie on the data axis."""
+        return bool(self._divisor) and runs % self._divisor == 0
+
+    def round(self, runs: int) -> int:
+        """Lowers a number of runs to one that divides over the data axis, if there is one."""
+        return runs // self._divisor * self._divisor or runs if self._divisor else runs
+
+    # -- where things are ------------------------------------------------------------------------
+
+    def _lay(self, runs: int, *spec: Any) -> NamedSharding:
+        axis = DATA if self.is_apart(runs) else None
+        return NamedSharding(self.placement.mesh, PartitionSpec(axis, *spec))
+
+    def _state_shardings(self, runs: int) -> TrainState:
+        return jax.tree.map(lambda s: self._lay(runs, *s.spec), self._specs)
+
+    def stack(self, states: Sequence[TrainState]) -> TrainState:
+        """Joins the states of runs. -> leaves [R, ...]"""
+        join = lambda *states: jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+        where = self._state_shardings(len(states))
+        return jax.jit(join, out_shardings=where)(*states)
+
+    def stack_trained(self, numbers: Sequence[Flat]) -> Flat:
+        """Joins what runs trained. -> leaves [R, ...]"""
+        join = lambda *flats: jax.tree.map(lambda *leaves: jnp.stack(leaves), *flats)
+        where = self._state_shardings(len(numbers)).trainable
+        return jax.jit(join, out_shardings=where)(*numbers)
+
+    def put_own(self, owns: Sequence[Own]) -> Own:
+        """Joins what differs between runs besides. -> leaves [R, ...]"""
+        joined = jax.tree.map(lambda *leaves: np.stack(leaves), *owns)
+        return jax.device_put(joined, self._lay(len(owns)))
+
+    def put_batch(self, batch: Batch, runs: int, *, is_shared: bool = False) -> Batch:
+        """Puts a batch [R, ...], or one [B, ...] for all runs, where the steps expect it."""
+        apart = self.is_apart(runs)
+        if is_shared:
+            where = self.placement.replicated if apart else self.placement.batch
+        else:
+            where = self._lay(runs) if apart else self._lay(runs, DATA)
+        return jax.device_put(batch, where)
+
+    def template(self, runs: int) -> tuple[TrainState, Flat]:
+        """Describes the state and the best numbers of so many runs, for a checkpoint to read."""
+        describe = lambda x, s: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=s)
+        state = jax.tree.map(describe, self._one, self._state_shardings(runs))
+        return state, state.trainable
+
+    def one_trainable(self) -> Flat:
+        """Describes what one run trains."""
+        where = self.placement.parameters(self._one.trainable)
+        describe = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+        return jax.tree.map(describe, self._one.trainable, where)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _make_jitted(self, runs: int):
+        apart = self.is_apart(runs)
+        step = self._make_step(axis=DATA if apart else None)
+        return jit(
+            within(self._within(runs), step), donate_argnums=0,
+            out_shardings=(self._state_shardings(runs), self._lay(runs)),
+        )  # fmt: skip
+
+    def _within(self, runs: int) -> Placement:
+        at = dataclasses.replace(self.placement, runs=True)
+        return Apart(**vars(at)) if self.is_apart(runs) else at
+
+    def compile(self, state: TrainState, batch: Batch, own: Own):
+        """Compiles the train step for these shapes, once. -> the executable"""
+        key = tuple(x.shape for x in jax.tree.leaves(batch))
+        if key not in self.compiled:
+            step = self._jitted(batch.index.shape[0])
+            self.compiled[key] = step.lower(state, self.frozen, batch, own).compile()
+        return self.compiled[key]
+
+    def is_new(self, batch: Batch) -> bool:
+        """Tells whether a batch is of shapes that no step is compiled for."""
+        return tuple(x.shape for x in jax.tree.leaves(batch)) not in self.compiled
+
+    def train(self, state: TrainState, batch: Batch, own: Own):
+        """Takes a step of every run; the state is donated. -> states, metrics [R]"""
+        return self.compile(state, batch, own)(state, self.frozen, batch, own)
+
+    def fold(self, trainable: Flat, batch: Batch, own: Own, runs: int) -> Flat:
+        """Computes the prompt of every run once, for `scores`. `batch` is any of one run."""
+        if not self._model.prompt.is_computed():
+            return trainable
+        streams = jax.device_get(self._inject(trainable, self.frozen, batch, own))
+        each = [jax.tree.map(lambda x, i=i: x[i], streams) for i in range(runs)]
+        prompts, arrays = zip(*(as_constants(self._model.prompt, one) for one in each), strict=True)
+        self._scored = dataclasses.replace(self._model, prompt=prompts[0])  # all of equal fields
+        arrays = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
+        return replace_prompt(trainable, jax.device_put(arrays, self._lay(runs)))
+
+    @functools.cached_property
+    def _inject(self):
+        def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+            return self._model.inject(merge(trainable, frozen | own.frozen), batch)
+
+        mapped = jax.vmap(one, in_axes=(0, None, None, 0))
+        return jax.jit(within(dataclasses.replace(self.placement, runs=True), mapped))
+
+    def _make_scores(self, runs: int, is_shared: bool):
+        axis = DATA if self.is_apart(runs) else None
+        scores = make_group_scores(self._scored, is_shared=is_shared, axis=axis)
+        return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
+
+    def scores(self, trainable: Flat, batch: Batch, own: Own, runs: int, *, is_shared: bool):
+        """Scores a batch with every run. -> [R, B, C]"""
+        batch = self.put_batch(batch, runs, is_shared=is_shared)
+        return self._scores(runs, is_shared)(trainable, self.frozen, batch, own)
+
+    def _make_counts(self, runs: int, is_shared: bool):
+        axis = DATA if self.is_apart(runs) else None
+        counts = make_group_counts(self._model, self._objectives, is_shared=is_shared, axis=axis)
+        return jit(within(self._within(runs), counts), out_shardings=self._lay(runs))
+
+    def counts(self, trainable: Flat, batch: Batch, own: Own, runs: int, *, is_shared: bool):
+        """Sums up a batch's objectives with every run. -> {objective: {name: [R]}}"""
+        batch = self.put_batch(batch, runs, is_shared=is_shared)
+        return self._counts(runs, is_shared)(trainable, self.frozen, batch, own)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _pick(self):
+        where = self.placement.parameters(self._one.trainable)
+        return jax.jit(lambda tree, row: jax.tree.map(lambda x: x[row], tree), out_shardings=where)
+
+    def pick(self, trainable: Flat, row: int) -> Flat:
+        """Takes one run's numbers out."""
+        return self._pick(trainable, row)
+
+    def take(self, state: TrainState, best: Flat, rows: Sequence[int]) -> tuple[TrainState, Flat]:
+        """Keeps some runs of a state and of the best numbers."""
+        where = self._state_shardings(len(rows))
+        keep = lambda tree, rows: jax.tree.map(lambda x: x[rows], tree)
+        cut = jax.jit(keep, out_shardings=(where, where.trainable))
+        return cut((state, best), np.array(rows))
+
+    @functools.cached_property
+    def _renew(self):
+        def renew(best: Flat, trainable: Flat, better):
+            choose = lambda old, new: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+            return jax.tree.map(choose, best, trainable)
+
+        return jax.jit(renew, donate_argnums=0)
+
+    def renew(self, best: Flat, trainable: Flat, better: np.ndarray) -> Flat:
+        """Replaces the best numbers of the runs that are better now. bool [R]"""
+        return self._renew(best, trainable, better)

@@ -1,0 +1,163 @@
+"""Which runs a config stands for, and which of them can train as one program."""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.schema import check_fields
+from jaxprompt.errors import InputError
+
+# Field of the block `runs` -> the field of each run that it gives.
+AXES = {
+    "tasks": "ppt.task",
+    "seeds": "seed", "data_seeds": "data.seed", "lr": "optim.lr",
+    "weight_decay": "optim.weight_decay", "starts": "prompt.start", "texts": "prompt.text",
+    "words": "task.words",
+}  # fmt: skip
+SEEDS = ("seed", "data.seed")
+# What leaves the shapes of a run as they are. Where it does not, as label words of other lengths,
+# the runs are told apart once they are prepared.
+VARIES = (
+    *AXES.values(), "optim.lr_head", "optim.lr_backbone", "prompt.file", "prompt.init",
+    "prompt.scale", "data.fold", "data.rows",
+)  # fmt: skip
+_SHOWN = 40  # letters of a value in a name
+
+
+class Run(NamedTuple):
+    """One run of several."""
+
+    name: str
+    changes: dict[str, Any]  # field -> value
+    config: Any  # its own, without a grid
+    folder: Path
+
+
+def is_grid(c: Any) -> bool:
+    """Tells whether a config stands for several runs."""
+    return any(c.runs[axis] for axis in AXES)
+
+
+def list_runs(c: Any, workdir: str) -> list[Run]:
+    """Lists the runs of a grid. Raises InputError for a run that is there twice or is wrong."""
+    check_fields(c.to_dict())
+    if c.cache.where:
+        raise InputError(
+            f"cache.where={c.cache.where} is of one run, those of config.runs compute all layers; "
+            "set cache.where='', or empty config.runs"
+        )
+    axes = {axis: tuple(c.runs[axis]) for axis in AXES if c.runs[axis]}
+    _check_axes(c, axes)
+    runs, names = [], {}
+    for values in itertools.product(*axes.values()):
+        changes = {AXES[axis]: value for axis, value in zip(axes, values, strict=True)}
+        name = ",".join(
+            f"{_short(axis)}={_show(value, axes[axis])}"
+            for axis, value in zip(axes, values, strict=True)
+        )
+        own = alone(c)
+        for field, value in changes.items():
+            _set(own, field, value)
+        from_config.check_config(own)
+        text = json.dumps(own.to_dict(), sort_keys=True)
+        if text in names:
+            raise InputError(
+                f"config.runs has the run {name} twice; leave one of the equal values out"
+            )
+        names[text] = name
+        runs.append(Run(name, changes, own, Path(workdir) / name))
+    return runs
+
+
+def alone(c: Any) -> Any:
+    """Copies a config and empties its grid."""
+    own = c.copy_and_resolve_references()
+    for axis in AXES:
+        own.runs[axis] = ()
+    own.runs.size = 0
+    return own
+
+
+def alike(config: Any) -> str:
+    """Sums up all that must be equal between runs of one program, as text."""
+    given = config.to_dict()
+    for field in VARIES:
+        *blocks, last = field.split(".")
+        block = given
+        for name in blocks:
+            block = block[name]
+        block.pop(last, None)
+    return json.dumps(given, sort_keys=True)
+
+
+def by_config(runs: Sequence[Run]) -> list[list[Run]]:
+    """Divides runs into those that may train as one program, in the order in which they come."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(alike(run.config), []).append(run)
+    return list(groups.values())
+
+
+def select(
+    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> list[Mapping[str, Any]]:
+    """Picks of each seed the result that is best on dev; of equal ones the first.
+
+    `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed.
+    """
+    best: dict[tuple, Mapping[str, Any]] = {}
+    for changes, result in runs:
+        seed = tuple(changes.get(field) for field in SEEDS)
+        if seed not in best or _merit(result) > _merit(best[seed]):
+            best[seed] = result
+    return list(best.values())
+
+
+def _merit(result: Mapping[str, Any]) -> float:
+    """Reads what a run of its kind is chosen by; more is better."""
+    if "held_out" in result:
+        return -result["held_out"]["loss"]
+    return next(iter(result["dev"].values()))
+
+
+def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
+    if "words" in axes and (c.ppt.task or "tasks" in axes):
+        raise InputError(
+            "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
+            "empty it"
+        )
+    for axis in ("starts", "texts"):
+        field = AXES[axis].partition(".")[2]
+        if axis in axes and field not in c.prompt:
+            raise InputError(
+                f"config.runs.{axis} needs a method with prompt.{field}, which {c.prompt.name} has "
+                "not; take prompt.name=soft"
+            )
+    if "texts" in axes and set(axes.get("starts", (c.prompt.start,))) != {"text"}:
+        raise InputError("config.runs.texts needs prompt.start=text, and no other start")
+
+
+def _set(c: Any, field: str, value: Any) -> None:
+    *blocks, last = field.split(".")
+    for block in blocks:
+        c = c[block]
+    if field == "task.words":
+        value = tuple(part.strip() for part in value.split(","))
+    c[last] = float(value) if isinstance(c[last], float) else value
+
+
+def _short(axis: str) -> str:
+    return {"data_seeds": "data_seed"}.get(axis, AXES[axis].rpartition(".")[2])
+
+
+def _show(value: Any, among: Sequence[Any]) -> str:
+    """Writes a value as a part of a folder's name; a long text is its number."""
+    short = lambda text: re.sub(r"[^\w.+-]+", "_", str(text).replace(",", "+"))
+    unclear = len(short(value)) > _SHOWN or any(
+        short(other) == short(value) for other in among if other != value
+    )
+    return str(among.index(value) + 1) if unclear else short(value)

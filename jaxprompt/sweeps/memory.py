@@ -1,0 +1,77 @@
+"""How many runs memory holds at once."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.tree import Flat
+from jaxprompt.types import Batch
+
+SHARE = 0.9  # of the memory that is free: evaluation and the allocator need some besides
+
+
+def available(mesh: Any) -> int:
+    """Tells the bytes that are free on one device of a mesh; CPU devices share the RAM."""
+    devices = mesh.local_mesh.devices.flatten()
+    stats = devices[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return _free_ram() // len(devices)
+
+
+def _free_ram() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = dict(line.split(":") for line in lines)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):  # not Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def needed(programs: Programs, runs: int, batch: Batch, own: Own) -> int | None:
+    """Tells the bytes a device needs to train so many runs, besides what is frozen for all.
+
+    `batch` and `own` are one run's. None where the device refuses to compile so large a program.
+    """
+    spread = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
+    state, best = programs.template(runs)
+    put = programs.put_batch(jax.tree.map(spread, batch), runs)
+    try:
+        program = programs.compile(state, put, programs.put_own([own] * runs))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None
+    found = program.memory_analysis()
+    used = (
+        found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+        - found.alias_size_in_bytes
+    )  # fmt: skip
+    return used - local_bytes(programs.frozen) + local_bytes(best)
+
+
+def local_bytes(tree: Flat) -> int:
+    """Counts the bytes that a tree has on one device."""
+    leaves = jax.tree.leaves(tree)
+    return sum(x.dtype.itemsize * int(np.prod(x.sharding.shard_shape(x.shape))) for x in leaves)
+
+
+def fitting(programs: Programs, wanted: int, batch: Batch, own: Own, free: int) -> int:
+    """Tells how many of the `wanted` runs train at once in `free` bytes; at least 1.
+
+    The step of all of them is compiled first, since it is what runs if it fits. Else the bytes a
+    run are the difference between the steps of two and of one.
+    """
+    limit = SHARE * free
+    whole = needed(programs, wanted, batch, own)
+    if wanted == 1 or (whole is not None and whole <= limit):
+        return wanted
+    one, two = (needed(programs, runs, batch, own) for runs in (1, 2))
+    if one is None or two is None or two > limit:
+        return 1
+    each = max(two - one, 1)
+    return min(wanted - 1, programs.round(2 + int((limit - two) / each)))

@@ -1,0 +1,180 @@
+"""Runs of a group that pre-train prompts on one corpus (Gu et al. 2022, "PPT")."""
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import rng
+from jaxprompt.assembly import adapt, from_config, pretrain, records
+from jaxprompt.assembly.pipeline import Scorer, load_weights
+from jaxprompt.assembly.starting_text import count_tokens
+from jaxprompt.corpus import Corpus
+from jaxprompt.corpus.denoise.batches import Pass, Visits
+from jaxprompt.errors import InputError, escape
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.prompts import make_prompt
+from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.sweeps.grid import Run
+from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
+from jaxprompt.training.state import make_state
+from jaxprompt.training.throughput import Meter
+from jaxprompt.types import Batch
+
+
+class Task(NamedTuple):
+    """A pre-training task on some documents, the same for all runs of it."""
+
+    asked: pretrain.Asked
+    text: pretrain.Text
+
+
+def prepare(
+    runs: Sequence[Run], workdir: Path, failed: Callable[[Run, Exception], None]
+) -> tuple[Shared | None, list[Member]]:
+    """Reads the corpus once, and makes of it the tasks that runs learn from.
+
+    A run that cannot be is handed to `failed`; where none can there is nothing to share. Raises
+    InputError for a corpus that has changed.
+    """
+    c = runs[0].config
+    placement = from_config.build_placement(c)
+    asked: dict[str, pretrain.Asked] = {}
+    tasks: dict[str, Task] = {}
+    corpus, found = None, []
+    for run in runs:
+        key = _key(run.config)
+        try:
+            if key not in asked:
+                asked[key] = pretrain.open_asked(run.config, placement)
+        except InputError as error:
+            failed(run, error)
+            continue
+        if corpus is None:  # what is wrong with it is so for all runs
+            corpus = _read(c, asked[key], workdir)
+        try:
+            if key not in tasks:
+                text = pretrain.read_text(run.config, corpus, asked[key], placement.share())
+                tasks[key] = Task(asked[key], text)
+        except InputError as error:
+            failed(run, error)
+            continue
+        pretrain.check_same(run.folder, tasks[key].text.facts, c.ppt.annotations)
+        found.append((run, key))
+    if not found:
+        return None, []
+    backbone, loaded = load_weights(tasks[found[0][1]].asked.backbone, placement)
+    models, flops, members, token_counts = {}, {}, [], functools.cache(corpus.token_counts)
+    for run, key in found:
+        prompt = run.config.prompt.to_dict()
+        scorer = tasks[key].asked.scorer.with_backbone(backbone)
+        own = dataclasses.replace(
+            scorer.model, prompt=make_prompt(**prompt, dims=backbone.module.dims)
+        )
+        # One for all that are equal: its programs are compiled once.
+        own = models.setdefault(json.dumps([prompt, key]), own)
+        scorer = scorer._replace(model=own)
+        if key not in flops:
+            flops[key] = _flops(run.config, scorer, tasks[key].text, loaded, placement)
+        facts, weights = tasks[key].text.facts, loaded.report.fingerprint
+        record = records.make_record(run.config, facts, scorer.template, backbone.family, weights)
+        records.check_repeated(run.folder, record)
+        member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
+        members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
+    objective = pretrain.make_objective(c, members[0].scorer.model)[1]
+    says = pretrain.told(c, backbone, loaded.report, corpus)
+    says += from_config.tell_kernel(c, placement, backbone.module)
+    for task in tasks.values():
+        says += pretrain.told_task(*task)
+    return Shared(c, placement, loaded, [objective], Looks, says, "held_out"), members
+
+
+def _key(c: Any) -> str:
+    """Sums up all that examples of a run depend on and that may differ between runs."""
+    return json.dumps([c.ppt.to_dict(), c.data.seed], sort_keys=True)
+
+
+def _read(c: Any, asked: pretrain.Asked, workdir: Path) -> Corpus:
+    tell = lambda line: print(escape(line), file=sys.stderr)
+    vocab = asked.backbone.module.cfg.vocab
+    return adapt.read_corpus(c, asked.scorer.tokenizer, vocab, str(workdir), tell)
+
+
+def _member(
+    run: Run, scorer: Scorer, text: pretrain.Text, flops: float, placement: Placement,
+    record: dict[str, Any],
+) -> Member:  # fmt: skip
+    c = run.config
+    plan, epoch = _plan(c, text)
+    # What else depends on the length of an epoch is told by the plan.
+    shape = epoch if c.optim.schedule == "exponential" else 0, scorer.layout
+    return Member(
+        run, scorer, pretrain.make_objective(c, scorer.model)[0], plan, epoch, shape, source=text,
+        feed=partial(_feed, c, text, flops, placement),
+        longest=partial(_longest, c, text), held=text, record=record,
+        about={"task": c.ppt.task},
+    )  # fmt: skip
+
+
+def _plan(c: Any, text: pretrain.Text) -> tuple[from_config.Milestones, int]:
+    epoch = -(-len(text.rows) // c.data.batch)
+    return from_config.make_plan(c.train, epoch, c.data.batch), epoch
+
+
+def _longest(c: Any, text: pretrain.Text) -> Batch:
+    size = c.data.batch
+    return next(iter(Pass(text.rows, batch=size, seed=c.seed, limit=size)))
+
+
+def _feed(c: Any, text: pretrain.Text, flops: float, placement: Placement) -> Feed:
+    batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=placement.share())
+    meter = Meter(batches, pretrain.scoring(text.tasks[0]), flops, c.backbone.dtype)
+    return Feed(batches, meter.take, meter.describe)
+
+
+def _flops(c: Any, scorer: Scorer, text: pretrain.Text, loaded: Any, placement: Placement) -> float:
+    """Counts what a step of a run asks for, as of one alone."""
+    weights = from_config.start(c, scorer, loaded, None, placement, restored=True)  # shapes count
+    tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
+    state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    model, objective = pretrain.make_objective(c, scorer.model)
+    learned = pretrain.Learned(model, [objective], *weights)
+    return pretrain.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
+
+
+class Looks:
+    """Scores held-out documents with runs that train as one program. `Member.held` is a Text."""
+
+    def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
+        """Takes all runs; some of them are scored."""
+        self._members, self._programs = members, programs
+
+    def has(self, split: str) -> bool:
+        """Tells whether there is a split: there is nothing but held-out documents."""
+        return split == "dev"
+
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the score that is to be high."""
+        return -dev["loss"]
+
+    def score(self, split: str, rows: Sequence[int], trainable: Any, own: Own) -> list[dict]:
+        """Scores what is held out with the numbers of the runs `rows`. -> scores of each"""
+        del split
+        texts = [self._members[i].held for i in rows]
+        same = all(text is texts[0] for text in texts)
+        passes = [text.held for text in (texts[:1] if same else texts)]
+        layout, total = self._members[0].scorer.layout, None
+        for each, batch in side_by_side(passes, layout):
+            batch = each[0] if same else batch
+            sums = self._programs.counts(trainable, batch, own, len(rows), is_shared=same)
+            sums = jax.tree.map(np.float64, jax.device_get(sums))
+            total = sums if total is None else jax.tree.map(np.add, total, sums)
+        own_sums = lambda row: jax.tree.map(lambda x: x[row], total)
+        return [pretrain.scoring(text.tasks[1])(own_sums(row)) for row, text in enumerate(texts)]

@@ -1,0 +1,292 @@
+"""Several runs as one program: a grid of seeds, rates and starts over one frozen backbone.
+
+<workdir>/checkpoints/<step>/   the state of the runs that train just now, for a restart
+<workdir>/chunks.json           which runs train together
+<run's folder>/                 all that a run alone leaves, or error.txt
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import signals, tree
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import check_tunes
+from jaxprompt.assembly.pretrain import check_ppt
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, parse_json, write_atomic
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.sweeps import pretrain, tune
+from jaxprompt.sweeps.batched_loop import Together
+from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.sweeps.grid import Run, by_config, is_grid, list_runs, select
+from jaxprompt.sweeps.memory import available, fitting
+from jaxprompt.sweeps.runs import (
+    Member,
+    Shared,
+    Words,
+    at_once,
+    by_shape,
+    longest,
+    start,
+    varying_words,
+)
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.run_folder import check_workdir, lock, read_result
+
+__all__ = ["KINDS", "Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
+
+
+class Kind(NamedTuple):
+    """What runs do."""
+
+    check: Callable[[Any], None]  # of a run's config
+    prepare: Callable[..., tuple[Shared | None, list[Member]]]  # of runs, a workdir, and what fails
+
+
+KINDS = {  # by verb
+    "train": Kind(check_tunes, tune.prepare),
+    "pretrain": Kind(check_ppt, pretrain.prepare),
+}
+
+
+class Outcome(NamedTuple):
+    """How a group ended."""
+
+    results: dict[str, dict[str, Any]]  # of the runs that have one, by name
+    failed: dict[str, str]  # name -> the error's line
+
+
+def train(
+    runs: Sequence[Run], workdir: str, *, verb: str = "train", size: int = 0,
+    heard: Callable[[], int], ready: Callable[[], None] = lambda: None,
+) -> Outcome | None:  # fmt: skip
+    """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
+
+    Runs with a result are left as they are, but what they learned from must be the same. A run that
+    fails does not stop the others. `ready` is called once data and weights are read. `heard` gives
+    the signal that asks for a stop, 0 where none does. Returns None where one ended it early.
+    """
+    if jax.process_count() > 1:
+        raise InputError(
+            f"several runs at once train in one process, not in {jax.process_count()}; leave "
+            "--processes out, config.mesh lays the runs over the devices of one host"
+        )
+    if size < 0:
+        raise InputError(f"config.runs.size={size} must be 0, for all that fit, or more")
+    with lock(workdir):
+        work = _Work(runs, workdir, size, heard)
+        work.note()
+        return work.outcome() if _train(work, verb, ready) else None
+
+
+def verify(runs: Sequence[Run], workdir: str, verb: str = "train") -> None:
+    """Raises InputError where a run of some has learned from anything else than it would now."""
+
+    def refuse(run: Run, error: Exception) -> None:
+        raise error
+
+    for group in by_config(runs):
+        KINDS[verb].prepare(group, Path(workdir), refuse)
+
+
+def _train(work: "_Work", verb: str, ready: Callable[[], None]) -> bool:
+    """Trains what is left to train. Returns False where a signal ended it early."""
+    # What the checkpoint holds goes first: the next to train take its place on the disk.
+    groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
+    for group in groups:
+        try:
+            shared, members = KINDS[verb].prepare(group, work.workdir, work.fail)
+        except InputError as error:
+            if len(groups) == 1:
+                raise
+            for run in group:
+                work.fail(run, error)
+            continue
+        members = [member for member in members if work.is_left(member.run)]
+        if not members:
+            continue
+        ready()
+        if not work.train(shared, members):
+            return False
+    return True
+
+
+class _Work:
+    """What is left to train, and how it stands on disk."""
+
+    def __init__(self, runs: Sequence[Run], workdir: str, size: int, heard: Any):
+        self.runs, self.size, self.heard = runs, size, heard
+        self.workdir = Path(workdir)
+        self.checkpoints = Checkpoints(workdir)
+        self.failed: dict[str, str] = {}
+        self.started: list[str] = []  # the runs of the checkpoint that is there
+        if self.checkpoints.latest() is not None:
+            self.started = list(self.checkpoints.position()["runs"])
+        by_name = {run.name: run for run in runs}
+        foreign = [name for name in self.started if name not in by_name]
+        if foreign:
+            raise InputError(
+                f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
+                "runs; take another --workdir, or delete its checkpoints"
+            )
+        if self.started and all(_is_over(by_name[name]) for name in self.started):
+            self._clear()
+
+    def known(self) -> list[Run]:
+        """Lists the runs whose folder, if there is one, is theirs."""
+        found = []
+        for run in self.runs:
+            try:
+                check_workdir(run.folder, _plain(run.config), from_config.FREE)
+                make_folder(run.folder)
+                found.append(run)
+            except InputError as error:
+                self.fail(run, error)
+        return found
+
+    def is_left(self, run: Run) -> bool:
+        """Tells whether a run has no result yet, or the checkpoint needs it besides."""
+        return run.name in self.started or not _is_over(run)
+
+    def train(self, shared: Shared, members: Sequence[Member]) -> bool:
+        """Trains runs of one backbone. Returns False where a signal ended it early."""
+        groups = by_shape(members)
+        with RunLog(self.workdir, tensorboard=False) as log:
+            for line in shared.says:
+                log.say(line)
+            if len(groups) > 1:
+                sizes = " + ".join(str(len(group)) for group in groups)
+                log.say(f"runs of other shapes or lengths train one after another: {sizes} runs")
+        groups.sort(key=lambda group: not self.is_started([member.run for member in group]))
+        return all(self._train_alike(shared, group) for group in groups)
+
+    def note(self) -> None:
+        """Notes what is saved, for the line of a signal."""
+        over = sum(map(_is_over, self.runs))
+        step = f", {len(self.started)} runs saved at step {self.checkpoints.latest()}"
+        signals.note(
+            f"with {over} of {len(self.runs)} runs finished{step if self.started else ''}; the "
+            "same command goes on"
+        )
+
+    def is_started(self, runs: Sequence[Run]) -> bool:
+        """Tells whether the checkpoint holds any of these runs."""
+        return any(run.name in self.started for run in runs)
+
+    def _train_alike(self, shared: Shared, members: Sequence[Member]) -> bool:
+        """Trains runs that are one program, in as many chunks as it takes."""
+        total, began = members[0].plan.total, time.monotonic()
+        own, frozen = start(shared, members[0])
+        made: dict[str, Programs] = {}
+
+        def program(some: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
+            """Makes the programs of some runs, and their words where these are not in them."""
+            words = varying_words(some)
+            # From the runs of a chunk alone: on a restart the others may be over.
+            own_words = jax.tree.map(np.shape, words[some[0].run.name])
+            key = str(own_words or jax.tree.map(np.ndarray.tolist, some[0].words))
+            if key not in made:
+                made[key] = Programs(
+                    shared.placement, some[0].model, own.tx, shared.objectives, frozen, own.state,
+                    accumulate=shared.config.optim.accumulate,
+                )  # fmt: skip
+            return made[key], words
+
+        with RunLog(self.workdir, tensorboard=False, total=total) as log:
+            log.say(tree.overview(own.state.trainable, frozen | own.own))
+
+            def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
+                log.say(f"compiling the step for {len(some)} runs")
+                programs, words = program(some)
+                first = Own(words[some[0].run.name], own.own)
+                free = available(shared.placement.mesh)
+                return fitting(programs, len(some), longest(rest), first, free)
+
+            for chunk in self._chunks(members, shared.placement, fit, log):
+                resumed = {member.run.name for member in chunk} == set(self.started)
+                newest = self.checkpoints.latest() if resumed else -1
+                where = f"resumed at step {newest}" if resumed else "from the start"
+                log.say(f"{len(chunk)} runs at once, {total} steps, {where}")
+                self.checkpoints.rewind(newest)
+                starts = [start(shared, member)[0] for member in chunk]
+                programs, words = program(chunk)
+                owns = [Own(words[m.run.name], s.own) for m, s in zip(chunk, starts, strict=True)]
+                together = Together(shared, chunk, owns, programs, self.checkpoints, log)
+                together.seconds = time.monotonic() - began  # with the compilations so far
+                if not together.run([s.state for s in starts], resumed, self.heard):
+                    return False
+                self._clear()
+                self.note()
+                began = time.monotonic()
+        return True
+
+    def _chunks(
+        self, members: Sequence[Member], placement: Placement,
+        fit: Callable[[Sequence[Member], Sequence[Member]], int], log: RunLog,
+    ) -> list[list[Member]]:  # fmt: skip
+        """Cuts members into those that train at once, as before where this is a restart."""
+        path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
+        saved = read_json(path) if path.exists() else {"size": self.size, "chunks": []}
+        known = saved["chunks"] if saved["size"] == self.size else [self.started]
+        chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
+        chunks.sort(key=lambda chunk: chunk != self.started)
+        rest = [m for name, m in names.items() if not any(name in chunk for chunk in chunks)]
+        if rest:
+            sets = [rest] if self.size else at_once(rest, placement)
+            size = self.size or fit(max(sets, key=len), rest)
+            more = [part[i : i + size] for part in sets for i in range(0, len(part), size)]
+            if len(more) > len(sets):
+                limit = f"config.runs.size={self.size}" if self.size else "memory"
+                log.say(f"{len(rest)} runs in {len(more)} chunks: {limit} holds {size} at once")
+            elif len(more) > 1:
+                log.say(
+                    f"{len(rest)} runs in {len(more)} chunks: on a CPU those with the same batches "
+                    "train at once, others would fill them up; config.runs.size takes more"
+                )
+            chunks += [[member.run.name for member in chunk] for chunk in more]
+            others = [chunk for chunk in saved["chunks"] if not set(chunk) & set(names)]
+            text = json.dumps({"size": self.size, "chunks": others + chunks}, indent=2)
+            write_atomic(path, text + "\n")
+        return [[names[name] for name in chunk] for chunk in chunks]
+
+    def fail(self, run: Run, error: Exception) -> None:
+        """Notes that a run cannot be trained."""
+        self.failed[run.name] = str(error)
+
+    def _clear(self) -> None:
+        self.checkpoints.rewind(-1)
+        self.started = []
+
+    def outcome(self) -> Outcome:
+        """Reads the results and errors."""
+        results = {}
+        for run in self.runs:
+            result, error = read_result(run.folder), run.folder / "error.txt"
+            if result is not None:
+                results[run.name] = result
+            elif error.exists():
+                self.failed[run.name] = error.read_text().strip()
+        return Outcome(results, self.failed)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a result. Raises InputError for a damaged one."""
+    try:
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error
+
+
+def _is_over(run: Run) -> bool:
+    return any((run.folder / name).exists() for name in ("result.json", "error.txt"))
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(config.to_dict()))

@@ -1,0 +1,177 @@
+"""The runs of a group, ready to train, and which of them have the same shapes.
+
+What they do, `tuning` and `pretraining` say.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import rng, tree
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.pipeline import Scorer
+from jaxprompt.data.batching import Layout, empty, stack
+from jaxprompt.heads import lm
+from jaxprompt.heads.pretraining import AnswerHead
+from jaxprompt.models.model import Model
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.sweeps.grid import Run
+from jaxprompt.training.state import TrainState, make_state
+from jaxprompt.training.steps import Objective
+from jaxprompt.types import Batch
+
+Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
+_ARRAYS = ("rows", "where", "at")
+
+
+class Feed(NamedTuple):
+    """A run's training batches, and what is written of its steps."""
+
+    batches: Any  # get_state, set_state, close
+    take: Callable[[], Batch]  # the next batch, on the host
+    # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
+    describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
+
+
+class Member(NamedTuple):
+    """One run: its data and its model, without numbers."""
+
+    run: Run
+    scorer: Scorer
+    model: Model  # what trains
+    plan: from_config.Milestones
+    steps_per_epoch: int
+    shape: tuple  # what runs of one program have in common besides their configs
+    source: Any  # what its batches are made of; of runs with the same batches the same object
+    feed: Callable[[], Feed]
+    longest: Callable[[], Batch]  # a training batch as long as any
+    held: Any  # what it is scored by, see the Looks of its kind
+    record: Mapping[str, Any]  # what it learns from
+    counts: np.ndarray | None = None  # of the text that its prompt starts from
+    about: Mapping[str, Any] = {}  # what its result begins with
+
+    @property
+    def words(self) -> Words:
+        """The arrays of the heads that score label words."""
+        found = {name: _arrays(head) for name, head in self.model.heads.items()}
+        return {name: arrays for name, arrays in found.items() if arrays}
+
+
+class Start(NamedTuple):
+    """The numbers of a run before its first step."""
+
+    state: TrainState
+    own: tree.Flat  # frozen, yet drawn from the run's seed
+    tx: Any
+
+
+class Shared(NamedTuple):
+    """What the runs of a group have in common."""
+
+    config: Any  # of the first run
+    placement: Placement
+    loaded: Any
+    objectives: Sequence[Objective]
+    looks: Callable[[Any, Sequence[Member], Any], Any]  # (Shared, members, Programs) -> Looks
+    says: Sequence[str]  # what is told at the start
+    scored: str = "dev"  # what a result calls the scores that it is chosen by
+
+
+def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
+    """Draws the first numbers of a run, as if it were alone. -> them, what is frozen for all"""
+    c = member.run.config
+    weights = from_config.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
+    tx = from_config.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
+    state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    common = {n: leaf for n, leaf in weights.frozen.items() if n.startswith("backbone/")}
+    own = {n: leaf for n, leaf in weights.frozen.items() if n not in common}
+    return Start(state, own, tx), common
+
+
+def by_shape(members: Sequence[Member]) -> list[list[Member]]:
+    """Divides members into those of equal shapes and plans, in the order in which they come."""
+    groups: dict[tuple, list[Member]] = {}
+    for member in members:
+        groups.setdefault((member.plan, *member.shape), []).append(member)
+    return list(groups.values())
+
+
+def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member]]:
+    """Divides members of equal shapes into those that are worth training at once.
+
+    On a CPU these are runs with the same batches, such as the rates of a seed. Batches of others
+    would be filled up to the longest of all, and its cores are busy with a few runs.
+    """
+    sets: dict[tuple, list[Member]] = {}
+    for member in members:
+        sets.setdefault((member.run.config.seed, id(member.source)), []).append(member)
+    is_cpu = jax.default_backend() == "cpu" and placement.mesh.size == 1
+    worth = is_cpu and max(map(len, sets.values())) > 1
+    return list(sets.values()) if worth else [list(members)]
+
+
+def longest(members: Sequence[Member]) -> Batch:
+    """Makes a training batch of one run as long as any of all runs."""
+    each = [m.longest() for m in {id(member.source): member for member in members}.values()]
+    layout = members[0].scorer.layout
+    return jax.tree.map(lambda x: x[0], stack(each, layout.pad_id, layout.side))
+
+
+def side_by_side(
+    passes: Sequence[Iterable[Batch]], layout: Layout
+) -> Iterator[tuple[list[Batch], Batch]]:
+    """Yields the batches of passes, and them as one. A pass that ends early gives filling."""
+    for each in zip_longest(*passes):
+        filling = empty(next(batch for batch in each if batch is not None))
+        each = [filling if batch is None else batch for batch in each]
+        yield each, stack(each, layout.pad_id, layout.side)
+
+
+# -- label words ----------------------------------------------------------------------------------
+
+
+def varying_words(members: Sequence[Member]) -> dict[str, Words]:
+    """Gives the label words of each run by its name; {} each where they are all the same.
+
+    Where there are fewer of them than in another run, they are filled up to those.
+    """
+    names = [member.run.name for member in members]
+    flat, trees = zip(*(jax.tree.flatten(member.words) for member in members), strict=True)
+    same = lambda leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves)
+    if all(map(same, zip(*flat, strict=True))):
+        return dict.fromkeys(names, {})
+    filled = zip(*map(_fill, zip(*flat, strict=True)), strict=True)
+    return {
+        name: jax.tree.unflatten(trees[0], leaves)
+        for name, leaves in zip(names, filled, strict=True)
+    }
+
+
+def with_words(model: Model, words: Mapping[str, Mapping[str, Any]]) -> Model:
+    """Puts other arrays into the heads that score label words; they may be traced."""
+    heads = {name: _with_arrays(model.heads[name], arrays) for name, arrays in words.items()}
+    return dataclasses.replace(model, heads={**model.heads, **heads})
+
+
+def _arrays(head: Any) -> dict[str, Any]:
+    """Takes the arrays out of a head; of one with two parts by part."""
+    if isinstance(head, AnswerHead):
+        return {part: _arrays(getattr(head, part)) for part in ("words", "whole")}
+    return {x: getattr(head, x) for x in _ARRAYS} if isinstance(head, lm.Head) else {}
+
+
+def _with_arrays(head: Any, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(head, AnswerHead):
+        arrays = {part: _with_arrays(getattr(head, part), own) for part, own in arrays.items()}
+    return head.clone(**arrays)
+
+
+def _fill(leaves: Sequence[Any]) -> list[np.ndarray]:
+    """Fills arrays up to the largest with -1, which stands for no word."""
+    size = np.max([np.shape(leaf) for leaf in leaves], axis=0)
+    room = lambda leaf: [(0, n - m) for n, m in zip(size, np.shape(leaf), strict=True)]
+    return [np.pad(leaf, room(leaf), constant_values=-1) for leaf in leaves]

@@ -1,0 +1,182 @@
+"""Runs of a group that learn a task from its examples."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt.assembly import from_config, records
+from jaxprompt.assembly.examples import describe_examples
+from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
+from jaxprompt.assembly.starting_text import count_corpus, count_tokens
+from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.sweeps.grid import Run
+from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
+from jaxprompt.training.evaluation import decide, drop_absent
+from jaxprompt.training.metrics import score
+from jaxprompt.types import Batch
+
+_AHEAD = 2  # batches of an evaluation that the device works on while one is copied
+
+
+def prepare(
+    runs: Sequence[Run], workdir: Any, failed: Callable[[Run, Exception], None]
+) -> tuple[Shared, list[Member]]:
+    """Reads what runs need that differ in fields of `grid.VARIES`.
+
+    What is equal between them is read and encoded once. A run that cannot be is handed to `failed`.
+    """
+    c = runs[0].config
+    placement = from_config.build_placement(c)
+    backbone = from_config.open_fitting(c, placement)
+    backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
+    scorers: dict[str, Scorer] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    encoded: dict[str, dict[str, Split]] = {}
+    told: dict[str, list[str]] = {}  # of the first run with these examples
+    same, found = {}, []
+    for run in runs:
+        own = run.config
+        key = json.dumps([own.data.to_dict(), own.task.to_dict()], sort_keys=True)
+        try:
+            if key not in encoded:
+                examples = from_config.read_examples(own)
+                facts[key] = describe_examples(examples)
+                scorers[key] = from_config.scorer_from_config(own, backbone, examples, placement)
+                splits = from_config.encode_splits(scorers[key], examples)
+                # A split that is the same in all runs is laid out once.
+                encoded[key] = {
+                    name: same.setdefault((name, part.digest()), part)
+                    for name, part in splits.items()
+                }
+                told[run.name] = from_config.tell_examples(scorers[key], splits)
+        except InputError as error:
+            failed(run, error)
+            continue
+        found.append((run, scorers[key], encoded[key], facts[key]))
+    backbone, loaded = load_weights(backbone, placement)
+    corpus = functools.cache(lambda: count_corpus(c, found[0][1], workdir))
+    models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
+    members = []
+    for run, scorer, splits, known in found:
+        prompt = run.config.prompt.to_dict()
+        own = dataclasses.replace(
+            scorer.with_backbone(backbone).model,
+            prompt=make_prompt(**prompt, dims=backbone.module.dims),
+        )
+        record = records.make_record(
+            run.config, known, scorer.template, backbone.family, loaded.report.fingerprint
+        )
+        member = _member(run, scorer._replace(model=own), splits, record)
+        member = member._replace(counts=count_tokens(run.config, splits["train"], corpus))
+        words = [array.tolist() for array in jax.tree.leaves(member.words)]
+        own = models.setdefault(json.dumps([prompt, scorer.classes, words]), own)
+        members.append(member._replace(scorer=scorer._replace(model=own), model=own))
+    for member in members:
+        records.check_repeated(member.run.folder, member.record)
+    says = [f"backbone {c.backbone.path} ({backbone.family})"]
+    says += from_config.tell_kernel(c, placement, backbone.module)
+    differ = len(set(map(tuple, told.values()))) > 1
+    for name, lines in told.items() if differ else list(told.items())[:1]:
+        says += [f"{name}: {line}" * differ or line for line in lines]
+    shared = Shared(c, placement, loaded, from_config.build_objectives(c), Looks, says)
+    return shared, members
+
+
+def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]) -> Member:
+    c, train = run.config, splits["train"]
+    epoch = math.ceil(len(train.rows) / c.data.batch)
+    member = Member(
+        run, scorer, scorer.model, from_config.make_plan(c.train, epoch, c.data.batch), epoch, (),
+        source=train, feed=partial(_feed, c, scorer, train),
+        longest=partial(_longest, c, scorer, train), held=splits, record=record,
+    )  # fmt: skip
+    words = str(jax.tree.map(np.shape, member.words))
+    return member._replace(shape=(epoch, scorer.layout, scorer.classes, words))
+
+
+def _feed(c: Any, scorer: Scorer, train: Split) -> Feed:
+    batches = from_config.train_batches(c, scorer, train)
+    return Feed(batches, lambda: next(batches))
+
+
+def _longest(c: Any, scorer: Scorer, train: Split) -> Batch:
+    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    return next(iter(EvalBatches(train.rows, train.labels, layout)))
+
+
+class Looks:
+    """Scores splits with runs that train as one program. `Member.held` are the splits."""
+
+    def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
+        """Takes all runs; some of them are scored."""
+        self._shared, self._members, self._programs = shared, members, programs
+        self._metric = members[0].scorer.task.metric
+        self._texts = None
+
+    def has(self, split: str) -> bool:
+        """Tells whether there is a split."""
+        return split in self._members[0].held
+
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the score that is to be high."""
+        return dev[self._metric]
+
+    def score(self, split: str, rows: Sequence[int], trainable: Any, own: Own) -> list[dict]:
+        """Measures a split with the numbers of the runs `rows`. -> metrics of each"""
+        members = [self._members[i] for i in rows]
+        scorer, programs = members[0].scorer, self._programs
+        if scorer.is_text:
+            return self._score_texts(split, members, trainable)
+        parts = [m.held[split] for m in members]
+        same = all(part is parts[0] for part in parts)
+        laid = list(zip(members, parts, strict=True))[: 1 if same else None]
+        passes = [from_config.eval_batches(m.scorer, part) for m, part in laid]
+        example = scorer.one_batch(parts[0].rows[:1])
+        trainable = programs.fold(trainable, example, own, len(rows))
+        scores: list[Any] = [None] * len(members)
+        waiting = []
+
+        def collect(each: list[Batch], values: Any) -> None:
+            values = np.asarray(values, np.float32)  # [R, B, C]
+            for row, part in enumerate(parts):
+                if scores[row] is None:
+                    scores[row] = np.full((len(part.labels), values.shape[2]), np.nan, np.float32)
+                at = each[0 if same else row].index
+                scores[row][at[at >= 0]] = values[row][at >= 0]
+
+        for each, batch in side_by_side(passes, scorer.layout):
+            batch = each[0] if same else batch
+            value = programs.scores(trainable, batch, own, len(rows), is_shared=same)
+            waiting.append((each, value))
+            if len(waiting) > _AHEAD:
+                collect(*waiting.pop(0))
+        for pending in waiting:
+            collect(*pending)
+        classes, found = scorer.classes, []
+        for part, values in zip(parts, scores, strict=True):
+            values = drop_absent(values, part.counts, classes)
+            found.append(score(self._metric, part.labels, decide(values, classes), classes))
+        return found
+
+    def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:
+        """Lets each run write its texts, one run after another."""
+        if self._texts is None:
+            c, scorer = self._shared.config, members[0].scorer
+            self._texts = from_config.build_measure(c, scorer, self._shared.placement)
+        pick, frozen = self._programs.pick, self._programs.frozen
+        return [
+            self._texts(member.held[split], pick(trainable, row), frozen)
+            for row, member in enumerate(members)
+        ]

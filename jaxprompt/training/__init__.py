@@ -1,0 +1,1 @@
+"""Steps, the loop of a run, what it measures, and the folder that it writes."""

@@ -1,0 +1,188 @@
+"""Schedules, and optax chains whose numbers stay in the state, so that runs can be vmapped."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.parallel.sharding import MODELS, STACKED
+
+Schedule = Callable[[jnp.ndarray], jnp.ndarray]
+SCHEDULES = ("constant", "linear", "warmup_linear", "cosine", "exponential", "inverse_sqrt")
+OPTIMIZERS = ("adamw", "adafactor")
+
+
+def make_schedule(name: str, *, total: int, warmup: int, gamma: float, epoch: int) -> Schedule:
+    """Makes the factor on the learning rate as a function of the step.
+
+    constant; linear: to 0 at `total`; warmup_linear, cosine: up over `warmup` steps, then to 0 at
+    `total`, along a line or half a cosine; exponential: gamma ** (step // epoch); inverse_sqrt:
+    1 / sqrt(max(step + 1, warmup)) (Raffel et al. 2020, section 3.1.2). Raises InputError.
+    """
+    if name == "constant":
+        return optax.constant_schedule(1.0)
+    if name == "linear":
+        return optax.linear_schedule(1.0, 0.0, total)
+    if name in ("warmup_linear", "cosine"):
+        if not 0 <= warmup < total:
+            raise InputError(f"optim.warmup_steps={warmup} must be below the run's {total} steps")
+        up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
+        rest = total - warmup
+        line = optax.linear_schedule(1.0, 0.0, rest)
+        down = line if name == "warmup_linear" else optax.cosine_decay_schedule(1.0, rest)
+        return optax.join_schedules([up, down], [warmup])
+    if name == "exponential":
+        return lambda step: gamma ** (step // epoch).astype(jnp.float32)
+    if name == "inverse_sqrt":
+        return lambda step: 1.0 / jnp.sqrt(jnp.maximum(step + 1.0, warmup))
+    raise InputError(f"unknown optim.schedule {name!r}; {nearest(name, SCHEDULES)}")
+
+
+def decay_mask(no_decay: Sequence[str]) -> Callable[[Mapping[str, object]], dict[str, bool]]:
+    """Marks the flat names that weight decay falls on: those that no pattern matches."""
+    patterns = [re.compile(pattern) for pattern in no_decay]
+    return lambda flat: {name: not any(p.fullmatch(name) for p in patterns) for name in flat}
+
+
+def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
+    """AdamW: the decay is scaled by the rate (Loshchilov & Hutter 2019)."""
+
+    def make(lr, weight_decay):
+        return optax.chain(
+            optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+            optax.add_decayed_weights(weight_decay, mask),
+            optax.scale_by_schedule(schedule),
+            optax.scale(-lr),
+        )
+
+    return make
+
+
+def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
+    """Adafactor with absolute decay (Shazeer & Stern 2018).
+
+    As prompts are tuned: unfactored and unscaled (Lester et al. 2021, section 3). Scaled, as T5 was
+    trained: factored, with rates relative to each matrix (algorithms 4 and 5, section 8).
+    """
+    rms = optax.scale_by_factored_rms(factored=scaled, decay_rate=decay_rate)
+    steps = [rms, optax.clip_by_block_rms(1.0)]
+    if scaled:
+        steps = [_by_matrix(optax.chain(*steps, optax.scale_by_param_block_rms(1e-3)))]
+
+    def make(lr, weight_decay):
+        return optax.chain(
+            *steps,
+            optax.scale_by_schedule(schedule),
+            optax.scale(lr),
+            optax.add_decayed_weights(weight_decay, mask),
+            optax.scale(-1.0),
+        )
+
+    return make
+
+
+class RateState(NamedTuple):
+    """What `learning_rates` finds in the state of an optimizer."""
+
+    count: jnp.ndarray  # int32 scalar, updates
+    learning_rate: jnp.ndarray  # float32 scalar, of the newest of them
+
+
+def _keep_rate(rate: Schedule) -> optax.GradientTransformation:
+    """Keeps the learning rate of an update in the state, for the log; changes nothing."""
+
+    def init(_):
+        return RateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
+
+    def update(updates, state, _=None):
+        now = jnp.asarray(rate(state.count), jnp.float32)
+        return updates, RateState(state.count + 1, now)
+
+    return optax.GradientTransformation(init, update)
+
+
+def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
+    """Returns the learning rate of the newest update by part: prompt, head, backbone."""
+    is_rate = lambda x: isinstance(x, RateState)
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_rate):
+        if is_rate(leaf):
+            found[next(key.key for key in path if hasattr(key, "key"))] = leaf.learning_rate
+    return found
+
+
+def shown_rate(rates: Mapping[str, float]) -> float | dict[str, float]:
+    """Returns one learning rate where all parts have the same, else that of each part."""
+    found = {part: float(rate) for part, rate in rates.items()}
+    return next(iter(found.values())) if len(set(found.values())) == 1 else found
+
+
+def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Applies a transformation to every leaf by itself, and to every layer of a stack of them."""
+
+    def apply(function, name: str):
+        part, path = name.split("/", 1)
+        stacked = part in MODELS and path.split("/")[0] in STACKED
+        return jax.vmap(function) if stacked else function
+
+    def own(flat):  # without the leaves of other parts, which optax.partition hides
+        return {name: x for name, x in flat.items() if not isinstance(x, optax.MaskedNode)}
+
+    def init(params):
+        return {name: apply(tx.init, name)({name: p}) for name, p in own(params).items()}
+
+    def update(grads, state, params):
+        found = {
+            name: apply(tx.update, name)({name: g}, state[name], {name: params[name]})
+            for name, g in own(grads).items()
+        }
+        moved = {name: updates[name] for name, (updates, _) in found.items()}
+        return {**grads, **moved}, {name: after for name, (_, after) in found.items()}
+
+    return optax.GradientTransformation(init, update)
+
+
+def make_optimizer(
+    name: str,
+    schedule: Schedule,
+    rates: Mapping[str, float],
+    *,
+    weight_decay: float = 0.0,
+    no_decay: Sequence[str] = (),
+    clip: float = 0.0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    decay_rate: float = 0.8,
+    scaled: bool = False,
+) -> optax.GradientTransformation:
+    """Makes the chain: clip by the global norm, then one optimizer a part with its own rate.
+
+    `rates` maps the first part of a flat name ("prompt", "head", "backbone") to its learning rate,
+    which a `scaled` Adafactor takes as a share of each matrix's root mean square. Rates and weight
+    decay are leaves of the state. Raises InputError for an unknown name.
+    """
+    mask = decay_mask(no_decay)
+
+    def with_rate(make):
+        return lambda lr, weight_decay: optax.chain(
+            make(lr, weight_decay), _keep_rate(lambda count: lr * schedule(count))
+        )
+
+    if name == "adamw":
+        make = _adamw(schedule, mask, b1, b2, eps)
+    elif name == "adafactor":
+        make = _adafactor(schedule, mask, decay_rate, scaled)
+    else:
+        raise InputError(f"unknown optim.name {name!r}; {nearest(name, OPTIMIZERS)}")
+    parts = {
+        part: optax.inject_hyperparams(with_rate(make))(lr=rate, weight_decay=weight_decay)
+        for part, rate in rates.items()
+    }
+    labels = lambda flat: {leaf: leaf.split("/")[0] for leaf in flat}
+    tx = optax.partition(parts, labels)
+    return optax.chain(optax.clip_by_global_norm(clip), tx) if clip else tx

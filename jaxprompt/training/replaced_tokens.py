@@ -1,0 +1,129 @@
+"""Replaced-token detection: a generator and a discriminator in one program (Clark et al. 2020)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.backbones.bert import read_size
+from jaxprompt.errors import InputError
+from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
+from jaxprompt.layers.output import Scored
+from jaxprompt.models.model import Model, Params
+from jaxprompt.prompts import make_prompt
+from jaxprompt.training.losses import count_hits, count_replaced, on_targets
+from jaxprompt.training.steps import Objective
+from jaxprompt.types import Batch
+
+HEAD_WIDTH = 64  # of a generator's attention
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A generator and a discriminator that share their embeddings, norm included.
+
+    params = {"backbone": the discriminator's, "generator": the generator's but what is shared}.
+    Takes the place of a Model in steps; its heads are "generator" and "discriminator".
+    """
+
+    generator: Model
+    discriminator: Model
+
+    def forward(self, params: Params, batch: Batch, *, head, deterministic=True, key=None):
+        """Fills the masks (Scored), or tells which tokens were replaced (Detected)."""
+        model, backbone = self.discriminator, params["backbone"]
+        if head == "generator":
+            model, backbone = self.generator, tie(params["generator"], backbone)
+        own = {"backbone": backbone}
+        return model.forward(own, batch, deterministic=deterministic, key=key)
+
+
+def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 2048) -> Pair:
+    """Makes the pair of two encoders. Raises InputError where their embeddings are not alike."""
+    names = ("vocab", "embed", "positions", "types", "offset")
+    for name in names:
+        own, other = (getattr(x.cfg, name) for x in (generator, discriminator))
+        if own != other:
+            raise InputError(
+                f"generator and discriminator share their embeddings, but {name} is {own} and "
+                f"{other}; take a generator of the discriminator's sizes"
+            )
+    model = lambda backbone, head: Model(
+        backbone, make_prompt("none", backbone.dims), {"main": head}
+    )
+    return Pair(
+        model(generator, TargetHead(block, draws=True)), model(discriminator, ReplacedHead())
+    )
+
+
+def untie(generator: Params) -> dict[str, Any]:
+    """Leaves out what a generator's parameters share with the discriminator's."""
+    own = {name: x for name, x in generator.get("embed", {}).items() if name == "project"}
+    rest = {name: part for name, part in generator.items() if name != "embed"}
+    return rest | {"embed": own} if own else rest
+
+
+def tie(generator: Params, backbone: Params) -> dict[str, Any]:
+    """Inverts `untie`: puts the discriminator's embeddings in. Nothing is copied."""
+    shared = {name: x for name, x in backbone["embed"].items() if name != "project"}
+    return {**generator, "embed": {**shared, **generator.get("embed", {})}}
+
+
+def generator_config(
+    hf: Mapping[str, Any], *, width: float = 0.25, layers: float = 1.0
+) -> dict[str, Any]:
+    """Sizes a generator by shares of its discriminator's config. -> an ELECTRA config
+
+    The paper's are a width of 1/4 to 1/2 and all layers (section 3.2, table 6); a head is 64 wide.
+    """
+    for name, share in {"width": width, "layers": layers}.items():
+        if not 0 < share <= 1:
+            raise InputError(
+                f"the generator's {name} is {share} of the discriminator's, which must be above 0 "
+                "and at most 1; the paper's is 0.25 to 0.5 in width"
+            )
+    hidden = max(round(read_size(hf, "hidden_size") * width), 1)
+    most = max(hidden // HEAD_WIDTH, 1)
+    return {
+        **hf,
+        "model_type": "electra",
+        "architectures": ["ElectraForMaskedLM"],
+        "embedding_size": hf.get("embedding_size", hf["hidden_size"]),
+        "hidden_size": hidden,
+        "num_hidden_layers": max(round(read_size(hf, "num_hidden_layers") * layers), 1),
+        "intermediate_size": 4 * hidden,
+        "num_attention_heads": next(n for n in range(most, 0, -1) if hidden % n == 0),
+    }
+
+
+def replace(batch: Batch, scored: Scored) -> Batch:
+    """Puts what was drawn in the places of the targets, and asks of each token if it is replaced.
+
+    Where the original was drawn the token counts as original.
+    """
+    tokens = batch.encoder
+    # A place beyond the row is none.
+    at = jnp.where(batch.targets >= 0, batch.label_pos, tokens.ids.shape[1])  # [B, M]
+    write = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
+    ids = write(jnp.asarray(tokens.ids), at, scored.drawn)
+    differs = scored.drawn != batch.targets
+    labels = write(jnp.zeros_like(tokens.ids), at, differs.astype(tokens.ids.dtype))
+    return batch._replace(
+        encoder=tokens._replace(ids=ids), targets=jnp.where(tokens.mask, labels, -1)
+    )
+
+
+def make_objectives(weight: float = 50.0) -> list[Objective]:
+    """Makes the terms of the loss, L_MLM + weight * L_Disc (section 2).
+
+    The discriminator reads what the generator drew; no gradient goes through the draw.
+    """
+    return [
+        Objective("generator", on_targets, head="generator", sums=count_hits, then=replace),
+        Objective(
+            "discriminator", on_targets, head="discriminator", weight=weight, sums=count_replaced
+        ),
+    ]

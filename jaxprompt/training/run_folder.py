@@ -1,0 +1,242 @@
+"""What a run's folder says of itself: its config, what it learned from, its result, its lock.
+
+    <workdir>/lock         held by the process that trains here, and released when it dies
+    <workdir>/config.json  the resolved config that the folder belongs to
+    <workdir>/record.json  what the run learned from: task, label names, digests, backbone
+    <workdir>/result.json  the scores; a folder that has it is finished
+
+Several processes share the folder and call every function together: process 0 writes and decides.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxprompt import signals
+from jaxprompt.errors import InputError, escape
+from jaxprompt.files import make_folder, parse_json, read_json, write_atomic, write_error
+from jaxprompt.parallel import processes
+from jaxprompt.training.log import dumps
+
+CONFIG, RECORD, RESULT, LOCK = "config.json", "record.json", "result.json", "lock"
+_OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
+_SEAL = "sha256"  # field of a record: the digest of all others
+_SHOWN = 3  # differences that a message names
+
+
+# -- lock -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def lock(workdir: str | os.PathLike) -> Iterator[None]:
+    """Makes a folder and holds its lock for a block, so that one run at a time writes there.
+
+    The system releases the lock when the process dies, however it dies, also on a file system that
+    several hosts share. Where the file system has no locks, this is said and the run goes on.
+    Raises InputError that names the process which holds the lock.
+    """
+    with contextlib.ExitStack() as stack:
+        # Process 0 holds it for all processes of a run.
+        processes.on_first(lambda: stack.enter_context(_hold(Path(workdir))))
+        yield
+
+
+@contextlib.contextmanager
+def _hold(folder: Path) -> Iterator[None]:
+    path, is_new = folder / LOCK, not folder.exists()
+    make_folder(folder)
+    held = _acquire(path)
+    try:
+        yield
+    finally:
+        # A command that was refused leaves nothing. Removed while it is held: see `_acquire`.
+        if not (folder / CONFIG).exists():
+            with contextlib.suppress(OSError):
+                path.unlink()
+                if is_new:
+                    folder.rmdir()  # unless something else lies there
+        os.close(held)
+
+
+def _acquire(path: Path) -> int:
+    """Opens and locks a file. -> its descriptor"""
+    while True:
+        try:
+            held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise write_error(path, error) from error
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                holder = os.read(held, 200).decode(errors="replace").strip() or "another process"
+                os.close(held)
+                raise InputError(
+                    f"{path.parent} is in use by {holder}; wait for its end, or take another "
+                    "--workdir"
+                ) from error
+            line = f"{path}: no lock here ({error.strerror}); start one run at a time"
+            print(escape(line), file=sys.stderr)
+            return held
+        # Between opening and locking another process may have removed the file.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held), os.stat(path)):
+                os.ftruncate(held, 0)
+                os.write(held, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                return held
+        os.close(held)
+
+
+# -- config ---------------------------------------------------------------------------------------
+
+
+def guard_workdir(
+    workdir: str | os.PathLike, resolved: Mapping[str, Any], free: tuple[str, ...] = ()
+) -> None:
+    """Binds `workdir` to a resolved config: written as config.json first, compared later.
+
+    Arguments and errors as in `check_workdir`; also InputError when the folder cannot be written.
+    """
+    make_folder(workdir)
+    old_text = check_workdir(workdir, resolved, free)
+    text = json.dumps(resolved, indent=2, sort_keys=True) + "\n"
+    if text != old_text and processes.is_first():
+        write_atomic(Path(workdir) / CONFIG, text)
+
+
+def check_workdir(
+    workdir: str | os.PathLike, resolved: Mapping[str, Any], free: tuple[str, ...] = ()
+) -> str | None:
+    """Compares a resolved config with the one that `workdir` is bound to. -> that one's text
+
+    `free` lists the dotted fields (or blocks of fields) that may change between runs.
+    Raises InputError naming the fields that differ, and for a folder that holds what a run writes
+    but no config.json; any other folder without one fits every config.
+    """
+    path = Path(workdir) / CONFIG
+    try:
+        old_text = path.read_text() if path.exists() else None
+        saved = _leaves(parse_json(old_text)) if old_text is not None else {}
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} is no readable config ({error}); delete it, or take another --workdir"
+        ) from error
+    if old_text is None:
+        _check_new(Path(workdir))
+        return None
+    given = _leaves(json.loads(json.dumps(resolved)))
+    is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
+    if differing := _differences(saved, given, "given", is_free):
+        raise InputError(
+            f"{workdir} holds a run of another config: {differing}; "
+            f"take another --workdir, or delete {workdir}"
+        )
+    return old_text
+
+
+def _check_new(folder: Path) -> None:
+    # A run writes config.json before these, so without it they are not a run's.
+    if foreign := [name for name in _OF_A_RUN if (folder / name).exists()]:
+        raise InputError(
+            f"{folder} holds {foreign[0]} but no {CONFIG}, so it is no run's folder; take another "
+            "--workdir"
+        )
+
+
+# -- what the run learned from --------------------------------------------------------------------
+
+
+def write_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
+    """Writes what a run learns from, as plain JSON."""
+    if processes.is_first():
+        sealed = dict(record) | {_SEAL: _digest(record)}
+        write_atomic(Path(workdir) / RECORD, json.dumps(sealed, indent=2) + "\n")
+
+
+def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
+    """Reads what a run learned from, None where there is no record yet.
+
+    Raises InputError for one that was cut or changed since it was written.
+    """
+    record = _read_object(Path(workdir) / RECORD)
+    if record is not None and record.pop(_SEAL, None) != _digest(record):
+        raise InputError(
+            f"{Path(workdir) / RECORD} is not as the run wrote it; restore it, or train again in "
+            "another --workdir"
+        )
+    return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
+    """Raises InputError naming what a run would learn from that differs from its record."""
+    saved = read_record(workdir)
+    if saved is None:
+        return
+    now = json.loads(json.dumps(record))
+    if differing := _differences(_leaves(saved), _leaves(now), "now"):
+        raise InputError(
+            f"{workdir} holds a run that learned from something else: {differing}; restore that, "
+            "or take another --workdir"
+        )
+
+
+# -- result ---------------------------------------------------------------------------------------
+
+
+def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> None:
+    """Writes what `read_result` finds: from then on the run is finished."""
+    if processes.is_first():
+        write_atomic(Path(workdir) / RESULT, dumps(result, indent=2) + "\n")
+    signals.note("after all was saved")
+
+
+def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:
+    """Reads a result, None where there is none. Raises InputError for a damaged one."""
+    result = _read_object(Path(workdir) / RESULT)
+    if result is not None and not isinstance(result.get("best_step"), int):
+        raise InputError(
+            f"{Path(workdir) / RESULT} is no result of a run (it has no best_step); delete it and "
+            "train again"
+        )
+    return result
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    return read_json(path, "the file as the run wrote it, or delete it and train again")
+
+
+# -- comparison -----------------------------------------------------------------------------------
+
+
+def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda name: False) -> str:
+    """Names the first leaves that differ, "" where none does."""
+    nothing = "nothing"
+    differing = [
+        f"{name} (saved {saved.get(name, nothing)!r}, {name_of_other} {other.get(name, nothing)!r})"
+        for name in sorted(saved.keys() | other.keys())
+        if saved.get(name, nothing) != other.get(name, nothing) and not is_free(name)
+    ]
+    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+    return ", ".join(differing[:_SHOWN]) + more
+
+
+def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
+    """Lists the leaves of nested objects by dotted name."""
+    if not isinstance(tree, dict) or (name and not tree):
+        return {name: tree}
+    prefix = name + "." if name else ""
+    return {k: v for key, sub in tree.items() for k, v in _leaves(sub, prefix + key).items()}

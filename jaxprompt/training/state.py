@@ -1,0 +1,39 @@
+"""What a run trains and carries from step to step; frozen weights stay outside."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxprompt.parallel.sharding import Placement, like
+from jaxprompt.tree import Flat
+
+
+class TrainState(NamedTuple):
+    """The state of one run: a pytree, donated to each step."""
+
+    step: Any  # int32 scalar, steps taken, skipped ones included
+    trainable: Flat  # float32
+    opt_state: Any
+    skipped: Any  # int32 scalar, steps skipped because they were not finite
+    streak: Any  # int32 scalar, how many of them in a row up to now
+    key: Any  # uint32 [2], the run's base key; each step folds its number in
+
+
+def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
+    """Starts a run."""
+    zero = lambda: jnp.zeros((), jnp.int32)  # one buffer each: the state is donated
+    numbers = jax.random.key_data(key)
+    return TrainState(zero(), trainable, tx.init(trainable), zero(), zero(), numbers)
+
+
+def place_state(
+    placement: Placement, trainable: Flat, tx: optax.GradientTransformation, key: jax.Array
+) -> TrainState:
+    """Starts a run on a mesh: what belongs to a parameter lives where it does."""
+    make = functools.partial(make_state, tx=tx, key=key)
+    shapes = jax.eval_shape(make, trainable)
+    shardings = like(placement, shapes, placement.parameters(trainable))
+    return jax.jit(make, out_shardings=shardings)(trainable)

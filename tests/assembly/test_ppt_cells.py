@@ -1,0 +1,241 @@
+"""PPT's cells: what starts from a pre-trained prompt asks and answers as its pre-training did."""
+
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import CONFIGS, MODEL_HEADS
+
+from configs.parts import ppt as cells
+from configs.ppt import has_cell, learning_rates
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import Examples, in_form, read_task
+from jaxprompt.assembly.pipeline import Backbone
+from jaxprompt.backbones import make_backbone
+from jaxprompt.cli.options import load_config
+from jaxprompt.corpus.ppt import get_pattern, make_forms
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = {"t5": "t5", "mt5": "t5", "bert": "bert", "roberta": "roberta"}
+STARTED = ("ppt", "hybrid_ppt", "unified_ppt")
+OPTIONS = ("Away it went", "It was a cat", "Nowhere at all", "In the house")
+CHARACTERS = "矛盾中立相似差不好一般赞二三四五六七八九十答案是为？。、；：，问题这很它在哪里外面"
+
+
+def chinese_bert():
+    """A BERT's tokenizer of single characters, as all that are trained on Chinese."""
+    from transformers import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS]
+    return BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+
+
+def chinese_t5():
+    """A SentencePiece tokenizer like mT5's: a word behind a space is another token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [w for task in ("nsp", "unified", "cls") for w in get_pattern(task, "zh").words]
+    known = dict.fromkeys([*CHARACTERS, *words, *(f"▁{w}" for w in words), "▁"])
+    vocab = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        *((w, -float(len(w) < 2)) for w in known),
+    ]
+    made = Tokenizer(models.Unigram(vocab, unk_id=2))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    sentinels = [f"<extra_id_{i}>" for i in range(3)]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+        additional_special_tokens=sentinels,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizers(request):
+    """Makes (name of a tokenizer, whether for Chinese) -> it."""
+    made = {("bert", True): chinese_bert(), ("mt5", True): chinese_t5()}
+
+    def give(name, is_chinese):
+        if (name, is_chinese) not in made:
+            folder = {"bert": "bert-uncased"}.get(name, name)
+            shared = request.getfixturevalue("shared")
+            made[name, is_chinese] = load_tokenizer(shared / "tokenizers" / folder)
+        return made[name, is_chinese]
+
+    return give
+
+
+def example_of(task):
+    """Makes an example with as many choices as a task has names for."""
+    own = OPTIONS[: len(task.labels)] if task.choices else ()
+    return Example(dict.fromkeys(task.fields, "a"), task.options or own)
+
+
+def open_cell(task, method, name, tokenizer, patterns=""):
+    """Builds the scorer of a cell. -> config, scorer"""
+    kind = "t5" if FAMILIES[name] == "t5" else "masked"
+    given = (("ppt.patterns", patterns),) if patterns else ()
+    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},{kind}", given)
+    family = FAMILIES[name]
+    module = make_backbone(
+        family, CONFIGS[family] | {"vocab_size": len(tokenizer), "max_position_embeddings": 600},
+        MODEL_HEADS.get(family, ("mlm",)),
+    )  # fmt: skip
+    made = in_form(c, read_task(c.task))
+    example = example_of(made)
+    backbone = Backbone(c.backbone.to_dict(), Path("x"), family, {}, module, tokenizer)
+    one = types.SimpleNamespace(share=lambda: (0, 1))
+    return c, from_config.scorer_from_config(
+        c, backbone, Examples(made, max(len(example.choices), 1), {"train": [example]}), one
+    )
+
+
+def forms_of(c, scorer, options=(0,)):
+    """Lays the pre-training task out whose prompt a cell starts from."""
+    name, module = c.prompt.init.rpartition("/")[2], scorer.model.backbone
+    style, slots = module.STYLE, scorer.model.prompt.num_slots()
+    start = module.cfg.start if style == "seq2seq" else 0
+    return name, make_forms(
+        name, get_pattern(name, c.ppt.patterns), scorer.tokenizer, style, num_slots=slots,
+        max_len=c.data.max_len, options=options, start=start,
+        num_types=module.cfg.types, eos=False, sentinel=c.backbone.sentinel,
+    )  # fmt: skip
+
+
+def is_chinese(task):
+    return cells.TASKS[task].patterns == "zh"
+
+
+CELLS = [
+    (task, method, name)
+    for task in cells.TASKS
+    for method in STARTED
+    for name in (("mt5", "bert") if is_chinese(task) else ("t5", "bert", "roberta"))
+    if has_cell(method, task)
+]
+
+
+@pytest.mark.parametrize(("task", "method", "name"), CELLS)
+def test_answers_are_tokens_of_pre_training(tokenizers, task, method, name):
+    for patterns in ("zh",) if is_chinese(task) else ("en", "en_paper"):
+        c, scorer = open_cell(task, method, name, tokenizers(name, is_chinese(task)), patterns)
+        selects = method == "unified_ppt" or not cells.TASKS[task].words
+        _, forms = forms_of(c, scorer, options=(4,) if selects else (0,))
+        known = {
+            word: ids[ids >= 0].tolist()
+            for (word,), ids in zip(forms.verbalizer.words, forms.verbalizer.ids[:, 0], strict=True)
+        }
+        own = scorer.verbalizer
+        for (word,), ids in zip(own.words, own.ids[:, 0], strict=True):
+            assert ids[ids >= 0].tolist() == known[word]
+        if selects:  # in the order of the options, each of which is named by its answer
+            assert [word for (word,) in own.words] == list(known)[: len(own.words)]
+            (row,) = scorer.encoder.encode(example_of(scorer.task))
+            fixed = row.ids[row.roles == Role.HARD].tolist()
+            for (word,) in own.words:
+                ids = known[word]
+                assert any(fixed[i : i + len(ids)] == ids for i in range(len(fixed)))
+
+
+TEXTS = {"first": "The cat sat .", "second": "It slept all day .", "text": "A fine film, it was!"}
+PLAIN = [t for t, own in cells.TASKS.items() if own.words and not own.topics]
+
+
+@pytest.mark.parametrize("name", ["t5", "bert", "roberta"])
+@pytest.mark.parametrize("task", [task for task in PLAIN if not is_chinese(task)])
+@pytest.mark.parametrize("patterns", ["en", "en_paper"])
+def test_rows_are_those_of_pre_training(tokenizers, name, task, patterns):
+    """Token for token, so that ppt.patterns reaches what is asked downstream."""
+    c, scorer = open_cell(task, "ppt", name, tokenizers(name, False), patterns)
+    group, forms = forms_of(c, scorer)
+    texts = {"cls": ["text"], "nsp": ["first", "second"]}[group]
+    pieces = encode_texts(scorer.tokenizer, [f" {TEXTS[text]}" for text in texts])
+    made = forms.forms[0].fill(dict(zip(texts, map(np.array, pieces), strict=True)))
+    fields = dict.fromkeys(scorer.task.fields, "")
+    for field, text in zip(cells.TASKS[task].texts, texts, strict=True):
+        fields[field] = TEXTS[text]
+    (row,) = scorer.encoder.encode(Example(fields))
+    np.testing.assert_array_equal(row.ids, made.ids)
+    np.testing.assert_array_equal(row.slot, made.slot)
+
+
+def test_chinese_rows_are_those_of_pre_training(tokenizers):
+    """As many masks stand in a row as in pre-training, where some words have two characters."""
+    for task, text in (
+        ("chnsenticorp", "它在哪里。[MASK][MASK]。"), ("lcqmc", "它在哪里[MASK][MASK]。它在哪里"),
+        ("ccpm", "它在哪里？一、外面。二、它。答案是[MASK]。"),
+    ):  # fmt: skip
+        for method in ("ppt", "pt"):
+            _, scorer = open_cell(task, method, "bert", tokenizers("bert", True))
+            example = Example(dict.fromkeys(scorer.task.fields, "它在哪里"), ("外面", "它"))
+            (row,) = scorer.encoder.encode(example)
+            shown = scorer.tokenizer.convert_ids_to_tokens(row.ids[row.slot < 0].tolist())
+            assert "".join(shown) == f"[CLS]{text}[SEP]"
+
+
+HARD = {  # appendix D, and the query of a reading task
+    ("sst2", "en"): "{sentence}. It was [mask].",
+    ("sst5", "en_paper"): "{text}. It was [mask].",
+    ("cb", "en"): "Question: {hypothesis}? [mask]. {premise}",
+    ("boolq", "en_paper"): "Question: {question}? [mask]. {passage}",
+    ("race_middle", "en"): "We ask {article}; {question|whole}?{choices} The answer is [mask].",
+    ("chnsenticorp", "zh"): "{text}。这很[mask]。",
+    ("lcqmc", "zh"): "问题：{sentence1}？[mask]。 {sentence2}",
+    ("ccpm", "zh"): "问题：{translation}？{choices}答案是：[mask]。",
+}
+
+
+@pytest.mark.parametrize("method", ["hybrid_pt", "hybrid_ppt", "full"])
+@pytest.mark.parametrize(("cell", "template"), HARD.items())
+def test_hard_prompts_are_those_of_appendix_d(cell, template, method):
+    task, patterns = cell
+    path = f"{ROOT}/configs/ppt/cells.py:{task},{method},t5"
+    c = load_config(path, (("ppt.patterns", patterns),))
+    made = in_form(c, read_task(c.task))
+    assert made.template == f" {template}"
+    assert made.option == get_pattern("nss" if made.choices else "cls", patterns).option
+
+
+@pytest.mark.parametrize("task", ["yahoo_answers_topics", "tnews"])
+@pytest.mark.parametrize("method", ["ppt", "hybrid_ppt"])
+def test_topics_start_from_no_prompt_but_the_unified_one(task, method):
+    with pytest.raises(InputError, match="has topics as label words, .*; take unified_ppt"):
+        load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},t5", ())
+    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,t5", ())
+    assert "[mask]" in in_form(c, read_task(c.task)).template
+
+
+def test_learning_rates_of_full_fine_tuning():
+    """Appendix C.1, table 2; of other backbones none is published."""
+    rates = {
+        "google/t5-v1_1-small": (2e-4, 5e-4, 1e-3), "models/mt5-base": (2e-4, 5e-4, 1e-3),
+        "google/t5-v1_1-large": (5e-5, 1e-4, 2e-4), "google/t5-v1_1-xl": (3e-5, 5e-5, 1e-4),
+        "google/mt5-xxl": (3e-6, 5e-6, 1e-5), "bert-large": cells.RATES["full"],
+        "runs/mlm/backbone": cells.RATES["full"],
+    }  # fmt: skip
+    assert {path: learning_rates("full", path) for path in rates} == rates
+    assert learning_rates("ppt", "google/mt5-xxl") == (5e-3, 1e-2, 2e-2, 5e-2)
+    assert load_config(f"{ROOT}/configs/ppt/t5_large.py:cb,full", ()).optim.lr == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"task.form": "nsp"}, r"asks of 2 texts, task sst2 has 1 \(sentence\); name 2 in"),
+        ({"task.form": "cls", "task.template": "{sentence} [mask]"}, "is laid out by ppt.patterns"),
+        ({"task.form": "unified", "ppt.hard": "True"}, "no hard prompt for unified, only for nsp"),
+        ({"task.form": "cls", "head.name": "linear"}, "head.name=linear does not read"),
+        ({"task.form": "cls", "task.name": "dream", "task.words": ""}, "task dream has choices"),
+    ],
+)
+def test_forms_that_do_not_fit(given, message):
+    c = load_config(f"{ROOT}/configs/ppt/cells.py:sst2,pt,t5", tuple(given.items()))
+    with pytest.raises(InputError, match=message):
+        in_form(c, read_task(c.task))

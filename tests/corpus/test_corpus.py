@@ -1,0 +1,383 @@
+"""The corpus store: what is in it, when it is made anew, and what a bad end leaves."""
+
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxprompt.corpus import Corpus, TextSettings, check_unchanged, check_vocabulary, index_corpus
+from jaxprompt.corpus import index as indexing
+from jaxprompt.corpus.read import Source
+from jaxprompt.corpus.split import split_units
+from jaxprompt.corpus.store import META
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", "one", "two", "three", "##s"]
+ROWS = ["one two\nthree\n", "", "a [MASK] ones", " \n ", "b\n\x07\x07\nc d"]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    from transformers import BertTokenizer
+
+    return BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A corpus of 3 documents with text, in two files."""
+    path = tmp_path / "text"
+    path.mkdir()
+    write(path / "a.jsonl", ROWS[:3])
+    write(path / "b.jsonl.gz", ROWS[3:])
+    return path
+
+
+def write(path, texts):
+    data = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def index(source, tokenizer, store, processes=1, report=None, **settings):
+    where = {"processes": processes, "report": report}
+    return index_corpus(str(source), tokenizer, store, TextSettings(**settings), **where)
+
+
+def ids(corpus):
+    return [[unit.tolist() for unit in corpus.document(i)] for i in range(len(corpus))]
+
+
+def words(*texts):
+    """Ids of the words of each unit."""
+    number = {word: i for i, word in enumerate(WORDS)}
+    return [[number[word] for word in text.split()] for text in texts]
+
+
+EXPECTED = [words("one two", "three"), words("a [UNK] [UNK] [UNK] one ##s"), words("b", "", "c d")]
+
+
+def test_documents_and_units(folder, tiny, tmp_path):
+    corpus = index(folder, tiny, tmp_path / "store")
+    assert ids(corpus) == EXPECTED
+    assert len(corpus) == 3 and corpus.num_units == 6 and corpus.num_tokens == 12
+    assert corpus.empty == 2 and corpus.skipped == 0 and corpus.max_id == WORDS.index("##s")
+    for number, units in enumerate(EXPECTED):
+        assert corpus.tokens(number).tolist() == sum(units, [])
+        assert corpus.unit_lengths(number).tolist() == [len(unit) for unit in units]
+        own = corpus.units(number)
+        assert [corpus.unit(i).tolist() for i in own] == units
+        assert [corpus.document_of(i) for i in own] == [number] * len(units)
+    assert corpus.lengths().tolist() == [3, 6, 3]
+    every = sum(sum(EXPECTED, []), [])
+    assert corpus.token_counts().tolist() == np.bincount(every).tolist()
+    assert corpus.unit(0).dtype == np.uint16 and not corpus.unit(0).flags.writeable
+    for wrong in (-1, 3):
+        with pytest.raises(IndexError, match=f"document {wrong} of 3"):
+            corpus.document(wrong)
+    for ask in (corpus.unit, corpus.document_of):
+        with pytest.raises(IndexError, match="unit 6 of 6"):
+            ask(6)
+    assert ids(pickle.loads(pickle.dumps(corpus))) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5"])
+@pytest.mark.parametrize("units", ["paragraph", "sentence"])
+def test_ids_are_those_of_transformers_behind_a_space(shared, name, units, tmp_path, request):
+    tokenizer = request.getfixturevalue(name)
+    before = tokenizer.backend_tokenizer.to_str()
+    source = tmp_path / "x.jsonl"
+    place = shared / "data/corpus_books_en/dev.jsonl.gz"
+    odd = "He <mask> said  </s> this.\nAnd [MASK]\t<extra_id_0> that — 東京 ﬁn."
+    texts = [*Source(str(place), TextSettings())][:6] + [odd]
+    write(source, texts)
+    corpus = index(source, tokenizer, tmp_path / "store", units=units)
+    assert tokenizer.backend_tokenizer.to_str() == before
+    cut = dict(units=units, paragraphs="line", language="en")
+    expected = [[f" {unit}" for unit in split_units(text, **cut)] for text in texts]
+    assert ids(corpus) == [encode_texts(tokenizer, units) for units in expected]
+
+
+def test_a_tokenizer_without_a_rust_half(folder, tmp_path):
+    from transformers import ByT5Tokenizer
+
+    corpus = index(folder, ByT5Tokenizer(), tmp_path / "store")
+    assert corpus.document(0)[1].tolist() == [byte + 3 for byte in b"three"]
+
+
+def test_wide_vocabulary(folder, tmp_path):
+    from transformers import BertTokenizer
+
+    vocab = {word: i for i, word in enumerate(WORDS)}
+    vocab |= {f"x{i}": i for i in range(len(WORDS), 70000)} | {"wide": 70000}
+    (folder / "c.txt").write_text("wide one")
+    corpus = index(folder, BertTokenizer(vocab=vocab), tmp_path / "store")
+    assert corpus.tokens(3).tolist() == [70000, vocab["one"]]
+    assert corpus.tokens(3).dtype == np.uint32
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.mark.slow
+def test_the_store_does_not_depend_on_the_processes(shared, bert, tmp_path):
+    place = shared / "data/corpus_books_en/dev.jsonl.gz"
+    stores = [index(place, bert, tmp_path / str(n), n, units="sentence") for n in (1, 2, 3)]
+    assert len(stores[0]) == 111 and stores[0].num_units > 9000
+    first = contents(stores[0].folder)
+    assert set(first) == {"tokens.bin", "units.bin", "documents.bin", META}
+    assert all(contents(store.folder) == first for store in stores[1:])
+
+
+# -- made once ------------------------------------------------------------------------------------
+
+
+def test_a_store_is_made_anew_when_something_changes_only(folder, tiny, tmp_path):
+    from transformers import BertTokenizer
+
+    said = []
+    make = lambda tokenizer=tiny, **kw: index(
+        folder, tokenizer, tmp_path / "s", 1, said.append, **kw
+    )
+    first = make()
+    assert len(said) == 1 and said[0].startswith("indexed 3 documents, 6 units, 12 tokens in")
+    assert make().folder == make(on_error="skip").folder == first.folder and len(said) == 1
+    tiny("one two", padding="max_length", max_length=9, truncation=True)  # leaves its mark
+    os.utime(folder / "a.jsonl", (1, 1))
+    assert make().folder == first.folder and len(said) == 1
+    moved = folder.rename(tmp_path / "moved")
+    assert index(moved, tiny, tmp_path / "s").folder == first.folder
+    moved.rename(folder)
+
+    changes = [make(units="sentence"), make(language="zh"), make(max_document=10**6)]
+    changes.append(make(BertTokenizer(vocab={word: i for i, word in enumerate(WORDS[:-1])})))
+    changes.append(make(BertTokenizer(vocab=tiny.get_vocab(), do_lower_case=False)))
+    write(folder / "a.jsonl", ["one two\nthree\n", "", "a [MASK] twos"])  # of the same size
+    changes.append(make())
+    assert len(said) == 7 and len({store.folder for store in [first, *changes]}) == 7
+    assert ids(first) == EXPECTED and ids(changes[-1])[1] == words("a [UNK] [UNK] [UNK] two ##s")
+
+
+def test_files_seen_before_are_not_read_again(folder, tiny, tmp_path, monkeypatch):
+    index(folder, tiny, tmp_path / "store")
+    monkeypatch.setattr("jaxprompt.corpus.read._crc", lambda path: pytest.fail(f"read {path}"))
+    index(folder, tiny, tmp_path / "store")
+    index(folder, tiny, tmp_path / "store", units="sentence")
+
+
+def test_stores_of_two_tokenizers_agree_on_numbers(folder, tiny, tmp_path, roberta):
+    first, second = (index(folder, t, tmp_path / "store") for t in (tiny, roberta))
+    assert first.folder != second.folder and first.same_text(second)
+    assert [first.units(i) for i in range(3)] == [second.units(i) for i in range(3)]
+    assert len(first.unit(4)) == 0 < len(second.unit(4))  # BERT drops control characters
+    assert not first.same_text(index(folder, tiny, tmp_path / "store", units="sentence"))
+
+
+def test_what_changed_is_named(folder, tiny, tmp_path):
+    saved = json.loads(json.dumps(index(folder, tiny, tmp_path / "store").fingerprint))
+    again = lambda **kw: index(folder, tiny, tmp_path / "store", **kw).fingerprint
+    check_unchanged(saved, again())
+    write(folder / "a.jsonl", ["one two\nthree\n", "", "a [MASK] twos"])
+    with pytest.raises(InputError, match="saved run: a.jsonl has other text; restore it, or take"):
+        check_unchanged(saved, again())
+    write(folder / "a.jsonl", ["one"])
+    (folder / "b.jsonl.gz").rename(folder / "c.jsonl.gz")
+    with pytest.raises(
+        InputError,
+        match=r"run: a.jsonl has another size, \d+ -> 16; b.jsonl.gz is gone; c.jsonl.gz is new; "
+        "and 2 more; restore",
+    ):
+        check_unchanged(saved, again(units="sentence") | {"tokenizer": saved["tokenizer"]})
+    now = {**saved, "tokenizer": "f00"}
+    with pytest.raises(InputError, match=f"the tokenizer, {saved['tokenizer']} -> f00; restore"):
+        check_unchanged(saved, now)
+    now = {**saved, "settings": {**saved["settings"], "units": "sentence"}}
+    with pytest.raises(InputError, match="corpus.units, paragraph -> sentence"):
+        check_unchanged(saved, now)
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def test_empty_corpus(tiny, tmp_path):
+    write(tmp_path / "x.jsonl", ["", " \n"])
+    with pytest.raises(InputError, match="is empty: no document has text, 2 are blank$"):
+        index(tmp_path / "x.jsonl", tiny, tmp_path / "store")
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(InputError, match="0 are blank; 1 skipped, the first: .*not UTF-8"):
+        index(tmp_path / "x.jsonl", tiny, tmp_path / "store", on_error="skip")
+    (tmp_path / "x.jsonl").write_bytes(b"")
+    with pytest.raises(InputError, match="is empty"):
+        index(tmp_path / "x.jsonl", tiny, tmp_path / "store")
+    assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
+
+
+def test_skipped_documents_are_counted_and_no_secret(folder, tiny, tmp_path):
+    (folder / "c.txt").write_bytes(b"one \xff")
+    with pytest.raises(InputError, match="c.txt: not UTF-8 .*; corpus.on_error=skip leaves it out"):
+        index(folder, tiny, tmp_path / "store")
+    corpus = index(folder, tiny, tmp_path / "store", on_error="skip")
+    assert ids(corpus) == EXPECTED and corpus.skipped == 1 and "c.txt" in corpus.first_skipped
+    with pytest.raises(InputError, match="c.txt: not UTF-8 .*; corpus.on_error=skip leaves it out"):
+        index(folder, tiny, tmp_path / "store")  # the finished store has them left out
+
+
+def test_ids_beyond_the_embedding(tiny):
+    check_vocabulary(tiny, len(WORDS))
+    message = r"ids up to 18 \('##s'\), the embedding 18 rows; .* vocab_size of at least 19"
+    with pytest.raises(InputError, match=message):
+        check_vocabulary(tiny, len(WORDS) - 1)
+
+
+def test_a_corpus_that_changes_while_it_is_indexed(folder, tiny, tmp_path, monkeypatch):
+    batches = indexing._batches
+
+    def meddle(documents):
+        yield from batches(documents)
+        (folder / "a.jsonl").write_text("")
+
+    monkeypatch.setattr(indexing, "_batches", meddle)
+    with pytest.raises(InputError, match="a.jsonl changed while it was indexed; start again"):
+        index(folder, tiny, tmp_path / "store")
+    assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
+
+
+def test_damaged_stores(folder, tiny, tmp_path):
+    corpus = index(folder, tiny, tmp_path / "store")
+    with open(corpus.folder / "units.bin", "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(InputError, match=r"units.bin: has 57 bytes, not 56; delete the folder"):
+        index(folder, tiny, tmp_path / "store")
+    (corpus.folder / META).unlink()
+    with pytest.raises(InputError, match="no corpus store there, or not a finished one"):
+        Corpus(corpus.folder)
+
+
+def test_a_folder_that_cannot_be_written(folder, tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write .*; mend that, or take another folder"):
+        index(folder, tiny, tmp_path / "file/store")
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import resource, sys
+    from pathlib import Path
+    sys.path.insert(0, {root!r})
+    from transformers import BertTokenizer
+    from jaxprompt.corpus import index_corpus
+
+    {guard}
+        if {limit}:
+            resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+        tokenizer = BertTokenizer(vocab={{word: i for i, word in enumerate({words!r})}})
+        index_corpus(sys.argv[1], tokenizer, sys.argv[2], processes=int(sys.argv[3]))
+"""
+
+
+def start(tmp_path, source, store, processes, limit=0, guard='if __name__ == "__main__":'):
+    script = tmp_path / "script.py"
+    values = dict(root=str(ROOT), words=WORDS, limit=limit, guard=guard)
+    script.write_text(textwrap.dedent(SCRIPT).format(**values))
+    command = [sys.executable, script, source, store, str(processes)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def parts(store):
+    """Files of what is not finished, by size."""
+    found = Path(store).glob(".*.part/*") if Path(store).is_dir() else ()
+    return {path.name: path.stat().st_size for path in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_full_disk(tmp_path, processes):
+    """The kernel refuses a file to grow, as it does on a full disk."""
+    write(tmp_path / "x.jsonl", ["one two three " * 10000] * 50)
+    process = start(tmp_path, tmp_path / "x.jsonl", tmp_path / "store", processes, limit=10**6)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = error.strip().splitlines()[-1]
+    assert "InputError: cannot write" in last and "File too large; mend that" in last
+    assert not [path for path in (tmp_path / "store").iterdir() if path.is_dir()]
+
+
+def test_killed_indexing_leaves_nothing_that_looks_finished(tmp_path, tiny):
+    source, store = tmp_path / "x.jsonl", tmp_path / "store"
+    write(source, ["one two three " * 20000] * 40)
+    process = start(tmp_path, source, store, 2)
+    until = time.monotonic() + 120
+    while not parts(store).get("tokens.bin"):
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    while group_lives(process.pid):  # its workers follow it
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert parts(store) and not list(store.glob("*/" + META))
+    write(source, ["one two"])  # another corpus, so that the rest is not just taken up
+    assert ids(index(source, tiny, store)) == [words("one two")]
+    write(source, ["one two three " * 20000] * 40)
+    corpus = index(source, tiny, store)
+    assert corpus.num_tokens == 3 * 20000 * 40 and not parts(store)
+
+
+def group_lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_guard_its_start(tmp_path):
+    write(tmp_path / "x.jsonl", ["one two three"])
+    process = start(tmp_path, tmp_path / "x.jsonl", tmp_path / "store", 2, guard="if True:")
+    _, error = process.communicate(timeout=120)
+    last = error.strip().splitlines()[-1]
+    assert process.returncode == 1 and "InputError: an indexing process ended without" in last
+
+
+@pytest.mark.slow
+def test_two_at_once_share_the_work(tmp_path):
+    write(tmp_path / "x.jsonl", ["one two three " * 20000] * 20)
+    both = [start(tmp_path, tmp_path / "x.jsonl", tmp_path / "store", 1) for _ in range(2)]
+    for process in both:
+        assert process.communicate(timeout=120)[1] == "" and process.returncode == 0
+    assert len(list((tmp_path / "store").glob("*/" + META))) == 1 and not parts(tmp_path / "store")
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    script = textwrap.dedent("""
+        import resource, sys
+        sys.path.insert(0, sys.argv[3])
+        from transformers import BertTokenizer
+        from jaxprompt.corpus import index_corpus
+        words = "[PAD] [UNK] [CLS] [SEP] [MASK] one two three".split()
+        tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        index_corpus(sys.argv[1] + "/small.jsonl", tokenizer, sys.argv[2], processes=1)
+        before = peak()
+        index_corpus(sys.argv[1] + "/large.jsonl", tokenizer, sys.argv[2], processes=1)
+        print(peak() - before)
+    """)
+    write(tmp_path / "small.jsonl", ["one two three\n" * 10000] * 20)
+    write(tmp_path / "large.jsonl", ["one two three\n" * 10000] * 120)
+    command = [sys.executable, "-c", script, tmp_path, tmp_path / "store", ROOT]
+    grown = int(subprocess.run(command, check=True, capture_output=True, timeout=300).stdout)
+    assert grown < 6e6 < (tmp_path / "large.jsonl").stat().st_size / 2

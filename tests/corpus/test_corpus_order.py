@@ -1,0 +1,82 @@
+"""The order of documents: permutations that look drawn at random, a held-out part, epochs."""
+
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from jaxprompt.corpus import Shuffle, divide
+from jaxprompt.errors import InputError
+
+
+def chi_square(counts, cells):
+    """The share of fair draws that are at least as uneven."""
+    from scipy.stats import chisquare
+
+    return chisquare([counts.get(cell, 0) for cell in cells]).pvalue
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 64, 65, 1000, 4097])
+def test_a_shuffle_holds_every_number_once(n):
+    found = list(Shuffle(n, 5, 1))
+    assert len(Shuffle(n, 5)) == n and sorted(found) == list(range(n))
+    for outside in (-1, n):
+        with pytest.raises(IndexError):
+            Shuffle(n, 5)[outside]
+
+
+def test_a_shuffle_depends_on_its_seeds_alone():
+    known = [0, 2, 3, 4, 7, 1, 8, 6, 9, 5]
+    assert [list(Shuffle(10, 3, 4)) for _ in range(2)] == [known, known]
+    assert len({tuple(Shuffle(10, *seeds)) for seeds in [(3, 4), (4, 3), (3,), (3, 0)]}) == 4
+
+
+def test_all_orders_of_few_are_equally_frequent():
+    counts = Counter(tuple(Shuffle(4, seed)) for seed in range(3000))
+    assert chi_square(counts, list(permutations(range(4)))) > 1e-3
+
+
+def test_places_and_neighbours_of_many_look_random():
+    n, bins = 1500, 15
+    places, pairs = Counter(), Counter()
+    for seed in range(20):
+        order = np.array(Shuffle(n, seed)) * bins // n
+        places.update(zip(np.arange(n) * bins // n, order, strict=True))
+        pairs.update(zip(order[:-1], order[1:], strict=True))
+    cells = [(i, j) for i in range(bins) for j in range(bins)]
+    assert chi_square(places, cells) > 1e-3 and chi_square(pairs, cells) > 1e-3
+
+
+def test_a_place_among_billions():
+    order = Shuffle(2**40 + 7, 1)
+    found = [order[i] for i in range(0, 2**40, 2**31)]
+    assert len(set(found)) == len(found) and max(found) < 2**40 + 7
+    assert 0.4 < np.mean(found) / 2**40 < 0.6
+
+
+def test_documents_are_divided_by_seed():
+    train, held = divide(1000, 0.1, seed=3)
+    assert len(train) == 900 and len(held) == 100
+    assert sorted([*train, *held]) == list(range(1000))
+    assert [list(side) for side in divide(1000, 0.1, seed=3)] == [list(train), list(held)]
+    assert set(divide(1000, 0.1, seed=4)[1]) != set(held)
+    assert len(divide(10, 0.001, seed=0)[1]) == 1
+    assert len(divide(10, 0, seed=0)[1]) == 0
+
+
+def test_every_epoch_takes_every_document_once_in_another_order():
+    train, _ = divide(50, 0.2, seed=1)
+    epochs = [[train.draw(40 * e + i, seed=9) for i in range(40)] for e in range(3)]
+    assert all(sorted(epoch) == sorted(train) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert [train.draw(i, seed=9) for i in range(40)] == epochs[0]
+    assert [train.draw(i, seed=8) for i in range(40)] != epochs[0]
+
+
+def test_bad_shares():
+    for share in (-0.1, 1, 1.5, float("nan")):
+        with pytest.raises(InputError, match="must be from 0 to below 1, e.g. 0.01"):
+            divide(10, share, 0)
+    with pytest.raises(InputError, match="1 documents, 1 of them held out, leave none to train on"):
+        divide(1, 0.01, 0)

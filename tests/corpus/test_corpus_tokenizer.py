@@ -1,0 +1,134 @@
+"""Tokenizers trained from a corpus load as their families' own and keep their specials."""
+
+import json
+
+import pytest
+
+from jaxprompt.corpus import index_corpus, train_tokenizer
+from jaxprompt.corpus.read import Source, TextSettings
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.errors import InputError
+
+FAMILIES = {"bert": "masked", "electra": "masked", "roberta": "masked", "gpt2": "causal"} | {
+    "t5": "seq2seq"
+}
+SIZE = 1200
+
+
+@pytest.fixture(scope="module")
+def text(shared, tmp_path_factory):
+    """A file with 25 chapters, 300,000 characters."""
+    source = Source(str(shared / "data/corpus_books_en/dev.jsonl.gz"), TextSettings())
+    path = tmp_path_factory.mktemp("text") / "x.jsonl"
+    rows = [json.dumps({"body": text}) for text in list(source)[:25]]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def train(family, text, folder, size=SIZE, **more):
+    return train_tokenizer(family, str(text), folder, size, TextSettings(field="body"), **more)
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    return {name: train(name, text, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_gets_its_own(family, trained, text):
+    import transformers
+
+    tokenizer = trained[family]
+    own = {
+        "bert": transformers.BertTokenizer, "electra": transformers.BertTokenizer,
+        "roberta": transformers.RobertaTokenizer, "gpt2": transformers.GPT2Tokenizer,
+        "t5": transformers.T5Tokenizer,
+    }  # fmt: skip
+    assert type(tokenizer) is own[family]
+    assert type(transformers.AutoTokenizer.from_pretrained(tokenizer.name_or_path)) is own[family]
+    assert len(tokenizer) == SIZE and sorted(tokenizer.get_vocab().values()) == list(range(SIZE))
+    style = FAMILIES[family]
+    sentinel = "<extra_id_{}>"
+    found = read_specials(tokenizer, style, eos=True, sentinel=sentinel, masks=2)
+    expected = {
+        "bert": ((2,), (3,), (3,), (4,), 0),
+        "electra": ((2,), (3,), (3,), (4,), 0),
+        "roberta": ((0,), (2,), (2, 2), (SIZE - 1,), 1),
+        "gpt2": ((), (), (SIZE - 1,), (), SIZE - 1),
+        "t5": ((), (1,), (1,), (SIZE - 1, SIZE - 2), 0),
+    }
+    assert tuple(found[1:]) == expected[family]
+    with open(text) as file:
+        chapter = json.loads(file.readline())["body"]
+    (ids,) = encode_texts(tokenizer, [chapter])
+    assert len(ids) < len(chapter) / 2.2  # it has learned words
+    assert tokenizer.unk_token_id not in ids or family == "gpt2"
+
+
+def test_text_comes_back(trained):
+    text = " It was the best of times; it was the worst."
+    for family in ("roberta", "gpt2"):
+        odd = text + " 東京 \t ﬁ\n"
+        ids = trained[family](odd, add_special_tokens=False)["input_ids"]
+        assert trained[family].decode(ids) == odd
+    ids = trained["t5"](text, add_special_tokens=False)["input_ids"]
+    assert trained["t5"].decode(ids).strip() == text.strip()
+    assert trained["t5"].convert_tokens_to_ids("<extra_id_99>") == SIZE - 100
+    ids = trained["bert"](text)["input_ids"]
+    assert trained["bert"].decode(ids[1:-1]).replace(" ", "") == text.lower().replace(" ", "")
+
+
+def test_case(text, trained, tmp_path):
+    cased = train("bert", text, tmp_path, lowercase=False)
+    upper = [any(c.isupper() for c in "".join(t.get_vocab())) for t in (cased, trained["bert"])]
+    pieces = lambda tokenizer: tokenizer.convert_tokens_to_string(tokenizer.tokenize("The END"))
+    assert pieces(load_tokenizer(tmp_path)) == "The END" and pieces(trained["bert"]) == "the end"
+    # [PAD] and its kin are upper case in both.
+    assert (
+        upper[0] and sum(any(map(str.isupper, word)) for word in trained["bert"].get_vocab()) == 5
+    )
+
+
+def test_a_trained_tokenizer_indexes(text, trained, tmp_path):
+    store = index_corpus(
+        str(text), trained["t5"], tmp_path, TextSettings(field="body"), processes=1
+    )
+    assert len(store) == 25 and store.max_id < SIZE - 100
+    ids = store.unit(0)
+    expected = trained["t5"].convert_tokens_to_string(trained["t5"].convert_ids_to_tokens(ids))
+    with open(text) as file:
+        assert json.loads(file.readline())["body"].startswith(expected.strip())
+
+
+def test_every_second_document_is_taken(tmp_path):
+    (tmp_path / "x.txt").write_text("\n".join(["aaaa bbbb", "cccc dddd"] * 50))
+    settings = TextSettings(documents="line")
+    tokenizer = train_tokenizer(
+        "bert", str(tmp_path / "x.txt"), tmp_path / "t", 100, settings, max_chars=500
+    )
+    assert {"aaaa", "bbbb"} < set(tokenizer.get_vocab()) and "c" not in tokenizer.get_vocab()
+
+
+def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
+    place = str(shared / "data/corpus_novels_zh/dev.jsonl.gz")
+    tokenizer = train_tokenizer("bert", place, tmp_path / "bert", 900)
+    assert len(tokenizer) <= 900
+    with pytest.raises(InputError, match="no t5 tokenizer of 900 tokens can be trained on this te"):
+        train_tokenizer("t5", place, tmp_path / "t5", 900)
+
+
+def test_bad_input(text, tmp_path):
+    with pytest.raises(InputError, match="no tokenizer family 'robert'; nearest: roberta, bert"):
+        train("robert", text, tmp_path)
+    for family, least in (("bert", 100), ("gpt2", 300), ("t5", 200)):
+        with pytest.raises(InputError, match=f"vocab_size .*=50 must be at least {least}"):
+            train(family, text, tmp_path, 50)
+    (tmp_path / "empty.jsonl").write_text('{"body": ""}\n')
+    with pytest.raises(InputError, match="is empty: there is nothing to train a tokenizer on"):
+        train("bert", tmp_path / "empty.jsonl", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="has a tokenizer.json already; delete it or take another"):
+        train("bert", text, tmp_path)
+    (tmp_path / "few.jsonl").write_text('{"body": "a few words"}\n')
+    assert len(train("gpt2", tmp_path / "few.jsonl", tmp_path / "few")) < SIZE

@@ -1,0 +1,45 @@
+"""Causal language modelling: the next token of the same document."""
+
+import numpy as np
+import pytest
+
+from jaxprompt.corpus.denoise.clm import Objective, make
+from jaxprompt.corpus.denoise.rows import encoded, row_rng
+from jaxprompt.data.batching import collate
+from jaxprompt.errors import InputError
+
+PIECES = [np.array([10, 11, 12, 9]), np.array([20, 21])]
+RNG = row_rng(0, 0)
+
+
+def test_each_token_predicts_the_next():
+    sample = Objective(6, (9,))(PIECES, RNG)
+    assert sample.encoder.ids.tolist() == [10, 11, 12, 9, 20, 21]
+    assert sample.label_pos.tolist() == [0, 1, 2, 3, 4]
+    assert sample.targets.tolist() == [11, 12, 9, 20, 21]
+    assert sample.decoder is None and sample.encoder.segments is None
+
+
+def test_no_token_predicts_another_document():
+    sample = Objective(6, (9,), apart=True)(PIECES, RNG)
+    assert sample.label_pos.tolist() == [0, 1, 2, 4]
+    assert sample.targets.tolist() == [11, 12, 9, 21]
+    assert sample.encoder.positions.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_batches_tell_documents_apart():
+    row = encoded(Objective(6, (9,), apart=True)(PIECES, RNG))
+    batch = collate([[row]], [-1], [0], batch=1, length=8, pad_id=9, label_width=5)
+    assert batch.encoder.segments.tolist() == [[1, 1, 1, 1, 2, 2, 0, 0]]
+    assert not batch.encoder.types.any()
+    assert batch.encoder.mask.tolist() == [[True] * 6 + [False] * 2]
+    assert batch.targets.tolist() == [[11, 12, 9, 21, -1]]
+
+
+def test_a_tokenizer_gives_its_end(roberta, bert):
+    objective = make(roberta, 32)
+    assert objective.tail == (2,) and objective.lengths == (32,) and objective.reads == 31
+    with pytest.raises(InputError, match="has no eos token, which causal language modelling"):
+        make(bert, 32)
+    with pytest.raises(InputError, match="length 1 holds no next token; raise it to 2 or more"):
+        make(roberta, 1)

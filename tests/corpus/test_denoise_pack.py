@@ -1,0 +1,112 @@
+"""Rows planned from lengths: nothing lost, nothing twice, rows full, documents in order."""
+
+import numpy as np
+import pytest
+
+from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
+from jaxprompt.corpus.denoise.pack import Fit, cut, plan_rows
+from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.errors import InputError
+
+LENGTHS = np.random.RandomState(0).randint(0, 90, 300)
+WORDS = np.arange(10, 50, dtype=np.int32)
+MARKS = np.arange(999, 899, -1, dtype=np.int32)
+PLAIN = Fit(np.arange(11)[None], (10,))
+
+
+def framed(length, **changes):
+    return mlm.Objective(length, 3, (1,), (2,), WORDS, **changes)
+
+
+def test_a_plan_by_hand():
+    plan = plan_rows([4, 0, 12, 3, 20], PLAIN)
+    assert [plan.row(i) for i in range(len(plan))] == [
+        [(0, 0, 4), (2, 0, 6)],
+        [(2, 6, 12), (3, 0, 3), (4, 0, 1)],
+        [(4, 1, 11)],
+        [(4, 11, 20)],
+    ]
+
+
+def test_without_packing_a_row_has_one_piece():
+    plan = plan_rows([4, 0, 12], PLAIN, packed=False)
+    assert [plan.row(i) for i in range(len(plan))] == [[(0, 0, 4)], [(2, 0, 10)], [(2, 10, 12)]]
+
+
+def test_short_pieces_are_left_out():
+    plan = plan_rows([9, 5, 1, 11], PLAIN._replace(least=2))
+    rows = [plan.row(i) for i in range(len(plan))]
+    assert rows == [[(0, 0, 9)], [(1, 0, 5), (3, 0, 5)], [(3, 5, 11)]]
+
+
+def test_pieces_may_end_within_the_tail():
+    document, whole = np.array([5, 6, 7]), [5, 6, 7, 8, 9]
+    for start in range(5):
+        for stop in range(start + 1, 6):
+            assert cut(document, start, stop, (8, 9)).tolist() == whole[start:stop]
+
+
+OBJECTIVES = [
+    framed(32),
+    framed(32, apart=True),
+    span_corruption.Objective(32, 0, 1, MARKS),
+    span_corruption.Objective(32, 0, 1, MARKS, apart=True),
+    prefix_lm.Objective(32, 0, 1, (1,)),
+    prefix_lm.Objective(32, 0, 1, (1,), apart=True),
+    prefix_lm.Objective(32, 0, 1, (), 0.5, (99,), apart=True),
+    clm.Objective(32, (9,)),
+    clm.Objective(32, (9,), apart=True),
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.__module__}-{o.apart}")
+@pytest.mark.parametrize("packed", [True, False])
+def test_every_token_is_in_one_row_that_fits(objective, packed):
+    fit, tail = objective.fit, objective.tail
+    lengths = LENGTHS + len(tail)
+    documents = [np.arange(n) % 800 + 10 for n in LENGTHS]
+    plan = plan_rows(lengths, fit, packed=packed)
+    seen = [0] * len(lengths)
+    order = []
+    for index in range(len(plan)):
+        row = plan.row(index)
+        pieces = []
+        for document, start, stop in row:
+            assert start == seen[document] and stop - start >= fit.least
+            seen[document] = stop
+            order.append(document)
+            pieces.append(cut(documents[document], start, stop, tail))
+            whole = [*documents[document], *tail]
+            assert pieces[-1].tolist() == whole[start:stop] and pieces[-1].dtype == np.int32
+        sample = objective(pieces, row_rng(0, index))
+        assert len(sample.encoder.ids) <= objective.lengths[0]
+        assert len(sample.targets) == len(sample.label_pos) <= objective.reads
+        if sample.decoder is not None:
+            assert len(sample.decoder.ids) <= objective.lengths[1]
+        segments = sample.encoder.segments
+        assert segments.max() == len(row) if objective.apart else segments is None
+        if not packed:
+            assert len(row) == 1
+        elif index + 1 < len(plan):
+            cost = sum(fit.cost[:, stop - start] for _, start, stop in row)
+            free = np.array(fit.room) - cost
+            assert (fit.cost[:, fit.least] > free).any(), "a piece more would have fitted"
+    assert order == sorted(order)
+    assert all(0 <= n - used < fit.least for n, used in zip(lengths, seen, strict=True))
+
+
+def test_one_text_fills_rows_to_the_last_token():
+    objective = span_corruption.Objective(64, 0, 1, MARKS)
+    plan = plan_rows(LENGTHS[LENGTHS > 1], objective.fit)
+    used = [sum(stop - start for _, start, stop in plan.row(i)) for i in range(len(plan) - 1)]
+    assert min(used) >= objective.tokens - 1  # where one place is left, no piece of two fits
+
+
+def test_documents_without_text():
+    with pytest.raises(InputError, match="none of 3 documents has 2 tokens; give documents"):
+        plan_rows([0, 1, 1], PLAIN._replace(least=2))
+
+
+def test_a_row_without_room():
+    with pytest.raises(InputError, match=r"a row of \(1,\) places holds no 2 tokens; raise"):
+        plan_rows([5], Fit(np.arange(2)[None], (1,), least=2))

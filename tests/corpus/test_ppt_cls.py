@@ -1,0 +1,147 @@
+"""Pseudo-labels on disk, and the task made of them: what is kept, resumed, refused."""
+
+import numpy as np
+import pytest
+from ppt_corpus import bert_forms, even_corpus, make_corpus, number_documents, unit_numbers
+
+from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.ppt import Annotations, AnnotationWriter, cls
+from jaxprompt.errors import InputError
+
+CLASSES = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
+SURE = [0.96, 0.6, 0.6, 0.6, 0.8]
+
+
+def sure_of(label, probability):
+    row = np.full(5, (1 - probability) / 4)
+    row[label] = probability
+    return row
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path / "store", number_documents([[8, 8, 5, 8], [6] * 6, [7, 7]]))
+
+
+def annotate(folder, corpus, rows):
+    writer = AnnotationWriter(folder, corpus, CLASSES, "roberta 1a2b")
+    writer.append(np.array(rows))
+    return writer.seal()
+
+
+def test_labels_above_their_thresholds(tmp_path, corpus):
+    rows = [sure_of(label, p) for label, p in enumerate(SURE)]
+    rows += [sure_of(label, p) for label, p in enumerate([0.94, 0.49, 0.5, 0.45, 0.69])]
+    rows += [np.zeros(5), sure_of(4, 0.71)]
+    found = annotate(tmp_path / "labels", corpus, rows)
+    assert found.labels().tolist() == [0, 1, 2, 3, 4, -1, -1, -1, -1, -1, -1, 4]
+    assert found.labels([0, 0, 0, 0, 0.7]).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, -1, -1, 4]
+    assert found.counts([0, 0, 0, 0, 0.7]).tolist() == [2, 2, 2, 2, 2]
+    assert found.counts([0.0] * 5).sum() == 11  # of 12 units: a row of zeros has no label
+    np.testing.assert_allclose(found.probabilities, rows, atol=1e-3)
+    assert found.classes == CLASSES and found.annotator == "roberta 1a2b" and len(found) == 12
+    assert not found.probabilities.flags.writeable
+    for wrong in ([0.5] * 4, [0.5] * 4 + [1.0], [-0.1] + [0.5] * 4):
+        with pytest.raises(InputError, match="must be 5 numbers from 0 to below 1, one for each"):
+            found.labels(wrong)
+
+
+def test_units_become_examples(tmp_path, corpus):
+    labels = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]
+    found = annotate(tmp_path / "labels", corpus, [sure_of(label, 0.97) for label in labels])
+    task = cls.make(corpus, [2, 0], bert_forms("cls", num_slots=2), found)
+    made = [task(row, row_rng(0, 0)) for row in range(len(task))]
+    # The unit of 5 tokens is too short.
+    assert [(*unit_numbers(row), label) for row, label in made] == [
+        (10, 0), (11, 0), (0, 0), (1, 1), (3, 3),
+    ]  # fmt: skip
+    assert task.counts.tolist() == [3, 1, 0, 1, 0] and task.majority == 3 / 5
+    row, _ = made[2]
+    assert row.ids.tolist() == [0, 0, 2, *[2000] * 8, 4, 3]  # slots [CLS] text [MASK] [SEP]
+
+
+def test_the_mask_survives_a_long_text(tmp_path):
+    corpus = make_corpus(tmp_path / "store", number_documents([[500]]))
+    found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)])
+    row, _ = cls.make(corpus, [0], bert_forms("cls", max_len=64), found)(0, row_rng(0, 0))
+    assert len(row.ids) == 64 and row.ids[row.label_pos].tolist() == [4] and row.ids[-1] == 3
+
+
+def test_writing_goes_on_where_it_ended(tmp_path, corpus):
+    folder, rows = tmp_path / "labels", np.array([sure_of(i % 5, 0.9) for i in range(12)])
+    first = AnnotationWriter(folder, corpus, CLASSES, "roberta")
+    first.append(rows[:7])
+    first.close()
+    with open(folder / "labels.bin", "ab") as file:
+        file.write(b"\x00\x3c\x00")  # a row that was cut by a full disk
+    with pytest.raises(InputError, match="no annotations there, or not finished; run annotate"):
+        Annotations(folder)
+    second = AnnotationWriter(folder, corpus, CLASSES, "roberta")
+    assert second.done == 7
+    with pytest.raises(ValueError, match="7 of 12 units are annotated"):
+        second.seal()
+    second.append(rows[7:])
+    found = second.seal()
+    np.testing.assert_array_equal(found.probabilities, rows.astype(np.float16))
+    assert sorted(path.name for path in folder.iterdir()) == ["labels.bin", "meta.json"]
+    with pytest.raises(InputError, match="has finished annotations; take another folder"):
+        AnnotationWriter(folder, corpus, CLASSES, "roberta")
+
+
+def test_work_of_another_kind_is_not_gone_on_with(tmp_path, corpus):
+    folder = tmp_path / "labels"
+    AnnotationWriter(folder, corpus, CLASSES, "roberta").close()
+    for changed, message in (
+        ((CLASSES, "bert"), "another annotator"), ((CLASSES[:3], "roberta"), "another classes"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"begun with {message}; restore it, or delete"):
+            AnnotationWriter(folder, corpus, *changed)
+    other = even_corpus(tmp_path / "other", 2, 3)
+    with pytest.raises(InputError, match="begun with another units"):
+        AnnotationWriter(folder, other, CLASSES, "roberta")
+    corpus.fingerprint["settings"] = {"units": "sentence"}
+    with pytest.raises(InputError, match="corpus.units, paragraph -> sentence; restore it, or del"):
+        AnnotationWriter(folder, corpus, CLASSES, "roberta")
+
+
+def test_what_cannot_be_written(tmp_path, corpus):
+    writer = AnnotationWriter(tmp_path / "labels", corpus, CLASSES, "roberta")
+    for wrong in (np.full((1, 5), 0.5), np.full((1, 5), np.nan)):
+        with pytest.raises(ValueError, match="rows must sum to 1 or 0"):
+            writer.append(wrong)
+    with pytest.raises(ValueError, match="more than the 12 units"):
+        writer.append(np.zeros((13, 5)))
+    writer._file.close()
+    writer._file = open("/dev/full", "wb")
+    with pytest.raises(InputError, match="cannot write .*: No space left on device"):
+        writer.append(np.zeros((12, 5)))
+    with pytest.raises(InputError, match="No space left on device"):
+        writer.close()
+
+
+def test_a_damaged_file(tmp_path, corpus):
+    annotate(tmp_path / "labels", corpus, np.zeros((12, 5)))
+    (tmp_path / "labels/labels.bin").write_bytes(b"\x00" * 30)
+    with pytest.raises(InputError, match="has 30 bytes, not 120; delete the folder, annotate anew"):
+        Annotations(tmp_path / "labels")
+
+
+def test_labels_of_other_text_or_classes(tmp_path, corpus):
+    found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
+    forms = bert_forms("cls")
+    other = even_corpus(tmp_path / "other", 2, 5)
+    with pytest.raises(InputError, match=r"annotates other text \(12 units\) than .* \(10\)"):
+        cls.make(other, range(2), forms, found)
+    with pytest.raises(InputError, match=r"has 5 classes \(1 star, .*\), the pattern 3 words"):
+        found.check(corpus, 3)
+    with pytest.raises(InputError, match="none of 12 units has 6 tokens and a label above its"):
+        cls.make(corpus, range(3), forms, found, [0.98] * 5)
+
+
+def test_another_tokenizer_of_the_same_text_will_do(tmp_path, corpus):
+    found = annotate(tmp_path / "labels", corpus, [sure_of(0, 0.97)] * 12)
+    corpus.fingerprint["tokenizer"] = "another"
+    assert len(cls.make(corpus, range(3), bert_forms("cls"), found)) == 11
+    corpus.fingerprint["settings"] = {"units": "sentence"}
+    with pytest.raises(InputError, match="annotates other text"):
+        cls.make(corpus, range(3), bert_forms("cls"), found)

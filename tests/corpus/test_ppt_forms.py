@@ -1,0 +1,167 @@
+"""Patterns laid out: the same row as downstream, in English and Chinese, for each kind of model."""
+
+import numpy as np
+import pytest
+from ppt_corpus import CHINESE, LETTERS, bert_forms, tiny_bert
+
+from jaxprompt.corpus.ppt import PATTERNS, TASKS, Pattern, get_pattern, make_forms
+from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.specials import SENTINEL, read_specials
+from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.errors import InputError
+
+TEXTS = {
+    "first": "The cat sat .", "second": "It slept all day .", "text": "A fine film, it was!",
+    "query": "Where did it go?", "option0": "Away it went", "option1": "It was a cat",
+    "option2": "Nowhere at all",
+}  # fmt: skip
+STYLES = {"t5": "seq2seq", "bert": "masked", "roberta": "masked", "causal": "causal"}
+OPTIONS = {"nss": 3, "unified": 3}
+
+
+def downstream(tokenizer, style, pattern, options, max_len, slots):
+    """An encoder as a classification task with a verbalizer has it."""
+    said, sentinels = read_answer("[mask] {label}")
+    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=sentinels)
+    words = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
+    around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+    stem = (0, *around.stem) if style == "seq2seq" else ()
+    if style == "masked":
+        plan = masked_plan(words.ids)
+    else:
+        plan = branch_plan(words.ids, around, whole=False)
+    return Encoder(
+        tokenizer, parse(pattern.text(options)), specials, num_slots=slots,
+        num_masks=words.num_masks, max_len=max_len, needs_mask=True, num_types=2,
+        answer=Answer(plan, stem, 2 * (style == "seq2seq")),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["t5", "bert", "roberta"])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("style", ["en", "en_paper"])
+@pytest.mark.parametrize("max_len", [80, 48])
+def test_rows_are_those_of_downstream(request, kind, task, style, max_len):
+    tokenizer, family = request.getfixturevalue(kind), STYLES[kind]
+    pattern, options = get_pattern(task, style), OPTIONS.get(task, 0)
+    forms = make_forms(
+        task, pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(options,),
+        decoder_slots=2 * (family == "seq2seq"), num_types=2, eos=True,
+    )  # fmt: skip
+    texts = {name: text if max_len == 80 else f"{text} " * 9 for name, text in TEXTS.items()}
+    encoder = downstream(tokenizer, family, pattern, options, max_len, 5)
+    (wanted,) = encoder.encode(Example(texts, ("a choice",) * options))
+    spaced = [f" {text}" for text in texts.values()]  # as the units of a corpus are
+    ids = [np.array(own, np.uint16) for own in encode_texts(tokenizer, spaced)]
+    made = forms.forms[options].fill(dict(zip(texts, ids, strict=True)))
+    assert_same(made, wanted)
+    assert len(made.ids) <= max_len
+
+
+def assert_same(made, wanted):
+    for name, own in made._asdict().items():
+        other = getattr(wanted, name)
+        if name == "decoder" and own is not None:
+            for one, two in zip(own[:-1], other[:-1], strict=True):
+                np.testing.assert_array_equal(one, two)
+        elif own is not None or other is not None:
+            np.testing.assert_array_equal(own, other, name)
+            assert np.asarray(own).dtype == np.asarray(other).dtype
+
+
+def test_a_left_to_right_model_reads_behind_the_text(roberta):
+    """Its label words stand behind the text, and move with it."""
+    pattern = Pattern("{first} And? {second} It is [mask]", ("unwatchable", "good"))
+    forms = make_forms("nsp", pattern, roberta, "causal", num_slots=3, max_len=60)
+    encoder = downstream(roberta, "causal", pattern, 0, 60, 3)
+    (wanted,) = encoder.encode(Example({"first": "One two three four", "second": "Five"}))
+    first, second = map(np.array, encode_texts(roberta, [" One two three four", " Five"]))
+    made = forms.forms[0].fill({"first": first, "second": second})
+    assert_same(made, wanted)
+    assert made.types.max() == 1 and len(made.label_pos) > 1
+
+
+ROWS = {
+    "nsp": "[CLS] [UNK] [MASK] [MASK] 。 [UNK] [SEP]",
+    "cls": "[CLS] [UNK] 。 [MASK] [MASK] 。 [SEP]",
+    "nss": "[CLS] [UNK] ？ 一 、 [UNK] 。 二 、 [UNK] 。 三 、 [UNK] 。 答 案 是 [MASK] 。 [SEP]",
+}
+ROWS["unified"] = ROWS["nss"].replace("[MASK]", "[MASK] [MASK]")  # numerals above ten have two
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_chinese_patterns(task):
+    """Words of two characters take two masks."""
+    options = OPTIONS.get(task, 0)
+    forms = bert_forms(task, style="zh", options=(options,), num_slots=0)
+    row = forms.forms[options].fill(dict.fromkeys(TEXTS, np.array([1])))
+    tokenizer = tiny_bert(CHINESE + LETTERS)
+    assert tokenizer.convert_ids_to_tokens(row.ids) == ROWS[task].split()
+    assert (row.ids[row.label_pos] == tokenizer.mask_token_id).all()
+    words = [tokenizer.convert_ids_to_tokens(w[w >= 0]) for w in forms.verbalizer.ids[:, 0]]
+    assert ["".join(word) for word in words] == [w.lower() for w in get_pattern(task, "zh").words]
+
+
+def test_words_of_the_patterns():
+    english = {task: get_pattern(task).words for task in TASKS}
+    assert english == {
+        "nsp": ("no", "maybe", "yes"), "nss": tuple("ABCDEF"),
+        "unified": tuple("ABCDEFGHIJKLMNOP"), "cls": ("terrible", "bad", "maybe", "good", "great"),
+    }  # fmt: skip
+    chinese = {task: get_pattern(task, "zh").words for task in TASKS}
+    assert chinese["nsp"] == ("矛盾", "中立", "相似") and chinese["nss"] == tuple("一二三四五六")
+    assert chinese["cls"] == ("差", "不好", "一般", "好", "赞")
+    for style in PATTERNS:
+        for task, pattern in PATTERNS[style].items():
+            assert len(pattern.words) == len(english[task])
+
+
+def test_loss_on_sentinels_is_a_choice(t5):
+    """Read alone: the label. With `whole`: what the decoder says from <extra_id_0> on."""
+    make = lambda **changes: make_forms(
+        "nsp", get_pattern("nsp"), t5, "seq2seq", num_slots=2, max_len=30, **changes
+    )
+    text = np.full(4, 2000)
+    fill = lambda forms: forms.forms[0].fill({"first": text, "second": text})
+    alone, whole = make(), make(answer="[mask] {label} [mask]", whole=True)
+    assert fill(alone).label_pos.tolist() == [1]
+    row = fill(whole)
+    assert row.decoder.ids.tolist() == [0, 32099, 150, 2087, 4273]
+    assert row.label_pos.tolist() == [0, 1, 2, 3, 4]
+    for label, word in enumerate([150, 2087, 4273]):
+        assert whole.plan.whole.ids[label, 0].tolist() == [32099, word, 32098]
+        # <extra_id_1> is read behind the word of its own class.
+        assert whole.plan.whole.at[label, 0].tolist() == [0, 1, 2 + label]
+    assert row.decoder.types.tolist() == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("task", "pattern", "message"),
+    [
+        ("nsp", Pattern("{first} [mask]", ("a", "b")), "nsp needs each once of first, second"),
+        ("nsp", Pattern("{first} [mask] {other}", ("a", "b")), "the texts first, other; nsp needs"),
+        ("nsp", Pattern("{first|chop} [mask] {second}", ("a", "b")), "first has modifiers"),
+        ("nsp", Pattern("{first} {second} [mask]", ("a", "b")), "two texts touch; put"),
+        ("nsp", Pattern("{first} ? {second}", ("a", "b")), r"has no \[mask\]"),
+        ("cls", Pattern("{text} {choices} [mask]", ("a", "b")), "choices has modifiers or is a"),
+        ("nss", Pattern("{query} [mask] {options}", ("a", "b"), "{name}"), "nss needs each once"),
+    ],
+)  # fmt: skip
+def test_patterns_that_do_not_fit(task, pattern, message):
+    options = (2,) if task == "nss" else (0,)
+    with pytest.raises(InputError, match=message):
+        make_forms(task, pattern, tiny_bert(), "masked", num_slots=2, max_len=40, options=options)
+
+
+def test_unknown_names():
+    with pytest.raises(InputError, match="unknown pre-training task 'nspp'; nearest: nsp"):
+        get_pattern("nspp")
+    with pytest.raises(InputError, match="unknown style of patterns 'fr'; known: en, en_paper, zh"):
+        get_pattern("nsp", "fr")
+    message = "leaves 1 tokens of max_len 14 for 2 texts; raise max_len to 15 or more"
+    with pytest.raises(InputError, match=message):
+        bert_forms("nsp", max_len=14, num_slots=10)

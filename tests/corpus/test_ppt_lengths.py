@@ -1,0 +1,49 @@
+"""Lengths tell no label of a pre-training task, where neighbours are nearly equal in length."""
+
+import numpy as np
+import pytest
+from ppt_corpus import bert_forms, close_corpus, guess_by_trees, text_lengths
+
+from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.ppt import nsp, selection
+
+COUNT = 1500
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return close_corpus(tmp_path_factory.mktemp("close") / "store")
+
+
+def draw(name, corpus, matched):
+    forms = bert_forms(name, options=(4,) if name == "unified" else None)
+    if name == "nsp":
+        task = nsp.make(corpus, range(len(corpus)), forms, matched=matched)
+    else:
+        task = selection.make(name, corpus, range(len(corpus)), forms, matched=matched)
+    return task, [task(i % len(task), row_rng(0, i)) for i in range(COUNT)]
+
+
+@pytest.mark.parametrize("name", ["nsp", "nss", "unified"])
+def test_trees_do_not_beat_chance(name, corpus):
+    task, made = draw(name, corpus, True)
+    chance = task.majority
+    assert guess_by_trees(made) < chance + 3 * (chance * (1 - chance) / COUNT) ** 0.5
+
+
+def test_trees_see_what_lengths_tell(corpus):
+    """Else the test above could not fail."""
+    task, made = draw("nsp", corpus, False)
+    assert guess_by_trees(made) > task.majority + 0.1
+
+
+@pytest.mark.parametrize("matched", [True, False])
+def test_options_are_cut_to_the_shortest(corpus, matched):
+    """Which loses less than a class of lengths is wide; without `matched` nothing is lost."""
+    task, made = draw("nss", corpus, matched)
+    options = text_lengths(made)[:, 1:]
+    equal = (options == options[:, :1]).all(1)
+    assert equal.all() if matched else equal.mean() < 0.1
+    if matched:
+        whole = [len(task.units.ids(i)) for i in range(len(task.units))]
+        assert options.mean() > 0.9 * np.mean(whole)

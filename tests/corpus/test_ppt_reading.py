@@ -1,0 +1,340 @@
+"""Reading tasks and the unified form: rows, names of choices, what is cut, token by token."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ppt_corpus import CHINESE, LETTERS, tiny_bert
+
+from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
+from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.files import read_file
+from jaxprompt.data.specials import SENTINEL, read_specials
+from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.tasks import Example, custom_task, get_task, read_example
+from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+STYLES = {"t5": "seq2seq", "bert": "masked", "roberta": "masked"}
+MARKS = {"t5": 32099, "bert": 103, "roberta": 50264}  # the sentinel, or the mask
+
+
+def make_encoder(tokenizer, style, task, *, max_len=512, slots=0, eos=False):
+    """An encoder of a task, as a verbalizer's run has it."""
+    said, sentinels = read_answer("[mask] {label}")
+    specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=sentinels)
+    words = make_verbalizer(tokenizer, task.words, leading_space=task.spaced)
+    around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+    plan = masked_plan(words.ids)
+    if style != "masked":
+        plan = branch_plan(words.ids, around, whole=False)
+    template = task.causal if style == "causal" else task.template
+    return Encoder(
+        tokenizer, parse(template), specials, num_slots=slots, num_masks=words.num_masks,
+        max_len=max_len, needs_mask=True, num_types=2, option=task.option,
+        names=[group[0] for group in task.words],
+        answer=Answer(plan, (0, *around.stem) if style == "seq2seq" else ()),
+    )  # fmt: skip
+
+
+def real_rows(shared, task, folder="", count=60):
+    rows = read_file(shared / "data" / (folder or task.name) / "train.jsonl.gz")
+    return [read_example(task, row, "x:1") for row in itertools.islice(rows, count)]
+
+
+def pieces(tokenizer, *texts):
+    """Ids of texts, each behind a space."""
+    return encode_texts(tokenizer, [f" {text}" for text in texts])
+
+
+def contains(ids, part):
+    windows = np.lib.stride_tricks.sliding_window_view(ids, len(part))
+    return bool((windows == np.array(part)).all(-1).any())
+
+
+# -- the form of pre-training ---------------------------------------------------------------------
+
+TEXTS = ["Where did it go?", "Away it went", "It was a cat", "Nowhere at all", "In the house"]
+PASSAGE = custom_task(fields=["query"], label="answer", choices=["options"])
+
+
+@pytest.mark.parametrize("kind", STYLES)
+@pytest.mark.parametrize("style", ["en", "en_paper"])
+@pytest.mark.parametrize("number, max_len", [(2, 90), (4, 90), (4, 48), (16, 180)])
+def test_a_row_is_that_of_pretraining(request, kind, style, number, max_len):
+    tokenizer, family = request.getfixturevalue(kind), STYLES[kind]
+    pattern = get_pattern("unified", style)
+    query, *options = [TEXTS[0] + " It was so." * (8 * (max_len == 48)), *TEXTS[1:] * 4]
+    options = options[:number]
+    forms = make_forms(
+        "unified", pattern, tokenizer, family, num_slots=5, max_len=max_len, options=(number,),
+        num_types=2, eos=False,
+    )  # fmt: skip
+    own = pieces(tokenizer, query, *options)
+    names = ["query", *(f"option{i}" for i in range(number))]
+    made = forms.forms[number].fill(dict(zip(names, map(np.array, own), strict=True)))
+    assert len(made.ids) == max_len if max_len == 48 else len(made.ids) < max_len
+    encoder = make_encoder(tokenizer, family, unify(PASSAGE, pattern), max_len=max_len, slots=5)
+    (row,) = encoder.encode(Example({"query": query}, tuple(options)))
+    assert row.count == made.count == number
+    for name in ("ids", "slot", "types", "roles", "positions", "label_pos"):
+        np.testing.assert_array_equal(getattr(row, name), getattr(made, name), name)
+    assert [made.ids[made.label_pos[0]], row.decoder and row.decoder.ids[1]] in (
+        [MARKS[kind], None], [made.ids[1], MARKS[kind]],
+    )  # fmt: skip
+
+
+def test_chinese_rows_are_those_of_pretraining():
+    tokenizer = tiny_bert(CHINESE + LETTERS + list("它在哪里外面"))
+    pattern = get_pattern("unified", "zh")
+    forms = make_forms(
+        "unified", pattern, tokenizer, "masked", num_slots=2, max_len=60, options=(3,)
+    )  # fmt: skip
+    texts = ["它在哪里", "外面", "在里面", "哪里"]
+    names = ("query", "option0", "option1", "option2")
+    own = map(np.array, pieces(tokenizer, *texts))
+    made = forms.forms[3].fill(dict(zip(names, own, strict=True)))
+    encoder = make_encoder(tokenizer, "masked", unify(PASSAGE, pattern), slots=2)
+    (row,) = encoder.encode(Example({"query": texts[0]}, tuple(texts[1:])))
+    shown = "".join(tokenizer.convert_ids_to_tokens(row.ids[3:]))
+    assert shown == "它在哪里？一、外面。二、在里面。三、哪里。答案是[MASK][MASK]。[SEP]"
+    np.testing.assert_array_equal(row.ids, made.ids)
+
+
+# -- the rows of the released code ----------------------------------------------------------------
+
+A, B, STOP, ASKED, THEN = 188, 279, 5, 58, 117  # A and B unspaced, ".", "?", ";"
+TAIL = "The correct one is"
+
+
+def options_of(tokenizer, *texts):
+    """Letter, stop, text, stop; letters without a space are those of the released code."""
+    letters = [A, B, 254, 308, 427, 371, 517, 566, 196, 683]
+    parts = [
+        [letter, STOP, *own, STOP]
+        for letter, own in zip(letters, pieces(tokenizer, *texts), strict=False)
+    ]
+    return sum(parts, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "layout"),
+    [
+        ("sst2", ("bad", "good"), "{sentence} ?"),
+        ("rte", ("yes", "no"), "{hypothesis} ? {premise} ."),
+        ("boolq", ("no", "yes"), "{question} ? {passage} ."),
+        ("yahoo_answers_topics", (), "{question_title} ?"),
+        ("dream", None, "{dialogue} ; {question} ?"),
+    ],
+)
+def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, layout):
+    task = get_task(name)
+    if words:
+        task = replace(task, words=tuple((word,) for word in words))
+    made = unify(task, get_pattern("unified"))
+    encoder = make_encoder(t5, "seq2seq", made, max_len=2000, slots=3)
+    marks = {"?": [ASKED], ".": [STOP], ";": [THEN]}
+    (tail,) = pieces(t5, TAIL)
+    for example in real_rows(shared, made):
+        options = example.choices if words is None else [group[0] for group in task.words]
+        expected = [0] * 3
+        for part in layout.split():
+            expected += marks.get(part) or pieces(t5, example.fields[part[1:-1]].strip())[0]
+        expected += options_of(t5, *options) + [ASKED] + tail + [MARKS["t5"]]
+        (row,) = encoder.encode(example)
+        assert row.ids.tolist() == expected
+        assert row.decoder.ids.tolist()[:2] == [0, MARKS["t5"]]
+        assert row.count == len(options) and 0 <= example.label < row.count
+    assert made.labels == task.labels  # a prediction is named as before
+    ids = make_verbalizer(t5, made.words, leading_space=made.spaced).ids
+    assert ids[:2, 0, 0].tolist() == [A, B] and ids.shape == (len(task.labels), 1, 1)
+
+
+def test_a_left_to_right_model_ends_with_the_question(roberta):
+    """Byte-level BPE is GPT-2's; what a pattern has behind the mask is left out."""
+    for style, end in (("en", "ĠThe Ġcorrect Ġone Ġis"), ("en_paper", ". ĠAnswer Ġis")):
+        made = unify(get_task("sst2"), get_pattern("unified", style))
+        encoder = make_encoder(roberta, "causal", made)
+        (row,) = encoder.encode(Example({"sentence": "fine"}, made.options))
+        shown = " ".join(roberta.convert_ids_to_tokens(row.ids.tolist()))
+        assert shown.startswith("Ġfine ?") and shown.endswith(end)
+        assert row.label_pos.tolist() == [len(row.ids) - 1]
+
+
+def test_the_users_own_words():
+    made = unify(custom_task(fields=["a"], labels=["x", "y"]), get_pattern("unified"))
+    assert (made.options, made.words, made.labels) == (("x", "y"), (("A",), ("B",)), ("x", "y"))
+    assert made.template == " {a}?{choices}? The correct one is [mask]"
+    pair = custom_task(fields=["a", "b"], labels=["x", "y"], words=[("ja", "si"), "no"])
+    assert unify(pair, get_pattern("unified")).template.startswith(" {a}? {b}.{choices}?")
+    assert unify(pair, get_pattern("unified", "zh")).template.startswith(" {a}？ {b}。{choices}答")
+    made = unify(pair, get_pattern("unified"), "{b} or {a|whole}?")
+    assert made.template.startswith(" {b} or {a|whole}?{choices}") and made.options == ("ja", "no")
+    example = read_example(made, {"a": 1, "b": 2, "label": "y"}, "x:1")
+    assert example == Example({"a": "1", "b": "2"}, ("ja", "no"), 1)
+    with pytest.raises(InputError, match="label 'ja' is not a label of task custom; labels: x, y"):
+        read_example(made, {"a": 1, "b": 2, "label": "ja"}, "x:1")
+
+
+# -- names and forms of choices -------------------------------------------------------------------
+
+
+def test_chinese_choices_have_numerals(shared):
+    """2 to 4 of them, the answer a text; those that a row lacks do not count."""
+    task, counts = get_task("c3"), set()
+    tokenizer = tiny_bert(CHINESE + list("问、"))
+    encoder = make_encoder(tokenizer, "masked", task, max_len=2000)
+    for example in real_rows(shared, task, count=300):
+        (row,) = encoder.encode(example)
+        names = [tokenizer.convert_ids_to_tokens(int(i)) for i in row.ids[row.roles == Role.HARD]]
+        wanted = "".join(f"{name}、。" for name in "一二三四"[: row.count])
+        assert "".join(names) == f"问[UNK]{wanted}答案是。"
+        counts.add(row.count)
+    assert counts == {2, 3, 4}
+
+
+def test_poems(shared):
+    task = get_task("ccpm")
+    for example in real_rows(shared, task):
+        assert len(example.choices) == 4 and 0 <= example.label < 4
+        assert list(example.fields) == ["translation"]
+
+
+def test_letters_of_race_are_no_texts():
+    """An option may read like the letter of another."""
+    row = {"article": "a", "question": "q", "options": ["B", "A", "C", "D"], "answer": "B"}
+    assert read_example(get_task("race"), row, "x:1").label == 1
+    texts = {"dialogue": ["a"], "question": "q", "choice": ["B", "A", "C"], "answer": "B"}
+    assert read_example(get_task("dream"), texts, "x:1").label == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("", "is it ? a . yes b . no so [MASK]"),
+        ("{name}. {text}.", "is it ? a . yes . b . no . so [MASK]"),
+        (" ({name}) {text};", "is it ? ( a ) yes ; ( b ) no ; so [MASK]"),
+        ("{text} = {name}, ", "is it ? yes = a , no = b , so [MASK]"),
+    ],
+)
+def test_how_an_option_is_written(bert, roberta, option, expected):
+    task = custom_task(
+        fields=["q"], choices=["c"], words=["A", "B"], template="{q}? {choices} so [mask]",
+        option=option,
+    )  # fmt: skip
+    example = Example({"q": "is it"}, ("yes", "no"))
+    (row,) = make_encoder(bert, "masked", task).encode(example)
+    assert bert.convert_ids_to_tokens(row.ids[1:-1].tolist()) == expected.split()
+    (row,) = make_encoder(roberta, "masked", task).encode(example)
+    option = option or " {name}. {text}"
+    written = [option.format(name=name, text=text) for name, text in (("A", "yes"), ("B", "no"))]
+    whole = f"is it? {''.join(written)} so<mask>"
+    while "  " in whole:
+        whole = whole.replace("  ", " ")
+    assert row.ids.tolist() == roberta(whole)["input_ids"]
+
+
+# -- what is cut ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", STYLES)
+@pytest.mark.parametrize("form", ["cloze", "unified"])
+def test_only_the_article_is_cut(request, shared, kind, form):
+    """Question, options, slots and mask survive on real dialogues; what is left is a beginning."""
+    tokenizer = request.getfixturevalue(kind)
+    task = get_task("dream")
+    task = unify(task, get_pattern("unified")) if form == "unified" else task
+    examples, cut = real_rows(shared, task, count=100), 0
+    full = make_encoder(tokenizer, STYLES[kind], task, max_len=4000, slots=7)
+    short = make_encoder(tokenizer, STYLES[kind], task, max_len=96, slots=7)
+    for example in examples:
+        (whole,), (row,) = full.encode(example), short.encode(example)
+        assert len(row.ids) == min(96, len(whole.ids))
+        lost = len(whole.ids) - len(row.ids)
+        cut += lost > 0
+        for part in pieces(tokenizer, example.fields["question"], *example.choices):
+            assert contains(row.ids, part)
+        # The article stands first: what is gone is one stretch, its end.
+        space = " " * (kind == "t5" or form == "unified")
+        (article,) = encode_texts(tokenizer, [space + example.fields["dialogue"]])
+        at = 7 + (STYLES[kind] == "masked")
+        kept = len(article) - lost
+        assert kept > 0
+        expected = np.delete(whole.ids, np.s_[at + kept : at + len(article)])
+        np.testing.assert_array_equal(row.ids, expected)
+        assert (row.ids == MARKS[kind]).sum() == 1 and (row.slot >= 0).sum() == 7
+    assert cut > 25
+
+
+def test_nothing_left_of_the_article(bert):
+    encoder = make_encoder(bert, "masked", get_task("race"), max_len=25, slots=4)
+    row = Example({"article": "x " * 50, "question": "why"}, ("a", "b", "c", "d"))
+    with pytest.raises(InputError) as error:
+        encoder.encode(row)
+    line = str(error.value)
+    assert "takes 25 tokens (4 of them slots, 5 of choices and whole texts)" in line
+    assert "no room in max_len 25; raise max_len to 26 or more" in line and "\n" not in line
+    (kept,) = make_encoder(bert, "masked", get_task("race"), max_len=26, slots=4).encode(row)
+    assert bert.convert_ids_to_tokens(kept.ids.tolist()).count("x") == 1
+
+
+def test_a_text_that_is_whole_needs_no_other(bert):
+    task = custom_task(fields=["q"], labels=["a", "b"], template="{q|whole} [mask]")
+    (row,) = make_encoder(bert, "masked", task, max_len=5).encode(Example({"q": "one two"}))
+    assert len(row.ids) == 5
+    with pytest.raises(InputError, match="takes 6 tokens .* max_len 5; raise max_len to 6"):
+        make_encoder(bert, "masked", task, max_len=5).encode(Example({"q": "one two three"}))
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "choices", "message"),
+    [
+        ("dream", "cloze", 1, "x:3: column 'choice' must hold a list of 2 or more choices"),
+        ("dream", "cloze", 4, "x:3: 4 choices, but task dream has names for 3; shorten the list"),
+        ("custom", "unified", 17, "x:3: 17 choices, but task custom has names for 16; shorten"),
+        ("custom", "cloze", 27, "x:3: 27 choices, but task custom has names for 26; shorten"),
+        ("dream", "cloze", 3, "x:3: label 'none' is not a label of task dream; labels: 0, 1, 2"),
+        ("custom", "unified", 3, "x:3: label 'none' is not a label of task custom; labels: 0, 1"),
+    ],
+)
+def test_rows_that_do_not_fit(name, form, choices, message):
+    task = custom_task(fields=["question"], label="answer", choices=["choice"])
+    task = get_task(name) if name != "custom" else task
+    task = unify(task, get_pattern("unified")) if form == "unified" else task
+    row = {"dialogue": "a", "question": "q", "answer": "none"}
+    with pytest.raises(InputError) as error:
+        read_example(task, row | {"choice": [str(i) for i in range(choices)]}, "x:3")
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+MANY = custom_task(fields=["a"], labels=[f"class {i}" for i in range(17)])
+
+
+@pytest.mark.parametrize(
+    ("task", "query", "message"),
+    [
+        (MANY, "", "names for 16 options, task custom has 17 classes; take task.form=cloze"),
+        (custom_task(fields=["a"], target="b"), "", "task custom writes text; take"),
+        (PASSAGE, "{query} [mask]", r"has mask; with task.form=unified give what stands before"),
+        (PASSAGE, "{query} {choices}", "has choices; with task.form=unified give"),
+    ],
+)
+def test_tasks_that_do_not_fit(task, query, message):
+    with pytest.raises(InputError, match=message):
+        unify(task, get_pattern("unified"), query)
+
+
+@pytest.mark.parametrize(
+    "option", ["{name}.", "{text}", "{name} {text} {text}", "{name|lower} {text}", "{x} [mask]"]
+)
+def test_options_that_do_not_fit(bert, option):
+    task = replace(PASSAGE, template="{query} {choices} [mask]", words=(("A",), ("B",)))
+    with pytest.raises(InputError, match="must hold {name} and {text} once each"):
+        make_encoder(bert, "masked", replace(task, option=option))

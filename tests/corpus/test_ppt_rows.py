@@ -1,0 +1,158 @@
+"""Batches of pre-training tasks: any of them in any order, on any host, and on real text."""
+
+import numpy as np
+import pytest
+from ppt_corpus import bert_forms, even_corpus, guess_by_trees, texts_of
+from test_ppt_nsp import guess_by_length as guess_pairs
+from test_ppt_selection import guess_by_length as guess_options
+
+from jaxprompt.corpus import divide, index_corpus
+from jaxprompt.corpus.denoise.batches import Pass, Visits
+from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.corpus.ppt import Rows, get_pattern, make_forms, nsp, numbers_of_options, selection
+from jaxprompt.data.batching import Layout
+from jaxprompt.data.tokenizer import load_tokenizer
+
+MAX_LEN = 160
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return even_corpus(tmp_path_factory.mktemp("even") / "store", 12, 8)
+
+
+@pytest.fixture(scope="module", params=["nsp", "unified"])
+def rows(request, corpus):
+    return make_rows(request.param, corpus, range(len(corpus)))
+
+
+def make_rows(name, corpus, documents, **layout):
+    if name == "nsp":
+        forms = bert_forms(name)
+        task = nsp.make(corpus, documents, forms)
+    else:
+        forms = bert_forms(name, options=(2, 5, 7))
+        task = selection.make(name, corpus, documents, forms)
+    return Rows(task, forms, Layout(1, MAX_LEN, forms.pad, **layout))
+
+
+def arrays(batch):
+    named = batch.encoder._asdict() | {n: getattr(batch, n) for n in ("label_pos", "labels")}
+    return {name: x for name, x in (named | {"index": batch.index}).items() if x is not None}
+
+
+def assert_equal(one, two):
+    for name, x in arrays(one).items():
+        np.testing.assert_array_equal(x, arrays(two)[name], name)
+
+
+def test_any_order_gives_the_same_rows(rows):
+    order = np.random.RandomState(0).permutation(40)
+    straight = rows.batch(range(40), range(100, 140), 5, size=40)
+    mixed = rows.batch(order.tolist(), (order + 100).tolist(), 5, size=40)
+    for name, x in arrays(straight).items():
+        np.testing.assert_array_equal(x[order], arrays(mixed)[name], name)
+
+
+def test_a_visit_is_drawn_anew(rows):
+    first, again, other = (
+        rows.batch(range(40), range(start, start + 40), seed, size=40)
+        for start, seed in ((0, 0), (40, 0), (0, 1))
+    )
+    assert (first.encoder.ids != again.encoder.ids).any()
+    assert (first.encoder.ids != other.encoder.ids).any()
+    np.testing.assert_array_equal(first.index, again.index)
+
+
+def test_hosts_share_a_batch(rows):
+    whole = rows.batch(range(10), range(10), 0, size=12)
+    parts = [rows.batch(range(10), range(10), 0, size=12, share=(i, 4)) for i in range(4)]
+    for name, x in arrays(whole).items():
+        np.testing.assert_array_equal(x, np.concatenate([arrays(p)[name] for p in parts]), name)
+    assert whole.weights.tolist() == [1.0] * 10 + [0.0] * 2
+    assert whole.labels[10:].tolist() == whole.index[10:].tolist() == [-1, -1]
+    assert whole.encoder.ids.shape == (12, MAX_LEN)
+    assert not whole.encoder.mask[10:].any()
+
+
+def test_layout_of_a_batch(corpus):
+    plain, moved = (
+        make_rows("nsp", corpus, range(12), **layout).batch(range(3), range(3), 0, size=3)
+        for layout in ({}, {"side": "left", "shift": 7})
+    )
+    used = plain.encoder.mask[0].sum()
+    np.testing.assert_array_equal(moved.encoder.ids[0, -used:], plain.encoder.ids[0, :used])
+    assert moved.encoder.positions[0, -used:].tolist() == [*range(7, 7 + used)]
+    assert (moved.label_pos - plain.label_pos == MAX_LEN - used).all()
+
+
+def test_a_run_goes_on_where_it_ended(rows):
+    make = lambda: Visits(rows, batch=16, seed=3, prefetch=2)
+    stream = make()
+    seen = [next(stream) for _ in range(3)]
+    state = stream.get_state()
+    later = [next(stream) for _ in range(8)]  # over the end of an epoch
+    stream.close()
+    assert stream.steps_per_epoch == 6
+    resumed = make()
+    resumed.set_state(state)
+    for batch in later:
+        assert_equal(next(resumed), batch)
+    resumed.close()
+    epoch = np.concatenate([batch.index for batch in seen + later[:3]])
+    assert sorted(epoch) == [*range(96)]
+
+
+def test_a_pass_is_always_the_same_and_of_many_documents(corpus):
+    rows = make_rows("nsp", corpus, range(12))
+    held = Pass(rows, batch=8, seed=1, limit=20)
+    first, second = list(held), list(held)
+    assert len(first) == 3 and first[-1].weights.sum() == 4
+    for one, two in zip(first, second, strict=True):
+        assert_equal(one, two)
+    units = np.concatenate([batch.encoder.ids[batch.weights > 0, 5] for batch in first]) - 2000
+    assert len(set(units // 8)) > 6
+
+
+# -- real text ------------------------------------------------------------------------------------
+
+# No tokenizer with all the Chinese label words is here; the text is what matters.
+TEXTS = {"corpus_books_en": ("t5", "seq2seq"), "corpus_novels_zh": ("bert-uncased", "masked")}
+
+
+@pytest.fixture(scope="module", params=TEXTS)
+def real(request, tmp_path_factory):
+    shared = request.getfixturevalue("shared")
+    folder, style = TEXTS[request.param]
+    tokenizer = load_tokenizer(shared / "tokenizers" / folder)
+    source = shared / "data" / request.param / "dev.jsonl.gz"
+    if not source.exists():
+        pytest.skip(f"{source} is absent")
+    store = tmp_path_factory.mktemp("store")
+    return index_corpus(str(source), tokenizer, store, processes=1), tokenizer, style
+
+
+@pytest.mark.parametrize("name", ["nsp", "nss", "unified"])
+def test_real_text(real, name):
+    """Rows are whole, and the lengths of their texts tell nothing."""
+    corpus, tokenizer, style = real
+    train, held = divide(len(corpus), 0.3, 0)
+    options = (0,) if name == "nsp" else numbers_of_options(name, 4, 4)
+    forms = make_forms(
+        name, get_pattern(name), tokenizer, style, num_slots=100, max_len=400,
+        options=options,
+    )  # fmt: skip
+    make = nsp.make if name == "nsp" else lambda *given: selection.make(name, *given)
+    task, other = make(corpus, train, forms), make(corpus, held, forms)
+    assert len(task) > len(other) > 0
+    made = [task(i % len(task), row_rng(0, i)) for i in range(2000)]
+    for row, label in made[:200]:
+        assert len(row.ids) <= 400 and (row.slot >= 0).sum() == 100
+        assert len(texts_of(row)) == (2 if name == "nsp" else 1 + options[0])
+        assert 0 <= label < len(forms.verbalizer.words)
+        mark = 32099 if style == "seq2seq" else tokenizer.mask_token_id
+        assert (row.ids == mark).sum() == 1
+    found = [guess_pairs(made)] if name == "nsp" else guess_options(made)
+    chance = task.majority
+    assert max(found) < chance + 3.5 * (chance * (1 - chance) / 1000) ** 0.5
+    assert guess_by_trees(made) < chance + 3 * (chance * (1 - chance) / len(made)) ** 0.5

@@ -1,0 +1,398 @@
+"""Generation: token for token as transformers and PEFT, and as a plain run without a cache."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from tiny import assert_close, assert_equal, jit
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.errors import InputError
+from jaxprompt.models.generation import Generated, generate
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.types import Batch, Tokens
+
+V, PAD, START, NEW = 31, 0, 0, 10
+MODEL = 1e-4  # relative, of sharp logits in float32
+LENGTHS = (8, 3, 6, 5)
+T5 = dict(
+    vocab_size=V, d_model=24, d_kv=7, d_ff=30, num_heads=3, decoder_start_token_id=START,
+    relative_attention_num_buckets=8, relative_attention_max_distance=12,
+)  # fmt: skip
+GPT2 = dict(
+    vocab_size=V, n_embd=24, n_layer=2, n_head=3, n_positions=32, bos_token_id=1, eos_token_id=1,
+    pad_token_id=PAD,
+)  # fmt: skip
+KINDS = {
+    "t5": ("T5", 3, T5 | dict(num_layers=3, num_decoder_layers=2)),
+    "t5-v1.1": (
+        "T5", 2,
+        T5 | dict(num_layers=2, num_decoder_layers=3, feed_forward_proj="gated-gelu",
+                  tie_word_embeddings=False),
+    ),
+    "gpt2": ("GPT2", 4, GPT2),
+}  # fmt: skip
+EVERY = tuple(KINDS)
+
+
+class Pair(NamedTuple):
+    """One set of weights in both frameworks, and an end id that some rows reach."""
+
+    torch: Any
+    module: Any
+    params: dict
+    eos: int
+
+    def model(self, method="none", **fields) -> Model:
+        return Model(self.module, make_prompt(method, self.module.dims, **fields), {})
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Returns a function of the kind that makes each pair once."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("generate")
+
+    @functools.cache
+    def make(kind) -> Pair:
+        name, seed, fields = KINDS[kind]
+        torch.manual_seed(seed)
+        cls = "T5ForConditionalGeneration" if name == "T5" else "GPT2LMHeadModel"
+        model = getattr(transformers, cls)(getattr(transformers, f"{name}Config")(**fields))
+        with torch.no_grad():
+            for path, weight in model.named_parameters():
+                scale = "weight" in path and ("norm" in path or "ln_" in path)
+                weight.normal_(1.0 if scale else 0.0, spread(path))
+        model.save_pretrained(root / kind)
+        model, config = type(model).from_pretrained(root / kind).eval(), read_config(root / kind)
+        params, report = load_backbone(root / kind, name.lower(), config)
+        module = make_backbone(name.lower(), config, report.heads, dropout=0.0)
+        assert report.tied and module.cfg.tied  # transformers 5 ties every T5 that it makes
+        pair = Pair(model, module, jax.tree.map(jnp.asarray, params), -1)
+        free = torch_ids(pair, make_batch(kind, "left"))
+        # Written by most rows, but not by all: rows end at different steps, and at none.
+        written = np.array([(free == token).any(1).sum() for token in range(V)])
+        return pair._replace(eos=int(np.argmax(np.where(written < len(free), written, 0))))
+
+    return make
+
+
+def spread(path) -> float:
+    """Chosen so that the texts vary and no two scores are near."""
+    if "bias" in path and "relative" not in path:
+        return 0.1
+    return 1.0 if "wpe" in path else 0.5 if "wte" in path or "shared" in path else 0.8
+
+
+def make_tokens(lengths, width, side="right", slots=0, shift=0, seed=0) -> Tokens:
+    """Draws rows of the lengths, `slots` soft tokens first."""
+    rng, lengths = np.random.default_rng(seed), np.array(lengths)[:, None] + slots
+    column, width = np.arange(width + slots)[None], width + slots
+    number = column if side == "right" else column - (width - lengths)
+    mask = (number >= 0) & (number < lengths)
+    text = np.zeros(mask.shape, np.int32)
+    text[mask & (number >= slots)] = rng.integers(2, V, int((lengths - slots).sum()))
+    slot = np.where(mask & (number < slots), number, -1)
+    positions = np.where(mask, number + shift, 0)
+    zeros = np.zeros_like(text)
+    return Tokens(text, mask, np.int32(slot), np.int32(positions), zeros, np.int8(zeros))
+
+
+def make_batch(kind, side="right", *, stems=None, seed=0, **prompt) -> Batch:
+    """Draws a batch; `stems` are lengths of what T5's decoder is fed, the start id included."""
+    decoder_shift = prompt.pop("decoder_shift", 0)
+    tokens = make_tokens(LENGTHS, max(LENGTHS), side, seed=seed, **prompt)
+    rows, decoder = len(LENGTHS), None
+    if kind != "gpt2":
+        stems = stems or [1] * rows
+        decoder = make_tokens(stems, max(stems), shift=decoder_shift, seed=9)
+        decoder.ids[:, 0] = START
+    index = np.arange(rows, dtype=np.int32)
+    return Batch(tokens, index[:, None], index, np.ones(rows, np.float32), index, decoder)
+
+
+def torch_generate(model, batch: Batch, eos, max_new=NEW, **how):
+    """Runs torch's own loop. -> its output with scores, ids tidied to [B, max_new]"""
+    inputs = dict(
+        input_ids=torch.tensor(batch.encoder.ids).long(),
+        attention_mask=torch.tensor(batch.encoder.mask).long(),
+    )
+    if batch.decoder is not None:
+        inputs["decoder_input_ids"] = torch.tensor(batch.decoder.ids).long()
+    # Torch's cache has as many layers as the encoder.
+    cached = getattr(model.config, "num_decoder_layers", 0) <= model.config.num_hidden_layers
+    with torch.no_grad():
+        found = model.generate(
+            **inputs, use_cache=cached, max_new_tokens=max_new, do_sample=False, eos_token_id=eos,
+            pad_token_id=PAD, return_dict_in_generate=True, output_scores=True, **how,
+        )  # fmt: skip
+    new = found.sequences.numpy()[:, batch.read.ids.shape[1] :]
+    ids = np.full((len(new), max_new), PAD)
+    ids[:, : new.shape[1]] = new
+    ended = (ids == eos).cumsum(1) - (ids == eos) > 0  # torch may fill with the end id
+    return found, np.where(ended, PAD, ids)
+
+
+def torch_ids(pair, batch, **how):
+    return torch_generate(pair.torch, batch, pair.eos if pair.eos >= 0 else None, **how)[1]
+
+
+def run(pair: Pair, batch, model=None, prompt=None, **how) -> Generated:
+    """Runs ours, compiled."""
+    how = dict(max_new=NEW, eos=pair.eos, pad=PAD) | how
+    step = jit(functools.partial(generate, model or pair.model(), **how))
+    found = step({"backbone": pair.params, "prompt": prompt or {}}, batch)
+    return Generated(*(np.asarray(part) for part in found))
+
+
+def lengths_of(ids, eos):
+    ends = ids == eos
+    return np.where(ends.any(1), ends.argmax(1) + 1, ids.shape[1])
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_greedy(pairs, kind):
+    pair = pairs(kind)
+    batch = make_batch(kind, "left")
+    expected = torch_ids(pair, batch)
+    lengths = lengths_of(expected, pair.eos)
+    assert len(set(lengths)) > 1 and lengths.max() == NEW
+    found = run(pair, batch)
+    np.testing.assert_array_equal(found.ids, expected)
+    np.testing.assert_array_equal(found.lengths, lengths)
+    assert found.ids.dtype == found.lengths.dtype == np.int32
+    other = run(pair, make_batch(kind, "right"))  # the same rows, padded on the other side
+    np.testing.assert_array_equal(other.ids, expected)
+
+
+RULES = [
+    (beams, penalty, stop)
+    for i, penalty in enumerate((0.6, 1.0, 2.0))
+    for j, stop in enumerate((False, True, "never"))
+    for beams in [3 + (i + j) % 2]
+    if (i, j) not in ((0, 2), (2, 0))
+]
+CASES = [("t5", *rule) for rule in RULES] + [
+    (kind, *rule) for kind in ("t5-v1.1", "gpt2") for rule in RULES[1::3]
+]
+
+
+@pytest.mark.parametrize(("kind", "beams", "penalty", "stop"), CASES)
+def test_beam_search(pairs, kind, beams, penalty, stop):
+    pair = pairs(kind)
+    batch = make_batch(kind, "left")
+    how = dict(length_penalty=penalty, early_stopping=stop)
+    expected, ids = torch_generate(pair.torch, batch, pair.eos, num_beams=beams, **how)
+    found = run(pair, batch if kind == "gpt2" else make_batch(kind), beams=beams, **how)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.lengths, lengths_of(ids, pair.eos))
+    assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
+
+
+def test_the_rules_of_beam_search_differ(pairs):
+    """What the cases above tell apart: else a rule that is not read would pass them."""
+    pair, batch = pairs("t5"), make_batch("t5")
+    texts = {
+        rule: torch_ids(
+            pair, batch, num_beams=rule[0], length_penalty=rule[1], early_stopping=rule[2]
+        ).tobytes()
+        for rule in [(3, 0.6, False), (3, 2.0, False), (3, 2.0, "never"), (3, 2.0, True)]
+    }
+    assert len(set(texts.values())) > 2
+    assert texts[3, 2.0, "never"] != texts[3, 2.0, True]
+
+
+def test_a_forced_stem_and_one_token(pairs):
+    """Rows whose decoders are fed differing numbers of tokens: each equals torch's run of it."""
+    pair, stems = pairs("t5"), [3, 1, 2, 3]
+    batch = make_batch("t5", stems=stems)
+    how = dict(num_beams=3)
+    found, one = run(pair, batch, beams=3), run(pair, batch, max_new=1)
+    for row, stem in enumerate(stems):
+        take = lambda x, row=row: x[row : row + 1]
+        alone = jax.tree.map(take, batch)
+        alone = alone._replace(decoder=jax.tree.map(lambda x, n=stem: x[:, :n], alone.decoder))
+        np.testing.assert_array_equal(take(found.ids), torch_ids(pair, alone, **how))
+        np.testing.assert_array_equal(take(one.ids), torch_ids(pair, alone, max_new=1))
+
+
+def grow(batch: Batch, found) -> Batch:
+    """Puts tokens right behind those that are read, by plain loops."""
+    tokens = batch.read
+    wide = jax.tree.map(lambda x: np.pad(x, [(0, 0), (0, NEW)]), tokens)
+    wide.slot[:, -NEW:] = -1
+    for row, new in enumerate(found):
+        at = np.flatnonzero(tokens.mask[row])[-1]
+        for i, token in enumerate(new):
+            wide.ids[row, at + 1 + i], wide.mask[row, at + 1 + i] = token, True
+            wide.positions[row, at + 1 + i] = tokens.positions[row, at] + 1 + i
+    return batch._replace(**{"encoder" if batch.decoder is None else "decoder": wide})
+
+
+def plain_scores(pair, model, params, batch):
+    """Returns a function of the tokens so far: log-probabilities by whole runs without a cache."""
+
+    @jit
+    def forward(params, batch):
+        hidden = model.hidden(params, batch)
+        bound = model.backbone.bind({"params": params["backbone"]})
+        scores = bound.lm_features(hidden) @ bound.lm_table()[0].T
+        return jax.nn.log_softmax(scores)
+
+    last = [np.flatnonzero(mask)[-1] for mask in batch.read.mask]
+    rows = np.arange(len(last))[:, None]
+
+    def score(found):  # of each row the tokens -> log-probabilities of each next one [B, n+1, V]
+        logp = np.asarray(forward(params, grow(batch, found)))
+        return logp[rows, np.array(last)[:, None] + np.arange(len(found[0]) + 1)]
+
+    return score
+
+
+def draw(model, params, scale):
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), params))["prompt"]
+    rng = np.random.default_rng(5)
+    return jax.tree.map(lambda leaf: np.float32(rng.normal(0, scale, leaf.shape)), shapes)
+
+
+PROMPTS = {
+    "soft-t5": ("t5", "soft", dict(length=4), dict(slots=4)),
+    "soft-gpt2": ("gpt2", "soft", dict(length=4), dict(slots=4)),
+    "prefix-gpt2": ("gpt2", "prefix", dict(length=3, layers="2-2"), dict(shift=3)),
+    "prefix-t5": (
+        "t5", "prefix", dict(length=2, decoder=3, cross=4), dict(shift=2, decoder_shift=3)
+    ),
+    "prefix-t5-outside": (
+        "t5-v1.1", "prefix", dict(length=2, decoder=3, cross=4, cross_layers="1-1", shift=False), {}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_prompt_is_read_once(pairs, name):
+    """The cached run equals whole runs; its beams' scores are those of what they wrote."""
+    kind, method, fields, place = PROMPTS[name]
+    pair = pairs(kind)
+    batch = make_batch(kind, **place, stems=None if kind == "gpt2" else [2, 1, 1, 2])
+    model = pair.model(method, **fields)
+    prompt = draw(model, pair.params, 1.5)
+    score = plain_scores(pair, model, {"backbone": pair.params, "prompt": prompt}, batch)
+    ids = np.zeros((len(LENGTHS), NEW), int)
+    for i in range(NEW):  # what is behind a token does not change its scores
+        ids[:, i] = score(ids)[:, i].argmax(-1)
+    found = run(pair, batch, model, prompt, eos=-1)
+    np.testing.assert_array_equal(found.ids, ids)
+    rows, columns = np.arange(len(ids))[:, None], np.arange(NEW)
+    assert_close(found.scores, score(ids)[rows, columns, ids].sum(1) / NEW, MODEL)
+    bare = run(pair, make_batch(kind), eos=-1)
+    assert (bare.ids != found.ids).any(), "the prompt has no effect"
+    beams = run(pair, batch, model, prompt, beams=3, length_penalty=0.6)
+    kept = columns < beams.lengths[:, None]
+    logp = score(beams.ids)[rows, columns, beams.ids]
+    assert_close(beams.scores, np.where(kept, logp, 0).sum(1) / beams.lengths**0.6, MODEL)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
+@pytest.mark.parametrize("method", ["prompt", "prefix"])
+def test_peft(pairs, method):
+    """GPT-2 with PEFT's prompt tuning and prefix tuning, of rows of one length."""
+    pair, length = pairs("gpt2"), 3
+    batch = make_batch("gpt2")
+    keep = slice(0, 1)
+    batch = jax.tree.map(lambda x: x[keep], batch)
+    common = dict(task_type="CAUSAL_LM", num_virtual_tokens=length)
+    config = peft.PromptTuningConfig if method == "prompt" else peft.PrefixTuningConfig
+    theirs = peft.get_peft_model(pair.torch, config(**common)).eval()
+    weight = theirs.prompt_encoder["default"].embedding.weight.detach()
+    with torch.no_grad():
+        weight.normal_(0.0, 1.5, generator=torch.Generator().manual_seed(0))
+    _, expected = torch_generate(theirs, batch, pair.eos)
+    table, name, place = weight.numpy(), "soft", dict(slots=length)
+    if method == "prefix":  # [P, L*2*N*D] -> [L, 2, P, N, D]
+        name, place = "prefix", dict(shift=length)
+        d = pair.module.dims
+        table = table.reshape(length, d.layers, 2, d.heads, d.head_dim).transpose(1, 2, 0, 3, 4)
+    ours = jax.tree.map(lambda x: x[keep], make_batch("gpt2", **place))
+    found = run(pair, ours, pair.model(name, length=length), {"table": table})
+    np.testing.assert_array_equal(found.ids, expected)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_stacks_agree(pairs, kind):
+    pair, batch = pairs(kind), make_batch(kind)
+    cfg = pair.module.cfg.__class__(**(vars(pair.module.cfg) | {"stack": "scan"}))
+    scanned = pair._replace(module=pair.module.clone(cfg=cfg))
+    one, other = run(pair, batch, beams=2), run(scanned, batch, beams=2)
+    assert_equal(one.ids, other.ids)
+    assert_close(one.scores, other.scores)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_bfloat16(pairs, kind):
+    """Ids and scores of whole runs in float32, but for the rounding of states and caches."""
+    pair, batch = pairs(kind), make_batch(kind)
+    cfg = pair.module.cfg.__class__(**(vars(pair.module.cfg) | {"dtype": jnp.bfloat16}))
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), pair.params)
+    half = pair._replace(module=pair.module.clone(cfg=cfg), params=params)
+    exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    score = plain_scores(pair, pair.model(), {"backbone": exact, "prompt": {}}, batch)
+    rows, columns = np.arange(len(LENGTHS))[:, None], np.arange(NEW)
+    for beams in (1, 2):
+        found = run(half, batch, beams=beams, eos=-1)
+        assert found.scores.dtype == np.float32
+        plain = score(found.ids)[rows, columns, found.ids].mean(1)
+        assert np.abs(found.scores - plain).max() < 0.3  # large weights amplify rounding
+
+
+def test_one_compile_and_rows_that_fill(pairs):
+    """A row of weight 0 writes nothing and is not waited for; batches of one shape share a run."""
+    pair, batch = pairs("gpt2"), make_batch("gpt2")
+    batch = batch._replace(weights=np.array([1, 0, 1, 1], np.float32))
+    for beams in (1, 3):
+        how = dict(max_new=NEW, eos=pair.eos, pad=PAD, beams=beams)
+        step = jit(functools.partial(generate, pair.model(), **how))
+        params = {"backbone": pair.params}
+        found = step(params, batch)
+        full = step(params, batch._replace(weights=np.ones(4, np.float32)))
+        step(params, make_batch("gpt2", seed=1))
+        assert step._cache_size() == 1
+        assert found.lengths[1] == found.scores[1] == 0 and (found.ids[1] == PAD).all()
+        for one, other in zip(found, full, strict=True):
+            assert_equal(np.delete(one, 1, 0), np.delete(other, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (dict(max_new=0), "max_new=0 must be at least 1"),
+        (dict(beams=0), "beams=0 must be at least 1"),
+        (dict(beams=16), "beams=16 exceeds 15, half of the vocabulary of 31"),
+        (dict(max_new=23), "8 tokens of input + 2 positions of the prompt + max_new=23 exceed the "
+         "model's 32 positions; lower max_new to 22"),
+        (dict(early_stopping="soon"), "early_stopping='soon' is unknown"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(pairs, how, message):
+    pair = pairs("gpt2")
+    model, batch = pair.model("prefix", length=2), make_batch("gpt2", shift=2)
+    with pytest.raises(InputError) as error:
+        run(pair, batch, model, **how)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_several_documents_in_a_row_are_refused(pairs):
+    pair = pairs("gpt2")
+    batch = make_batch("gpt2")
+    batch = batch._replace(encoder=batch.encoder._replace(segments=np.int32(batch.encoder.mask)))
+    with pytest.raises(InputError, match="has several documents in a row, .* give each document a"):
+        run(pair, batch)

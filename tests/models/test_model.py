@@ -1,0 +1,133 @@
+"""The composition of backbone, method and heads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_tiny
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.errors import InputError
+from jaxprompt.heads import linear, lm
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.tree import flatten, merge, split, trainable_mask
+from jaxprompt.types import Injection
+
+HEAD = linear.Head(3, dropout=0.0)
+
+
+def make_model(method="soft", family="bert", **fields):
+    backbone, weights = make_tiny(family)
+    model = Model(backbone, make_prompt(method, backbone.dims, **fields), {"main": HEAD})
+    return model, weights
+
+
+def test_init_keeps_the_backbone_and_draws_the_rest():
+    model, weights = make_model(length=4)
+    params = model.init(jax.random.key(0), weights)
+    assert params["backbone"] is weights
+    shapes = {name: leaf.shape for name, leaf in flatten(params).items() if "backbone" not in name}
+    expected = {
+        "head/main/out/bias": (3,),
+        "head/main/out/kernel": (16, 3),
+        "prompt/table": (4, 16),
+    }
+    assert shapes == expected
+    assert_equal(params["prompt"], model.init(jax.random.key(0), weights)["prompt"])
+    other = model.init(jax.random.key(1), weights)
+    assert np.abs(other["prompt"]["table"] - params["prompt"]["table"]).max() > 0
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_init_of_decoders(family):
+    fields = dict(decoder=2, cross=1) if family == "t5" else {}
+    model, weights = make_model("prefix", family, length=4, **fields)
+    params = make_params(model, weights)
+    assert params["head"]["main"]["out"]["kernel"].shape == (16, 3)
+    names = {"table", "decoder_table", "cross_table"} if family == "t5" else {"table"}
+    assert set(params["prompt"]) == names
+    batch = make_batch(family=family, shift=4, decoder_shift=2)
+    assert jit(model.forward)(params, batch).shape == (8, 3)
+
+
+def test_init_with_choices():
+    backbone, weights = make_tiny()
+    model = Model(backbone, make_prompt("none", backbone.dims), {"main": linear.Head(1)})
+    params = model.init(jax.random.key(0), weights, choices=4)
+    assert params["head"]["main"]["out"]["kernel"].shape == (16, 1)
+    assert jit(model.forward)(params, make_batch(rows=2, choices=4)).shape == (2, 4)
+
+
+def test_a_model_without_prompt_is_the_backbone():
+    model, weights = make_model("none")
+    batch = make_batch()
+    hidden = jit(model.hidden)(make_params(model, weights), batch)
+    run = lambda p, b: model.backbone.apply({"params": p}, b, Injection(), deterministic=True)
+    plain = jit(run)(weights, batch)
+    assert_equal(hidden, plain)
+
+
+def test_parts_without_numbers_survive_split_and_merge():
+    """Neither the method nor the head has a parameter, so the merged tree names neither."""
+    backbone, weights = make_tiny()
+    where = np.array([[[0]], [[1]]])
+    head = lm.Head(np.array([7, 9]), where, np.zeros_like(where))
+    model = Model(backbone, make_prompt("none", backbone.dims), {"main": head})
+    params = model.init(jax.random.key(0), weights)
+    merged = merge(*split(params, trainable_mask(params, [r"backbone/.*"])))
+    assert set(merged) == {"backbone"}
+    forward = jit(model.forward)
+    assert_equal(forward(merged, make_batch()), forward(params, make_batch()))
+
+
+def test_no_gradient_reaches_the_words_through_the_method():
+    """A method that starts from the word table must not train it by that way."""
+    model, weights = make_model(length=2)
+
+    class Reads(type(model.prompt)):
+        def __call__(self, batch, embed, *, deterministic):
+            slots = embed[None, :2]
+            return Injection(encoder=Injection().encoder._replace(slots=slots))
+
+    model = Model(model.backbone, Reads(model.prompt.dims, length=2), model.heads)
+    params = make_params(model, weights)
+    batch = make_batch(slots=2)
+    words = jax.grad(lambda p: model.inject(p, batch).encoder.slots.sum())(params)
+    assert float(jnp.abs(words["backbone"]["embed"]["word"]["table"]).max()) == 0
+
+
+def test_dropout_needs_a_key_and_follows_it():
+    backbone, weights = make_tiny(dropout=0.3)
+    model = Model(backbone, make_prompt("prefix", backbone.dims, length=2), {"main": HEAD})
+    params, batch = make_params(model, weights), make_batch(shift=2)
+    run = jit(lambda key: model.forward(params, batch, deterministic=False, key=key))
+    first, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
+    assert_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+
+
+def test_bfloat16_backbone_with_float32_parameters():
+    backbone, weights = make_tiny()
+    half = backbone.clone(
+        cfg=backbone.cfg.__class__(**vars(backbone.cfg) | {"dtype": jnp.bfloat16})
+    )
+    prompt, batch = make_prompt("prefix", backbone.dims, length=2), make_batch(shift=2)
+    full, low = (Model(b, prompt, {"main": HEAD}) for b in (backbone, half))
+    params = make_params(full, weights)
+    scores = jit(low.forward)(params, batch)
+    assert (
+        jax.eval_shape(low.hidden, params, batch).dtype == jnp.bfloat16
+        and scores.dtype == jnp.float32
+    )
+    assert_close(scores, jit(full.forward)(params, batch), rtol=0.1)
+
+
+def test_unknown_names_are_errors_with_the_nearest():
+    dims = make_tiny()[0].dims
+    with pytest.raises(InputError, match="'prefx'.*nearest: prefix"):
+        make_prompt("prefx", dims)
+    with pytest.raises(InputError, match="'prefix' has no field 'lenght'; nearest: length"):
+        make_prompt("prefix", dims, lenght=3)
+    with pytest.raises(InputError, match="'brt'.*nearest: bert"):
+        make_backbone("brt", {}, ())

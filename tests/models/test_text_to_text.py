@@ -1,0 +1,287 @@
+"""Label words and free texts on T5 and GPT-2: every shortcut against the plain computation.
+
+The plain one is torch's: each word's whole target through the whole model, logits over the whole
+vocabulary, one word after the other.
+"""
+
+import json
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from tiny import assert_close, jit
+
+from jaxprompt.assembly.from_config import build_objectives
+from jaxprompt.assembly.pipeline import build_scorer, choose_template, load_weights, open_backbone
+from jaxprompt.cli.options import load_config
+from jaxprompt.data.tasks import Example, custom_task
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.training.evaluation import place_step, write_texts
+from jaxprompt.training.steps import make_generate_step
+from jaxprompt.tree import flatten
+
+BASE = load_config("configs/base.py")
+CLASSES = ("good", "bad")
+WORDS = (("good", "unwatchable"), ("bad",))  # of one piece and of several
+TEXTS = ("A fine film", "Dull", "Nothing much happens, and it takes two hours")
+STYLES = ("seq2seq", "causal")
+SETTINGS = dict(
+    form="cloze", answer="", eos=True, max_len=40, max_target=8, multiple=8, side="right", batch=4
+)
+
+
+class Pair(NamedTuple):
+    """A backbone on disk, opened, and the same in torch."""
+
+    backbone: object
+    params: dict
+    torch: object
+
+
+@pytest.fixture(scope="module")
+def pairs(shared, tmp_path_factory):
+    """Tiny models of random weights with real tokenizers."""
+    import shutil
+
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    t5 = T5Config(
+        vocab_size=32128, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=3,
+        num_heads=4, feed_forward_proj="gated-gelu", decoder_start_token_id=0, dropout_rate=0.0,
+    )  # fmt: skip
+    gpt2 = GPT2Config(
+        vocab_size=50265, n_embd=24, n_layer=2, n_head=4, n_positions=48, bos_token_id=0,
+        eos_token_id=2, pad_token_id=1, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+    )  # fmt: skip
+    made = {
+        "seq2seq": ("t5", T5ForConditionalGeneration(t5), t5),
+        "causal": ("roberta", GPT2LMHeadModel(gpt2), gpt2),
+    }
+    found = {}
+    for style, (tokenizer, model, config) in made.items():
+        folder = tmp_path_factory.mktemp(style)
+        for file in (shared / "tokenizers" / tokenizer).iterdir():
+            if file.name != "config.json":
+                shutil.copy(file, folder)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.copy_(torch.randn_like(weight) * 0.3)
+        model.eval().save_pretrained(folder)
+        hf = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(hf | {"model_type": config.model_type}))
+        backbone, loaded = load_weights(
+            open_backbone(BASE.backbone.to_dict() | {"path": str(folder)}), make_placement(1, 1)
+        )
+        found[style] = Pair(backbone, loaded.params, model)
+    return found
+
+
+def make_scorer(pair, *, task=None, head=None, **changes):
+    task = task or custom_task(fields=("text",), labels=CLASSES, words=WORDS)
+    head = BASE.head.to_dict() | {"name": "verbalizer"} | (head or {})
+    settings = SETTINGS | changes
+    template = settings.pop("template", "")
+    style = pair.backbone.module.STYLE
+    if head["name"] == "verbalizer" and settings["form"] == "cloze" and not template:
+        template = "{text} It was [mask]" if style == "causal" else "{text} It was [mask]."
+    template = choose_template(task, style, head["name"], settings["form"], template)
+    prompt = {"name": "none"}
+    return build_scorer(
+        pair.backbone, task, prompt=prompt, head=head, template=template, **settings
+    )
+
+
+def run(pair, scorer, head="main", examples=None, **encoding):
+    examples = examples or [Example({"text": text}, (), i % 2) for i, text in enumerate(TEXTS)]
+    rows = scorer.encode(examples, **encoding).rows
+    batch = scorer.one_batch(rows)
+    order = np.argsort(batch.index)  # longest first
+    params = scorer.model.init(jax.random.key(0), pair.params)
+    scores = jit(lambda p, b: scorer.model.forward(p, b, head=head))(params, batch)
+    return np.asarray(scores)[order], rows
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def word_ids(tokenizer):
+    return [[encode_texts(tokenizer, [f" {word}"])[0] for word in group] for group in WORDS]
+
+
+def plain_scores(pair, tokenizer, inputs, stem, end=(), rows=None, average=np.mean):
+    """Scores every class for every input, word by word. -> [B, C]"""
+    table = []
+    for ids in inputs:
+        scores = []
+        for group in word_ids(tokenizer):
+            own = []
+            for word in group:
+                said = [*word, *end]
+                logp = torch_logits(pair, ids, stem, said)
+                logp = log_softmax(logp if rows is None else logp[:, rows])
+                columns = said if rows is None else [list(rows).index(x) for x in said]
+                own.append(average(logp[np.arange(len(said)), columns]))
+            scores.append(np.mean(own))
+        table.append(scores)
+    return np.array(table, np.float32)
+
+
+def torch_logits(pair, ids, stem, said):
+    """Gives the logits that predict each token of `said`, after the input `ids`. -> [*, V]"""
+    import torch
+
+    with torch.no_grad():
+        if pair.backbone.module.STYLE == "causal":
+            logits = pair.torch(input_ids=torch.tensor([[*ids, *said]])).logits[0]
+            return logits[len(ids) - 1 : -1].double().numpy()
+        fed = torch.tensor([[0, *stem, *said[:-1]]])
+        logits = pair.torch(input_ids=torch.tensor([ids]), decoder_input_ids=fed).logits[0]
+        return logits[len(stem) :].double().numpy()
+
+
+def inputs_of(pair, tokenizer, template="{} It was"):
+    """Encodes the texts as torch sees them; T5's sentinel and end of sequence included."""
+    found = []
+    for text in TEXTS:
+        if pair.backbone.module.STYLE == "causal":
+            found.append(encode_texts(tokenizer, [template.format(text)])[0])
+        else:
+            front = encode_texts(tokenizer, [" " + template.format(text)])[0]
+            found.append([*front, 32099, *encode_texts(tokenizer, ["."])[0], 1])
+    return found
+
+
+@pytest.mark.parametrize("pieces", ["mean", "sum"])
+@pytest.mark.parametrize("style", STYLES)
+def test_branches_score_like_one_word_after_the_other(style, pieces, pairs):
+    pair = pairs[style]
+    scorer = make_scorer(pair, head={"scores": "full", "pieces": pieces})
+    found, rows = run(pair, scorer)
+    tokenizer = scorer.tokenizer
+    inputs = inputs_of(pair, tokenizer)
+    stem = [32099] if style == "seq2seq" else []
+    words = sum(word_ids(tokenizer), [])
+    assert max(map(len, words)) >= 3
+    expected = plain_scores(
+        pair, tokenizer, inputs, stem, average=np.mean if pieces == "mean" else np.sum
+    )
+    assert found.shape == (len(TEXTS), 3)
+    assert_close(found[:, :2], expected, rtol=2e-5)
+    first = np.stack([log_softmax(torch_logits(pair, ids, stem, [0]))[0] for ids in inputs])
+    best_outside = np.delete(first, sorted({x for word in words for x in word}), axis=1).max(1)
+    assert_close(found[:, 2], best_outside.astype(np.float32), rtol=2e-5)
+    # The decoder runs over its own few positions, and each input stands once in the batch.
+    fed = sum(len(word) - 1 for word in words)
+    (row,) = rows[0]
+    if style == "seq2seq":
+        assert len(row.decoder.ids) == 2 + fed
+    else:
+        assert len(row.ids) == len(inputs[0]) + fed
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_restricted_scores_are_those_of_the_words_rows(style, pairs):
+    pair = pairs[style]
+    scorer = make_scorer(pair)
+    found, _ = run(pair, scorer)
+    tokenizer = scorer.tokenizer
+    rows = np.unique(sum(sum(word_ids(tokenizer), []), []))
+    stem = [32099] if style == "seq2seq" else []
+    inputs = inputs_of(pair, tokenizer)
+    expected = plain_scores(pair, tokenizer, inputs, stem, rows=rows)
+    assert found.shape == (len(TEXTS), 2)
+    assert_close(found, expected, rtol=2e-5)
+
+
+ANSWERS = {
+    "[mask] {label}": ((32099,), ()),
+    "[mask] {label} [mask]": ((32099,), (32098,)),
+    "{label} [sep]": ((), (1,)),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_loss_over_the_whole_target_is_torchs(answer, pairs):
+    """PPT's tuning and pre-training loss, and prompt tuning's: the mean over a target's tokens."""
+    import torch
+
+    pair, (stem, end) = pairs["seq2seq"], ANSWERS[answer]
+    task = custom_task(fields=("text",), labels=CLASSES, words=("good", "unwatchable"))
+    form = "cloze" if stem else "text"
+    scorer = make_scorer(pair, task=task, head={"span": "target"}, answer=answer, form=form)
+    found, _ = run(pair, scorer, head="target")
+    inputs = inputs_of(pair, scorer.tokenizer)
+    if not stem:
+        inputs = [encode_texts(scorer.tokenizer, [" " + text])[0] + [1] for text in TEXTS]
+    for i, ids in enumerate(inputs):
+        for c, word in enumerate(("good", "unwatchable")):
+            target = [*stem, *encode_texts(scorer.tokenizer, [f" {word}"])[0], *end]
+            with torch.no_grad():
+                out = pair.torch(input_ids=torch.tensor([ids]), labels=torch.tensor([target]))
+            assert found[i, c] == pytest.approx(-float(out.loss), rel=2e-5), (i, word)
+    c = BASE.copy_and_resolve_references()
+    c.head.name, c.head.span = "verbalizer", "target"
+    (objective,) = build_objectives(c)
+    total, n = objective.loss(found, np.array([0, 1, 1]), np.ones(3))
+    assert objective.head == "target" and n == 3
+    assert float(total) == pytest.approx(-(found[0, 0] + found[1, 1] + found[2, 1]))
+    decided, _ = run(pair, scorer)  # the answer itself is picked by the label's tokens
+    assert decided.shape == (3, 2)
+
+
+def text_task():
+    return custom_task(fields=("text",), target="answer")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_loss_of_a_free_text_is_torchs(style, pairs):
+    pair = pairs[style]
+    scorer = make_scorer(pair, task=text_task(), head={"name": "text"})
+    targets = ("very good", "no", "not worth it")
+    examples = [Example({"text": t}, target=w) for t, w in zip(TEXTS, targets, strict=True)]
+    logp, _ = run(pair, scorer, examples=examples, targets=True)
+    c = BASE.copy_and_resolve_references()
+    c.head.name = "text"
+    total, n = build_objectives(c)[0].loss(logp, None, np.ones(3, np.float32))
+    expected = []
+    for text, target in zip(TEXTS, targets, strict=True):
+        said = [*encode_texts(scorer.tokenizer, [f" {target}"])[0], scorer.tokenizer.eos_token_id]
+        space = " " if style == "seq2seq" else ""
+        ids = encode_texts(scorer.tokenizer, [space + text])[0] + [1] * (style == "seq2seq")
+        logits = torch_logits(pair, ids, [], said)
+        expected += list(-log_softmax(logits)[np.arange(len(said)), said])
+    assert n == len(expected)
+    assert float(total) == pytest.approx(sum(expected), rel=2e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("style", STYLES)
+def test_written_texts_are_those_of_torch(style, beams, pairs):
+    import torch
+
+    pair = pairs[style]
+    scorer = make_scorer(pair, task=text_task(), head={"name": "text"})
+    tokenizer = scorer.tokenizer
+    split = scorer.encode([Example({"text": text}) for text in TEXTS])
+    batch = scorer.one_batch(split.rows)
+    how = dict(max_new=6, beams=beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id)
+    step = place_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
+    params = scorer.model.init(jax.random.key(0), pair.params)
+    found = write_texts(step, {}, flatten(params), [batch], len(TEXTS), tokenizer)
+    for text, ours in zip(TEXTS, found, strict=True):
+        space = " " if style == "seq2seq" else ""
+        ids = encode_texts(tokenizer, [space + text])[0] + [1] * (style == "seq2seq")
+        with torch.no_grad():
+            out = pair.torch.generate(
+                torch.tensor([ids]), max_new_tokens=6, num_beams=beams, do_sample=False,
+                use_cache=False,  # transformers sizes its own by the encoder's depth
+            )[0]  # fmt: skip
+        new = out[1:] if style == "seq2seq" else out[len(ids) :]
+        assert ours == tokenizer.decode(new, skip_special_tokens=True).strip()

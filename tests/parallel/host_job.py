@@ -1,0 +1,173 @@
+"""What one of several processes does: `python host_job.py JOB FOLDER --coordinator=... ...`.
+
+Prints one JSON object on standard output.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jaxprompt.errors import InputError
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.training import checkpoint
+from jaxprompt.training.checkpoint import Checkpoints
+
+SPECS = {
+    "whole": P(),
+    "by_data": P("data"),
+    "by_model": P(None, "model"),
+    "both": P("data", "model"),
+}
+
+
+def make_state(placement, seed: int, start: float = 0.0):
+    """Divides known numbers over a mesh in every way."""
+    rng = np.random.default_rng(seed)
+    values = {name: rng.normal(size=(8, 6)).astype(np.float32) + start for name in SPECS}
+    shardings = {n: jax.sharding.NamedSharding(placement.mesh, spec) for n, spec in SPECS.items()}
+    return {
+        name: jax.make_array_from_callback(x.shape, shardings[name], x.__getitem__)
+        for name, x in values.items()
+    }
+
+
+def same(state, other) -> bool:
+    """Compares the parts that this process holds, bit for bit."""
+    return all(
+        a.sharding == b.sharding
+        and all(
+            np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes()
+            for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True)
+        )
+        for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True)
+    )
+
+
+def refusal(function, *args) -> str:
+    """Returns the InputError's message."""
+    try:
+        function(*args)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def talk(_folder: Path) -> dict:
+    """Gathers texts of unlike lengths and compares facts."""
+    number = jax.process_index()
+    texts = processes.gather("né" * 40_000 * number)
+    processes.agree({"code": "1", "data": "x"})
+    facts = {name: f"{name}{number}" for name in ("a", "b", "c", "d")}
+    facts["same"] = "1"
+    differing = refusal(processes.agree, {"config": f"v{number // 2}"} | facts)
+    absent = refusal(processes.agree, {"dev": "2"} if number else {})
+    return {
+        "devices": [len(jax.devices()), len(jax.local_devices())],
+        "texts": [[len(text), text[-1:]] for text in texts],
+        "first": processes.is_first(),
+        "differing": differing,
+        "absent": absent,
+    }
+
+
+def save(folder: Path) -> dict:
+    """Saves, restores, meets a full disk, damage and a folder that is not shared."""
+    placement = make_placement(data=-1, model=2)
+    first, second = make_state(placement, 1), make_state(placement, 2)
+    checkpoints = Checkpoints(folder / "run", keep=1)
+    checkpoints.rewind(-1)
+    checkpoints.save_best(1, {"whole": first["whole"]}, {"value": 1})
+    checkpoints.save(1, first, {"at": 1})
+    checkpoints.save(2, second, {"at": 2})
+    checkpoints.save(2, first, {"at": 3})
+    restored, position = checkpoints.restore(first)
+    best, info = checkpoints.restore_best({"whole": first["whole"]})
+    found = {
+        "steps": [checkpoints.latest(), checkpoints.best()],
+        "position": [position, info],
+        "same": same(restored, second) and same(best["whole"], first["whole"]),
+    }
+    # What one process wrote on other devices.
+    other, _ = Checkpoints(folder / "one").restore(first)
+    found["other_mesh"] = same(other, make_state(placement, 3))
+
+    def full(*_args):
+        raise OSError(28, os.strerror(28))
+
+    room, checkpoint._check_room = checkpoint._check_room, full
+    found["full"] = refusal(checkpoints.save, 3, first, {})
+    checkpoint._check_room = room
+    sums, checkpoint._checksums = checkpoint._checksums, full
+    found["unsealed"] = refusal(checkpoints.save, 3, first, {})
+    checkpoint._checksums = sums
+    found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
+    if processes.is_first():
+        file = next(p for p in (folder / "one/checkpoints/5").rglob("*") if p.stat().st_size > 60)
+        file.write_bytes(b"spoilt" + file.read_bytes()[6:])
+    processes.gather("")
+    found["damaged"] = refusal(Checkpoints(folder / "one").restore, first)
+    apart = Checkpoints(folder / f"apart{jax.process_index()}")
+    found["apart"] = refusal(apart.rewind, -1)
+    return found
+
+
+def fail(folder: Path) -> dict:
+    """Process 1 alone fails, the others wait for it."""
+    total = jax.jit(jnp.sum)
+    x = make_state(make_placement(), 1)["by_data"]
+    for step in range(10_000):
+        total(x).block_until_ready()
+        if step == 3 and jax.process_index() == 1:
+            raise InputError("process 1 alone")
+    return {}
+
+
+def fail_all(_folder: Path) -> dict:
+    """All fail alike."""
+    processes.agree({"number": str(jax.process_index())})
+    return {}
+
+
+def wait(folder: Path) -> dict:
+    """Says that the run is under way, and goes on when a file is there."""
+    processes.gather("")
+    (folder / f"ready-{jax.process_index()}").touch()
+    total = jax.jit(jnp.sum)
+    x = make_state(make_placement(), 1)["by_data"]
+    while not (folder / "go").exists():
+        total(x).block_until_ready()
+        processes.gather("so that none is ahead")
+        time.sleep(0.05)
+    return {"texts": processes.gather(f"{jax.process_index()}")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--coordinator")
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--process", type=int)
+    args = parser.parse_args()
+    jobs = {"talk": talk, "save": save, "fail": fail, "fail_all": fail_all, "wait": wait}
+    try:
+        processes.start(args.coordinator, args.processes, args.process, timeout=60)
+        with processes.guard():
+            print(json.dumps(jobs[args.job](args.folder)))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

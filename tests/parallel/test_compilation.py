@@ -1,0 +1,90 @@
+"""The compiler's options are taken where they are known, and left out where they are not."""
+
+import os
+
+import jax
+import pytest
+
+from jaxprompt.errors import InputError
+from jaxprompt.parallel import compilation
+
+
+@pytest.fixture(autouse=True)
+def ask_again():
+    compilation._options.cache_clear()
+    yield
+    compilation._options.cache_clear()
+
+
+def test_it_computes_and_donates():
+    step = compilation.jit(lambda x, y: (x + y, x * y), donate_argnums=0)
+    x = jax.numpy.arange(3.0)
+    total, product = step(x, 2.0)
+    assert total.tolist() == [2, 3, 4] and product.tolist() == [0, 2, 4]
+    assert x.is_deleted()
+
+
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
+    real = jax.jit
+
+    def strict(function, compiler_options=None, **settings):
+        if compiler_options:
+            compiler_options = {"xla_no_such_option": False}
+        return real(function, compiler_options=compiler_options, **settings)
+
+    monkeypatch.setattr(jax, "jit", strict)
+    assert compilation._options(True) is None
+    assert compilation.jit(lambda x: x + 1)(1) == 2
+
+
+def test_other_backends_keep_their_own(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert compilation._options(True) is None
+
+
+# -- where programs are kept ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """What JAX is told, by field; the user's cache is in a temporary folder."""
+    fields, before = {}, jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.config, "update", fields.__setitem__)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        yield fields
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_programs_lie_in_the_users_own_cache(told, tmp_path):
+    compilation.keep_programs()
+    folder = tmp_path / "cache/jaxprompt/compiled"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    path = told["jax_compilation_cache_dir"]
+    assert path.startswith(f"{folder}/cpu-")
+    compilation.keep_programs()  # the same for the next run
+    assert told["jax_compilation_cache_dir"] == path
+
+
+def test_another_place_or_none(told, tmp_path):
+    compilation.keep_programs(str(tmp_path / "mine"))
+    assert told.pop("jax_compilation_cache_dir").startswith(f"{tmp_path}/mine/cpu-")
+    compilation.keep_programs("none")
+    assert "jax_compilation_cache_dir" not in told
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(told, tmp_path, monkeypatch, capsys):
+    open_to_all = tmp_path / "cache/jaxprompt/compiled"
+    open_to_all.mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    with pytest.raises(InputError, match="compilation_cache=.*others can write there; give a"):
+        compilation.keep_programs(str(open_to_all))
+    compilation.keep_programs()  # no one asked for it, so the run goes on
+    line = capsys.readouterr().err
+    assert "others can write there; compiled programs are not kept" in line
+    assert line.count("\n") == 1
+    open_to_all.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    compilation.keep_programs()
+    assert "compiled programs are not kept" in capsys.readouterr().err and not told

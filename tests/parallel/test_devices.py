@@ -1,0 +1,73 @@
+"""The device table and how a number of them is written."""
+
+import pytest
+
+from jaxprompt.errors import InputError
+from jaxprompt.parallel.devices import DEVICES, of_kind, parse_devices
+
+
+@pytest.mark.parametrize(
+    "text, count, name",
+    [
+        ("8x v5e", 8, "v5e"),
+        ("4 x V100-32G", 4, "v100-32"),
+        ("1xNVIDIA A100 80GB", 1, "a100-80"),
+        ("16 x TPU v4", 16, "v4"),
+        ("2xTPUv6e", 2, "v6e"),
+        (" 64 X h200 ", 64, "h200"),
+    ],
+)
+def test_devices_are_written_freely(text, count, name):
+    found, device = parse_devices(text)
+    assert (found, device.name) == (count, name)
+
+
+@pytest.mark.parametrize(
+    "text", ["v5e", "8", "0x v5e", "x v5e", "-1x v5e", "8x", "eight x v5e", ""]
+)
+def test_malformed(text):
+    with pytest.raises(InputError, match="COUNT x NAME"):
+        parse_devices(text)
+
+
+@pytest.mark.parametrize(
+    "text, near",
+    [("8x v5", "nearest: v5e, v5p"), ("8x V100", "nearest: v100-16, v100-32"),
+     ("1x a100", "nearest: a100-40, a100-80"), ("1x h20", "nearest: h200"),
+     ("1x tpu", "known: a100-40")],
+)  # fmt: skip
+def test_unknown_names_give_the_nearest(text, near):
+    with pytest.raises(InputError, match="unknown device") as error:
+        parse_devices(text)
+    assert near in str(error.value)
+
+
+def test_every_device_is_whole():
+    for name, device in DEVICES.items():
+        assert device.name == name and device.source.startswith("https://")
+        assert 16 * 2**30 <= device.memory <= 256 * 2**30
+        assert 1e11 < device.link < device.bandwidth < device.peak("bfloat16")
+        assert device.peak("float32") <= device.peak("bfloat16")
+
+
+def test_what_has_no_bfloat16_widens_it():
+    assert DEVICES["v100-32"].peak("bfloat16") == 15.7e12
+    assert DEVICES["a100-40"].peak("bfloat16") == 312e12
+    assert DEVICES["v5e"].platform == "tpu" and DEVICES["h100"].platform == "gpu"
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"), ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("Tesla V100-SXM2-16GB", "v100-16"), ("TPU v4", "v4"), ("TPU v5 lite", "v5e"),
+        ("TPU v5p", "v5p"), ("TPU v6 lite", "v6e"),
+    ],
+)  # fmt: skip
+def test_names_that_jax_gives(kind, name):
+    assert of_kind(kind).name == name
+
+
+def test_unknown_kinds_have_no_peak():
+    assert of_kind("cpu") is None and of_kind("NVIDIA GeForce RTX 4090") is None

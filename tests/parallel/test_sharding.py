@@ -1,0 +1,411 @@
+"""A mesh changes where numbers are and in which order they are added, and nothing else."""
+
+import dataclasses
+import functools
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+from tiny import CONFIGS, QUICK, assert_close, make_batch, make_params, make_tiny
+
+from jaxprompt.errors import InputError
+from jaxprompt.heads import lm
+from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.parallel import sharding
+from jaxprompt.parallel.sharding import (
+    PARAMETERS,
+    Placement,
+    check_divides,
+    check_padding,
+    constrain,
+    make_placement,
+    put,
+    put_batch,
+    put_flag,
+    within,
+)
+from jaxprompt.prompts import make_prompt
+from jaxprompt.training.evaluation import place_step
+from jaxprompt.training.losses import make_loss
+from jaxprompt.training.state import make_state, place_state
+from jaxprompt.training.steps import (
+    Objective,
+    make_eval_step,
+    make_generate_step,
+    make_train_step,
+    with_flags,
+)
+from jaxprompt.tree import flatten, split, trainable_mask, unflatten
+
+HEADS = {"bert": dict(num_attention_heads=4), "t5": dict(num_heads=4), "gpt2": dict(n_head=4)}
+MESHES = {
+    "data": (8, 1, False),
+    "model": (1, 4, False),
+    "both": (2, 4, False),
+    "fsdp": (8, 1, True),
+    "all": (4, 2, True),
+}
+VOCAB = 53  # a prime: always padded where the model axis is not 1
+KEEP_GRADIENT = optax.chain(optax.trace(decay=0.0), optax.sgd(0.5))  # its state is the gradient
+
+
+class Case(NamedTuple):
+    """A model, its parameters in one piece, and a train step."""
+
+    model: Model
+    trainable: dict
+    frozen: dict
+    step: object
+    batch: object
+
+
+def make_case(family, method, *, stack="scan", remat="none", patterns=None, accumulate=1):
+    backbone, weights = make_tiny(family, stack=stack, remat=remat, **HEADS[family])
+    more = dict(decoder=2, cross=2) if family == "t5" and method == "prefix" else {}
+    prompt = make_prompt(method, backbone.dims, length=3, **more)
+    words = np.arange(3)
+    scores = "full" if method == "soft" else "restricted"
+    head = lm.Head(words + 4, words[:, None, None], 0 * words[:, None, None], scores)
+    model = Model(backbone, prompt, {"main": head})
+    params = make_params(model, weights)
+    parts = split(params, trainable_mask(params, patterns or (r"prompt/.*",)))
+    objectives = [Objective("main", make_loss(scores, 0.0))]
+    step = make_train_step(model, KEEP_GRADIENT, objectives, accumulate=accumulate)
+    batch = make_batch(
+        slots=prompt.num_slots(), shift=prompt.position_shift(), family=family,
+        decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
+    )  # fmt: skip
+    return Case(model, *parts, step, batch)
+
+
+def on_mesh(case: Case, placement: Placement) -> Case:
+    """Pads the vocabulary and makes the step of the padded model."""
+    rows = placement.padded(VOCAB)
+    cfg = dataclasses.replace(case.model.backbone.cfg, rows=rows)
+    model = dataclasses.replace(case.model, backbone=case.model.backbone.clone(cfg=cfg))
+    shapes = backbone_shapes(model.backbone)
+
+    def pad(name, leaf):
+        if name not in shapes or leaf.shape == shapes[name].shape:
+            return leaf
+        widths = [(0, new - old) for new, old in zip(shapes[name].shape, leaf.shape, strict=True)]
+        return jnp.pad(leaf, widths)
+
+    frozen = {name: pad(name, leaf) for name, leaf in case.frozen.items()}
+    scores = case.model.heads["main"].scores
+    step = make_train_step(model, KEEP_GRADIENT, [Objective("main", make_loss(scores, 0.0))])
+    return case._replace(model=model, frozen=frozen, step=step)
+
+
+def run_alone(case: Case):
+    state = make_state(jax.tree.map(jnp.copy, case.trainable), KEEP_GRADIENT, jax.random.key(1))
+    return jax.jit(case.step, compiler_options=QUICK)(state, case.frozen, case.batch)
+
+
+def compile_on(case: Case, placement: Placement):
+    """Compiles a step on a mesh. -> the program, its arguments"""
+    state = place_state(placement, case.trainable, KEEP_GRADIENT, jax.random.key(1))
+    frozen = put(case.frozen, placement.parameters(case.frozen))
+    args = state, frozen, put_batch(placement, case.batch)
+    step = jax.jit(within(placement, case.step), compiler_options=QUICK)
+    return step.lower(*args).compile(), args
+
+
+@pytest.fixture(scope="module", params=["bert", "t5", "gpt2"])
+def family(request):
+    return request.param
+
+
+@functools.cache
+def whole(family, method):
+    case = make_case(family, method)
+    return case, run_alone(case)
+
+
+WHOLE = [("prefix", mesh) for mesh in MESHES] + [("soft", mesh) for mesh in ("both", "all")]
+
+
+@pytest.mark.parametrize("method, mesh", WHOLE)
+def test_loss_and_gradients_are_those_of_one_device(family, method, mesh):
+    case, (state, measured) = whole(family, method)
+    data, model, fsdp = MESHES[mesh]
+    placement = make_placement(data, model, fsdp=fsdp)
+    case = on_mesh(case, placement)
+    program, args = compile_on(case, placement)
+    found, found_measured = program(*args)
+    assert_close(found_measured, measured)
+    assert_close(found.opt_state[0].trace, state.opt_state[0].trace)
+    assert_close(found.trainable, state.trainable)
+    check_bytes(args[1], data, model, fsdp)
+    for leaf in jax.tree.leaves(args[0].trainable):
+        assert leaf.sharding.is_fully_replicated
+    if data == 1 or not fsdp:
+        check_collectives(program.as_text(), mesh)
+
+
+# How many parts a tensor is in on a mesh of `model` columns, and more by `data` with FSDP.
+COLUMNS = r".*layers/.*(/(query|key|value|out|up|gate|down)/kernel|/(query|key|value|up|gate)/bias)"
+TABLES = r".*(word|lm|mlm|bias)/table|.*mlm/bias"
+ROWS = r".*layers/.*kernel|.*(word|lm)/table"
+
+
+def check_bytes(frozen, data, model, fsdp):
+    """Asserts what each device holds of each tensor."""
+    divided = 0
+    for name, leaf in frozen.items():
+        parts = model if re.fullmatch(COLUMNS, name) or re.fullmatch(TABLES, name) else 1
+        parts *= data if fsdp and re.fullmatch(ROWS, name) else 1
+        divided += parts > 1
+        for shard in leaf.addressable_shards:
+            assert shard.data.nbytes * parts == leaf.nbytes, name
+    assert divided >= 7 or (model == 1 and not fsdp)
+
+
+def check_collectives(text, mesh):
+    """Asserts that no weight travels: sums of activations do, and of gradients of the prompt."""
+    kinds = set(re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all)\(", text))
+    assert kinds == {"all-reduce"}, (mesh, kinds)
+
+
+def products(text):
+    """Lists the shapes of all matrix products, in any order of axes."""
+    found = re.findall(r"= \w+\[([\d,]+)\]\S* dot\(", text)
+    return {tuple(sorted(int(n) for n in dims.split(",") if n != "1")) for dims in found}
+
+
+@pytest.mark.parametrize("patterns", [(), (r"backbone/.*",)], ids=["frozen", "trained"])
+@pytest.mark.parametrize("method", ["soft", "prefix"])
+def test_no_gradient_of_a_frozen_weight_exists(family, method, patterns):
+    """Such a gradient is a product of the shape of its kernel; trained, all of them are there."""
+    placement = make_placement(2, 1)
+    case = make_case(family, method, patterns=(r"prompt/.*", *patterns))
+    text = compile_on(case, placement)[0].as_text()
+    found = re.findall(r"= \w+\[([\d,]+)\]\S* dot\(", text)
+    squeeze = lambda dims: tuple(sorted(n for n in dims if n != 1))
+    products = {squeeze(map(int, dims.split(","))) for dims in found}
+    kernels = [
+        leaf.shape[1:]
+        for name, leaf in (case.trainable | case.frozen).items()
+        if re.fullmatch(r"backbone/.*layers/.*kernel", name)
+    ]
+    assert products and kernels
+    for kernel in kernels:  # heads and their width may have become one axis
+        forms = {squeeze(kernel), squeeze((kernel[0], int(np.prod(kernel[1:]))))}
+        forms.add(squeeze((int(np.prod(kernel[:-1])), kernel[-1])))
+        assert bool(products & forms) == bool(patterns), kernel
+
+
+@pytest.mark.parametrize(
+    "stack, remat, mesh", [("scan", "dots", "both"), ("scan", "full", "all"),
+                           ("unroll", "dots", "all"), ("unroll", "full", "both")],
+)  # fmt: skip
+def test_every_way_to_run_a_stack_is_one_computation_on_a_mesh(stack, remat, mesh):
+    placement = make_placement(*MESHES[mesh][:2], fsdp=MESHES[mesh][2])
+    alone = make_case("t5", "prefix", stack=stack, remat=remat)
+    state, measured = run_alone(alone)
+    program, args = compile_on(on_mesh(alone, placement), placement)
+    found, found_measured = program(*args)
+    assert_close(found_measured, measured)
+    assert_close(found.opt_state[0].trace, state.opt_state[0].trace)
+
+
+def test_a_trained_backbone_and_its_optimizer_are_divided_like_a_frozen_one():
+    placement = make_placement(4, 2, fsdp=True)
+    case = make_case("bert", "prefix", patterns=(r"prompt/.*", r"backbone/layers/.*"))
+    state, measured = run_alone(case)
+    program, args = compile_on(on_mesh(case, placement), placement)
+    found, found_measured = program(*args)
+    assert_close(found_measured, measured)
+    assert_close(found.trainable, state.trainable)
+    for tree in (args[0].trainable, args[0].opt_state[0].trace):
+        kernel = tree["backbone/layers/mlp/up/kernel"]
+        assert kernel.addressable_shards[0].data.shape == (2, 4, 12)
+        assert tree["prompt/table"].sharding.is_fully_replicated
+
+
+def test_accumulated_parts_stay_divided_over_the_data_axis():
+    placement = make_placement(2, 1)
+    whole, parts = (make_case("bert", "prefix", accumulate=n) for n in (1, 4))
+    expected = run_alone(whole)
+    program, args = compile_on(parts, placement)
+    found = program(*args)
+    assert_close(found[1], expected[1])
+    assert_close(found[0].trainable, expected[0].trainable)
+
+
+def test_padding_of_the_vocabulary_is_never_predicted():
+    case = make_case("gpt2", "soft")
+    placement = make_placement(1, 4)
+    padded = on_mesh(case, placement)
+    assert padded.frozen["backbone/embed/word/table"].shape[0] == 56
+    scores = jax.jit(make_eval_step(case.model))(case.trainable, case.frozen, case.batch)
+    # Rows that would win if they were read.
+    table = padded.frozen["backbone/embed/word/table"]
+    frozen = padded.frozen | {"backbone/embed/word/table": table.at[VOCAB:].set(100.0)}
+    frozen = put(frozen, placement.parameters(frozen))
+    step = jax.jit(within(placement, make_eval_step(padded.model)))
+    assert_close(step(case.trainable, frozen, put_batch(placement, case.batch)), scores)
+
+
+@pytest.mark.parametrize(
+    "writer, beams, mesh", [("t5", 3, (2, 4, False)), ("gpt2", 1, (4, 2, True)),
+                            ("gpt2", 3, (2, 4, False))]
+)  # fmt: skip
+def test_texts_are_those_of_one_device(writer, beams, mesh):
+    """Beams are folded into rows, caches are written in place, the vocabulary is padded."""
+    case = make_case(writer, "prefix")
+    settings = dict(max_new=5, eos=1, pad=0, beams=beams)
+    expected = jax.jit(make_generate_step(case.model, **settings))(
+        case.trainable, case.frozen, case.batch
+    )
+    assert len(np.unique(expected)) > 3
+    placement = make_placement(*mesh[:2], fsdp=mesh[2])
+    moved = on_mesh(case, placement)
+    step = place_step(placement, make_generate_step(moved.model, **settings))
+    frozen = put(moved.frozen, placement.parameters(moved.frozen))
+    index, found = step(case.trainable, frozen, case.batch)
+    assert found.sharding.is_fully_replicated
+    np.testing.assert_array_equal(index, case.batch.index)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_every_parameter_of_every_family_has_a_rule(any_family):
+    backbone, _ = make_tiny(any_family)
+    placement = make_placement(2, 2)
+    for name, leaf in backbone_shapes(backbone).items():
+        spec = placement.parameter(name, leaf.ndim).spec
+        assert (spec == PartitionSpec(*[None] * leaf.ndim)) == (
+            re.fullmatch(f"{COLUMNS}|{TABLES}", name) is None
+        ), name
+
+
+@pytest.fixture(params=sorted(CONFIGS))
+def any_family(request):
+    return request.param
+
+
+def test_an_unknown_parameter_has_no_rule():
+    placement = make_placement(2, 1)
+    assert placement.parameter("prompt/table", 5).is_fully_replicated
+    with pytest.raises(ValueError, match="no rule of sharding.PARAMETERS fits backbone/layers/x"):
+        placement.parameter("backbone/layers/x/kernel", 3)
+    with pytest.raises(ValueError, match="with 3 axes"):
+        placement.parameter("backbone/embed/word/table", 3)
+    assert len({rule for rule, _ in PARAMETERS}) == len(PARAMETERS)
+
+
+def test_outside_of_a_mesh_nothing_is_constrained():
+    x = jnp.ones((3, 4))
+    assert constrain(x, "act_batch", "anything") is x
+    alone = within(make_placement(1, 1), lambda x: constrain(x, "act_batch", None))
+    assert alone(x) is x
+    odd = jax.jit(within(make_placement(2, 2), lambda x: constrain(x, "act_batch", "act_mlp")))
+    assert odd(x).sharding.spec == PartitionSpec(None, "model")
+
+
+def test_a_flag_raised_anywhere_is_seen():
+    placement = make_placement(4, 2)
+    step = with_flags(lambda state, frozen, batch: (state + frozen, batch))
+    for flag in (False, True):
+        result = jax.jit(step)(1, 2, 3, put_flag(placement, flag))
+        assert list(map(int, result)) == [3, 3, flag]
+
+
+@pytest.mark.parametrize(
+    "sizes, expected", [((-1, 1), (8, 1)), ((-1, 4), (2, 4)), ((2, -1), (2, 4)), ((2, 2), (2, 2))]
+)
+def test_the_rest_of_the_devices_is_taken(sizes, expected):
+    placement = make_placement(*sizes)
+    assert tuple(placement.mesh.shape.values()) == expected
+    assert placement.share() == (0, 1)
+
+
+def test_slices_divide_the_data_axis_alone():
+    """Two slices of four devices: rows of the mesh are within a slice."""
+    placement = make_placement(4, 2, slices=1)
+    assert placement.mesh.devices.shape == (4, 2)
+
+    class Device:
+        def __init__(self, number):
+            self.id, self.slice_index, self.process_index = number, number // 4, number // 4
+            self.platform, self.device_kind, self.coords = "cpu", "made up", (number, 0, 0)
+
+    grid = sharding.arrange(4, 2, 2, [Device(i) for i in range(8)])
+    slices = np.vectorize(lambda device: device.slice_index)(grid)
+    assert (slices == slices[:, :1]).all()  # the model axis never leaves a slice
+    assert slices[:, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
+    """64 x 4 on 16 x 16 TPUs: JAX asks first whether it may."""
+    asked = []
+
+    def lay(shape, devices, **how):
+        asked.append(how)
+        if not how:
+            raise NotImplementedError("Failed to find assignment for logical_axis_index 1")
+        return np.array(devices).reshape(shape)
+
+    monkeypatch.setattr(sharding.mesh_utils, "create_device_mesh", lay)
+    assert sharding.arrange(4, 2, 1, range(8)).shape == (4, 2)
+    assert asked == [{}, {"allow_split_physical_axes": True}]
+
+
+@pytest.mark.parametrize(
+    "sizes, words",
+    [
+        ((3, 1), "mesh.data=3 x mesh.model=1 does not divide the 8 devices"),
+        ((-1, 3), "mesh.data=-1 x mesh.model=3 does not divide the 8 devices"),
+        ((16, 1), "mesh.data=16 x mesh.model=1 does not divide the 8 devices"),
+        ((-1, 16), "does not divide the 8 devices; take sizes whose product is 8"),
+        ((0, 1), "mesh.data=0 must be at least 1, or -1 for the rest"),
+        ((-1, -1), "only one can be the rest"),
+        ((8, 1, 3), "mesh.data=8 must divide by mesh.slices=3"),
+    ],
+)
+def test_a_mesh_that_cannot_be(sizes, words):
+    slices = sizes[2] if len(sizes) == 3 else 1
+    with pytest.raises(InputError, match=re.escape(words)):
+        make_placement(*sizes[:2], slices=slices)
+
+
+@pytest.mark.parametrize(
+    "family, changes, sizes, words",
+    [
+        ("bert", {}, (1, 4, False),
+         r"mesh.model=4 does not divide the 2 of backbone/layers/attention/.*; take 1 or 2$"),
+        ("t5", dict(num_heads=4, d_ff=26), (1, 4, False),
+         "mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"),
+        ("gpt2", dict(n_head=4, n_embd=20), (8, 1, True),
+         "mesh.data=8 does not divide the 20 of .*; take 1 or 2 or 4 or 5 or 10, or mesh.fsdp"),
+    ],
+)  # fmt: skip
+def test_widths_that_do_not_divide(family, changes, sizes, words):
+    backbone, _ = make_tiny(family, **changes)
+    placement = make_placement(*sizes[:2], fsdp=sizes[2])
+    cfg = dataclasses.replace(backbone.cfg, rows=placement.padded(VOCAB))
+    with pytest.raises(InputError, match=words):
+        check_divides(placement, backbone_shapes(backbone.clone(cfg=cfg)))
+
+
+def test_a_table_that_trains_is_never_padded():
+    placement = make_placement(2, 4)
+    shapes = {"backbone/embed/word/table": np.zeros((56, 16)), "prompt/table": np.zeros((3, 4))}
+    check_padding(placement, shapes, 56)
+    with pytest.raises(
+        InputError, match="mesh.model=4 does not divide its 54 rows; take 1 or 2 or 3, "
+    ):
+        check_padding(placement, shapes, 54)
+
+
+def test_put_gives_every_leaf_its_place():
+    placement = make_placement(2, 2)
+    params = {"a/x": np.arange(8.0).reshape(4, 2), "b": np.ones(3)}
+    found = put(params, {"a/x": placement.batch, "b": placement.replicated})
+    assert unflatten(found)["a"]["x"].addressable_shards[0].data.shape == (2, 2)
+    assert flatten({"b": found["b"]})["b"].sharding.is_fully_replicated

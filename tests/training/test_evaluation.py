@@ -1,0 +1,93 @@
+"""Scores come back in the split's order; absent choices never win; -1 stands for no class."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxprompt.data.records import Record, to_lines
+from jaxprompt.errors import InputError
+from jaxprompt.training.evaluation import (
+    decide,
+    drop_absent,
+    evaluate,
+    name_scores,
+    predict_scores,
+    probabilities,
+)
+from jaxprompt.types import Batch
+
+
+def batches(*indices):
+    for index in indices:
+        index = np.array(index)
+        yield Batch(None, None, None, None, index)
+
+
+def step(_trainable, _frozen, batch):
+    return batch.index, np.stack([batch.index * 1.0, -batch.index * 1.0], axis=1)
+
+
+def test_scores_stand_in_the_order_of_the_split_and_filling_is_dropped():
+    scores = predict_scores(step, {}, {}, batches([4, 0], [2, 1], [3, -1], [5, -1]), 6)
+    np.testing.assert_array_equal(scores[:, 0], np.arange(6.0))
+    np.testing.assert_array_equal(scores[:, 1], -np.arange(6.0))
+
+
+def test_the_best_class_and_none_where_a_piece_outside_is_better():
+    scores = np.array([[0.1, 0.3, -9.0], [0.1, 0.3, 0.4]])
+    assert decide(scores, 2).tolist() == [1, -1]
+    assert decide(scores[:, :2], 2).tolist() == [1, 1]
+
+
+def test_of_equal_scores_the_first_class_wins():
+    """Also over a piece outside the verbalizer that is exactly as good."""
+    scores = np.array([[0.3, 0.3, 0.3], [0.1, 0.3, 0.3], [0.3, 0.1, 0.3], [0.2, 0.2, 0.1]])
+    assert decide(scores, 3).tolist() == [0, 1, 0, 0]
+    assert decide(scores, 2).tolist() == [0, 1, 0, 0]
+    names = [["a", "b"]] * 4
+    found = [row["prediction"] for row in name_scores(scores[:, :2], names, 2)]
+    assert found == ["a", "b", "a", "a"]
+
+
+def test_the_prediction_is_the_best_score_though_both_round_to_one_probability():
+    scores = np.array([[0.0, 1e-9]], np.float32)
+    (row,) = name_scores(scores, [["a", "b"]], 2)
+    assert row["prediction"] == "b" and row["score"] == 0.5
+
+
+def test_choices_that_an_example_lacks_never_win():
+    scores = np.array([[1.0, 2.0, 3.0, 9.0], [1.0, 2.0, 3.0, 9.0]])
+    left = drop_absent(scores, np.array([2, 3]), 3)
+    assert decide(left[:, :3], 3).tolist() == [1, 2]
+    assert left[:, 3].tolist() == [9.0, 9.0]
+    np.testing.assert_allclose(
+        probabilities(left, 3)[0], [1 / (1 + np.e), np.e / (1 + np.e), 0.0], rtol=1e-6
+    )
+
+
+def test_nan_scores_are_no_result():
+    def broken(*given):
+        index, scores = step(*given)
+        return index, np.where(index[:, None] == 2, np.nan, scores)
+
+    counts, labels = np.full(4, 2), np.array([0, 0, 1, 0])
+    with pytest.raises(InputError, match="of 1 of 4 examples are NaN, the first .* example 3; "):
+        evaluate(broken, {}, {}, batches([3, 2], [1, 0]), labels, counts, "accuracy", 2)
+
+
+def test_a_prediction_is_json_or_an_error():
+    row, good = {"text": "a", "id": float("nan")}, {"prediction": "x", "scores": {"x": 1.0}}
+    write = lambda answer: "".join(to_lines([Record("rows.jsonl:7", row)], [answer], ""))
+    assert json.loads(write(good)) == row | good | {"id": None}  # an empty number of a table
+    with pytest.raises(InputError, match="rows.jsonl:7: the scores are not finite; .*optim.lr"):
+        write(good | {"scores": {"x": float("nan")}})
+
+
+def test_a_split_is_measured():
+    counts = np.full(4, 2)
+    measured, scores = evaluate(
+        step, {}, {}, batches([3, 2], [1, 0]), np.array([0, 0, 1, 0]), counts, "accuracy", 2
+    )
+    assert measured["accuracy"] == pytest.approx(0.75)
+    assert scores.shape == (4, 2)

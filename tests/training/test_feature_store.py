@@ -1,0 +1,247 @@
+"""States that are kept: what is read is what was written, and a model goes on from it."""
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import CONFIGS, assert_close, jit, make_batch, make_params, make_tiny
+
+from jaxprompt.backbones import families
+from jaxprompt.errors import InputError
+from jaxprompt.heads import linear
+from jaxprompt.layers.stack import STACKS
+from jaxprompt.models.model import Model
+from jaxprompt.parallel.hlo import read_work
+from jaxprompt.prompts import make_prompt
+from jaxprompt.training import feature_store
+from jaxprompt.training.losses import cross_entropy
+from jaxprompt.tree import merge, split, trainable_mask
+
+SIZES = np.array([3, 0, 5, 1, 4])
+FACTS = {"the data": "5 rows", "cache.dtype": "float32"}
+FLOAT = np.dtype(np.float32)
+
+
+def lay(rows, length, side):
+    """Lays rows into a mask, one by one. -> bool [B, T]"""
+    mask = np.zeros((len(rows), length), bool)
+    for own, row in zip(mask, rows, strict=True):
+        size = SIZES[row] if row >= 0 else 0
+        own[length - size :] = side == "left"
+        own[:size] |= side == "right"
+    return mask
+
+
+def fill(store, width=2):
+    """Writes row r as r + 0, 0.1, ... in two batches of differing lengths and sides."""
+    for rows, length, side in (([2, 4, 0], 6, "right"), ([3, 1, -1], 2, "left")):
+        mask = lay(rows, length, side)
+        values = np.full((*mask.shape, width), np.nan, np.float32)
+        for b, row in enumerate(rows):
+            size = mask[b].sum()
+            values[b, mask[b]] = row + 0.1 * np.arange(size)[:, None] + 100 * np.arange(width)
+        store.write(np.array(rows), mask, values.astype(store.states.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_any_batch_reads_what_was_written(dtype, side):
+    store = feature_store.in_memory(SIZES, 2, jnp.dtype(dtype))
+    fill(store)
+    rows = [0, -1, 4, 2, 1]
+    mask = lay(rows, 7, side)
+    found = store.read(np.array(rows), mask)
+    assert found.shape == (5, 7, 2) and found.dtype == jnp.dtype(dtype)
+    for b, row in enumerate(rows):
+        expected = np.zeros((7, 2), np.float32)
+        if row >= 0:
+            own = row + 0.1 * np.arange(SIZES[row])[:, None] + np.array([0, 100])
+            expected[mask[b]] = own
+        rounded = expected.astype(found.dtype)
+        np.testing.assert_array_equal(found[b].astype(np.float32), rounded.astype(np.float32))
+
+
+def test_a_row_of_another_length_is_an_error():
+    store = feature_store.in_memory(SIZES, 2, FLOAT)
+    with pytest.raises(ValueError, match=r"rows of \[4\] tokens, of which \[3\] states"):
+        store.read(np.array([0]), np.ones((1, 4), bool))
+
+
+# -- disk -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    """A filled store on disk. -> its path"""
+    store = feature_store.DiskStore(tmp_path / "kept" / "train", SIZES, 2, FLOAT)
+    fill(store)
+    store.seal(FACTS)
+    return tmp_path / "kept" / "train"
+
+
+def reopen(path, facts=FACTS, sizes=SIZES, width=2):
+    return feature_store.reopen(path, facts, sizes, width, FLOAT)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sealed_store_is_read_again(tmp_path, dtype):
+    path, form = tmp_path / "train", (SIZES, 2, jnp.dtype(dtype))
+    assert feature_store.reopen(path, FACTS, *form) is None
+    store = feature_store.DiskStore(path, *form)
+    fill(store)
+    assert feature_store.reopen(path, FACTS, *form) is None, "not whole yet"
+    fresh = store.seal(FACTS)
+    rows = np.array([4, 2])
+    mask = lay(rows, 5, "right")
+    again = feature_store.reopen(path, FACTS, *form)
+    np.testing.assert_array_equal(again.read(rows, mask), fresh.read(rows, mask))
+    assert not again.states.flags.writeable
+    found = sorted(p.name for p in tmp_path.iterdir())
+    assert found == ["train.json", "train.states"]
+    assert (tmp_path / "train.states").stat().st_size == 13 * 2 * jnp.dtype(dtype).itemsize
+
+
+def test_other_facts_are_refused_by_name(sealed):
+    with pytest.raises(InputError) as caught:
+        reopen(sealed, {"the data": "6 rows", "backbone.dtype": "bfloat16", **FACTS} | {"x": "1"})
+    assert "backbone.dtype (kept None, now 'bfloat16'), x (kept None, now '1')" in str(caught.value)
+    with pytest.raises(InputError, match=r"the data \(kept '5 rows', now '6 rows'\); take another"):
+        reopen(sealed, FACTS | {"the data": "6 rows"})
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[17] ^= 1
+    path.write_bytes(data)
+
+
+SPOIL = {
+    "flipped": ("states", flip),
+    "cut": ("states", lambda p: os.truncate(p, 20)),
+    "absent": ("states", Path.unlink),
+    "no_json": ("json", lambda p: p.write_text("{")),
+    "no_facts": ("json", lambda p: p.write_text("{}")),
+    "a_list": ("json", lambda p: p.write_text("[]")),
+}
+
+
+@pytest.mark.parametrize("case", SPOIL)
+def test_damage_is_found(sealed, case):
+    part, spoil = SPOIL[case]
+    spoil(sealed.with_name(f"train.{part}"))
+    with pytest.raises(InputError, match="train.states is damaged; delete"):
+        reopen(sealed)
+
+
+def test_what_a_killed_run_left_is_written_over(tmp_path):
+    store = feature_store.DiskStore(tmp_path / "train", SIZES, 2, FLOAT)
+    store.states[:] = 7
+    store._file.close()  # as the end of a process does
+    store = feature_store.DiskStore(tmp_path / "train", SIZES, 2, FLOAT)
+    fill(store)
+    store.seal(FACTS)
+    assert reopen(tmp_path / "train").states.max() < 105
+
+
+def test_two_runs_do_not_fill_one_folder(tmp_path):
+    first = feature_store.DiskStore(tmp_path / "train", SIZES, 2, FLOAT)
+    with pytest.raises(InputError, match="another run is filling .*; wait for it"):
+        feature_store.DiskStore(tmp_path / "train", SIZES, 2, FLOAT)
+    first._file.close()
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(InputError, match="cannot write .*: No space left on device"):
+        feature_store.DiskStore(tmp_path / "train", SIZES, 2, FLOAT)
+    assert not list(tmp_path.iterdir())
+
+
+# -- models that go on from what is kept ----------------------------------------------------------
+
+LAYERS = 4
+DEEP = {"num_hidden_layers": LAYERS, "num_layers": LAYERS, "n_layer": LAYERS}
+PARTS = {  # prompt fields, how many layers are spared
+    "upper": (dict(length=3, layers="4-4", dropout=0.2), 3),
+    "middle": (dict(length=3, layers="2-3", dropout=0.2), 1),
+    "decoder": (dict(length=0, decoder=2, cross=2, dropout=0.2), LAYERS),
+}
+CASES = [(family, part) for family in families() for part in ("upper", "middle")]
+CASES += [("t5", "decoder")]
+
+
+def prepare(family, part, stack="scan", rows=8, **fields):
+    """Makes a model, the one that goes on from what is kept, and their batches."""
+    own, low = PARTS.get(part, ({}, 0))
+    known = CONFIGS.get(family, CONFIGS["bert"])
+    deep = {name: value for name, value in DEEP.items() if name in known}
+    backbone, weights = make_tiny(family, stack=stack, **deep)
+    prompt = make_prompt("prefix", backbone.dims, **own | fields)
+    model = Model(backbone, prompt, {"main": linear.Head(3, "cls", 0.2)})
+    params = make_params(model, weights)
+    shift = {"shift": prompt.position_shift(), "decoder_shift": prompt.decoder_shift()}
+    batch = make_batch(rows=rows, family=family, **shift)
+    enter = lambda p, b: backbone.apply({"params": p["backbone"]}, b, low, method="enter")
+    kept = batch._replace(kept=np.asarray(jit(enter)(params, batch))) if low else batch
+    cfg = dataclasses.replace(backbone.cfg, skip=low)
+    rest = dataclasses.replace(model, backbone=backbone.clone(cfg=cfg))
+    return model, rest, params, batch, kept, enter
+
+
+def make_grad(model, params):
+    trainable, frozen = split(params, trainable_mask(params, model.prompt.TRAINABLE))
+
+    def loss(trainable, frozen, batch):
+        scores = model.forward(
+            merge(trainable, frozen), batch, deterministic=False, key=jax.random.key(7)
+        )
+        total, n = cross_entropy(scores, batch.labels, batch.weights)
+        return total / n
+
+    return jit(jax.value_and_grad(loss)), (trainable, frozen)
+
+
+@pytest.mark.parametrize(
+    "family, part, stack", [(*c, STACKS[(i + i // 2) % 2]) for i, c in enumerate(CASES)]
+)
+def test_the_rest_of_a_model_gives_the_same(family, part, stack):
+    """Loss and gradients, with dropout of the prefix and before the head."""
+    model, rest, params, batch, kept, enter = prepare(family, part, stack)
+    found = []
+    for own, given in ((model, batch), (rest, kept)):
+        grad, args = make_grad(own, params)
+        program = grad.lower(*args, given).compile()
+        found.append((program(*args, given), program))
+    assert_close(found[1][0], found[0][0], rtol=1e-5)
+    assert np.abs(found[0][0][1]["prompt/" + next(iter(params["prompt"]))]).max() > 0
+    # What is spared are the products of the layers below, exactly.
+    whole, left = (read_work(program.as_text()).flops for _, program in found)
+    below = read_work(jit(enter).lower(params, batch).compile().as_text()).flops
+    assert below > 0 and whole - left == below
+
+
+def test_padding_with_other_lengths_is_no_part_of_what_is_kept():
+    model, rest, params, batch, kept, _ = prepare("bert", "upper")
+    empty = kept._replace(kept=np.where(batch.encoder.mask[..., None], kept.kept, 0.0))
+    score = lambda model: jit(lambda b: model.forward(params, b))
+    assert_close(score(rest)(empty), score(model)(batch), rtol=1e-5)
+
+
+def test_keys_of_a_prefix_are_projected_once_a_step():
+    """Of a step's products with the MLP's weights none grows with the batch."""
+    work = {}
+    for rows in (4, 8):
+        model, _, params, batch, _, _ = prepare("bert", "", rows=rows, length=3, hidden=5)
+        grad, args = make_grad(model, params)
+        work[rows] = read_work(grad.lower(*args, batch).compile().as_text()).flops
+    d = model.backbone.dims
+    forward = 2 * 3 * 5 * (d.width + LAYERS * 2 * d.heads * d.head_dim)
+    assert 2 * work[4] - work[8] == 3 * forward  # and two products as large in the backward pass

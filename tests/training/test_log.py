@@ -1,0 +1,273 @@
+"""The log reads back exactly, and a resumed run's log equals that of a run without a break."""
+
+import gc
+import io
+import json
+import math
+import resource
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprompt.errors import InputError
+from jaxprompt.training.log import RunLog, dumps
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def loss(step):
+    return np.float32(1 / (step + 3))
+
+
+def run(folder, start, stop):
+    with RunLog(folder, tensorboard=False, terminal=False) as log:
+        log.resume(start)
+        for step in range(start + 1, stop + 1):
+            log.write(step, loss=loss(step), time={"seconds": np.random.rand()})
+
+
+def test_numbers_read_back_exactly(tmp_path):
+    log = RunLog(tmp_path, tensorboard=False)
+    values = {"a": 0.1 + 0.2, "b": np.float32(0.1), "c": jnp.float32(1 / 3), "d": np.int64(2**53)}
+    log.write(jnp.int32(4), **values, name="prefix", per_class={"x": [np.float64(5e-324), 1]})
+    log.write(5, a=np.nan, b=jnp.float32(np.inf), c={"d": -math.inf}, e=jnp.bfloat16(0.5))
+    first, second = records(tmp_path)
+    assert first == {
+        "step": 4,
+        **{
+            name: value.item() if hasattr(value, "item") else value
+            for name, value in values.items()
+        },
+        "name": "prefix",
+        "per_class": {"x": [5e-324, 1]},
+    }
+    assert np.float32(first["b"]) == np.float32(0.1)
+    assert second == {"step": 5, "a": "NaN", "b": "Infinity", "c": {"d": "-Infinity"}, "e": 0.5}
+    assert math.isnan(float(second["a"])) and float(second["c"]["d"]) == -math.inf
+
+
+def test_resumed_log_equals_one_without_a_break(tmp_path):
+    run(tmp_path / "whole", 0, 10)
+    run(tmp_path / "broken", 0, 7)
+    with open(tmp_path / "broken/metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 8, "lo')
+    run(tmp_path / "broken", 5, 10)
+    results = []
+    for name in ("whole", "broken"):
+        found = records(tmp_path / name)
+        assert all(record.pop("time")["seconds"] >= 0 for record in found)
+        results.append(found)
+    assert results[0] == results[1]
+    assert [record["step"] for record in results[0]] == list(range(1, 11))
+    run(tmp_path / "broken", -1, 0)
+    assert [record["step"] for record in records(tmp_path / "broken")] == [0]
+
+
+def test_broken_line_elsewhere_is_an_error(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for line in ('{"step": 1, ', "7", '{"loss": 1}'):
+        path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
+        with pytest.raises(InputError, match=r"metrics.jsonl:2 is no record") as error:
+            RunLog(tmp_path, tensorboard=False).resume(2)
+        assert "\n" not in str(error.value)
+
+
+def test_each_line_is_on_disk_at_once(tmp_path):
+    log = RunLog(tmp_path, tensorboard=False)
+    for step in range(3):
+        log.write(step)
+        assert len(records(tmp_path)) == step + 1
+
+
+def test_failed_write_is_one_error(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with RunLog(tmp_path, tensorboard=False) as log:
+        with pytest.raises(InputError, match="cannot write .*metrics.jsonl: Is a directory"):
+            log.write(1)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write .*file"):
+        RunLog(tmp_path / "file", tensorboard=False)
+
+
+def read_events(folder):
+    """Reads scalars as TensorBoard shows them: a session start hides what stood at later steps."""
+    from tensorboardX.proto import event_pb2
+    from tensorboardX.record_writer import masked_crc32c
+
+    shown = []
+    for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns):
+        data = io.BytesIO(path.read_bytes())
+        while header := data.read(8):
+            data.read(4)
+            body = data.read(int.from_bytes(header, "little"))
+            assert int.from_bytes(data.read(4), "little") == masked_crc32c(body)
+            event = event_pb2.Event.FromString(body)
+            if event.session_log.status == event_pb2.SessionLog.START:
+                shown = [scalar for scalar in shown if scalar[0] < event.step]
+            shown += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+    return shown
+
+
+def test_tensorboard_events(tmp_path):
+    for start, stop in ((-1, 5), (3, 6)):
+        with RunLog(tmp_path, terminal=False) as log:
+            log.resume(start)
+            for step in range(start + 1, stop + 1):
+                log.write(step, loss=loss(step), name="x", dev={"f1": 0.5}, time={"rate": 2})
+    found = read_events(tmp_path / "tensorboard")
+    expected = []
+    for step in range(7):
+        expected += [
+            (step, "loss", float(loss(step))),
+            (step, "dev/f1", 0.5),
+            (step, "time/rate", 2),
+        ]
+    assert found == expected
+    assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name, more", [("metrics.jsonl", {}), ("tensorboard", {}), ("tensorboard", {"dev": 1.0})]
+)
+def test_a_full_disk_is_one_error(name, more, tmp_path, capfd):
+    """In whichever file and write it shows first; nothing is printed, no closing masks it."""
+    if name == "tensorboard":  # the records go elsewhere, the events alone meet the limit
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
+    values = {f"value{i}": 1.0 for i in range(30)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(InputError, match=f"cannot write .*{name}: File too large; mend that"):
+            with RunLog(tmp_path, terminal=False) as log:
+                log.write(1, loss=1.0)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+                log.write(2, **values, **more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    gc.collect()  # a file that is not closed would be flushed again
+    assert capfd.readouterr() == ("", "")
+
+
+def test_tensorboard_absent(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install tensorboardX"):
+        RunLog(tmp_path)
+    RunLog(tmp_path, tensorboard=False).write(1)
+    assert records(tmp_path) == [{"step": 1}]
+
+
+def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log = RunLog(tmp_path, tensorboard=False, terminal=False, total=125)
+    log.resume(49)
+    for step in range(50, 126):
+        clock[0] += 0.2
+        if step == 60:
+            log.write(step, loss=0.123456, lr=np.float32(0.02), grad_norm=3.0)
+        log.progress(step)
+        if step == 75:
+            log.write(step, dev={"f1": 0.9, "accuracy": 0.1})
+    log.write(125, loss=0.1, lr={"head": 0.03, "prompt": 1e-4})
+    log.write(125, dev=0.8)
+    log.say("stopped")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "step 75/125  5 steps/s  0:10 left  loss 0.1235  lr 0.02  dev 0.9",
+        "step 125/125  5 steps/s  0:00 left  loss 0.1  lr head 0.03 prompt 0.0001  dev 0.8",
+        "stopped",
+    ]
+
+
+def test_plain_progress_is_a_line_at_regular_times(tmp_path, capsys):
+    """Also while nothing is done; a line at an evaluation counts."""
+    with RunLog(tmp_path, tensorboard=False, terminal=False, total=9, every=0.2) as log:
+        time.sleep(0.5)
+        early = capsys.readouterr().err.splitlines()
+        log.progress(3)
+        for _ in range(8):
+            log.show(dev=0.5)
+            time.sleep(0.05)
+        shown = capsys.readouterr().err.splitlines()
+        time.sleep(0.5)
+        late = capsys.readouterr().err.splitlines()
+    assert 1 <= len(early) <= 2 and early[0] == "before the first step of 9, for 0:00"
+    assert len(shown) == 8 and 1 <= len(late) <= 2
+    assert set(shown + late) == {"step 3/9  dev 0.5"}
+    time.sleep(0.4)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch):
+    """As some that nobody sets the size of; a bar would break there."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    main, other = pty.openpty()
+    with open(other, "w") as terminal, open(main, "rb", buffering=0) as screen:
+        monkeypatch.setattr("sys.stderr", terminal)
+        for size, is_bar in ((0, False), (24, True)):
+            fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
+            with RunLog(tmp_path, tensorboard=False, total=2) as log:
+                for step in (1, 2):
+                    log.progress(step)
+                    log.show(dev=0.5)
+            assert (b"|" in screen.read(10_000)) == is_bar
+
+
+def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log = RunLog(tmp_path, tensorboard=False, terminal=False, total=100)
+    for seconds in (1.0, 0.25):
+        for step in range(1, 101):
+            clock[0] += seconds
+            log.progress(step)
+            if step % 50 == 0:
+                log.show(dev=0.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["1 steps/s"] * 2 + ["4 steps/s"] * 2
+
+
+def test_the_next_run_has_a_bar_of_its_own(tmp_path, capsys):
+    with RunLog(tmp_path, tensorboard=False, terminal=True, total=30) as log:
+        for first in (21, 1):  # a run that was resumed, then one from its start
+            for step in range(first, 31):
+                log.progress(step)
+    bars = [line.split("\r")[-1] for line in capsys.readouterr().err.rstrip("\n").split("\n")]
+    assert len(bars) == 2 and all("30/30" in bar for bar in bars)
+
+
+def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
+    with RunLog(tmp_path, tensorboard=False, terminal=True, total=30) as log:
+        for step in range(11, 31):
+            log.write(step, loss=1 / step, dev=0.75)
+            log.progress(step)
+        log.say("best at 20")
+    out, err = capsys.readouterr()
+    assert out == ""
+    last = err.replace("\r", "\n").rstrip().splitlines()[-1]
+    assert "30/30" in last and "loss=0.0333" in last and "dev=0.75" in last
+    assert "best at 20\n" in err
+
+
+def test_other_processes_write_nothing(tmp_path, capsys):
+    with RunLog(tmp_path / "run", enabled=False, terminal=True) as log:
+        log.resume(3)
+        log.write(4, loss=1.0)
+        log.progress(4)
+        log.say("hello")
+    assert list((tmp_path / "run").iterdir()) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_results_are_json_too():
+    text = dumps({"loss": float("inf"), "accuracy": np.float32(0.5), "of": [float("nan")]})
+    assert json.loads(text) == {"loss": "Infinity", "accuracy": 0.5, "of": ["NaN"]}

@@ -1,0 +1,115 @@
+"""Metrics against values worked out by hand and against scikit-learn's defaults."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sklearn.metrics
+
+from jaxprompt.errors import InputError
+from jaxprompt.training import metrics
+
+GOLD = [0, 0, 0, 1, 1, 1, 1, 0]
+PRED = [0, 1, 0, 1, 0, 1, 1, 1]  # true 1: 3, false 1: 2, missed 1: 1, true 0: 2
+
+
+def test_binary_by_hand():
+    assert metrics.score("accuracy", GOLD, PRED, 2) == {"accuracy": 5 / 8}
+    assert metrics.score("f1", GOLD, PRED, 2) == pytest.approx({"f1": 6 / 9, "accuracy": 5 / 8})
+    f1_of_0 = 4 / 7
+    macro = metrics.score("macro_f1", GOLD, PRED, 2)
+    assert macro == pytest.approx({"macro_f1": (6 / 9 + f1_of_0) / 2, "accuracy": 5 / 8})
+    matthews = (3 * 2 - 2 * 1) / np.sqrt(5 * 4 * 4 * 3)
+    assert metrics.score("matthews", GOLD, PRED, 2)["matthews"] == pytest.approx(matthews)
+
+
+def test_primary_metric_comes_first():
+    for name in metrics.METRICS:
+        assert next(iter(metrics.score(name, GOLD, PRED, 2))) == name
+
+
+def test_no_class_counts_as_wrong():
+    pred = [-1 if i == 0 else p for i, p in enumerate(PRED)]  # row 0 was right
+    assert metrics.score("accuracy", GOLD, pred, 2) == {"accuracy": 4 / 8}
+    assert metrics.score("f1", GOLD, pred, 2)["f1"] == pytest.approx(6 / 9)
+    macro = metrics.score("macro_f1", GOLD, pred, 2)["macro_f1"]
+    assert macro == pytest.approx((6 / 9 + 2 / 6) / 2)
+    matthews = metrics.score("matthews", GOLD, pred, 2)["matthews"]
+    assert matthews < metrics.score("matthews", GOLD, PRED, 2)["matthews"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_classes_against_scikit_learn(seed):
+    draw = np.random.default_rng(seed)
+    gold, pred = draw.integers(0, 5, 200), draw.integers(0, 5, 200)
+    expected = sklearn.metrics.f1_score(gold, pred, average="macro")
+    assert metrics.score("macro_f1", gold, pred, 6)["macro_f1"] == pytest.approx(expected)
+    expected = sklearn.metrics.matthews_corrcoef(gold, pred)
+    assert metrics.score("matthews", gold, pred, 6)["matthews"] == pytest.approx(expected)
+
+
+def test_macro_f1_averages_over_the_classes_of_gold_or_pred():
+    """As scikit-learn does by itself: a class that is predicted and never right counts as 0, one
+    that is in neither does not count.
+    """
+    gold, pred = np.array([0, 0, 1, 1]), np.array([0, 2, 1, 1])
+    macro = metrics.score("macro_f1", gold, pred, 4)["macro_f1"]
+    assert macro == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert macro == pytest.approx(sklearn.metrics.f1_score(gold, pred, average="macro"))
+    macro = metrics.score("macro_f1", pred, gold, 4)["macro_f1"]  # in gold and never predicted
+    assert macro == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
+def test_mean_and_population_std():
+    assert metrics.mean_std([1.0, 2.0, 3.0, 6.0]) == pytest.approx((3.0, np.sqrt(14 / 4)))
+    assert metrics.mean_std([0.5]) == (0.5, 0.0)
+    with pytest.raises(ValueError, match="no values"):
+        metrics.mean_std([])
+
+
+def test_wrong_input():
+    with pytest.raises(InputError, match="unknown metric 'acuracy'; nearest: accuracy"):
+        metrics.score("acuracy", GOLD, PRED, 2)
+    with pytest.raises(InputError, match="f1 is of class 1 of 2, the task has 3; use macro_f1"):
+        metrics.check_metric("f1", 3)
+    with pytest.raises(ValueError, match="must be equal"):
+        metrics.score("accuracy", GOLD, PRED[1:], 2)
+    with pytest.raises(ValueError, match="only pred may be -1"):
+        metrics.score("accuracy", [-1], [0], 2)
+    with pytest.raises(ValueError, match="only pred may be -1"):
+        metrics.score("accuracy", [1], [2], 2)
+
+
+def test_import_is_light():
+    code = (
+        "import sys, jaxprompt.training.metrics; assert not {'jax', 'sklearn'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_language_models_scores_by_hand():
+    found = metrics.score_targets({"loss": 8 * np.log(2.0), "n": 4.0, "hits": 3.0})
+    assert found == pytest.approx({"loss": 2 * np.log(2.0), "accuracy": 0.75, "perplexity": 4.0})
+    assert metrics.score_targets({"loss": 2e3, "n": 1.0, "hits": 0.0})["perplexity"] == np.inf
+    empty = metrics.score_targets({"loss": 0.0, "n": 0.0, "hits": 0.0})
+    assert all(np.isnan(value) for value in empty.values())
+
+
+def test_replaced_tokens_scores_are_sklearns():
+    gold, pred = np.array([0, 0, 0, 0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 0, 1, 0, 1])
+    sums = {
+        "loss": 4.0, "n": 8.0, "hits": (gold == pred).sum(), "replaced": gold.sum(),
+        "called": pred.sum(), "found": (gold & pred).sum(),
+    }  # fmt: skip
+    expected = {
+        "loss": 0.5,
+        "accuracy": sklearn.metrics.accuracy_score(gold, pred),
+        "majority": sklearn.metrics.accuracy_score(gold, 0 * gold),
+        "f1": sklearn.metrics.f1_score(gold, pred),
+        "precision": sklearn.metrics.precision_score(gold, pred),
+        "recall": sklearn.metrics.recall_score(gold, pred),
+    }
+    assert metrics.score_detection(sums) == pytest.approx(expected)
+    none = metrics.score_detection(sums | {"called": 0, "found": 0})
+    assert (none["f1"], none["precision"], none["recall"]) == (0, 0, 0)

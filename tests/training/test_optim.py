@@ -1,0 +1,259 @@
+"""Optimizers against optax and torch, schedules against values worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny import make_tiny
+
+from configs.base import get_config
+from jaxprompt.errors import InputError
+from jaxprompt.training.optim import (
+    SCHEDULES,
+    decay_mask,
+    learning_rates,
+    make_optimizer,
+    make_schedule,
+    shown_rate,
+)
+from jaxprompt.tree import flatten
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
+RNG = np.random.default_rng(0)
+NAMES = {"prompt/table": (3, 4), "head/main/out/kernel": (4, 2), "backbone/norm/bias": (4,)}
+PARAMS = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in NAMES.items()}
+GRADS = [
+    {name: RNG.normal(size=shape).astype(np.float32) for name, shape in NAMES.items()}
+    for _ in range(3)
+]
+EQUAL = dict(prompt=0.1, head=0.1, backbone=0.1)
+constant = make_schedule("constant", total=9, warmup=0, gamma=1.0, epoch=1)
+
+
+def run(tx, grads=GRADS):
+    params, state = PARAMS, tx.init(PARAMS)
+    update = jax.jit(tx.update)
+    for grad in grads:
+        updates, state = update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+    return {name: np.asarray(leaf) for name, leaf in params.items()}
+
+
+def close(found, expected, rtol=1e-6):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=rtol, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adamw_is_optaxs_and_torchs(decay):
+    tx = make_optimizer("adamw", constant, EQUAL, weight_decay=decay, b1=0.8, b2=0.99, eps=1e-6)
+    found = run(tx)
+    close(found, run(optax.adamw(0.1, b1=0.8, b2=0.99, eps=1e-6, weight_decay=decay)))
+    tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in PARAMS.items()}
+    adam = torch.optim.AdamW(
+        tensors.values(), lr=0.1, betas=(0.8, 0.99), eps=1e-6, weight_decay=decay
+    )
+    for grad in GRADS:
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(grad[name])
+        adam.step()
+    close(found, {name: tensor.detach().numpy() for name, tensor in tensors.items()}, rtol=1e-5)
+
+
+def test_adafactor_is_the_recipe_of_prompt_tuning():
+    """beta2 = 1 - t^-0.8, no factors, RMS of the update clipped at 1, decay not times the rate."""
+    tx = make_optimizer("adafactor", constant, EQUAL, weight_decay=1e-2)
+    params = {name: leaf.astype(np.float64) for name, leaf in PARAMS.items()}
+    second = {name: np.zeros(shape) for name, shape in NAMES.items()}
+    for t, grad in enumerate(GRADS, start=1):
+        beta = 1 - t**-0.8
+        for name, p in params.items():
+            second[name] = beta * second[name] + (1 - beta) * (grad[name] ** 2.0 + 1e-30)
+            update = grad[name] / np.sqrt(second[name])
+            update /= max(1.0, np.sqrt((update**2).mean()))
+            params[name] = p - 0.1 * update - 1e-2 * p
+    close(run(tx), params, rtol=1e-5)
+
+
+def test_adafactors_first_step_moves_every_number_by_the_rate():
+    tx = make_optimizer("adafactor", constant, EQUAL | {"prompt": 0.3}, weight_decay=1e-5)
+    found = run(tx, GRADS[:1])["prompt/table"]
+    kept = (1 - 1e-5) * PARAMS["prompt/table"]
+    np.testing.assert_allclose(found, kept - 0.3 * np.sign(GRADS[0]["prompt/table"]), rtol=1e-5)
+
+
+def test_scaled_adafactor_is_optaxs_on_each_matrix_by_itself():
+    """Layers of unlike sizes: a root mean square over both would be wrong for either."""
+    rng, sizes = np.random.default_rng(1), np.array([0.01, 10.0])
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    stack = lambda *shape: np.stack([np.float32(size) * draw(*shape) for size in sizes])
+    make = lambda: {
+        "backbone/layers/mlp/up/kernel": stack(130, 140),  # large enough for factors
+        "backbone/layers/norm/scale": stack(140),
+        "backbone/embed/project/kernel": 1e-5 * draw(140, 20),  # below the least scale
+        "prompt/table": draw(5, 6),
+    }
+    params, grads = make(), [make() for _ in range(3)]
+
+    def apart(flat):
+        """Takes the layers out of their stacks."""
+        layers = {n: leaf for n, leaf in flat.items() if "/layers/" in n}
+        rest = {n: leaf for n, leaf in flat.items() if n not in layers}
+        return rest | {f"{n}/{i}": leaf[i] for n, leaf in layers.items() for i in range(2)}
+
+    def train(tx, params, grads):
+        state = tx.init(params)
+        for grad in grads:
+            updates, state = jax.jit(tx.update)(grad, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    rates = dict(backbone=0.01, prompt=0.01)
+    tx = make_optimizer("adafactor", constant, rates, weight_decay=1e-3, scaled=True)
+    found, state = train(tx, params, grads)
+    published = optax.adafactor(0.01, weight_decay_rate=1e-3)
+    expected, _ = train(published, apart(params), [apart(grad) for grad in grads])
+    close(apart(found), expected, rtol=1e-5)
+    numbers = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    assert numbers(state) < 0.15 * numbers(params)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "gpt2", "t5"])
+def test_the_patterns_of_the_config_spare_biases_and_norms(family):
+    """By their shapes: of one layer, norms and biases are vectors, and an attention's [N, D]."""
+    module, weights = make_tiny(family)
+    flat = flatten({"backbone": weights})
+    decayed = decay_mask(get_config().optim.no_decay)(flat)
+    for name, leaf in flat.items():
+        stacked = "layers/" in name
+        is_matrix = leaf.ndim - stacked - (name.endswith("/bias") and "attention" in name) > 1
+        assert decayed[name] == is_matrix, name
+    assert len(set(decayed.values())) == 2
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_the_schedule_scales_the_rate(name):
+    """Adafactor's decay is absolute: a halved rate leaves it whole, as a halved schedule does."""
+    halved = make_optimizer(name, lambda step: 0.5, EQUAL, weight_decay=0.1)
+    close(
+        run(halved),
+        run(make_optimizer(name, constant, dict.fromkeys(EQUAL, 0.05), weight_decay=0.1)),
+    )
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_parts_have_rates_of_their_own(name):
+    rates = dict(prompt=0.1, head=0.01, backbone=0.0)
+    found = run(make_optimizer(name, constant, rates))
+    for part, rate in rates.items():
+        alone = run(make_optimizer(name, constant, dict.fromkeys(EQUAL, rate)))
+        for leaf in (leaf for leaf in NAMES if leaf.startswith(part)):
+            np.testing.assert_array_equal(found[leaf], alone[leaf])
+    np.testing.assert_array_equal(found["backbone/norm/bias"], PARAMS["backbone/norm/bias"])
+    assert np.abs(found["prompt/table"] - PARAMS["prompt/table"]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_weight_decay_spares_the_masked(name):
+    patterns = [r".*/bias", r"prompt/.*"]
+    assert decay_mask(patterns)(PARAMS) == {
+        "prompt/table": False,
+        "head/main/out/kernel": True,
+        "backbone/norm/bias": False,
+    }
+    found = run(make_optimizer(name, constant, EQUAL, weight_decay=0.1, no_decay=patterns))
+    without, decayed = (
+        run(make_optimizer(name, constant, EQUAL, weight_decay=w)) for w in (0, 0.1)
+    )
+    for leaf in NAMES:
+        expected = decayed if leaf.startswith("head") else without
+        np.testing.assert_array_equal(found[leaf], expected[leaf])
+        assert np.abs(without[leaf] - decayed[leaf]).max() > 1e-3
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+def test_clip_is_by_the_norm_of_all_parts(limit):
+    clipped = []
+    for grad in GRADS:
+        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in grad.values()))
+        clipped.append(
+            {n: (g * min(1.0, limit / norm)).astype(np.float32) for n, g in grad.items()}
+        )
+    found = run(make_optimizer("adamw", constant, EQUAL, clip=limit, eps=0.1))
+    close(found, run(make_optimizer("adamw", constant, EQUAL, eps=0.1), clipped), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_the_state_tells_the_learning_rate_of_each_part(name, clip):
+    schedule = make_schedule("cosine", total=6, warmup=2, gamma=1.0, epoch=1)
+    tx = make_optimizer(name, schedule, {"prompt": 0.2, "head": 0.1}, clip=clip)
+    flat = {"prompt/table": jnp.ones(3), "head/main/out/kernel": jnp.ones((2, 2))}
+    state = tx.init(flat)
+    for step in range(5):
+        _, state = tx.update(flat, state, flat)
+        rates = learning_rates(state)
+        assert rates.keys() == {"prompt", "head"}
+        assert float(rates["prompt"]) == pytest.approx(0.2 * float(schedule(step)))
+        assert float(rates["head"]) == pytest.approx(0.1 * float(schedule(step)))
+    assert learning_rates(optax.adam(0.1).init(flat)) == {}
+
+
+def test_parts_of_one_learning_rate_show_it_once():
+    assert shown_rate({"head": np.float32(0.5), "prompt": np.float32(0.5)}) == 0.5
+    assert shown_rate({"head": np.float32(0.5), "prompt": 0.25}) == {"head": 0.5, "prompt": 0.25}
+
+
+def test_rates_and_decay_are_leaves_of_the_state():
+    state = make_optimizer("adamw", constant, dict(prompt=0.5, head=0.25)).init(
+        {name: PARAMS[name] for name in ("prompt/table", "head/main/out/kernel")}
+    )
+    named = jax.tree_util.tree_leaves_with_path(state)
+    rates = {
+        jax.tree_util.keystr(path): float(leaf) for path, leaf in named if "'lr'" in str(path[-1:])
+    }
+    assert sorted(rates.values()) == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    "name, options, values",
+    [
+        ("constant", {}, [1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("linear", {}, [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]),
+        ("warmup_linear", {"warmup": 4}, [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0]),
+        ("warmup_linear", {"warmup": 1}, [1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7, 0]),
+        ("warmup_linear", {"warmup": 0}, [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]),
+        ("cosine", {}, [(1 + np.cos(np.pi * n / 8)) / 2 for n in range(9)]),
+        (
+            "cosine",
+            {"warmup": 4},
+            [0.25, 0.5, 0.75, 1, 1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0],
+        ),
+        ("exponential", {"gamma": 0.9, "epoch": 3}, [1, 1, 1, 0.9, 0.9, 0.9, 0.81, 0.81, 0.81]),
+        ("inverse_sqrt", {}, [1 / np.sqrt(n) for n in range(1, 10)]),
+        ("inverse_sqrt", {"warmup": 4}, [0.5] * 4 + [1 / np.sqrt(n) for n in range(5, 10)]),
+    ],
+)
+def test_schedules(name, options, values):
+    schedule = make_schedule(name, **(dict(total=8, warmup=0, gamma=1.0, epoch=1) | options))
+    found = [float(schedule(jnp.int32(step))) for step in range(9)]
+    np.testing.assert_allclose(found, values, rtol=1e-6, atol=1e-7)
+
+
+def test_every_schedule_is_tested():
+    tested = test_schedules.pytestmark[0].args[1]
+    assert {case[0] for case in tested} == set(SCHEDULES)
+
+
+def test_bad_names_and_numbers_say_what_is_meant():
+    with pytest.raises(InputError, match="'linaer'.*nearest: .*linear"):
+        make_schedule("linaer", total=8, warmup=0, gamma=1.0, epoch=1)
+    with pytest.raises(InputError, match="optim.warmup_steps=8 must be below the run's 8 steps"):
+        make_schedule("warmup_linear", total=8, warmup=8, gamma=1.0, epoch=1)
+    with pytest.raises(InputError, match="optim.warmup_steps=-1 must be"):
+        make_schedule("cosine", total=8, warmup=-1, gamma=1.0, epoch=1)
+    with pytest.raises(InputError, match="'adam'.*nearest: adamw"):
+        make_optimizer("adam", constant, EQUAL)

@@ -1,0 +1,120 @@
+"""Objectives on rows of several documents: the losses and steps of the documents, each alone."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from tiny import assert_close, jit, make_tiny
+
+from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
+from jaxprompt.corpus.denoise.rows import Sample, Text, encoded, row_rng
+from jaxprompt.data.batching import collate
+from jaxprompt.heads.lm import TextHead
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import make_prompt
+from jaxprompt.training.losses import free_text
+from jaxprompt.training.state import make_state
+from jaxprompt.training.steps import Objective, make_train_step
+from jaxprompt.tree import split, trainable_mask
+
+LENGTH = 36
+OBJECTIVES = {
+    "mlm": ("bert", mlm.Objective(LENGTH, 3, (1,), (2,), np.arange(4, 53), apart=True)),
+    "clm": ("gpt2", clm.Objective(LENGTH, (2,), apart=True)),
+    "prefix_lm": ("t5", prefix_lm.Objective(LENGTH, 0, 1, (1,), apart=True)),
+    "span_corruption": (
+        "t5", span_corruption.Objective(LENGTH, 0, 1, np.arange(52, 45, -1), 0.5, 2.0, apart=True)
+    ),
+}  # fmt: skip
+ROWS = ((9, 14, 3), (20,), (2, 2, 2, 11))  # lengths of documents
+
+
+def take(text: Text, number: int) -> Text:
+    """Takes a document out of a row."""
+    own = text.segments == number
+    return Text(text.ids[own], text.roles[own], None, np.arange(own.sum(), dtype=np.int32))
+
+
+def take_apart(sample: Sample) -> list[Sample]:
+    """Makes a row of one text of each document."""
+    read, found = sample.decoder or sample.encoder, []
+    for number in range(1, sample.encoder.segments.max() + 1):
+        asked = read.segments[sample.label_pos] == number
+        start = np.flatnonzero(read.segments == number)[0]
+        decoder = None if sample.decoder is None else take(sample.decoder, number)
+        pos = sample.label_pos[asked] - start
+        found.append(Sample(take(sample.encoder, number), pos, sample.targets[asked], decoder))
+    return found
+
+
+def lay(samples, objective, size):
+    """Lays rows out, and one row more that only fills the batch."""
+    rows = [[encoded(sample)] for sample in samples]
+    return collate(
+        rows, [-1] * len(rows), range(len(rows)), batch=size, length=objective.lengths[0],
+        pad_id=0, label_width=objective.reads, decoder_length=objective.lengths[-1],
+    )  # fmt: skip
+
+
+@pytest.fixture(params=OBJECTIVES)
+def case(request):
+    """A model, and the same documents packed and alone."""
+    family, objective = OBJECTIVES[request.param]
+    rng = np.random.default_rng(0)
+    pieces = [[np.int32(rng.integers(4, 46, n)) for n in row] for row in ROWS]
+    samples = [objective(row, row_rng(0, i)) for i, row in enumerate(pieces)]
+    alone = [part for sample in samples for part in take_apart(sample)]
+    backbone, weights = make_tiny(family)
+    model = Model(backbone, make_prompt("none", backbone.dims), {"main": TextHead()})
+    params = {"backbone": weights, "prompt": {}, "head": {"main": {}}}
+    packed = lay(samples, objective, len(samples) + 1)
+    return model, params, packed, lay(alone, objective, len(alone) + 1)
+
+
+def test_the_loss_is_that_of_the_documents(case):
+    model, params, packed, alone = case
+    assert len(alone.index) > 2 * len(packed.index) and alone.encoder.segments is None
+    forward = jit(model.forward)
+
+    def terms(batch):
+        each = [free_text(row[None], None, weight[None]) for row, weight in
+                zip(forward(params, batch), batch.weights, strict=True)]  # fmt: skip
+        return np.array(each).T  # sums, counts
+
+    sums, counts = terms(packed)
+    part_sums, part_counts = terms(alone)
+    assert counts[-1] == part_counts[-1] == 0 and counts[:-1].min() > 0
+    ends = np.cumsum([len(row) for row in ROWS])
+    for row, (low, high) in enumerate(zip(ends - [len(r) for r in ROWS], ends, strict=True)):
+        shares = part_counts[low:high] / counts[row]
+        means = part_sums[low:high] / np.maximum(part_counts[low:high], 1)
+        assert shares.sum() == pytest.approx(1)
+        assert_close(sums[row] / counts[row], (shares * means).sum())
+
+
+def test_a_step_is_that_of_the_documents(case):
+    model, params, packed, alone = case
+    rate = 1e-2
+    trainable, frozen = split(params, trainable_mask(params, (r"backbone/.*",)))
+    step = jit(make_train_step(model, optax.sgd(rate), [Objective("main", free_text)]))
+    found, expected = (
+        step(make_state(trainable, optax.sgd(rate), jax.random.key(0)), frozen, batch)
+        for batch in (packed, alone)
+    )
+    assert_close(found[1], expected[1])
+    moved = lambda state: {x: state.trainable[x] - trainable[x] for x in trainable}
+    gaps = jax.tree.map(
+        lambda a, b: float(np.abs(a - b).max()), *map(moved, (found[0], expected[0]))
+    )
+    assert max(gaps.values()) <= 1e-5 * rate * float(expected[1]["grad_norm"]) + 1e-7
+
+
+def test_documents_that_see_each_other_have_another_loss(case):
+    model, params, packed, _ = case
+    blend = lambda tokens: tokens and tokens._replace(segments=None)
+    mixed = packed._replace(encoder=blend(packed.encoder), decoder=blend(packed.decoder))
+    forward = jit(model.forward)
+    found, other = (np.asarray(forward(params, batch)) for batch in (packed, mixed))
+    there = packed.targets >= 0
+    assert np.abs(found - other)[there].max() > 1e-2
+    assert np.abs(found - other)[1].max() < 1e-5  # a row of one document

@@ -1,0 +1,371 @@
+"""Generator and discriminator together: against torch, and by what must hold of their parts."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+from tiny import assert_close, assert_equal, jit, make_batch, make_tiny
+
+from jaxprompt import rng
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.corpus.denoise import rtd
+from jaxprompt.errors import InputError
+from jaxprompt.layers.output import Scored
+from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
+from jaxprompt.training.metrics import score_detection, score_targets
+from jaxprompt.training.optim import make_optimizer
+from jaxprompt.training.replaced_tokens import (
+    Pair,
+    generator_config,
+    make_objectives,
+    make_pair,
+    replace,
+    tie,
+    untie,
+)
+from jaxprompt.training.state import make_state, place_state
+from jaxprompt.training.steps import make_count_step, make_train_step
+from jaxprompt.tree import flatten
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)
+
+KEEP_GRADIENT = optax.chain(optax.trace(decay=0.0), optax.sgd(0.5))  # its state is the gradient
+VOCAB = 56
+CONFIG = tiny.CONFIGS["electra"] | dict(vocab_size=VOCAB, num_attention_heads=4)
+SMALL = CONFIG | dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1)
+
+
+class Case(NamedTuple):
+    """A pair and its parameters, all of which train."""
+
+    pair: Pair
+    trainable: dict
+
+
+def make_backbones(dtype="float32", dropout=0.0):
+    options = dict(dtype=dtype, dropout=dropout, stack="scan")
+    return (
+        make_backbone("electra", SMALL, ("mlm",), **options),
+        make_backbone("electra", CONFIG, ("rtd",), **options),
+    )
+
+
+@functools.cache
+def make_case(**options) -> Case:
+    generator, discriminator = make_backbones(**options)
+    batch = make_batch(rows=1)
+
+    def draw(module, seed):
+        init = lambda: module.init(jax.random.key(0), batch, method="init_all")["params"]
+        return tiny.fill(jax.eval_shape(init), seed)
+
+    params = {"backbone": draw(discriminator, 0), "generator": untie(draw(generator, 1))}
+    return Case(make_pair(generator, discriminator, block=5), flatten(params))
+
+
+def batch_of(seed=0, masks=3, **changes):
+    """Makes rows of 0 to 3 masks; what is not asked points to the row's start, as padding does."""
+    batch = make_batch(seed, family="electra", masks=masks)
+    draw = np.random.default_rng(seed)
+    targets = draw.integers(tiny.FIRST, tiny.BERT["vocab_size"], (8, masks)).astype(np.int32)
+    targets[1, 1:] = targets[5] = -1
+    label_pos = np.where(targets >= 0, batch.label_pos, 0)
+    return batch._replace(targets=targets, label_pos=label_pos, **changes)
+
+
+def run(case, batch, tx=KEEP_GRADIENT, objectives=None, **options):
+    step = make_train_step(case.pair, tx, objectives or make_objectives(), **options)
+    state = make_state(jax.tree.map(jnp.copy, case.trainable), tx, jax.random.key(0))
+    return jit(step)(state, {}, batch)
+
+
+@functools.cache
+def whole():
+    """Takes a step of the plain case. -> state, metrics"""
+    return run(make_case(), batch_of())
+
+
+def moving(gradients):
+    """Leaves out the keys' biases, which move no softmax: theirs are rounding errors."""
+    return {name: g for name, g in gradients.items() if not name.endswith("key/bias")}
+
+
+def drawn_in_first_step(pair, params, batch):
+    """Repeats what the generator draws in the first step of `run`."""
+    key = jax.random.fold_in(rng.at_step(jax.random.key(0), 0), 0)
+    forward = functools.partial(pair.forward, head="generator", deterministic=False)
+    return np.asarray(jit(forward)(params, batch, key=key).drawn)
+
+
+# -- against torch --------------------------------------------------------------------------------
+
+
+class Torches(NamedTuple):
+    """The same pair in torch, whose embeddings are one module."""
+
+    generator: torch.nn.Module
+    discriminator: torch.nn.Module
+
+
+@pytest.fixture(scope="module")
+def torches():
+    torch.manual_seed(0)
+    make = lambda sizes, kind: kind(transformers.ElectraConfig(**sizes)).eval()
+    generator = make(SMALL, transformers.ElectraForMaskedLM)
+    discriminator = make(CONFIG, transformers.ElectraForPreTraining)
+    with torch.no_grad():
+        for parameter in [*generator.parameters(), *discriminator.parameters()]:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    generator.electra.embeddings = discriminator.electra.embeddings
+    words = discriminator.electra.embeddings.word_embeddings
+    words.padding_idx = None  # would leave a padding token that was drawn without a gradient
+    generator.generator_lm_head.weight = words.weight
+    return Torches(generator, discriminator)
+
+
+def read(torches, folder) -> dict:
+    """Reads what torch saves, by our names."""
+    params = {}
+    for name, model in zip(("generator", "backbone"), torches, strict=True):
+        model.save_pretrained(folder / name)
+        params[name], _ = load_backbone(folder / name, "electra", read_config(folder / name))
+    return params | {"generator": untie(params["generator"])}
+
+
+def torch_loss(torches, batch, drawn):
+    """Computes the loss of the paper with torch's models and the draws of ours."""
+    tokens = batch.encoder
+
+    def inputs(ids):
+        return dict(
+            input_ids=torch.tensor(ids).long(),
+            attention_mask=torch.tensor(tokens.mask).long(),
+            token_type_ids=torch.tensor(tokens.types).long(),
+            position_ids=torch.tensor(tokens.positions).long(),
+        )
+
+    there = batch.targets >= 0
+    rows = np.nonzero(there)[0]
+    logits = torches.generator(**inputs(tokens.ids)).logits[rows, batch.label_pos[there]]
+    mlm = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.targets[there]).long())
+    replaced = rtd.replace(tokens.ids, batch.label_pos, batch.targets, drawn)
+    labels = torch.tensor(replaced.labels).float()
+    found = torches.discriminator(**inputs(replaced.ids)).logits
+    each = torch.nn.functional.binary_cross_entropy_with_logits(found, labels, reduction="none")
+    told = ((found > 0) == (labels > 0))[torch.tensor(tokens.mask)]
+    hits = (logits.argmax(-1) == torch.tensor(batch.targets[there])).sum(), told.sum()
+    return mlm, each[torch.tensor(tokens.mask)].mean(), replaced.labels, [int(n) for n in hits]
+
+
+def test_loss_and_gradients_are_torchs(torches, tmp_path):
+    batch = batch_of()
+    params = read(torches, tmp_path / "weights")
+    case = Case(make_pair(*make_backbones(), block=5), flatten(params))
+    state, measured = run(case, batch)
+    drawn = drawn_in_first_step(case.pair, params, batch)
+    torches.generator.zero_grad()
+    torches.discriminator.zero_grad()
+    mlm, detection, labels, hits = torch_loss(torches, batch, drawn)
+    (mlm + 50 * detection).backward()
+    assert_close(measured["loss"], (mlm + 50 * detection).item())
+    sums = measured["sums"]
+    assert 0 < sums["discriminator"]["replaced"] == labels.sum() <= (batch.targets >= 0).sum()
+    assert [int(sums[name]["hits"]) for name in ("generator", "discriminator")] == hits
+    assert_close(score_targets(sums["generator"])["loss"], mlm.item())
+    assert_close(score_detection(sums["discriminator"])["loss"], detection.item())
+    # Saved in the weights' place, gradients come back by our names.
+    with torch.no_grad():
+        for model in torches:
+            for parameter in model.parameters():
+                parameter.copy_(parameter.grad)
+    expected = flatten(read(torches, tmp_path / "gradients"))
+    found = state.opt_state[0].trace
+    assert "generator/embed/project/kernel" in found
+    assert_close(moving(found), moving(expected))
+
+
+# -- the parts ------------------------------------------------------------------------------------
+
+
+def test_replacing_is_that_of_the_data():
+    batch = batch_of()
+    draw = np.random.default_rng(1)
+    drawn = np.where(draw.random((8, 3)) < 0.5, batch.targets, draw.integers(4, 53, (8, 3)))
+    expected = rtd.replace(batch.encoder.ids, batch.label_pos, batch.targets, drawn)
+    found = replace(batch, Scored(None, None, np.int32(drawn)))
+    assert_equal(found.encoder.ids, expected.ids)
+    labels = np.where(batch.encoder.mask, expected.labels, -1)
+    assert_equal(found.targets, labels)
+    assert {-1, 0, 1} == set(labels.ravel())
+    assert found.encoder._replace(ids=None) == batch.encoder._replace(ids=None)
+
+
+def test_tied_parameters_are_the_same_arrays():
+    generator, discriminator = (
+        dict(a=1, embed={**dict.fromkeys(("word", "position", "type", "norm"), own), **more})
+        for own, more in ((1, {"project": 2}), (3, {"project": 4}))
+    )
+    own = untie(generator)
+    assert own == {"a": 1, "embed": {"project": 2}}
+    tied = tie(own, discriminator)
+    assert tied["embed"] == dict(word=3, position=3, type=3, norm=3, project=2)
+    del generator["embed"]["project"]  # as wide as the embeddings
+    assert untie(generator) == {"a": 1}
+    assert "project" not in tie(untie(generator), discriminator)["embed"]
+    table = object()
+    assert tie({}, {"embed": {"word": table}})["embed"]["word"] is table
+
+
+def test_no_gradient_goes_through_the_draw():
+    """The discriminator's loss moves of the generator nothing but the shared embeddings."""
+    case = make_case()
+    alone, _ = run(case, batch_of(), objectives=make_objectives(0.0))
+    alone, both = (state.opt_state[0].trace for state in (alone, whole()[0]))
+    for name in moving(case.trainable):
+        gap = np.abs(both[name] - alone[name]).max()
+        assert (gap > 0) == name.startswith("backbone/"), name
+        shared = name.startswith("backbone/embed/") and "project" not in name
+        learns = np.abs(alone[name]).max() > 0  # from the generator's loss
+        assert learns == (shared or name.startswith("generator/")), name
+
+
+def forced():
+    """Draws by the targets alone, so that parts of a batch draw what the whole does."""
+    generator, discriminator = make_objectives()
+
+    def then(batch, scored):
+        drawn = jnp.where(batch.targets % 2, batch.targets, batch.targets + 1)
+        return replace(batch, scored._replace(drawn=drawn))
+
+    return [generator._replace(then=then), discriminator]
+
+
+UNEVEN = np.array([1, 1, 0, 1, 0, 1, 1, 0], np.float32)
+
+
+@functools.cache
+def uneven(**options):
+    """Takes a step on rows of which some only fill the batch. -> state, metrics"""
+    return run(make_case(), batch_of(weights=UNEVEN), objectives=forced(), **options)
+
+
+@pytest.mark.parametrize("accumulate", [2, 8])
+def test_accumulation_is_exact(accumulate):
+    """Parts of uneven numbers of masks and tokens, one of which has none."""
+    expected, found = uneven(), uneven(accumulate=accumulate)
+    assert_close(found[1], expected[1])
+    assert_close(*(moving(state.opt_state[0].trace) for state, _ in (found, expected)))
+    batch, weights = batch_of(), UNEVEN[:, None]
+    n = {name: sums["n"] for name, sums in found[1]["sums"].items()}
+    assert n["discriminator"] == (weights * batch.encoder.mask).sum()
+    assert n["generator"] == (weights * (batch.targets >= 0)).sum()
+
+
+def test_a_mesh_changes_nothing():
+    case, batch, (state, measured) = make_case(), batch_of(), whole()
+    placement = make_placement(2, 4)
+    step = make_train_step(case.pair, KEEP_GRADIENT, make_objectives())
+    trainable = put(case.trainable, placement.parameters(case.trainable))
+    spread = place_state(placement, trainable, KEEP_GRADIENT, jax.random.key(0))
+    assert not spread.trainable["generator/layers/mlp/up/kernel"].sharding.is_fully_replicated
+    found, found_measured = jit(within(placement, step))(spread, {}, put_batch(placement, batch))
+    assert_close(found_measured, measured)
+    assert_close(moving(found.opt_state[0].trace), moving(state.opt_state[0].trace))
+
+
+def test_counts_are_those_of_a_step_and_add_up():
+    case, batch, objectives = make_case(), batch_of(weights=UNEVEN), forced()
+    count = jit(make_count_step(case.pair, objectives))
+    counted = count(case.trainable, {}, batch, jax.random.key(3))
+    assert_close(counted, uneven()[1]["sums"])
+    halves = [jax.tree.map(lambda x, s=s: x[s], batch) for s in (slice(0, 4), slice(4, 8))]
+    halves = [count(case.trainable, {}, half, jax.random.key(0)) for half in halves]
+    assert_close(jax.tree.map(lambda *parts: sum(parts), *halves), counted)
+
+
+def test_counting_is_without_dropout():
+    batch, key = batch_of(), jax.random.key(0)
+    counts = [
+        jit(make_count_step(make_case(dropout=rate).pair, make_objectives()))(
+            make_case().trainable, {}, batch, key
+        )
+        for rate in (0.0, 0.5)
+    ]
+    assert_equal(*counts)
+
+
+def test_both_learn():
+    """Of the same batch both losses fall."""
+    case, batch = make_case(), batch_of()
+    tx = make_optimizer("adamw", lambda step: 1.0, dict(backbone=3e-3, generator=3e-3))
+    step = jit(make_train_step(case.pair, tx, make_objectives()))
+    state = make_state(jax.tree.map(jnp.copy, case.trainable), tx, jax.random.key(0))
+    losses = []
+    for _ in range(60):
+        state, measured = step(state, {}, batch)
+        sums = measured["sums"]
+        losses.append([float(s["loss"] / s["n"]) for s in sums.values()])
+    first, last = np.mean(losses[:5], axis=0), np.mean(losses[-5:], axis=0)
+    assert (last < 0.7 * first).all(), (first, last)
+
+
+def test_float32_numbers_train_under_bfloat16():
+    """Updates of 1e-5, which bfloat16 would lose beside numbers of 0.3, arrive and add up."""
+    case, batch = make_case(dtype="bfloat16"), batch_of()
+    small = lambda grads, _: jax.tree.map(lambda g: -1e-5 * jnp.sign(g), grads)
+    tx = optax.stateless(small)
+    step = jit(make_train_step(case.pair, tx, make_objectives()))
+    state = make_state(jax.tree.map(jnp.copy, case.trainable), tx, jax.random.key(0))
+    state, first = step(state, {}, batch)
+    for _ in range(2):
+        state, _ = step(state, {}, batch)
+    assert int(state.skipped) == 0
+    kernel = "backbone/layers/mlp/up/kernel"
+    assert {leaf.dtype for leaf in state.trainable.values()} == {jnp.dtype("float32")}
+    moved = np.abs(state.trainable[kernel] - case.trainable[kernel])
+    assert 0.9e-5 < moved.max() < 3.1e-5 and (moved > 2.5e-5).mean() > 0.3
+    exact, rough = (measured["sums"]["generator"] for measured in (whole()[1], first))
+    np.testing.assert_allclose(rough["loss"], exact["loss"], rtol=0.02)
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sizes, options, expected",
+    [
+        # ELECTRA-small, -base and -large of the paper's table 6: width, MLP, heads.
+        (dict(hidden_size=256, embedding_size=128), dict(width=1.0), (256, 1024, 4, 12, 128)),
+        (dict(hidden_size=768), dict(width=1 / 3), (256, 1024, 4, 12, 768)),
+        (dict(hidden_size=1024), dict(width=0.25), (256, 1024, 4, 12, 1024)),
+        (dict(hidden_size=384), dict(layers=0.5), (96, 384, 1, 6, 384)),
+        (dict(hidden_size=800), {}, (200, 800, 2, 12, 800)),  # 200 / 64 heads would not divide it
+        (dict(hidden_size=16), dict(width=0.01, layers=0.01), (1, 4, 1, 1, 16)),
+    ],
+)
+def test_generator_sizes(sizes, options, expected):
+    hf = dict(vocab_size=9, num_hidden_layers=12, num_attention_heads=4, max_position_embeddings=8)
+    found = generator_config(hf | sizes, **options)
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+    assert tuple(found[name] for name in (*names, "embedding_size")) == expected
+    assert found["model_type"] == "electra" and found["vocab_size"] == 9
+    make_backbone("electra", found, ("mlm",))
+
+
+def test_bad_pairs_say_what_is_wrong():
+    with pytest.raises(InputError, match="width is 1.5 of .* above 0 and at most 1"):
+        generator_config(CONFIG, width=1.5)
+    with pytest.raises(InputError, match="layers is 0 of"):
+        generator_config(CONFIG, layers=0)
+    generator, _ = make_tiny("electra", vocab_size=99)
+    with pytest.raises(InputError, match="vocab is 99 and 56; take a generator"):
+        make_pair(generator, make_backbones()[1])

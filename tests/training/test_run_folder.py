@@ -1,0 +1,204 @@
+"""A run's folder belongs to one config, one record and one process at a time."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxprompt.errors import InputError
+from jaxprompt.training import run_folder
+from jaxprompt.training.run_folder import (
+    check_record,
+    check_workdir,
+    guard_workdir,
+    lock,
+    read_result,
+    write_record,
+)
+
+CONFIG = {"optim": {"lr": 0.1, "name": "adamw"}, "layers": [1, 2], "log": {"every": 5}}
+RECORD = {"task": {"labels": ["bad", "good"]}, "splits": {"train": {"examples": 3, "digest": "a"}}}
+HOLD = """
+import sys, time
+from jaxprompt.training.run_folder import lock
+with lock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def one_line(error):
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 600
+    return message
+
+
+# -- config ---------------------------------------------------------------------------------------
+
+
+def test_workdir_keeps_its_config(tmp_path):
+    workdir = tmp_path / "a/b"
+    guard_workdir(workdir, CONFIG)
+    assert json.loads((workdir / "config.json").read_text()) == CONFIG
+    guard_workdir(workdir, {**CONFIG, "layers": (1, 2)})
+
+    other = {**CONFIG, "optim": {"lr": 0.3, "momentum": 0.9}}
+    with pytest.raises(InputError) as error:
+        guard_workdir(workdir, other)
+    message = one_line(error)
+    assert f"{workdir} holds a run of another config" in message
+    assert "optim.lr (saved 0.1, given 0.3)" in message
+    assert "optim.momentum (saved 'nothing', given 0.9)" in message
+    assert "optim.name (saved 'adamw', given 'nothing')" in message
+    assert "another --workdir" in message
+    assert json.loads((workdir / "config.json").read_text()) == CONFIG
+
+    louder = {**CONFIG, "log": {"every": 50}}
+    with pytest.raises(InputError, match="log.every"):
+        guard_workdir(workdir, louder, free=("log.ev", "lo"))
+    guard_workdir(workdir, louder, free=("log",))
+    assert json.loads((workdir / "config.json").read_text()) == louder
+
+
+def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot write .*file.*another folder"):
+        guard_workdir(tmp_path / "file", CONFIG)
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text('{"optim": ')
+    with pytest.raises(InputError, match="config.json is no readable config") as error:
+        guard_workdir(tmp_path / "run", CONFIG)
+    one_line(error)
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(InputError, match="Permission denied"):
+        guard_workdir(tmp_path / "new", CONFIG)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "record.json", "checkpoints"])
+def test_a_folder_of_someone_else_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("precious\n")
+    with pytest.raises(InputError, match=f"holds {name} but no config.json") as error:
+        check_workdir(tmp_path, CONFIG)
+    assert "another --workdir" in one_line(error)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    check_workdir(tmp_path, CONFIG)
+
+
+# -- record and result ----------------------------------------------------------------------------
+
+
+def test_a_record_names_what_differs(tmp_path):
+    check_record(tmp_path, RECORD)  # nothing is recorded yet
+    write_record(tmp_path, RECORD)
+    check_record(tmp_path, {**RECORD, "task": {"labels": ("bad", "good")}})
+    changed = {"task": {"labels": ["bad", "fine"]}, "splits": {"train": RECORD["splits"]["train"]}}
+    with pytest.raises(InputError) as error:
+        check_record(tmp_path, changed)
+    line = one_line(error)
+    assert "task.labels (saved ['bad', 'good'], now ['bad', 'fine'])" in line
+    assert "examples" not in line and "another --workdir" in line
+    path = tmp_path / "record.json"
+    path.write_text(path.read_text().replace('"good"', '"fine"'))
+    with pytest.raises(InputError, match="record.json is not as the run wrote it; restore it"):
+        check_record(tmp_path, changed)
+    path.write_text("{}")
+    with pytest.raises(InputError, match="record.json is not as the run wrote it"):
+        check_record(tmp_path, RECORD)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="record.json holds a list, not an object"):
+        check_record(tmp_path, RECORD)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"best_step": "3"}', '{"best', "null"])
+def test_only_a_result_is_a_result(tmp_path, text):
+    assert read_result(tmp_path) is None
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InputError, match="result.json.*delete it and train again") as error:
+        read_result(tmp_path)
+    one_line(error)
+    (tmp_path / "result.json").write_text('{"best_step": 3}')
+    assert read_result(tmp_path) == {"best_step": 3}
+
+
+# -- lock -----------------------------------------------------------------------------------------
+
+
+def test_another_process_waits_outside_until_the_first_dies(tmp_path):
+    workdir = tmp_path / "run"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(workdir)], stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(InputError) as error, lock(workdir):
+        pass
+    line = one_line(error)
+    assert f"{workdir} is in use by process {holder.pid} on " in line and "--workdir" in line
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with lock(workdir):
+        assert f"process {os.getpid()} on " in (workdir / "lock").read_text()
+        with pytest.raises(InputError, match="is in use"), lock(workdir):
+            pass
+    with lock(workdir):
+        pass
+
+
+def test_a_refused_command_leaves_nothing(tmp_path):
+    with pytest.raises(InputError, match="bad data"), lock(tmp_path / "new/run"):
+        raise InputError("bad data")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "users").mkdir()
+    with lock(tmp_path / "users"):
+        pass
+    assert list((tmp_path / "users").iterdir()) == []
+    with lock(tmp_path / "bound"):
+        guard_workdir(tmp_path / "bound", CONFIG)
+    assert (tmp_path / "bound/lock").exists()
+
+
+def test_a_lock_that_was_removed_in_between_is_taken_anew(tmp_path, monkeypatch):
+    """Else two processes would hold two files of one name."""
+    flock, removed = run_folder.fcntl.flock, []
+
+    def remove_first(held, how):
+        if not removed:
+            removed.append(held)
+            (tmp_path / "lock").unlink()
+        flock(held, how)
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", remove_first)
+    with lock(tmp_path):
+        assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
+        with pytest.raises(InputError, match="is in use"), lock(tmp_path):
+            pass
+
+
+def test_a_planted_link_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("as it was")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match="cannot write .*lock"), lock(tmp_path / "run"):
+        pass
+    assert (tmp_path / "precious").read_text() == "as it was"
+
+
+def test_without_locks_a_run_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
+    def refuse(*_args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", refuse)
+    with lock(tmp_path):
+        pass
+    assert "no lock here (No locks available); start one run at a time" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""Metrics of written texts against values worked out by hand."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+from rouge_score.tokenize import tokenize
+
+from jaxprompt.errors import InputError
+from jaxprompt.training import metrics
+
+
+def test_exact_match_strips_and_does_nothing_else():
+    gold = [["Paris"], ["a", "the  b"], ["c."], ["d"]]
+    pred = [" Paris\n", "the  b", "c", "D"]
+    assert metrics.score_texts("exact_match", gold, pred) == {"exact_match": 2 / 4}
+
+
+def test_rouge_l_by_hand():
+    gold = [
+        ["the cat sat on the mat", "The cat, sat."],  # nearer to the second: all 3 of 3
+        ["police killed the gunman"],
+        ["x"],
+    ]
+    # Longest common subsequence "police the gunman": 3 of 4 and 3 of 5.
+    pred = ["the cat sat", "police kill the big gunman", ""]
+    expected = (1 + 2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5) + 0) / 3
+    scores = metrics.score_texts("rouge_l", gold, pred)
+    assert scores == pytest.approx({"rouge_l": expected, "exact_match": 0})
+    assert list(scores) == ["rouge_l", "exact_match"]
+
+
+def test_rouge_l_splits_ascii_as_rouge_score_does():
+    for text in ("It's 3.5%, isn't_it?", "a-b  C\n(d)", ""):
+        assert metrics._Words().tokenize(text) == tokenize(text, None)
+
+
+def test_rouge_l_knows_letters_beyond_ascii():
+    assert metrics.score_texts("rouge_l", [["你好世界"]], ["你好，GPT世界"])["rouge_l"] == (
+        pytest.approx(2 * (4 / 5) / (1 + 4 / 5))
+    )
+    assert metrics.score_texts("rouge_l", [["café"]], ["caf"])["rouge_l"] == 0
+
+
+def test_bleu_by_hand():
+    # n-grams found: 5 of 5, 3 of 4, 2 of 3, 1 of 2; 5 words for 6.
+    scores = metrics.score_texts("bleu", [["the cat sat on the mat"]], ["the cat sat on mat"])
+    expected = math.exp(1 - 6 / 5) * (1 * 3 / 4 * 2 / 3 * 1 / 2) ** (1 / 4)
+    assert scores == pytest.approx({"bleu": expected, "exact_match": 0})
+    assert list(scores) == ["bleu", "exact_match"]
+
+
+def test_bleu_is_of_the_corpus_and_takes_several_references():
+    # The first counts 5 + 4 + 3 + 2 n-grams, all in its second reference; the second, one word, 1.
+    gold = [["no word in common here", "a b c d e"], ["f"]]
+    assert metrics.score_texts("bleu", gold, ["a b c d e", "f"])["bleu"] == pytest.approx(1)
+    # One unigram of 6 is wrong; the length is that of the references.
+    found = metrics.score_texts("bleu", gold, ["a b c d e", "g"])["bleu"]
+    assert found == pytest.approx((5 / 6) ** (1 / 4))
+
+
+def test_bleu_splits_chinese_into_characters():
+    # 4 of 5, 3 of 4, 2 of 3, 1 of 2: the last character is wrong.
+    found = metrics.score_texts("bleu", [["今天天气好"]], ["今天天气坏"])["bleu"]
+    assert found == pytest.approx((4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** (1 / 4))
+
+
+@pytest.mark.parametrize("name", metrics.TEXT_METRICS)
+def test_bounds(name):
+    gold = [["one two three four five"], ["six seven eight nine ten"]]
+    right = [texts[0] for texts in gold]
+    assert metrics.score_texts(name, gold, right)[name] == pytest.approx(1)
+    assert metrics.score_texts(name, gold, ["", ""])[name] == 0
+
+
+def test_metric_fits_the_kind_of_task():
+    for name in metrics.TEXT_METRICS:
+        metrics.check_metric(name, 0, is_text=True)
+        message = f"metric {name} compares texts, but the task has classes; take accuracy, f1"
+        with pytest.raises(InputError, match=message):
+            metrics.check_metric(name, 2)
+    for name in metrics.METRICS:
+        message = f"metric {name} compares classes, but the task writes text; take exact_match"
+        with pytest.raises(InputError, match=message):
+            metrics.check_metric(name, 2, is_text=True)
+    with pytest.raises(InputError, match="unknown metric 'rouge'; nearest: rouge_l"):
+        metrics.score_texts("rouge", [["a"]], ["a"])
+
+
+def test_wrong_input():
+    with pytest.raises(ValueError, match="2 golds and 1 texts"):
+        metrics.score_texts("exact_match", [["a"], ["b"]], ["a"])
+    with pytest.raises(ValueError, match="0 golds and 0 texts"):
+        metrics.score_texts("exact_match", [], [])
+    with pytest.raises(ValueError, match="list of 1 or more references"):
+        metrics.score_texts("exact_match", [[]], ["a"])
+    with pytest.raises(ValueError, match="list of 1 or more references"):
+        metrics.score_texts("exact_match", ["a"], ["a"])
+
+
+def test_libraries_are_imported_when_needed():
+    code = (
+        "import sys, jaxprompt.training.metrics as m; m.score_texts('exact_match', [['a']], ['a']);"
+        "assert not {'rouge_score', 'nltk', 'sacrebleu'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
