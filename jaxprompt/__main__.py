@@ -85,7 +85,7 @@ def _run(argv: list[str]) -> int:
 def _what_to_lower(argv: Sequence[str]) -> str:
     """Says of a command that ran out of memory which fields to lower, and how to plan it."""
     from jaxprompt.cli.options import fields, load_config
-    from jaxprompt.cli.sweep import is_grid
+    from jaxprompt.sweeps.grid import is_grid
 
     try:
         own, args = _config_words(argv)

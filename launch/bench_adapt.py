@@ -101,7 +101,7 @@ def time_ours(args: argparse.Namespace) -> None:
     import jax
 
     from jaxprompt import rng
-    from jaxprompt.assembly import adapt, from_config
+    from jaxprompt.assembly import denoising, from_config
     from jaxprompt.assembly.pipeline import shape_backbone
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
@@ -117,11 +117,11 @@ def time_ours(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         c.backbone.init = str(Path(folder) / "config.json")
         Path(c.backbone.init).write_text(json.dumps(case.hf))
-        block, head = c.backbone.to_dict(), adapt.NEEDS[case.objective][1]
+        block, head = c.backbone.to_dict(), denoising.NEEDS[case.objective][1]
         backbone = shape_backbone(block, Path(folder), case.hf, (head,))
         backbone = backbone._replace(block=block | {"dtype": "float32"})
         placement = from_config.build_placement(c)
-        adapted = adapt.load_adaptable(c, backbone, placement)
+        adapted = denoising.load_adaptable(c, backbone, placement)
     plan = from_config.make_plan(c.train, KINDS, case.batch)
     tx = from_config.build_optimizer(c, adapted.trainable, plan, KINDS)
     step = steps.make_train_step(adapted.model, tx, adapted.objectives)
@@ -140,7 +140,7 @@ def time_ours(args: argparse.Namespace) -> None:
         jax.block_until_ready((state, measured))
 
     batch, device = next(batches), of_kind(jax.devices()[0].device_kind)
-    flop = adapt.flops_of(adapted, batch, case.batch, placement)
+    flop = denoising.flops_of(adapted, batch, case.batch, placement)
     facts = {"flop": flop, "peak": device.peak(args.dtype) if device else 0.0}
     serve(run, lambda: facts | {"loss": float(measured["loss"])})
 

@@ -190,7 +190,7 @@ def train_together(args: argparse.Namespace) -> None:
 
 def train_in_turn(args: argparse.Namespace) -> None:
     """Trains runs one after another; each reads its programs from what the first has kept."""
-    from jaxprompt.cli import train
+    from jaxprompt.assembly import tune
     from jaxprompt.cli.options import load_config
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
@@ -200,7 +200,7 @@ def train_in_turn(args: argparse.Namespace) -> None:
     grid, results, seconds = runner.list_runs(c, args.workdir), [], []
     for number in args.numbers:
         started = time.perf_counter()
-        results.append(train.run(grid[number].config, str(grid[number].folder)))
+        results.append(tune.run(grid[number].config, str(grid[number].folder)))
         seconds.append(time.perf_counter() - started)
     programs = sum(result["time"]["compilations"] for result in results)
     answer(results, seconds=seconds, programs=programs, **heard)

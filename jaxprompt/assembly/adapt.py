@@ -1,295 +1,138 @@
-"""From a config to a run that goes on with a backbone's own pre-training."""
+"""A run that goes on with a backbone's own pre-training on a corpus."""
 
-import dataclasses
-import hashlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from jaxprompt import rng, tree
-from jaxprompt.assembly import new_backbone
-from jaxprompt.assembly.fill_report import make_fill_step, render
-from jaxprompt.assembly.from_config import check_mesh
-from jaxprompt.assembly.pipeline import Backbone, load_weights, open_backbone, shape_backbone
-from jaxprompt.convert.load import Loaded, Report
-from jaxprompt.corpus import Corpus, TextSettings, check_vocabulary, divide, index_corpus
-from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
-from jaxprompt.corpus.denoise.batches import Pass, Rows
+from jaxprompt import tree
+from jaxprompt.assembly import denoising, from_config
+from jaxprompt.assembly.running import CorpusWork, carry_out, facts
+from jaxprompt.convert.save import save_backbone
+from jaxprompt.corpus import check_unchanged
+from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError
-from jaxprompt.heads.pretraining import TargetHead
-from jaxprompt.models.model import Model
-from jaxprompt.parallel.compilation import jit
-from jaxprompt.parallel.flops import count_flops
-from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batch, within
-from jaxprompt.prompts import make_prompt
-from jaxprompt.training import metrics
-from jaxprompt.training.losses import count_hits, on_targets
-from jaxprompt.training.replaced_tokens import (
-    Pair,
-    generator_config,
-    make_objectives,
-    make_pair,
-    untie,
-)
-from jaxprompt.training.steps import Objective, make_count_step
-from jaxprompt.types import Batch
-
-# What an objective asks of a backbone: its style, and the head that must be there or is drawn.
-NEEDS = {
-    "mlm": ("masked", "mlm"), "rtd": ("masked", "rtd"), "clm": ("causal", "lm"),
-    "prefix_lm": ("seq2seq", "lm"), "span_corruption": ("seq2seq", "lm"),
-}  # fmt: skip
-
-Sums = Mapping[str, Mapping[str, float]]  # objective -> what it counts
+from jaxprompt.files import write_atomic
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.training import run_folder
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import Ended
+from jaxprompt.training.replaced_tokens import tie
+from jaxprompt.training.throughput import Meter
 
 
-class Adapted(NamedTuple):
-    """A backbone, what it is pre-trained by, and its numbers before the first step."""
-
-    backbone: Backbone
-    generator: Backbone | None  # rtd
-    model: Any  # a Model, or a Pair
-    objectives: list[Objective]
-    trainable: tree.Flat  # float32
-    frozen: tree.Flat
-    report: Report
-    fingerprint: str  # of all weights that it starts from
+def run(c: Any, workdir: str) -> dict[str, Any] | None:
+    """Adapts by a config in a workdir. -> the result, see `running.carry_out`"""
+    return carry_out(Adapting(c, workdir))
 
 
-def check_objective(c: Any) -> None:
-    """Raises InputError where a config lacks what only `adapt` needs."""
-    if not c.objective.name:
-        raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
-    need_corpus(c)
-    if not (c.backbone.path or c.backbone.init):
-        raise InputError(
-            "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"
+def score(c: Any, workdir: str) -> dict[str, Any]:
+    """Scores held-out text with the weights as they are; nothing is bound to the workdir."""
+    work = Adapting(c, workdir)
+    work.check()
+    keep_programs(c.train.compilation_cache)
+    with run_folder.lock(workdir):
+        processes.agree(facts(c))
+        work.prepare(None, None)
+        work.batches.close()
+        return {"held_out": work.scores()(work.adapted.trainable), "rows": work.dev.size}
+
+
+class Adapting(CorpusWork):
+    """Trains on documents of a corpus, chooses by others that are held out, writes a backbone."""
+
+    DONE = "adapted"
+
+    def check(self) -> None:
+        """Checks the config."""
+        from_config.check_config(self.config)
+        denoising.check_objective(self.config)
+
+    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+        """Indexes the corpus where it is not, and reads or draws the backbone."""
+        c, placement = self.config, from_config.build_placement(self.config)
+        backbone = denoising.open_adaptable(c, placement)
+        self.tokenizer = load_tokenizer(backbone.folder)
+        denoiser = denoising.make_denoiser(c, self.tokenizer, backbone)
+        corpus = self.read_corpus(self.tokenizer, backbone.module.cfg.vocab, started)
+        if saved is not None:
+            check_unchanged(saved["corpus"], corpus.fingerprint)
+        self.rows, self.held = denoising.read_rows(c, corpus, denoiser, self.tokenizer)
+        share = placement.share()
+        self.batches = Visits(self.rows, batch=c.data.batch, seed=c.seed, share=share)
+        self.dev = Pass(
+            self.held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows,
+            share=share,
+        )  # fmt: skip
+        self.milestones = from_config.make_plan(c.train, self.batches.steps_per_epoch, c.data.batch)
+        self.adapted = denoising.load_adaptable(c, backbone, placement)
+        self.corpus, self.placement, self.folder = corpus, placement, backbone.folder
+        own = self.adapted.backbone.family, self.adapted.fingerprint
+        self.record = {
+            "corpus": corpus.fingerprint,
+            "backbone": dict(zip(("family", "fingerprint"), own, strict=True)),
+        }
+
+    def scores(self) -> Any:
+        """Makes trainable -> the scores of held-out rows."""
+        return denoising.build_scores(self.placement, self.adapted, self.dev, self.config.seed)
+
+    def build(self) -> None:
+        """Makes the step, and counts what it asks for."""
+        c, place, adapted = self.config, self.placement, self.adapted
+        self.score_held = self.scores()
+        self.set_training(
+            place, adapted.model, adapted.objectives, adapted.trainable, adapted.frozen
         )
-    if not c.corpus.held_out:
-        raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+        flops = denoising.flops_of(adapted, next(iter(self.dev)), c.data.batch, place)
+        self.meter = Meter(self.batches, denoising.score_sums, flops, c.backbone.dtype)
+        self.drops = c.backbone.dropout != 0
 
-
-# -- text -------------------------------------------------------------------------------------
-
-
-def need_corpus(c: Any) -> None:
-    """Raises InputError where a config names no text."""
-    if not c.corpus.path:
-        raise InputError(
-            "corpus.path is empty; give a folder, a file or a glob of text, hub:ID or tfds:NAME"
+    def tell(self, log: RunLog, where: str) -> None:
+        """Says what was read, what trains, and what is fresh."""
+        c, corpus, adapted = self.config, self.corpus, self.adapted
+        source, own = c.backbone.init or c.backbone.path, adapted.report
+        log.say(f"backbone {source} ({adapted.backbone.family}), {own.fingerprint[:12]}")
+        if own.fresh:
+            log.say(f"fresh, not in the checkpoint: {', '.join(own.fresh)}")
+        if adapted.generator is not None:
+            generator = c.objective.generator_path or "drawn"
+            log.say(f"generator {generator} ({adapted.generator.family})")
+        log.say(
+            f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens; "
+            f"{len(self.rows):,} rows of {c.data.max_len}, {self.dev.size} held-out rows"
         )
+        if corpus.skipped:
+            log.say(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
+        log.say(tree.overview(adapted.trainable, adapted.frozen))
+        log.say(f"{c.objective.name}: {self.milestones.total} steps, {where}")
+        for line in from_config.tell_kernel(c, self.placement, adapted.backbone.module):
+            log.say(line)
 
-
-def text_settings(c: Any) -> TextSettings:
-    """Tells how the text of a config becomes documents and units."""
-    names = (field.name for field in dataclasses.fields(TextSettings))
-    return TextSettings(**{name: c.corpus[name] for name in names})
-
-
-def read_corpus(
-    c: Any, tokenizer: Any, vocab: int, workdir: str, say: Callable[[str], None]
-) -> Corpus:
-    """Opens the indexed text of a config; indexes it where that was not done yet."""
-    check_vocabulary(tokenizer, vocab)
-    return index_corpus(
-        c.corpus.path, tokenizer, c.corpus.store or Path(workdir) / "corpus", text_settings(c),
-        processes=c.corpus.processes, cache_dir=c.data.cache_dir or None, report=say,
-    )  # fmt: skip
-
-
-def read_rows(c: Any, corpus: Corpus, objective: Any, tokenizer: Any) -> tuple[Rows, Rows]:
-    """Cuts the documents into rows. -> those to train on, those of held-out documents"""
-    shares = divide(len(corpus), c.corpus.held_out, c.data.seed)
-    pad = tokenizer.pad_token_id
-    pad = tokenizer.eos_token_id if pad is None else pad
-    train, held = (
-        Rows(corpus, share, objective, packed=c.objective.packed, pad_id=pad) for share in shares
-    )
-    return train, held
-
-
-def make_denoiser(c: Any, tokenizer: Any, backbone: Backbone) -> Any:
-    """Makes what turns text into rows. Raises InputError where the tokenizer lacks a token."""
-    o, length = c.objective, c.data.max_len
-    if o.name == "clm":
-        return clm.make(tokenizer, length, apart=o.apart)
-    if o.name in ("mlm", "rtd"):
-        make = {"mlm": mlm.make, "rtd": rtd.make}[o.name]
-        return make(tokenizer, length, rate=o.rate, whole_words=o.whole_words, apart=o.apart)
-    given = dict(start=backbone.module.cfg.start, pattern=c.backbone.sentinel, apart=o.apart)
-    if o.name == "prefix_lm":
-        return prefix_lm.make(tokenizer, length, share=o.share, **given)
-    return span_corruption.make(tokenizer, length, density=o.rate, span=o.span, **given)
-
-
-# -- backbone -----------------------------------------------------------------------------------
-
-
-def open_adaptable(c: Any, placement: Placement) -> Backbone:
-    """Opens a backbone, or the config.json of one to be drawn.
-
-    Its weights will be float32, whatever it computes in: all of them train.
-    """
-    style, head = NEEDS[c.objective.name]
-    block = c.backbone.to_dict()
-    backbone = new_backbone.open_config(block, (head,)) if block["init"] else open_backbone(block)
-    if backbone.module.STYLE != style:
-        known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
-        raise InputError(
-            f"objective.name={c.objective.name} is not for a {backbone.family}; take {known}"
-        )
-    if head == "rtd" and not block["init"]:
-        new_backbone.as_electra(backbone)  # says so before the text is read
-    most = backbone.module.dims.max_len
-    if c.data.max_len > most:
-        raise InputError(
-            f"data.max_len={c.data.max_len} is over the {most} positions of {backbone.folder}; "
-            f"lower it to {most}"
-        )
-    check_mesh(placement, backbone.module)
-    if head == "rtd":
-        check_mesh(placement, _open_generator(c, backbone).module, "generator")
-    return backbone._replace(block=block | {"dtype": "float32"})
-
-
-def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
-    """Reads or draws the weights, and makes the model that pre-trains them."""
-    head = NEEDS[c.objective.name][1]
-    if c.backbone.init:
-        backbone, loaded = new_backbone.draw_weights(backbone, placement, c.seed)
-    else:
-        backbone, loaded = load_weights(backbone, placement)
-        if head == "rtd":
-            backbone = new_backbone.as_electra(backbone)
-        backbone, loaded = new_backbone.with_heads(backbone, loaded, (head,), placement, c.seed)
-    params, generator, mark = {"backbone": loaded.params}, None, loaded.report.fingerprint
-    if head == "rtd":
-        generator, drawn = _load_generator(c, backbone, placement)
-        params["generator"] = untie(drawn.params)
-        mark = hashlib.sha256(f"{mark} {drawn.report.fingerprint}".encode()).hexdigest()
-        model = make_pair(generator.module, backbone.module)
-        objectives = make_objectives(c.objective.weight)
-    else:
-        module = backbone.module
-        model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
-        objectives = [Objective("main", on_targets, sums=count_hits)]
-    patterns = tuple(c.trainable) or tuple(rf"{part}/.*" for part in params)
-    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
-    check_padding(placement, trainable, backbone.module.cfg.vocab)
-    # Copied: a step takes the state's buffers over.
-    copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))
-    trainable = jax.jit(copy, out_shardings=placement.parameters(trainable))(trainable)
-    return Adapted(backbone, generator, model, objectives, trainable, frozen, loaded.report, mark)
-
-
-def _open_generator(c: Any, backbone: Backbone) -> Backbone:
-    """Shapes a generator of a discriminator's kind, or opens one that is trained."""
-    o, block = c.objective, c.backbone.to_dict()  # its module computes like the discriminator's
-    if not o.generator_path:
-        hf = generator_config(backbone.hf, width=o.generator, layers=o.generator_layers)
-        block["family"] = "electra"
-        drawn = shape_backbone(block, backbone.folder, hf, ("mlm",))
-        return drawn._replace(block=block | {"dtype": "float32"})
-    block |= {"path": o.generator_path, "revision": "", "family": "", "init": ""}
-    opened = open_backbone(block)
-    words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
-    if words[0] != words[1]:
-        raise InputError(
-            f"objective.generator_path={o.generator_path!r} has another vocabulary than "
-            f"{backbone.folder}; give a generator with the same tokenizer"
-        )
-    if "mlm" not in opened.module.cfg.model_heads:
-        raise InputError(
-            f"objective.generator_path={o.generator_path!r} has no masked-LM head; give a model "
-            "that `adapt` made by mlm, or leave it empty for a fresh generator"
-        )
-    return opened._replace(block=block | {"dtype": "float32"})
-
-
-def _load_generator(c: Any, backbone: Backbone, placement: Placement) -> tuple[Backbone, Loaded]:
-    """Draws or reads the generator's weights."""
-    opened = _open_generator(c, backbone)
-    if not c.objective.generator_path:
-        return new_backbone.draw_weights(opened, placement, c.seed, part="generator")
-    opened, loaded = load_weights(opened, placement)
-    return new_backbone.with_heads(opened, loaded, ("mlm",), placement, c.seed, part="generator")
-
-
-def flops_of(adapted: Adapted, like: Batch, rows: int, placement: Placement) -> float:
-    """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
-
-    That is three times its forward pass: each product once more for either of its sides.
-    """
-    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
-    count = make_count_step(spelt_out(adapted.model), adapted.objectives)
-    given = adapted.trainable, adapted.frozen, jax.tree.map(shape, like), jax.random.key(0)
-    return 3 * count_flops(within(placement, count), *given)
-
-
-def spelt_out(model: Any) -> Any:
-    """Takes fused kernels out of a model, whose products cannot be seen, and recomputation."""
-    if isinstance(model, Pair):
-        return Pair(spelt_out(model.generator), spelt_out(model.discriminator))
-    cfg = dataclasses.replace(model.backbone.cfg, attention="einsum", remat="none")
-    return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))
-
-
-# -- scores ---------------------------------------------------------------------------------------
-
-
-def score_sums(sums: Sums) -> dict[str, float]:
-    """Turns the sums of objectives into scores."""
-    if "main" in sums:
-        return metrics.score_targets(sums["main"])
-    found = metrics.score_detection(sums["discriminator"])
-    other = metrics.score_targets(sums["generator"])
-    return found | {f"generator_{name}": value for name, value in other.items()}
-
-
-def build_scores(
-    placement: Placement, adapted: Any, held: Pass, seed: int,
-    score: Callable[[Sums], dict[str, float]] = score_sums,
-) -> Callable[[tree.Flat], dict[str, float]]:  # fmt: skip
-    """Makes trainable -> the scores of held-out rows, with the same draws in every pass.
-
-    `adapted` has a model, objectives, and what is frozen.
-    """
-    count = make_count_step(adapted.model, adapted.objectives)
-    step = jit(within(placement, count), out_shardings=placement.replicated)
-    key = rng.key_for(seed, "held out")
-
-    def measure(trainable: tree.Flat) -> dict[str, float]:
-        total: dict[str, dict[str, np.float64]] = {}
-        for number, batch in enumerate(held):
-            own = step(
-                trainable, adapted.frozen, put_batch(placement, batch),
-                jax.random.fold_in(key, number),
-            )  # fmt: skip
-            add = lambda old, new: old + np.float64(new)
-            own = jax.device_get(own)
-            total = jax.tree.map(add, total, own) if total else jax.tree.map(np.float64, own)
-        return score(total)
-
-    return measure
-
-
-def fill(
-    c: Any, placement: Placement, adapted: Adapted, trainable: tree.Flat, held: Rows, tokenizer: Any
-) -> str:
-    """Fills the first of the held-out rows, and writes them out."""
-    devices = placement.mesh.shape[DATA]
-    size = -(-c.objective.examples // devices) * devices
-    given = dict(batch=size, seed=c.data.seed, limit=c.objective.examples)
-    own = next(iter(Pass(held, share=placement.share(), **given)))
-    step = jax.jit(
-        within(placement, make_fill_step(adapted.model)), out_shardings=placement.replicated
-    )
-    key = rng.key_for(c.seed, "held out")
-    found = step(trainable, adapted.frozen, put_batch(placement, own), key)
-    whole = next(iter(Pass(held, **given)))
-    return "\n\n".join(render(c.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"
+    def finish(self, ended: Ended) -> dict[str, Any]:
+        """Writes a folder that transformers loads."""
+        c, corpus, adapted = self.config, self.corpus, self.adapted
+        trained = tree.count(adapted.trainable)
+        result = ended.progress.result(
+            {"objective": c.objective.name, "seed": c.seed},
+            trained=trained, total=trained + tree.count(adapted.frozen), scored="held_out",
+            time=ended.time,
+        )  # fmt: skip
+        params = tree.merge(ended.numbers, adapted.frozen)
+        card = result | {
+            "corpus": f"{c.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} tokens",
+            "start": c.backbone.init or f"{c.backbone.path} ({adapted.report.fingerprint[:12]})",
+        }
+        given = dict(tokenizer=self.folder, card=card, run=self.workdir)
+        given |= {"rescale": c.backbone.rescale}
+        own, folder = adapted.backbone, Path(self.workdir)
+        save_backbone(folder / "backbone", own.family, own.hf, params["backbone"], **given)
+        if adapted.generator is not None:
+            own, both = adapted.generator, tie(params["generator"], params["backbone"])
+            save_backbone(folder / "generator", own.family, own.hf, both, **given)
+        if c.objective.examples:
+            text = denoising.fill(
+                c, self.placement, adapted, ended.numbers, self.held, self.tokenizer
+            )
+            if processes.is_first():
+                write_atomic(folder / "examples.txt", text)
+        return result

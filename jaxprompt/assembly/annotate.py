@@ -1,7 +1,9 @@
-"""Pseudo-labels of a corpus by a trained classifier (PPT): from a config to objects."""
+"""A run that labels a corpus with a trained classifier: the pseudo-labels of PPT."""
 
+import contextlib
 import hashlib
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,24 +12,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from jaxprompt.assembly import from_config
-from jaxprompt.assembly.adapt import need_corpus, read_corpus
+from jaxprompt import signals
+from jaxprompt.assembly import from_config, tune
+from jaxprompt.assembly.denoising import need_corpus, read_corpus, tell
 from jaxprompt.assembly.examples import check_tunes, read_task
 from jaxprompt.assembly.pipeline import open_backbone
-from jaxprompt.assembly.pretrain import check_single, thresholds_of
+from jaxprompt.assembly.ppt import check_single, thresholds_of
+from jaxprompt.assembly.running import facts
 from jaxprompt.corpus import Corpus
-from jaxprompt.corpus.ppt import Reader, check_thresholds
+from jaxprompt.corpus.ppt import AnnotationWriter, Reader, check_thresholds, check_unfinished
 from jaxprompt.corpus.ppt.reading import CUT
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.training.evaluation import place_step, predict_scores, probabilities
-from jaxprompt.training.run_folder import check_workdir
+from jaxprompt.training.run_folder import check_workdir, lock, read_result
 from jaxprompt.training.steps import make_eval_step
 
 _BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
 _AHEAD = 2  # such parts are held, the one in use among them
+
+_PAUSE = 10.0  # seconds between two reports
 
 
 class Annotator(NamedTuple):
@@ -71,11 +80,11 @@ def check_saved(classifier: Any, workdir: str, finished: bool) -> None:
     check_workdir(workdir, classifier.to_dict(), free)
 
 
-def read_units(c: Any, workdir: str, say: Callable[[str], None]) -> Corpus:
+def read_units(c: Any, workdir: str) -> Corpus:
     """Opens the text of a config, indexed by the classifier's own tokenizer."""
     backbone = open_backbone(c.backbone.to_dict())
     tokenizer = load_tokenizer(backbone.folder)
-    return read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir, say)
+    return read_corpus(c, tokenizer, backbone.module.cfg.vocab, workdir)
 
 
 def open_annotator(classifier: Any, c: Any, workdir: str) -> Annotator:
@@ -149,3 +158,77 @@ def _ahead(make: Callable[[int], Any], given: Sequence[int]) -> Iterator[Any]:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+# -- the run
+
+
+def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | None:
+    """Labels the text of a config. Returns the counts, None where a signal ended the training,
+    and on all processes but the first.
+    """
+
+    # -- text and classifier ----------------------------------------------------------------------
+    check_annotator(c)
+    keep_programs(c.train.compilation_cache)
+    check_unfinished(output)
+    trained = from_config.is_zero_shot(classifier) or read_result(workdir) is not None
+    check_saved(classifier, workdir, trained)
+    processes.agree(facts(c) | {"--output": output, "result.json": str(trained)})
+    make_folder(workdir)
+    corpus = read_units(c, workdir)
+    processes.agree({"the indexed text": corpus.folder.name})
+    if not trained and tune.run(classifier, workdir) is None:
+        return None
+    signals.note("with the classifier trained; the same command goes on")
+    annotator = open_annotator(classifier, c, workdir)
+    label = make_labeller(annotator, corpus)
+
+    # -- labels -----------------------------------------------------------------------------------
+    total, thresholds = corpus.num_units, thresholds_of(c)
+    with lock(output), contextlib.ExitStack() as stack:
+        writer = processes.on_first(
+            lambda: AnnotationWriter(output, corpus, annotator.classes, annotator.mark)
+        )
+        if writer:
+            stack.callback(writer.close)
+        say = tell if writer else lambda line: None
+        first = done = int(processes.gather(str(writer.done if writer else ""))[0])
+        signals.note(_kept(done, total))
+        say(f"annotator {annotator.mark}")
+        say(f"corpus {c.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} done")
+        start = said = time.monotonic()
+        for part in label(done):
+            processes.on_first(lambda part=part: writer.append(part))
+            done, now = done + len(part), time.monotonic()
+            signals.note(_kept(done, total))
+            if now - said > _PAUSE or done == total:
+                say(_progress(done, total, (done - first) / (now - start)))
+                said = now
+        seconds = time.monotonic() - start
+        found = processes.on_first(lambda: writer.seal())
+    if found is None:
+        return None
+    labelled, kept = found.counts([0] * len(thresholds)), found.counts(thresholds)
+    named = lambda values: dict(zip(found.classes, values, strict=True))
+    return {
+        "annotator": annotator.mark,
+        "corpus": c.corpus.path,
+        "units": total,
+        "left_out": total - int(labelled.sum()),
+        "labels": named(labelled.tolist()),
+        "thresholds": named(thresholds),
+        "kept": named(kept.tolist()),
+        "kept_share": float(kept.sum() / total),
+        "output": output,
+        "time": {"seconds": seconds, "units_per_second": (total - first) / seconds},
+    }
+
+
+def _kept(done: int, total: int) -> str:
+    return f"with {done:,} of {total:,} units annotated; they are kept, the same command goes on"
+
+
+def _progress(done: int, total: int, rate: float) -> str:
+    minutes, left = divmod(round((total - done) / rate), 60)
+    return f"labelled {done:,}/{total:,} units, {rate:,.0f} a second, {minutes}:{left:02d} left"

@@ -1,16 +1,14 @@
 """The text that soft tokens start from: how often each token stands in it."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxprompt.assembly.adapt import read_corpus
+from jaxprompt.assembly.denoising import read_corpus
 from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.words import text_ids
-from jaxprompt.errors import escape
 
 
 def count_tokens(
@@ -33,5 +31,4 @@ def count_corpus(c: Any, scorer: Scorer, workdir: str | Path) -> np.ndarray:
     Raises InputError for a text that cannot be read.
     """
     vocab = scorer.model.backbone.cfg.vocab
-    tell = lambda line: print(escape(line), file=sys.stderr)
-    return read_corpus(c, scorer.tokenizer, vocab, str(workdir), tell).token_counts()
+    return read_corpus(c, scorer.tokenizer, vocab, workdir).token_counts()

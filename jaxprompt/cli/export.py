@@ -18,20 +18,20 @@ def main(argv: Sequence[str]) -> int:
     need(args, "workdir")
     c = load_run(args, overrides)
 
-    from jaxprompt.assembly import from_config, pretrain
+    from jaxprompt.assembly import from_config, ppt
     from jaxprompt.assembly.prompt_artifact import as_peft, pack, plain_tokens
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.peft import write_peft
     from jaxprompt.training.run_folder import read_result
 
-    restore = pretrain.restore if c.ppt.task else from_config.restore
+    restore = ppt.restore if c.ppt.task else from_config.restore
     trained = restore(c, args.workdir)
     scorer, weights = trained.scorer, trained.weights
     result = read_result(args.workdir) or {}
     metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
     origin = {name: trained.record[name] for name in ("init",) if name in trained.record}
     if c.ppt.task:
-        origin["pretrained"] = pretrain.read_about(trained)
+        origin["pretrained"] = ppt.read_about(trained)
     tensors, card = pack(
         scorer, weights.trainable, weights.frozen,
         backbone=c.backbone.to_dict() | {"family": trained.family},

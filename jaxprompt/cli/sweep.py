@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from jaxprompt import signals
-from jaxprompt.cli.options import Parser, apply, call, load_config, load_module, need, resolved
+from jaxprompt.cli.options import Parser, apply, call, load_config, load_module, need
 from jaxprompt.cli.results import SEEDS, Run, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
 from jaxprompt.training.tables import failures
@@ -55,8 +53,7 @@ def execute(
     Returns the errors of runs that failed, by name; None where a signal ended it early, and the
     same call goes on.
     """
-    from jaxprompt.assembly import from_config
-    from jaxprompt.cli import train
+    from jaxprompt.assembly import from_config, tune
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
     from jaxprompt.training import run_folder
@@ -67,7 +64,7 @@ def execute(
     together, single = divide(runs, loaded)
     failed = {}
     if together:
-        outcome = train_together(together, workdir, size=size)
+        outcome = runner.train(together, workdir, heard=signals.heard, size=size)
         if outcome is None:
             return None
         failed |= outcome.failed
@@ -77,14 +74,14 @@ def execute(
         if run_folder.read_result(run.workdir) is not None
     ]
     for run in over:
-        run_folder.check_workdir(run.folder, resolved(run.config), from_config.FREE)
+        run_folder.check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
     runner.verify(over, workdir)
     finished = {run.name for run in over}
     for run, c in single:
         if run.workdir.name not in finished:
             print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
             try:
-                if train.run(c, str(run.workdir)) is None:
+                if tune.run(c, str(run.workdir)) is None:
                     return None
             except InputError as error:
                 failed[run.workdir.name] = str(error)
@@ -93,54 +90,10 @@ def execute(
     return failed
 
 
-def is_grid(c: Any) -> bool:
-    """Tells whether a config's block `runs` asks for several runs."""
-    block = c.get("runs", {})
-    return isinstance(block, ConfigDict) and any(
-        value for value in block.to_dict().values() if isinstance(value, tuple)
-    )
-
-
-def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
-    """Trains the runs of `config.runs` as one program, as a verb does, and tabulates them."""
-    from jaxprompt.assembly import from_config
-    from jaxprompt.parallel.compilation import keep_programs
-    from jaxprompt.sweeps import runner
-    from jaxprompt.training.run_folder import check_workdir, guard_workdir
-
-    given, free = resolved(c), (*from_config.FREE, "runs.size")
-    check_workdir(workdir, given, free)
-    grid = runner.list_runs(c, workdir)
-    for run in grid:
-        runner.KINDS[verb].check(run.config)
-    keep_programs(c.train.compilation_cache)
-    bind = lambda: guard_workdir(workdir, given, free)
-    outcome = train_together(grid, workdir, verb=verb, size=c.runs.size, ready=bind)
-    if outcome is None:
-        return 0
-    if not outcome.results and len(set(outcome.failed.values())) == 1:
-        raise InputError(next(iter(outcome.failed.values())))
-    for name, error in outcome.failed.items():
-        print(escape(f"jaxprompt {verb}: {name}: {error}"), file=sys.stderr)
-    runs = []
-    for run in grid:
-        names = zip(run.changes, run.name.split(","), strict=False)
-        row = [shown for field, shown in names if field not in SEEDS]
-        group = group_of("", run.changes)
-        runs.append(Run(",".join(row) or "all", "", run.changes, run.folder, group))
-    tell(runs, outcome.failed)
-    return 0
-
-
-def train_together(runs: Sequence[Any], workdir: str, **options: Any) -> Any:
-    """Trains runs as few programs. -> their outcome, None where a signal ended it early"""
-    from jaxprompt.sweeps import runner
-
-    return runner.train(runs, workdir, heard=signals.heard, **options)
-
-
 def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError where that is a grid itself."""
+    from jaxprompt.sweeps.grid import is_grid
+
     c = load_config(run.config, overrides)
     apply(c, run.changes.items())
     if is_grid(c):

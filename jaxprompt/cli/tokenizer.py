@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.adapt import need_corpus, text_settings
+    from jaxprompt.assembly.denoising import need_corpus, text_settings
     from jaxprompt.corpus import train_tokenizer
 
     from_config.check_config(c)

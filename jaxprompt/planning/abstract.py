@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxprompt.assembly import from_config, pretrain
+from jaxprompt.assembly import from_config, ppt
 from jaxprompt.assembly.examples import in_form
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.data.tasks import Example, Task, with_labels
@@ -75,7 +75,7 @@ def open_run(c: Any, device: Device | None = None) -> Run:
     """
     from_config.check_config(c)
     if c.ppt.task:
-        pretrain.check_learner(c)
+        ppt.check_learner(c)
     backbone, notes = find_backbone(c.backbone.to_dict())
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
     if device is not None and has_kernel(backbone.module, device, c.data.max_len):
@@ -90,9 +90,9 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         notes += ("the network is counted as within a slice; between slices it is slower",)
     alone = make_placement(devices=jax.devices()[:1])
     if c.ppt.task:
-        scorer, more = pretrain.make_scorer(c, backbone, alone), ()
+        scorer, more = ppt.make_scorer(c, backbone, alone), ()
         example = Example(dict.fromkeys(scorer.task.fields, _text(c)))
-        model, objective = pretrain.make_objective(c, scorer.model)
+        model, objective = ppt.make_objective(c, scorer.model)
         objectives = [objective]
     else:
         task, example, more = _longest(c)

@@ -1,7 +1,5 @@
 """Trains runs of one shape as one program, from their first step to their results."""
 
-import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -18,24 +16,12 @@ from jaxprompt.sweeps.batched_steps import Own, Programs
 from jaxprompt.sweeps.runs import Member, Shared
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.optim import shown_rate
+from jaxprompt.training.progress import Progress, write_step
 from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
 from jaxprompt.training.steps import tell_broken
 from jaxprompt.types import Batch
 
 WORTH = 500  # steps of one run that must be saved for another compilation to pay
-
-
-@dataclasses.dataclass
-class Standing:
-    """Where one run stands; all of it is saved."""
-
-    best: dict[str, Any] | None = None  # step, value, dev
-    since: int = 0  # evaluations without gain
-    done: bool = False
-    error: str = ""
-    steps: int = 0
-    skipped: int = 0
 
 
 class Together:
@@ -50,7 +36,7 @@ class Together:
         self.group, self.log = group, log
         self.plan, self.train = members[0].plan, shared.config.train
         self.looks = shared.looks(shared, members, programs)
-        self.stands = [Standing() for _ in members]
+        self.stands = [Progress() for _ in members]
         self.rows = list(range(len(members)))  # the member of each row of the state; some done
         self.owns = owns
         self.bests = [Checkpoints(member.run.folder) for member in members]
@@ -80,10 +66,7 @@ class Together:
             logs = []
             for member, best in zip(self.members, self.bests, strict=True):
                 open_now.enter_context(lock(member.run.folder))
-                guard_workdir(
-                    member.run.folder, json.loads(json.dumps(member.run.config.to_dict())),
-                    from_config.FREE,
-                )  # fmt: skip
+                guard_workdir(member.run.folder, member.run.config.to_dict(), from_config.FREE)
                 write_record(member.run.folder, member.record)
                 best.rewind(self.step if resumed else -1)
                 logs.append(RunLog(member.run.folder, tensorboard=self.train.tensorboard))
@@ -158,11 +141,8 @@ class Together:
         step, clock = self.since
         taken = self.step - step, time.monotonic() - clock
         for row in self._live():
-            own = jax.tree.map(lambda x, row=row: x[row], values)
-            own["lr"] = shown_rate(own["lr"])
-            said = self.feeds[self.rows[row]].describe(own, *taken)
-            spent = {"seconds": self.seconds} | said.pop("time", {})
-            self.logs[self.rows[row]].write(self.step, **said, time=spent)
+            own, i = jax.tree.map(lambda x, row=row: x[row], values), self.rows[row]
+            write_step(self.logs[i], self.step, own, self.feeds[i].describe, taken, self.seconds)
         live = self._live()
         self.log.show(lr=_span([rate for x in values["lr"].values() for rate in x[live].tolist()]))
         self._pause()
@@ -196,16 +176,14 @@ class Together:
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
             value = self.looks.value(dev)
             values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
-            if stand.best is None or value > stand.best["value"]:  # a tie keeps the earlier
-                stand.best, stand.since = {"step": self.step, "value": value, "dev": dev}, 0
-                better[row] = True
-            else:
-                stand.since += 1
+            better[row] = stand.note_dev(
+                self.step, value, dev, last=last, patience=self.train.patience
+            )
         self.log.show(dev=_span(values))
         if better.any():
             self.best = self.programs.renew(self.best, self.state.trainable, better)
         for row in live:
-            if last or 0 < self.train.patience <= self.stands[self.rows[row]].since:
+            if self.stands[self.rows[row]].done:
                 self._end(row)
 
     def _regroup(self) -> bool:
@@ -244,7 +222,7 @@ class Together:
         position = self.group.position()
         names = [member.run.name for member in self.members]
         self.rows = [names.index(name) for name in position["rows"]]
-        self.stands = [Standing(**position["runs"][name]) for name in names]
+        self.stands = [Progress(**position["runs"][name]) for name in names]
         self.seconds = position["seconds"]
         template = self.programs.template(len(self.rows))
         (self.state, self.best), _ = self.group.restore(template)
@@ -271,21 +249,13 @@ class Together:
             tests = self.looks.score("test", done, self.programs.stack_trained(best), own)
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
-            result = {
-                **member.about,
-                "method": member.run.config.prompt.name,
-                "seed": member.run.config.seed,
-                "trained": self.size,
-                "total": self.total,
-                "steps": stand.steps,
-                "skipped": stand.skipped,
-                "best_step": stand.best["step"],
-                self.shared.scored: stand.best["dev"],
-            }
-            if test is not None:
-                result["test"] = test
+            own = {"method": member.run.config.prompt.name, "seed": member.run.config.seed}
             share = self.seconds / len(self.members)  # a run's part of what all took together
-            result["time"] = {"seconds": share, "compilations": len(self.programs.compiled)}
+            result = stand.result(
+                {**member.about, **own}, trained=self.size, total=self.total,
+                scored=self.shared.scored, test=test,
+                time={"seconds": share, "compilations": len(self.programs.compiled)},
+            )  # fmt: skip
             write_result(member.run.folder, result)
 
 

@@ -38,8 +38,10 @@ class Run(NamedTuple):
 
 
 def is_grid(c: Any) -> bool:
-    """Tells whether a config stands for several runs."""
-    return any(c.runs[axis] for axis in AXES)
+    """Tells whether a config, checked or not, stands for several runs."""
+    block = c.to_dict().get("runs")
+    values = block.values() if isinstance(block, Mapping) else ()
+    return any(value for value in values if isinstance(value, tuple))
 
 
 def list_runs(c: Any, workdir: str) -> list[Run]:

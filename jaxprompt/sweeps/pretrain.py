@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,17 +12,18 @@ import jax
 import numpy as np
 
 from jaxprompt import rng
-from jaxprompt.assembly import adapt, from_config, pretrain, records
+from jaxprompt.assembly import denoising, from_config, ppt, records
 from jaxprompt.assembly.pipeline import Scorer, load_weights
 from jaxprompt.assembly.starting_text import count_tokens
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.sweeps.batched_steps import Own, Programs
 from jaxprompt.sweeps.grid import Run
 from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
+from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.state import make_state
 from jaxprompt.training.throughput import Meter
 from jaxprompt.types import Batch
@@ -32,8 +32,8 @@ from jaxprompt.types import Batch
 class Task(NamedTuple):
     """A pre-training task on some documents, the same for all runs of it."""
 
-    asked: pretrain.Asked
-    text: pretrain.Text
+    asked: ppt.Asked
+    text: ppt.Text
 
 
 def prepare(
@@ -46,14 +46,14 @@ def prepare(
     """
     c = runs[0].config
     placement = from_config.build_placement(c)
-    asked: dict[str, pretrain.Asked] = {}
+    asked: dict[str, ppt.Asked] = {}
     tasks: dict[str, Task] = {}
     corpus, found = None, []
     for run in runs:
         key = _key(run.config)
         try:
             if key not in asked:
-                asked[key] = pretrain.open_asked(run.config, placement)
+                asked[key] = ppt.open_asked(run.config, placement)
         except InputError as error:
             failed(run, error)
             continue
@@ -61,12 +61,12 @@ def prepare(
             corpus = _read(c, asked[key], workdir)
         try:
             if key not in tasks:
-                text = pretrain.read_text(run.config, corpus, asked[key], placement.share())
+                text = ppt.read_text(run.config, corpus, asked[key], placement.share())
                 tasks[key] = Task(asked[key], text)
         except InputError as error:
             failed(run, error)
             continue
-        pretrain.check_same(run.folder, tasks[key].text.facts, c.ppt.annotations)
+        ppt.check_same(read_record(run.folder), tasks[key].text.facts, c.ppt.annotations)
         found.append((run, key))
     if not found:
         return None, []
@@ -88,11 +88,11 @@ def prepare(
         records.check_repeated(run.folder, record)
         member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
         members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
-    objective = pretrain.make_objective(c, members[0].scorer.model)[1]
-    says = pretrain.told(c, backbone, loaded.report, corpus)
+    objective = ppt.make_objective(c, members[0].scorer.model)[1]
+    says = ppt.told(c, backbone, loaded.report, corpus)
     says += from_config.tell_kernel(c, placement, backbone.module)
     for task in tasks.values():
-        says += pretrain.told_task(*task)
+        says += ppt.told_task(*task)
     return Shared(c, placement, loaded, [objective], Looks, says, "held_out"), members
 
 
@@ -101,14 +101,13 @@ def _key(c: Any) -> str:
     return json.dumps([c.ppt.to_dict(), c.data.seed], sort_keys=True)
 
 
-def _read(c: Any, asked: pretrain.Asked, workdir: Path) -> Corpus:
-    tell = lambda line: print(escape(line), file=sys.stderr)
+def _read(c: Any, asked: ppt.Asked, workdir: Path) -> Corpus:
     vocab = asked.backbone.module.cfg.vocab
-    return adapt.read_corpus(c, asked.scorer.tokenizer, vocab, str(workdir), tell)
+    return denoising.read_corpus(c, asked.scorer.tokenizer, vocab, workdir)
 
 
 def _member(
-    run: Run, scorer: Scorer, text: pretrain.Text, flops: float, placement: Placement,
+    run: Run, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement,
     record: dict[str, Any],
 ) -> Member:  # fmt: skip
     c = run.config
@@ -116,37 +115,37 @@ def _member(
     # What else depends on the length of an epoch is told by the plan.
     shape = epoch if c.optim.schedule == "exponential" else 0, scorer.layout
     return Member(
-        run, scorer, pretrain.make_objective(c, scorer.model)[0], plan, epoch, shape, source=text,
+        run, scorer, ppt.make_objective(c, scorer.model)[0], plan, epoch, shape, source=text,
         feed=partial(_feed, c, text, flops, placement),
         longest=partial(_longest, c, text), held=text, record=record,
         about={"task": c.ppt.task},
     )  # fmt: skip
 
 
-def _plan(c: Any, text: pretrain.Text) -> tuple[from_config.Milestones, int]:
+def _plan(c: Any, text: ppt.Text) -> tuple[from_config.Milestones, int]:
     epoch = -(-len(text.rows) // c.data.batch)
     return from_config.make_plan(c.train, epoch, c.data.batch), epoch
 
 
-def _longest(c: Any, text: pretrain.Text) -> Batch:
+def _longest(c: Any, text: ppt.Text) -> Batch:
     size = c.data.batch
     return next(iter(Pass(text.rows, batch=size, seed=c.seed, limit=size)))
 
 
-def _feed(c: Any, text: pretrain.Text, flops: float, placement: Placement) -> Feed:
+def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> Feed:
     batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=placement.share())
-    meter = Meter(batches, pretrain.scoring(text.tasks[0]), flops, c.backbone.dtype)
+    meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, c.backbone.dtype)
     return Feed(batches, meter.take, meter.describe)
 
 
-def _flops(c: Any, scorer: Scorer, text: pretrain.Text, loaded: Any, placement: Placement) -> float:
+def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement) -> float:
     """Counts what a step of a run asks for, as of one alone."""
     weights = from_config.start(c, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
-    model, objective = pretrain.make_objective(c, scorer.model)
-    learned = pretrain.Learned(model, [objective], *weights)
-    return pretrain.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
+    model, objective = ppt.make_objective(c, scorer.model)
+    learned = ppt.Learned(model, [objective], *weights)
+    return ppt.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
 
 
 class Looks:
@@ -177,4 +176,4 @@ class Looks:
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
         own_sums = lambda row: jax.tree.map(lambda x: x[row], total)
-        return [pretrain.scoring(text.tasks[1])(own_sums(row)) for row, text in enumerate(texts)]
+        return [ppt.scoring(text.tasks[1])(own_sums(row)) for row, text in enumerate(texts)]

@@ -8,6 +8,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ import numpy as np
 from jaxprompt import signals, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import check_tunes
-from jaxprompt.assembly.pretrain import check_ppt
+from jaxprompt.assembly.ppt import check_ppt
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, parse_json, write_atomic
+from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps import pretrain, tune
 from jaxprompt.sweeps.batched_loop import Together
@@ -38,7 +40,7 @@ from jaxprompt.sweeps.runs import (
 )
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.run_folder import check_workdir, lock, read_result
+from jaxprompt.training.run_folder import check_workdir, guard_workdir, lock, read_result
 
 __all__ = ["KINDS", "Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
 
@@ -84,6 +86,20 @@ def train(
         work = _Work(runs, workdir, size, heard)
         work.note()
         return work.outcome() if _train(work, verb, ready) else None
+
+
+def train_grid(
+    c: Any, workdir: str, verb: str = "train", *, heard: Callable[[], int]
+) -> tuple[list[Run], Outcome | None]:
+    """Trains the runs of `config.runs` as a verb does. -> the runs, and their outcome as `train`"""
+    free = (*from_config.FREE, "runs.size")
+    check_workdir(workdir, c.to_dict(), free)
+    grid = list_runs(c, workdir)
+    for run in grid:
+        KINDS[verb].check(run.config)
+    keep_programs(c.train.compilation_cache)
+    bind = partial(guard_workdir, workdir, c.to_dict(), free)
+    return grid, train(grid, workdir, verb=verb, size=c.runs.size, heard=heard, ready=bind)
 
 
 def verify(runs: Sequence[Run], workdir: str, verb: str = "train") -> None:
@@ -144,7 +160,7 @@ class _Work:
         found = []
         for run in self.runs:
             try:
-                check_workdir(run.folder, _plain(run.config), from_config.FREE)
+                check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
                 make_folder(run.folder)
                 found.append(run)
             except InputError as error:
@@ -286,7 +302,3 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _is_over(run: Run) -> bool:
     return any((run.folder / name).exists() for name in ("result.json", "error.txt"))
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(config.to_dict()))

@@ -1,5 +1,6 @@
 """The loop of a run: it trains, looks at dev, keeps the best, saves, and resumes after a cut."""
 
+import abc
 import contextlib
 import time
 from collections.abc import Callable
@@ -9,12 +10,12 @@ import jax
 
 from jaxprompt import signals
 from jaxprompt.errors import InputError
-from jaxprompt.parallel import sharding
+from jaxprompt.parallel import processes, sharding
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.optim import shown_rate
+from jaxprompt.training.progress import Progress, write_step
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken, with_flags
 from jaxprompt.tree import Flat
@@ -29,30 +30,40 @@ class Milestones(NamedTuple):
     save: int
 
 
-class Job(NamedTuple):
-    """What a run does, built and checked."""
+class Job(abc.ABC):
+    """What a run does. Its attributes are there once it is built and checked."""
 
     placement: Placement
     step: Callable[[TrainState, Flat, Batch], tuple[TrainState, dict[str, Any]]]
     state: TrainState  # before the first step
     frozen: Flat
     batches: Any  # what `take` draws from: get_state, set_state, close
-    take: Callable[[], Batch]  # the next batch, on the host
-    measure: Callable[[Flat], dict[str, float]]  # dev, of what trains
-    decide: Callable[[dict[str, float]], float]  # the number of dev that is to be high
-    plan: Milestones
+    milestones: Milestones
     train: Any  # the config's block
-    dropped: bool = True  # it has dropout
-    # (metrics of a step, steps since the last pause or record, their seconds) -> what is written
-    describe: Callable[[dict[str, Any], int, float], dict[str, Any]] = lambda found, *_: found
+    drops = True  # its model has dropout
+
+    @abc.abstractmethod
+    def take(self) -> Batch:
+        """Gives the next batch, on the host."""
+
+    @abc.abstractmethod
+    def measure(self, trainable: Flat) -> dict[str, float]:
+        """Scores dev with the numbers that train."""
+
+    @abc.abstractmethod
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the number of dev that is to be high."""
+
+    def describe(self, found: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
+        """Makes what is written of a step, see `progress.Describe`."""
+        del steps, seconds
+        return found
 
 
 class Ended(NamedTuple):
     """How a run ended."""
 
-    step: int
-    skipped: int
-    best: dict[str, Any]  # step, value, dev
+    progress: Progress
     numbers: Flat  # the best
     time: dict[str, float]
 
@@ -62,8 +73,31 @@ class Stand(NamedTuple):
 
     checkpoints: Checkpoints
     state: TrainState
-    position: dict[str, Any]  # JSON
+    progress: Progress
     step: int
+
+
+def drive(
+    job: Job, workdir: str, started: int | None, tell: Callable[[RunLog], None]
+) -> Ended | None:
+    """Takes a job up and follows it to its end. -> how it ended, None where a signal cut it
+
+    `started` is the checkpoint's step, None = from the start; `tell` says to the log what begins.
+    """
+    stand = take_up(job, workdir)
+    with RunLog(
+        workdir, tensorboard=job.train.tensorboard, total=job.milestones.total,
+        enabled=processes.is_first(),
+    ) as log:  # fmt: skip
+        log.resume(-1 if started is None else started)
+        tell(log)
+        with signals.held() as heard:
+            ended = run(job, stand, log, heard)
+    if ended is not None:
+        signals.note("after the last step; it is saved, and the same command completes the run")
+        # One that came during the last step, on any process.
+        signals.check(max(map(int, processes.gather(str(heard())))))
+    return ended
 
 
 def take_up(job: Job, workdir: str) -> Stand:
@@ -71,18 +105,18 @@ def take_up(job: Job, workdir: str) -> Stand:
 
     Raises InputError for a checkpoint that is damaged, or of another model.
     """
-    checkpoints, state = Checkpoints(workdir), job.state
-    position: dict[str, Any] = {"best": None, "since": 0, "done": False}
+    checkpoints, state, progress = Checkpoints(workdir), job.state, Progress()
     started = checkpoints.latest()
     if started is not None:
         state, position = checkpoints.restore(state)
-        if position["best"] is not None:
-            checkpoints.check_best(position["best"]["step"])
+        progress = Progress.read(position)
+        if progress.best is not None:
+            checkpoints.check_best(progress.best["step"])
         job.batches.set_state(position["data"])
         for leaf in jax.tree.leaves(job.state):  # else both would stay in memory
             leaf.delete()
     checkpoints.rewind(-1 if started is None else started)
-    return Stand(checkpoints, state, position, started or 0)
+    return Stand(checkpoints, state, progress, started or 0)
 
 
 def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended | None:
@@ -92,22 +126,22 @@ def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended 
     it early; it is saved then. Raises InputError after too many steps in a row that were not
     finite.
     """
-    alone, place, plan = jax.process_count() == 1, job.placement, job.plan
-    checkpoints, state, position, step = stand
+    alone, place, plan = jax.process_count() == 1, job.placement, job.milestones
+    checkpoints, state, progress, step = stand
     train_step = jit(
-        sharding.within(place, with_flags(job.step)), donate_argnums=0, dropped=job.dropped,
+        sharding.within(place, with_flags(job.step)), donate_argnums=0, dropped=job.drops,
         # The state comes back to where it was: else the next step would be another program.
         out_shardings=(jax.tree.map(lambda x: x.sharding, state), *[place.replicated] * 2),
     )  # fmt: skip
 
     def save() -> None:
-        checkpoints.save(step, state, position | {"data": job.batches.get_state()})
+        checkpoints.save(step, state, vars(progress) | {"data": job.batches.get_state()})
         signals.note(saved_at(step))
 
     clock, seen, pending = time.monotonic(), set(), None
     since = step, clock  # what a rate counts from
     stop, flags = 0, sharding.put_flag(place, 0)
-    while step < plan.total and not position["done"]:
+    while step < plan.total and not progress.done:
         batch = job.take()
         shape = batch.encoder.ids.shape
         if is_new := shape not in seen:
@@ -131,41 +165,36 @@ def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended 
         pending = measured, raised
         if step % job.train.log_steps == 0 or step == plan.total:
             found = jax.device_get(measured)  # waits for the step
-            found["lr"] = shown_rate(found["lr"])
             now = time.monotonic()
-            said = job.describe(found, step - since[0], now - since[1])
-            spent = {"seconds": now - clock} | said.pop("time", {})
-            log.write(step, **said, time=spent)
+            taken = step - since[0], now - since[1]
+            write_step(log, step, found, job.describe, taken, now - clock)
             since = step, now
         log.progress(step)
         last = step == plan.total
         if step % plan.evaluate == 0 or last:
             dev = job.measure(state.trainable)
             log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
-            value, best = job.decide(dev), position["best"]
-            if best is None or value > best["value"]:  # a tie keeps the earlier
-                position |= {"best": {"step": step, "value": value, "dev": dev}, "since": 0}
-                checkpoints.save_best(step, state.trainable, position["best"])
-            else:
-                position["since"] += 1
-            position["done"] = last or 0 < job.train.patience <= position["since"]
-            if position["done"] or not plan.save:
+            value = job.value(dev)
+            if progress.note_dev(step, value, dev, last=last, patience=job.train.patience):
+                checkpoints.save_best(step, state.trainable, progress.best)
+            if progress.done or not plan.save:
                 save()
             since = step, time.monotonic()
         if plan.save and step % plan.save == 0:
             save()
             since = step, time.monotonic()
         number = heard() if alone else stop
-        if number and not position["done"]:
+        if number and not progress.done:
             save()
             log.say(signals.stopped(number, f"at step {step}; saved, the same command resumes"))
             return None
     if pending is not None:
         _stop_if_broken(pending[0], job.train.max_streak, save, step)
     job.batches.close()
-    numbers, best = checkpoints.restore_best(state.trainable, position["best"]["step"])
+    progress.steps, progress.skipped = step, int(state.skipped)
+    numbers, progress.best = checkpoints.restore_best(state.trainable, progress.best["step"])
     spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
-    return Ended(step, int(state.skipped), best, numbers, spent)
+    return Ended(progress, numbers, spent)
 
 
 def saved_at(step: int | None) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.adapt import NEEDS
+from jaxprompt.assembly.denoising import NEEDS
 from jaxprompt.assembly.pipeline import shape_backbone
 from jaxprompt.cli.options import load_config
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for

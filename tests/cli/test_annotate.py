@@ -286,11 +286,7 @@ def test_what_is_refused_before_anything_is_read(annotate, refused, words, tmp_p
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
-    for name in (
-        "assembly.pipeline.folder.resolve",
-        "assembly.adapt.index_corpus",
-        "assembly.from_config.read_examples",
-    ):
+    for name in ("pipeline.folder.resolve", "denoising.index_corpus", "from_config.read_examples"):
         monkeypatch.setattr(f"jaxprompt.assembly.{name}", forbid)
     for changes, said in (
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),

@@ -17,7 +17,7 @@ from tiny_run import (
 )
 
 from jaxprompt.assembly import from_config
-from jaxprompt.cli.train import run
+from jaxprompt.assembly.tune import run
 from jaxprompt.errors import InputError
 
 BASE = ROOT / "configs/base.py"

@@ -17,7 +17,7 @@ from tiny_run import (
     write_rows,
 )
 
-from jaxprompt.cli.train import run
+from jaxprompt.assembly.tune import run
 from jaxprompt.training.evaluation import probabilities
 
 STILL = dict(head__dropout=0)

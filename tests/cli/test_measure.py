@@ -4,7 +4,7 @@ import pytest
 from tiny_run import make_config
 
 from jaxprompt.assembly import from_config
-from jaxprompt.cli.train import run
+from jaxprompt.assembly.tune import run
 
 
 @pytest.mark.parametrize("mesh", [{}, dict(mesh__data=4, mesh__model=2)], ids=["one", "eight"])

@@ -6,7 +6,7 @@ from test_resume import arrays
 from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_fields
 
 from jaxprompt.assembly import from_config
-from jaxprompt.cli.train import run
+from jaxprompt.assembly.tune import run
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_pretrain import BATCH, CASES, fields_of
 from tiny_run import ROOT, jaxprompt
 
-from jaxprompt.assembly import pretrain
+from jaxprompt.assembly import ppt
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.batching import buckets
 from jaxprompt.heads.pretraining import AnswerHead
@@ -112,7 +112,7 @@ def test_a_planned_batch_is_shaped_like_those_of_pretraining(name, tmp_path_fact
     text = {"corpus.path": "", "ppt.annotations": ""}
     given = [(field, str(value)) for field, value in (fields | text).items()]
     c = load_config(f"{ROOT}/configs/ppt/{case.task}.py:{case.kind}", given)
-    run, asked = open_run(c), pretrain.open_asked(c, make_placement(1, 1))
+    run, asked = open_run(c), ppt.open_asked(c, make_placement(1, 1))
     form = asked.forms.forms[max(asked.forms.forms)]
     assert run.batch.encoder.ids.shape == (BATCH, buckets(fields["data.max_len"])[-1])
     assert run.batch.label_pos.shape == (BATCH, form.reads)

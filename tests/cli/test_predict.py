@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
-from jaxprompt.cli.train import run
+from jaxprompt.assembly.tune import run
 from jaxprompt.data.fewshot import holdout
 
 STILL = dict(

@@ -27,7 +27,7 @@ from tiny_pretrain import (
 from tiny_run import TOPICS, WIDTH, jaxprompt, make_config, read_lines, timeless, write_rows
 
 from jaxprompt.assembly.prompt_artifact import unpack
-from jaxprompt.cli.train import run
+from jaxprompt.assembly.tune import run
 from jaxprompt.corpus import divide
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.checkpoint import OVERHEAD, OVERHEAD_ARRAY, Checkpoints

@@ -48,11 +48,7 @@ def forbidden(monkeypatch):
     def forbid(*_args, **_kwargs):
         raise AssertionError("read before the config was checked")
 
-    for name in (
-        "assembly.pipeline.folder.resolve",
-        "assembly.adapt.index_corpus",
-        "assembly.pretrain.load_weights",
-    ):
+    for name in ("pipeline.folder.resolve", "denoising.index_corpus", "ppt.load_weights"):
         monkeypatch.setattr(f"jaxprompt.assembly.{name}", forbid)
 
 

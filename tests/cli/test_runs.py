@@ -17,9 +17,9 @@ from tiny_run import (
 )
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.tune import run
 from jaxprompt.cli import sweep
 from jaxprompt.cli.options import resolved
-from jaxprompt.cli.train import run
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.sweeps.batched_loop import Together
 

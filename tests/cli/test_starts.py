@@ -6,8 +6,8 @@ import numpy as np
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_config
 
+from jaxprompt.assembly.tune import run
 from jaxprompt.cli import sweep
-from jaxprompt.cli.train import run
 from jaxprompt.data.tokenizer import load_tokenizer
 
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so

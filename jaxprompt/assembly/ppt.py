@@ -1,0 +1,318 @@
+"""Pre-training of a prompt on running text (Gu et al. 2022, "PPT"): from a config to objects."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly import from_config, records
+from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
+from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
+from jaxprompt.convert.load import Report
+from jaxprompt.corpus import Corpus, check_unchanged, divide
+from jaxprompt.corpus.denoise.batches import Pass
+from jaxprompt.corpus.ppt import (
+    PUBLISHED,
+    Annotations,
+    Forms,
+    Pattern,
+    Rows,
+    cls,
+    get_pattern,
+    make_forms,
+    nsp,
+    numbers_of_options,
+    selection,
+)
+from jaxprompt.corpus.ppt.patterns import fields
+from jaxprompt.data.tasks import Task
+from jaxprompt.errors import InputError
+from jaxprompt.heads.pretraining import AnswerHead
+from jaxprompt.models.model import Model
+from jaxprompt.parallel.flops import count_flops
+from jaxprompt.parallel.sharding import Placement, within
+from jaxprompt.training import metrics
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.losses import count_classes, make_loss
+from jaxprompt.training.steps import Objective, make_train_step
+from jaxprompt.types import Batch
+
+
+class Asked(NamedTuple):
+    """A task laid out for a backbone, and what scores it."""
+
+    backbone: Backbone
+    scorer: Scorer  # of the most options
+    forms: Forms
+
+
+class Learned(NamedTuple):
+    """What learns, and its numbers before the first step."""
+
+    model: Model
+    objectives: list[Objective]
+    trainable: tree.Flat  # float32, the prompt
+    frozen: tree.Flat
+    report: Report
+
+
+def check_ppt(c: Any) -> None:
+    """Raises InputError where a config lacks, or has, what `pretrain` cannot go without, or with.
+
+    Nothing is read but the annotations.
+    """
+    if not c.ppt.task:
+        raise InputError("ppt.task is empty; give one of nsp, nss, unified, cls")
+    need_corpus(c)
+    if not c.corpus.held_out:
+        raise InputError("corpus.held_out=0 leaves no document to score; give a share above 0")
+    check_learner(c)
+    open_annotations(c)
+
+
+def check_learner(c: Any) -> None:
+    """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
+    if c.prompt.name == "none":
+        raise InputError("prompt.name=none has nothing to learn; take soft or prefix")
+    if c.prompt.get("start") == "task" and not c.prompt.get("init"):
+        raise InputError(
+            "prompt.start=task takes words of training examples, and pretrain has none; take "
+            "normal, uniform, vocab, frequent, labels, text or file"
+        )
+    if c.trainable:
+        raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
+    if c.head.name != "verbalizer":
+        raise InputError(f"head.name={c.head.name} reads no label words; set head.name=verbalizer")
+    if c.cache.where:
+        raise InputError(
+            f"cache.where={c.cache.where} keeps states of rows that come again, here none "
+            "does; set it to ''"
+        )
+    options_of(c)
+
+
+def check_single(c: Any, verb: str) -> None:
+    """Raises InputError where a config stands for several runs."""
+    if any(c.runs[axis] for axis in c.runs if axis != "size"):
+        raise InputError(f"config.runs stands for several runs, {verb} does one; empty it")
+
+
+def options_of(c: Any) -> tuple[int, ...]:
+    """Lists the numbers of options that examples have, (0,) where they have none."""
+    if c.ppt.task not in ("nss", "unified"):
+        return (0,)
+    return numbers_of_options(c.ppt.task, c.ppt.least, c.ppt.most)
+
+
+def open_annotations(c: Any) -> Annotations | None:
+    """Opens the labels that cls needs. Raises InputError where its words are of other classes."""
+    if c.ppt.task != "cls":
+        return None
+    if not c.ppt.annotations:
+        raise InputError("ppt.annotations is empty; cls needs the folder that `annotate` wrote")
+    found = Annotations(c.ppt.annotations)
+    found.check_classes(len(get_pattern(c.ppt.task, c.ppt.patterns).words))
+    found.check_thresholds(thresholds_of(c))
+    return found
+
+
+def thresholds_of(c: Any) -> tuple[float, ...]:
+    """Gives what the probability of a label must exceed, by class."""
+    return tuple(c.ppt.thresholds) or PUBLISHED
+
+
+# -- model ----------------------------------------------------------------------------------------
+
+
+def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> Asked:
+    """Opens the backbone and lays the task out for it; `restored` as in build.open_fitting."""
+    backbone = from_config.open_fitting(c, placement, restored=restored)
+    scorer = make_scorer(c, backbone, placement)
+    given = {"answer": c.task.answer} if c.task.answer else {}
+    method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
+    forms = make_forms(
+        c.ppt.task, _pattern(c), scorer.tokenizer, style, num_slots=method.num_slots(),
+        max_len=c.data.max_len, options=options_of(c), start=cfg.start if style == "seq2seq" else 0,
+        decoder_slots=method.num_decoder_slots(), num_types=cfg.types, eos=c.task.eos,
+        sentinel=c.backbone.sentinel, whole=c.head.span == "target", **given,
+    )  # fmt: skip
+    return Asked(backbone, scorer, forms)
+
+
+def _pattern(c: Any) -> Pattern:
+    return get_pattern(c.ppt.task, c.ppt.patterns)
+
+
+def make_scorer(c: Any, backbone: Backbone, placement: Placement) -> Scorer:
+    """Lays the task out, with the most options, as a classification task is downstream."""
+    pattern, most = _pattern(c), max(options_of(c))
+    template, style = pattern.text(most), backbone.module.STYLE
+    if style == "causal" and not template.endswith("[mask]"):
+        raise InputError(
+            f"ppt.task={c.ppt.task} with ppt.patterns={c.ppt.patterns} has text behind [mask], "
+            f"where a {backbone.family} cannot read it; take nss, unified or cls with "
+            "ppt.patterns=en, or another backbone"
+        )
+    task = Task(
+        c.ppt.task, fields(c.ppt.task, most), labels=pattern.words, template=template,
+        words=tuple((word,) for word in pattern.words), spaced=pattern.space,
+    )  # fmt: skip
+    return build_scorer(
+        backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), template=template,
+        form="cloze", answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
+        max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
+        batch=c.data.eval_batch, share=placement.share(),
+    )  # fmt: skip
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+class Text(NamedTuple):
+    """The examples of a corpus, of the documents to learn from and of those held out."""
+
+    tasks: tuple[Any, Any]
+    rows: Rows  # to learn from
+    held: Pass
+    facts: dict[str, Any]  # what they depend on besides the config, and what they are, as JSON
+
+
+def read_text(c: Any, corpus: Corpus, asked: Asked, share: tuple[int, int]) -> Text:
+    """Makes the examples. Raises InputError where there are too few documents for them.
+
+    `share` says which part of a held-out batch this process holds, of how many.
+    """
+    labels = open_annotations(c)
+    parts = divide(len(corpus), c.corpus.held_out, c.data.seed)
+    tasks = tuple(_make(c, corpus, part, asked.forms, labels) for part in parts)
+    rows, held = (Rows(task, asked.forms, asked.scorer.layout) for task in tasks)
+    held = Pass(
+        held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows, share=share
+    )
+    options = options_of(c)
+    about = {
+        "task": c.ppt.task,
+        "patterns": c.ppt.patterns,
+        **({"options": [min(options), max(options)]} if max(options) else {}),
+        "corpus": c.corpus.path,
+        "documents": len(corpus),
+        "tokens": corpus.num_tokens,
+    }
+    used = None if labels is None else [labels.annotator, *tasks[0].counts.tolist()]
+    return Text(tasks, rows, held, {"corpus": corpus.fingerprint, "labels": used, "about": about})
+
+
+def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:
+    if c.ppt.task == "cls":
+        return cls.make(corpus, documents, forms, labels, thresholds_of(c))
+    if c.ppt.task == "nsp":
+        return nsp.make(corpus, documents, forms, matched=c.ppt.matched)
+    return selection.make(c.ppt.task, corpus, documents, forms, matched=c.ppt.matched)
+
+
+def told(c: Any, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
+    """Says what was read, whatever is asked of it."""
+    lines = [f"backbone {c.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
+    if c.prompt.get("init"):
+        lines.append(f"prompt from {c.prompt.init}")
+    lines.append(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
+    if corpus.skipped:
+        lines.append(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")
+    return lines
+
+
+def told_task(asked: Asked, text: Text) -> list[str]:
+    """Says what is asked, what of the text is used for it, and what was left out."""
+    words = asked.forms.verbalizer.words
+    return [
+        f"task {asked.scorer.task.name}, template {asked.scorer.template!r}",
+        "  words " + ", ".join(entry[0] for entry in words),
+        f"  to learn from {text.tasks[0].summary()}",
+        f"  held out {text.tasks[1].summary()}; {text.held.size:,} of them scored",
+    ]
+
+
+def check_same(saved: Mapping[str, Any] | None, facts: Mapping[str, Any], annotations: str) -> None:
+    """Raises InputError where the text or its labels are others than a run's record says."""
+    if saved is None:
+        return
+    check_unchanged(saved["corpus"], facts["corpus"])
+    if saved["labels"] != facts["labels"]:
+        raise InputError(
+            f"ppt.annotations={annotations} has other labels than the saved run; restore them, or "
+            "take another workdir"
+        )
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def load(
+    c: Any, asked: Asked, placement: Placement, counts: np.ndarray | None = None, *,
+    restored: bool = False,
+) -> tuple[Asked, Learned]:  # fmt: skip
+    """Reads the weights and initialises the prompt; `counts` and `restored` as in build.start.
+
+    -> what is asked, its module fitted; what learns
+    """
+    backbone, loaded = load_weights(asked.backbone, placement)
+    asked = asked._replace(backbone=backbone, scorer=asked.scorer.with_backbone(backbone))
+    trainable, frozen, report = from_config.start(
+        c, asked.scorer, loaded, counts, placement, restored=restored
+    )
+    model, objective = make_objective(c, asked.scorer.model)
+    return asked, Learned(model, [objective], trainable, frozen, report)
+
+
+def make_objective(c: Any, model: Model) -> tuple[Model, Objective]:
+    """Makes the loss of downstream tuning, which counts right answers besides. -> model, loss"""
+    if c.head.span != "target":
+        loss = make_loss(c.head.scores, c.optim.smoothing)
+        return model, Objective("main", loss, sums=count_classes)
+    loss = make_loss("full", c.optim.smoothing)
+    both = Model(model.backbone, model.prompt, {"main": AnswerHead(*model.heads.values())})
+    on_whole = lambda scores, *given: loss(scores.whole, *given)
+    on_words = lambda scores, *given: count_classes(scores.words, *given)
+    return both, Objective("main", on_whole, sums=on_words)
+
+
+def flops_of(
+    learned: Learned, tx: Any, state: Any, like: Batch, rows: int, placement: Placement
+) -> float:
+    """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
+
+    No product of the backward pass is for a frozen weight.
+    """
+    shape = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    step = make_train_step(spelt_out(learned.model), tx, learned.objectives)
+    return count_flops(within(placement, step), state, learned.frozen, jax.tree.map(shape, like))
+
+
+def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
+    """Makes sums of objectives -> the scores of a task's rows."""
+    return lambda sums: metrics.score_classes(sums["main"], task.majority)
+
+
+# -- what comes out -------------------------------------------------------------------------------
+
+
+def restore(c: Any, workdir: str) -> from_config.Trained:
+    """Reads the best prompt of a workdir; no text is read. Raises InputError as build.restore."""
+    from_config.check_config(c)
+    record, step = records.read_trained(workdir, c, (*from_config.FREE, *from_config.FREE_TRAINED))
+    placement = from_config.build_placement(c)
+    asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
+    records.check_backbone(record, learned.report.fingerprint, workdir)
+    trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step)
+    weights = from_config.Weights(trainable, learned.frozen, learned.report)
+    return from_config.Trained(
+        placement, asked.scorer, {}, weights, best, asked.backbone.family, record
+    )
+
+
+def read_about(trained: from_config.Trained) -> dict[str, Any]:
+    """Tells what a prompt is pre-trained on, and how well it does."""
+    best = trained.best
+    return trained.record["about"] | {"steps": best["step"], "held_out": best["dev"]}

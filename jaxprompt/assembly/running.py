@@ -1,0 +1,148 @@
+"""What every run does around its training: its folder, its other processes, its result."""
+
+import abc
+import sys
+from typing import Any, ClassVar
+
+from flax import traverse_util
+
+from jaxprompt import rng, signals
+from jaxprompt.assembly import records
+from jaxprompt.assembly.denoising import read_corpus
+from jaxprompt.assembly.from_config import FREE, build_optimizer
+from jaxprompt.convert.artifact import package_versions
+from jaxprompt.corpus import Corpus
+from jaxprompt.errors import escape
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.compilation import keep_programs
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.training import loop, run_folder
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import Ended, Job
+from jaxprompt.training.state import place_state
+from jaxprompt.training.steps import make_train_step
+from jaxprompt.tree import Flat
+from jaxprompt.types import Batch
+
+# A host's own places, which may differ between the processes of a run.
+_PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
+
+
+class Work(Job):
+    """One run of a config in a workdir. `carry_out` calls the methods in their order here."""
+
+    DONE: ClassVar[str]  # the participle of what it does: "trained"
+
+    def __init__(self, c: Any, workdir: str):
+        self.config, self.workdir = c, str(workdir)
+
+    @property
+    def train(self) -> Any:
+        """The block `train` of the config, once it is checked."""
+        return self.config.train
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raises InputError for all that is wrong whatever the data and the backbone."""
+
+    @abc.abstractmethod
+    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+        """Reads data and backbone: everything that a config can get wrong.
+
+        Sets `record`, `batches` and `milestones`. `saved` is the record of the folder, `started`
+        the step of its newest checkpoint; None where there is none.
+        """
+
+    @abc.abstractmethod
+    def build(self) -> None:
+        """Makes what trains, by `set_training`. Nothing of the folder is changed before."""
+
+    @abc.abstractmethod
+    def tell(self, log: RunLog, where: str) -> None:
+        """Says what was read and what trains; `where` from which step."""
+
+    @abc.abstractmethod
+    def finish(self, ended: Ended) -> dict[str, Any]:
+        """Makes the result, and what else a run leaves."""
+
+    def set_training(
+        self, placement: Placement, model: Any, objectives: Any, trainable: Flat, frozen: Flat
+    ) -> None:
+        """Makes the step and its state. The optimizer is `tx`."""
+        c = self.config
+        self.tx = build_optimizer(c, trainable, self.milestones, self.batches.steps_per_epoch)
+        self.step = make_train_step(model, self.tx, objectives, accumulate=c.optim.accumulate)
+        self.state = place_state(placement, trainable, self.tx, rng.key_for(c.seed, "dropout"))
+        self.placement, self.frozen = placement, frozen
+
+
+class CorpusWork(Work):
+    """A run on running text: it chooses by the loss of held-out documents.
+
+    `build` sets `meter`, which counts the rows, and `score_held`, trainable -> their scores.
+    """
+
+    def read_corpus(self, tokenizer: Any, vocab: int, started: int | None) -> Corpus:
+        """Opens the indexed text of the config; indexes it where that was not done yet."""
+        corpus = read_corpus(self.config, tokenizer, vocab, self.workdir)
+        if started is None:
+            signals.note("before the first step; the indexed corpus is kept")
+        return corpus
+
+    def take(self) -> Batch:
+        """Gives the next batch."""
+        return self.meter.take()
+
+    def measure(self, trainable: Flat) -> dict[str, float]:
+        """Scores what is held out."""
+        return self.score_held(trainable)
+
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the loss, which is to be low."""
+        return -dev["loss"]
+
+    def describe(self, found: dict[str, Any], steps: int, seconds: float) -> dict[str, Any]:
+        """Adds scores of the step's rows, and how fast they come."""
+        return self.meter.describe(found, steps, seconds)
+
+
+def carry_out(work: Work) -> dict[str, Any] | None:
+    """Runs a config in its workdir, from where it stands. -> its result, None where a signal cut it
+
+    A finished run gives the result that it has. Raises InputError where the folder is another
+    run's, or in use, and where the run would learn from anything else than it did.
+    """
+    c, workdir = work.config, work.workdir
+    work.check()
+    run_folder.check_workdir(workdir, c.to_dict(), FREE)
+    keep_programs(c.train.compilation_cache)
+    with run_folder.lock(workdir):
+        saved, finished = run_folder.read_record(workdir), run_folder.read_result(workdir)
+        started = Checkpoints(workdir).latest()
+        signals.note(loop.saved_at(started))
+        processes.agree(facts(c) | {"result.json": str(bool(finished))})
+        work.prepare(saved, started)
+        records.check_repeated(workdir, work.record)
+        if finished is not None:
+            work.batches.close()
+            line = f"already {work.DONE}, nothing to do: {workdir} (delete it to start again)"
+            print(escape(line), file=sys.stderr)
+            return finished
+        work.build()
+        run_folder.guard_workdir(workdir, c.to_dict(), FREE)
+        run_folder.write_record(workdir, work.record)
+        where = "from the start" if started is None else f"resumed at step {started}"
+        ended = loop.drive(work, workdir, started, lambda log: work.tell(log, where))
+        if ended is None:
+            return None
+        result = work.finish(ended)
+        run_folder.write_result(workdir, result)
+        return result
+
+
+def facts(c: Any) -> dict[str, str]:
+    """Lists what the processes of a run must have in common before they read anything."""
+    leaves = traverse_util.flatten_dict(c.to_dict(), sep=".")
+    shown = {name: str(value) for name, value in leaves.items() if not name.startswith(_PLACES)}
+    return shown | {f"version of {name}": text for name, text in package_versions().items()}

@@ -1,0 +1,114 @@
+"""A run that learns a task from its examples."""
+
+from typing import Any
+
+import jax
+
+from jaxprompt import tree
+from jaxprompt.assembly import feature_cache, from_config, records, starting_text
+from jaxprompt.assembly.examples import describe_examples
+from jaxprompt.assembly.pipeline import load_weights
+from jaxprompt.assembly.running import Work, carry_out
+from jaxprompt.parallel import processes
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import Ended
+from jaxprompt.tree import Flat
+from jaxprompt.types import Batch
+
+
+def run(c: Any, workdir: str) -> dict[str, Any] | None:
+    """Tunes by a config in a workdir. -> the result, see `running.carry_out`"""
+    return carry_out(Tuning(c, workdir))
+
+
+class Tuning(Work):
+    """Trains on the train split, chooses on dev, and scores test once."""
+
+    DONE = "trained"
+
+    def check(self) -> None:
+        """Checks the config."""
+        from_config.check_config(self.config)
+
+    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+        """Reads and encodes the splits, and reads the backbone."""
+        del saved, started
+        c = self.config
+        placement = from_config.build_placement(c)
+        backbone = from_config.open_fitting(c, placement)
+        examples = from_config.read_examples(c)
+        scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+        self.splits = from_config.encode_splits(scorer, examples)
+        if jax.process_count() > 1:
+            rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}
+            processes.agree(rows)
+        self.batches = from_config.train_batches(c, scorer, self.splits["train"])
+        self.milestones = from_config.make_plan(c.train, self.batches.steps_per_epoch, c.data.batch)
+        self.backbone, self.loaded = load_weights(backbone, placement)
+        self.scorer, self.placement = scorer.with_backbone(self.backbone), placement
+        self.record = records.make_record(
+            c, describe_examples(examples), scorer.template, backbone.family,
+            self.loaded.report.fingerprint,
+        )  # fmt: skip
+
+    def build(self) -> None:
+        """Draws what is fresh, and plans which states are kept."""
+        c, scorer, splits, placement = self.config, self.scorer, self.splits, self.placement
+        counts = starting_text.count_tokens(
+            c, splits["train"], lambda: starting_text.count_corpus(c, scorer, self.workdir)
+        )
+        weights = from_config.start(c, scorer, self.loaded, counts, placement)
+        self.weights = weights
+        self.kept, self.fill = feature_cache.plan_keeping(
+            c, scorer, splits, weights, placement, self.workdir
+        )
+        self.score = from_config.build_measure(c, scorer, placement, self.kept)
+        objectives = from_config.build_objectives(c)
+        self.set_training(placement, self.kept.model, objectives, weights.trainable, weights.frozen)
+
+    def take(self) -> Batch:
+        """Gives the next batch, with the states of its rows where they are kept."""
+        return self.kept.give(self.splits["train"], next(self.batches))
+
+    def measure(self, trainable: Flat) -> dict[str, float]:
+        """Scores dev."""
+        return self.score(self.splits["dev"], trainable, self.frozen)
+
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the task's own metric."""
+        return dev[self.scorer.task.metric]
+
+    def tell(self, log: RunLog, where: str) -> None:
+        """Says what was read, what trains, and what is fresh; then computes what is kept."""
+        c, scorer, (trainable, frozen, report) = self.config, self.scorer, self.weights
+        family = self.backbone.family
+        log.say(f"backbone {c.backbone.path} ({family}), weights {report.fingerprint[:12]}")
+        log.say(f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}")
+        if report.unused:
+            log.say(f"  unused: {len(report.unused)} tensors, {', '.join(report.unused[:5])}")
+        if c.prompt.get("init"):
+            log.say(f"prompt from {c.prompt.init}")
+        log.say(f"task {scorer.task.name}, template {scorer.template!r}")
+        sizes = (f"{name} {len(part.labels)}" for name, part in self.splits.items())
+        log.say("  " + ", ".join(sizes))
+        for line in from_config.tell_examples(scorer, self.splits):
+            log.say(f"  {line}")
+        log.say(tree.overview(trainable, frozen))
+        fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
+        if fresh:
+            log.say(f"fresh, not in the checkpoint: {', '.join(fresh)}")
+        log.say(f"{self.milestones.total} steps, {where}")
+        for line in from_config.tell_kernel(c, self.placement, self.backbone.module):
+            log.say(line)
+        self.fill(log.say)
+
+    def finish(self, ended: Ended) -> dict[str, Any]:
+        """Scores test once, with the best numbers."""
+        c, trained = self.config, tree.count(self.weights.trainable)
+        has_test = c.train.test and "test" in self.splits
+        test = self.score(self.splits["test"], ended.numbers, self.frozen) if has_test else None
+        return ended.progress.result(
+            {"method": c.prompt.name, "seed": c.seed},
+            trained=trained, total=trained + tree.count(self.frozen), scored="dev", test=test,
+            time=ended.time,
+        )  # fmt: skip

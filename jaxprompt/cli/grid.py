@@ -1,0 +1,29 @@
+"""Trains the runs of a config's block `runs`, and tabulates them."""
+
+import sys
+from typing import Any
+
+from jaxprompt import signals
+from jaxprompt.cli.results import SEEDS, Run, group_of, tell
+from jaxprompt.errors import InputError, escape
+
+
+def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
+    """Trains the runs as few programs, as a verb does, and prints their table. -> exit code"""
+    from jaxprompt.sweeps import runner
+
+    grid, outcome = runner.train_grid(c, workdir, verb, heard=signals.heard)
+    if outcome is None:
+        return 0
+    if not outcome.results and len(set(outcome.failed.values())) == 1:
+        raise InputError(next(iter(outcome.failed.values())))
+    for name, error in outcome.failed.items():
+        print(escape(f"jaxprompt {verb}: {name}: {error}"), file=sys.stderr)
+    runs = []
+    for run in grid:
+        names = zip(run.changes, run.name.split(","), strict=False)
+        row = [shown for field, shown in names if field not in SEEDS]
+        group = group_of("", run.changes)
+        runs.append(Run(",".join(row) or "all", "", run.changes, run.folder, group))
+    tell(runs, outcome.failed)
+    return 0
