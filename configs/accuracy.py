@@ -7,7 +7,7 @@ random order, as PEFT's side of launch/accuracy.py does.
 """
 
 from configs.base import get_config as base
-from configs.parts import backbones, methods, tasks
+from configs.parts import backbones, heads, methods, tasks
 from jaxprompt.errors import InputError, choose
 
 SEEDS = (0, 1, 2)
@@ -41,7 +41,7 @@ def get_config(name="trec-prefix"):
     c = base()
     getattr(tasks, task.removesuffix("_mlm"))(c)
     if task == "sst2_mlm":
-        c.head.name = "verbalizer"
+        heads.verbalizer(c)
         c.task.words = ("bad", "good")
         c.task.template = "{sentence} [mask]." if method == "soft" else "{sentence} It was [mask]."
     else:

@@ -7,6 +7,7 @@ The argument is a method of configs/parts/methods.py, with its learning rate and
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from configs.parts import heads
 from configs.parts.methods import METHODS
 from jaxprompt.errors import choose
 
@@ -53,13 +54,9 @@ def get_config(method: str = "") -> ConfigDict:
     c.mesh.fsdp = False  # frozen weights are divided over `data` too
     c.mesh.slices = 1  # slices of TPUs, or hosts of GPUs, between which only `data` may cross
 
-    c.head = ConfigDict()
-    c.head.name = "linear"  # linear | verbalizer (the backbone's own LM head) | text (free text)
-    c.head.pooler = "auto"  # checkpoint | trained | cls | mean; auto = checkpoint, else cls
-    c.head.dropout = 0.1  # before the linear layer
-    c.head.scores = "restricted"  # of a verbalizer: restricted to its words | full vocabulary
-    c.head.pieces = "mean"  # mean | sum over the pieces of a label word
-    c.head.span = "label"  # T5, GPT-2: loss on the label's tokens | the whole target's, full scores
+    # The kind of answer; its fields are those of jaxprompt/heads/<name>.py. Parts replace this
+    # block: linear | verbalizer (label words, on the backbone's own LM head) | text (free text)
+    heads.linear(c)
 
     c.task = ConfigDict()
     c.task.name = "topics"  # a known task, or custom: your own file, described below

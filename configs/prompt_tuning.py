@@ -5,7 +5,7 @@ and </s>, the loss is over all of it, and any word of the vocabulary may win.
 """
 
 from configs.base import get_config as base
-from configs.parts import backbones, methods
+from configs.parts import backbones, heads, methods
 from jaxprompt.data.tasks import task_names
 from jaxprompt.errors import choose
 
@@ -20,9 +20,7 @@ def get_config(task="sst2"):
     methods.lester(c)
     c.task.name = choose("the task", task, task_names())
     c.task.form = "text"
-    c.head.name = "verbalizer"
-    c.head.scores = "full"
-    c.head.span = "target"
+    heads.verbalizer(c, scores="full", span="target")
     c.data.max_len = 512
     c.data.multiple = 64
     c.train.eval_steps = 1000

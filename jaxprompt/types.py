@@ -7,6 +7,7 @@ Shape letters, upper case in comments and lower case in einsum:
     M scored positions            K rows (choices) of one example    W words of a class
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -129,3 +130,15 @@ class Dims(NamedTuple):
     head_dim: int
     max_len: int  # positions the backbone has, prompts included; NO_LIMIT where they are relative
     decoder_layers: int = 0  # of a decoder that reads the encoder's output
+
+
+class Objective(NamedTuple):
+    """One term of the loss."""
+
+    name: str
+    loss: Callable[..., tuple[Any, Any]]  # (scores, labels, weights) -> (sum, normaliser)
+    head: str = "main"
+    weight: float = 1.0
+    view: Callable[[Batch, Array], Batch] | None = None  # another reading of the batch
+    sums: Callable[..., dict[str, Any]] | None = None  # called like `loss`: what to count besides
+    then: Callable[[Batch, Any], Batch] | None = None  # (batch, scores) -> what those after it read

@@ -32,7 +32,7 @@ KINDS = {  # of prompt; "deep" stands in all three attentions of a T5
 def make_model(args: argparse.Namespace):
     """Makes a model with a prompt and a head: free text, or scores of four label words."""
     from jaxprompt.backbones import make_backbone
-    from jaxprompt.heads import lm
+    from jaxprompt.heads import text, verbalizer
     from jaxprompt.models.model import Model
     from jaxprompt.prompts import make_prompt
 
@@ -44,9 +44,9 @@ def make_model(args: argparse.Namespace):
     name, fields = KINDS[args.kind]
     if args.scores:
         rows, column = np.arange(100, 104), np.arange(4)[:, None, None]
-        head = lm.Head(rows, column, np.zeros_like(column), args.scores)
+        head = verbalizer.LabelWords(rows, column, np.zeros_like(column), args.scores)
     else:
-        head = lm.TextHead()
+        head = text.TextScores()
     return Model(backbone, make_prompt(name, backbone.dims, **fields), {"main": head})
 
 
@@ -108,7 +108,8 @@ def time_step(args: argparse.Namespace) -> None:
 
     from jaxprompt import rng, tree
     from jaxprompt.parallel.compilation import jit
-    from jaxprompt.training import losses, optim, state, steps
+    from jaxprompt.scoring import losses
+    from jaxprompt.training import optim, state, steps
 
     model = make_model(args)
     batch = make_batch(args, model.prompt)
@@ -135,7 +136,7 @@ def make_head_work(args: argparse.Namespace):
     """Makes the head's part of a step: (function, arguments), the gradient with the loss."""
     import jax
 
-    from jaxprompt.training import losses
+    from jaxprompt.scoring import losses
 
     args.still = True
     model = make_model(args)

@@ -58,7 +58,7 @@ def make_model(shape: str, kind: str, length: int = LENGTH, *, dropout: float = 
     The dropout is that of hidden states, attention and head; a prefix has none, as PEFT's.
     """
     from jaxprompt.backbones import make_backbone
-    from jaxprompt.heads.linear import Head
+    from jaxprompt.heads.linear import Classifier as Head
     from jaxprompt.models.model import Model
     from jaxprompt.prompts import make_prompt
 
@@ -94,7 +94,8 @@ def make_work(model, rows: int, *, abstract: bool = False, params=None):
 
     from jaxprompt import rng, tree
     from jaxprompt.parallel.compilation import jit
-    from jaxprompt.training import losses, optim, state, steps
+    from jaxprompt.scoring import losses
+    from jaxprompt.training import optim, state, steps
 
     batch = make_batch(model.prompt, rows)
     batch = batch._replace(weights=batch.weights.astype(np.float32))

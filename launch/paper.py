@@ -230,8 +230,8 @@ class Measured(NamedTuple):
 
 def measure(runs: Sequence[sweep.Run]) -> Measured:
     """Reads what the runs of a cell gave; NaN where none has a result."""
+    from jaxprompt.scoring.metrics import mean_std
     from jaxprompt.sweeps.runner import select
-    from jaxprompt.training.metrics import mean_std
 
     found, configs = [], []
     for run in runs:

@@ -11,15 +11,14 @@ import optax
 from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.heads import linear, lm
-from jaxprompt.heads.pretraining import AnswerHead, TargetHead
+from jaxprompt.heads import linear, text, verbalizer
+from jaxprompt.heads.pretraining import TargetHead
+from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
 from jaxprompt.planning.compilers import standing_in
 from jaxprompt.prompts import make_prompt
-from jaxprompt.sweeps.batched_steps import Apart, Own, make_group_step
-from jaxprompt.training import replaced_tokens
-from jaxprompt.training.losses import (
+from jaxprompt.scoring.losses import (
     count_classes,
     count_hits,
     cross_entropy,
@@ -27,6 +26,8 @@ from jaxprompt.training.losses import (
     full_vocabulary,
     on_targets,
 )
+from jaxprompt.sweeps.batched_steps import Apart, Own, make_group_step
+from jaxprompt.training import replaced_tokens
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, split, trainable_mask, unflatten
@@ -91,17 +92,17 @@ def make_model(case: Case):
     if case.work == "adapt":
         model = Model(backbone, make_prompt("none", backbone.dims), {"main": TargetHead()})
         return model, [Objective("main", on_targets, sums=count_hits)]
-    prompt, head = make_method(case, backbone.dims), linear.Head(CLASSES, pooler_of(backbone))
+    prompt, head = make_method(case, backbone.dims), linear.Classifier(CLASSES, pooler_of(backbone))
     loss = Objective("main", cross_entropy)
     if case.work == "pretrain":
         words = np.arange(4).reshape(4, 1, 1)
-        head = lm.Head(np.arange(5, 9), words, 0 * words, "full")
+        head = verbalizer.LabelWords(np.arange(5, 9), words, 0 * words, "full")
         head = AnswerHead(head, head)
         whole = lambda scores, *given: full_vocabulary(scores.whole, *given)
         told = lambda scores, *given: count_classes(scores.words, *given)
         loss = Objective("main", whole, sums=told)
     elif case.work == "generate" or case.work == "grid" and case.family == "gpt2":
-        head, loss = lm.TextHead(), Objective("main", free_text)
+        head, loss = text.TextScores(), Objective("main", free_text)
     return Model(backbone, prompt, {"main": head}), [loss]
 
 

@@ -19,7 +19,7 @@ from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.folding import fold
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt, methods
-from jaxprompt.training.losses import cross_entropy
+from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
 from jaxprompt.tree import flatten, split, trainable_mask
@@ -87,7 +87,7 @@ def case(request, family):
     if backbone.dims.decoder_layers:
         fields = fields | DECODER_FIELDS.get(request.param, DECODER_DEFAULT)
     prompt = make_prompt(request.param, backbone.dims, **fields)
-    model = Model(backbone, prompt, {"main": linear.Head(CLASSES, dropout=0.1)})
+    model = Model(backbone, prompt, {"main": linear.Classifier(CLASSES, dropout=0.1)})
     params = make_params(model, weights)
     parts = split(params, trainable_mask(params, prompt.TRAINABLE))
     step = make_train_step(model, TX, [Objective("main", cross_entropy)])

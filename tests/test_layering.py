@@ -15,6 +15,7 @@ ROOMS = (  # from the ground up
     "layers",
     "data",
     "corpus",
+    "scoring",
     "convert",
     "backbones prompts heads",  # none knows another
     "models",
@@ -150,3 +151,33 @@ def test_only_build_and_the_command_line_read_config_objects():
             if "ml_collections" in full and name.split(".")[0] not in ("build", "cli")
         ]
     )
+
+
+def named_outside(path: Path, folder: str, word: str) -> list[str]:
+    """Lists the branches of a file on the name of what stands in an open room, as a file each.
+
+    These are comparisons of something called `word` with a name, and keys of a table by name.
+    """
+    known = {p.stem for p in (ROOT / folder).glob("[!_]*.py")}
+    if path.parent == ROOT / folder:
+        return []
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            others = [side for side in sides if not isinstance(side, ast.Constant)]
+            about = any(word in ast.unparse(side) for side in others)
+        elif isinstance(node, ast.Dict):
+            sides, about = [k for k in node.keys if k], True
+            if not {getattr(k, "value", None) for k in sides} >= known:
+                continue
+        else:
+            continue
+        named = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
+        if about and named & known:
+            lines.append(f"{label(path, node.lineno)}: names {', '.join(sorted(named & known))}")
+    return lines
+
+
+def test_no_branch_on_a_kind_of_answer_outside_its_file():
+    report([line for path in MODULES for line in named_outside(path, "heads", "head")])

@@ -11,7 +11,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.training.losses import cross_entropy
+from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.tree import cast, count, flatten, merge, overview, split, trainable_mask, unflatten
 
@@ -82,7 +82,7 @@ def test_split_equals_partition_of_the_whole_tree(patterns):
     """Gradients of everything, frozen parts set to zero by optax, give the same numbers."""
     backbone, weights = make_tiny()
     prompt = make_prompt("prefix", backbone.dims, length=3)
-    model = Model(backbone, prompt, {"main": linear.Head(3, dropout=0.0)})
+    model = Model(backbone, prompt, {"main": linear.Classifier(3, dropout=0.0)})
     params = make_params(model, weights)
     mask = trainable_mask(params, patterns)
 

@@ -2,6 +2,8 @@
 
 from ml_collections import ConfigDict
 
+from configs.parts import heads
+
 
 def prefix(c, length=20, lr=1e-2, dropout=0.1):
     """P-tuning v2: keys and values in every layer; T5 takes `decoder` and `cross` besides."""
@@ -94,7 +96,7 @@ def layernorm_only(c, lr=1e-3):
 
 def zero_shot(c):
     """No training: the template and the backbone's own MLM head. For `evaluate` and `predict`."""
-    c.head.name = "verbalizer"
+    heads.verbalizer(c)
     _no_prompt(c, (), 0.0)
 
 

@@ -6,7 +6,7 @@ of KINDS; with "-deep" behind it keys and values of every layer are learned in p
 
 from typing import NamedTuple
 
-from configs.parts import methods
+from configs.parts import heads, methods
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError, choose
 
@@ -203,7 +203,7 @@ def _few_shot(c, task, kind):
     own = TASKS[task]
     c.task.name, c.task.words, c.task.eos = own.name or task, own.words, False
     c.task.form, c.task.fields, c.ppt.patterns = own.group, own.texts, own.patterns
-    c.head.name, c.head.scores, c.head.span = "verbalizer", "full", "target"
+    heads.verbalizer(c, scores="full", span="target")
     if len(own.words) > 5:  # section 4.1: 8 rows a label, as many for dev
         c.data.protocol, c.data.k = "kshot", 8
     else:  # 32 rows, as many for dev

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from configs.base import get_config as base
-from configs.parts import backbones, methods
+from configs.parts import backbones, heads, methods
 from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, RATES, SEEDS, TASKS
 from jaxprompt.errors import InputError, choose
 
@@ -82,7 +82,7 @@ def pretrain(task, kind="t5"):
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
     c.ppt.task = task
-    c.head.name, c.head.scores, c.head.span = "verbalizer", "full", "target"
+    heads.verbalizer(c, scores="full", span="target")
     c.task.answer, c.task.eos = "[mask] {label} [mask]", False  # the loss is over all three
     if deep:  # not published: the learning rate is chosen as for the kinds that are not T5
         methods.prefix(c, length=100, lr=0.1, dropout=0.0)

@@ -29,7 +29,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
-from jaxprompt.training.evaluation import place_step, predict_scores, probabilities
+from jaxprompt.scoring.decisions import probabilities
+from jaxprompt.training.evaluation import place_step, predict_scores
 from jaxprompt.training.run_folder import check_workdir, lock, read_result
 from jaxprompt.training.steps import make_eval_step
 

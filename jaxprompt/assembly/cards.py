@@ -10,7 +10,7 @@ from typing import Any
 from jaxprompt.assembly.schema import FIELDS, Field, check_value
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError, brief, is_kind
-from jaxprompt.heads.linear import POOLERS
+from jaxprompt.heads import make_head
 
 _DATA, _TASK, _BACKBONE = (FIELDS[name] for name in ("data", "task", "backbone"))
 _PLACE, _SIZE, _TEXT = Field(int, "at least 0"), Field(int, "at least 1"), Field(str)
@@ -30,7 +30,6 @@ BLOCKS = {
         + ["shift_decoder"],
         _PLACE,
     ),
-    "head": FIELDS["head"] | {"pooler": Field(str, POOLERS, optional=True)},
     "layout": {name: _DATA[name] for name in ("max_len", "max_target", "multiple", "side")}
     | {name: _TASK[name] for name in ("form", "answer", "eos")}
     | {"choices": Field(int, "at least 1")},
@@ -51,11 +50,19 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
         for name, field in known.items():
             if name in card[block]:
                 _check(path, f"{block}.{name}", field, card[block][name])
+    _check_head(path, card["head"])
     for name, value in _block(path, card["backbone"], "dims").items():
         _check(path, f"backbone.dims.{name}", _PLACE, value)
     for name, hint in typing.get_type_hints(Task).items():
         if name in card["task"] and not _fits(card["task"][name], hint):
             raise _wrong(path, f"task.{name}", card["task"][name])
+
+
+def _check_head(path: str, block: Mapping[str, Any]) -> None:
+    try:
+        make_head(**block)
+    except (InputError, TypeError) as error:  # the second for a name that is no text
+        raise InputError(f"{path}: the card's head: {error}; export the prompt again") from error
 
 
 def _check(path: str, name: str, field: Field, value: Any) -> None:

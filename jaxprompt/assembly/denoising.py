@@ -28,8 +28,8 @@ from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batch, within
 from jaxprompt.prompts import make_prompt
-from jaxprompt.training import metrics
-from jaxprompt.training.losses import count_hits, on_targets
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.training.replaced_tokens import (
     Pair,
     generator_config,

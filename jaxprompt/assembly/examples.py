@@ -17,6 +17,7 @@ from jaxprompt.data.tasks import (
     with_labels,
 )
 from jaxprompt.errors import InputError
+from jaxprompt.heads import make_head
 
 SPLITS = ("train", "dev", "test")
 
@@ -51,7 +52,7 @@ def in_form(c: Any, task: Task) -> Task:
     block = c.task
     if block.form not in TASKS:
         return task
-    if c.head.name != "verbalizer":
+    if not make_head(**c.head.to_dict()).READS_WORDS:
         raise InputError(
             f"task.form={block.form} answers by label words, which head.name={c.head.name} does "
             "not read; set head.name=verbalizer"

@@ -14,7 +14,7 @@ from jaxprompt import tree
 from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.errors import InputError
-from jaxprompt.heads.linear import take
+from jaxprompt.heads import take
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training import feature_store
@@ -89,7 +89,7 @@ def plan_keeping(
     what = _choose(c, scorer, splits["train"], weights)
     kept = Kept(scorer, what)
     # Texts are written by all layers, token by token.
-    parts = {n: splits[n] for n in ("train", "dev") if n == "train" or not scorer.is_text}
+    parts = {n: splits[n] for n in ("train", "dev") if n == "train" or not scorer.head.WRITES}
     sizes = {name: _sizes(scorer, part, what) for name, part in parts.items()}
     width, dtype = scorer.model.backbone.dims.width, jnp.dtype(c.cache.dtype)
     room = sum(int(own.sum()) for own in sizes.values()) * width * dtype.itemsize / 2**30

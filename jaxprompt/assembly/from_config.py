@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,22 +37,21 @@ from jaxprompt.assembly.records import (
 )
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.data.batching import EvalBatches, TrainBatches
-from jaxprompt.data.overview import tell_cut, tell_labels
+from jaxprompt.data.overview import tell_cut
 from jaxprompt.data.target import read_answer
 from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError, at_least
+from jaxprompt.heads import Kind, make_head
 from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
-from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.evaluation import Step, evaluate, make_writer, place_step, write_texts
+from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.losses import free_text, make_loss
-from jaxprompt.training.metrics import score_texts
 from jaxprompt.training.optim import make_optimizer, make_schedule
-from jaxprompt.training.steps import Objective, make_eval_step
+from jaxprompt.training.steps import Objective
 from jaxprompt.types import Dims
 
 # What may change between two runs in one workdir: nothing here moves a number.
@@ -84,7 +82,7 @@ def check_config(c: Any) -> None:
             at_least(f"mesh.{field}", c.mesh[field], 1)
     if c.cache.folder and c.cache.where != "disk":
         raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
-    prompt = make_prompt(**c.prompt.to_dict(), dims=_ANY)
+    prompt, head = make_prompt(**c.prompt.to_dict(), dims=_ANY), head_of(c)
     if c.prompt.get("start") == "frequent" and not (c.prompt.get("init") or c.corpus.path):
         raise InputError(
             "prompt.start=frequent draws from the most frequent words of a corpus, and corpus.path "
@@ -94,11 +92,15 @@ def check_config(c: Any) -> None:
         return
     task = in_form(c, read_task(c.task))
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
-    text = choose_template(task, style, c.head.name, c.task.form, c.task.template)
-    check_template(task, text, c.head.name, c.task.form, prompt.num_slots())
+    text = choose_template(task, head, style, c.task.form, c.task.template)
+    check_template(task, text, head, c.task.form, prompt.num_slots())
     read_answer(c.task.answer or "{label}")
-    if c.head.name == "text" and c.optim.smoothing:
-        raise InputError(f"optim.smoothing={c.optim.smoothing} is for classes; set it to 0")
+    head.objectives(c.optim.smoothing)
+
+
+def head_of(c: Any) -> Kind:
+    """Makes the kind of answer of a config."""
+    return make_head(**c.head.to_dict())
 
 
 def check_totals(train: Any) -> None:
@@ -171,17 +173,11 @@ def scorer_from_config(
     c: Any, backbone: Backbone, examples: Examples, placement: Placement
 ) -> Scorer:
     """Builds the scorer of a config."""
-    task, head, form = examples.task, c.head.to_dict(), c.task.form
-    choices = examples.choices
-    if head["name"] == "verbalizer" and not task.labels:
-        letters = tuple(string.ascii_uppercase[:choices])
-        own = task.words[:choices], task.targets[:choices]
-        task = dataclasses.replace(task, labels=letters, words=own[0], targets=own[1])
+    head, form, choices = head_of(c), c.task.form, examples.choices
+    task = head.fit_task(examples.task, choices)
     return build_scorer(
-        backbone, task, prompt=c.prompt.to_dict(), head=head, choices=choices,
-        template=choose_template(
-            task, backbone.module.STYLE, head["name"], form, c.task.template
-        ),
+        backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), choices=choices,
+        template=choose_template(task, head, backbone.module.STYLE, form, c.task.template),
         form=form, answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
         max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
         batch=c.data.eval_batch, share=placement.share(),
@@ -203,10 +199,7 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
 def tell_examples(scorer: Scorer, splits: Mapping[str, Split]) -> list[str]:
     """Says which label is which, how many there are, and how many texts are cut."""
     lines = [tell_cut(scorer.layout.max_len, {name: part.rows for name, part in splits.items()})]
-    if scorer.is_text:
-        return lines
-    names = scorer.task.labels or tuple(string.ascii_uppercase[: scorer.classes])
-    return tell_labels(names, {name: part.labels for name, part in splits.items()}) + lines
+    return scorer.head.tell(scorer.task, scorer.classes, splits) + lines
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
@@ -225,38 +218,30 @@ def build_measure(
 def build_judge(
     c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
 ) -> Callable[..., tuple[dict[str, float], Any]]:
-    """Makes (split, trainable, frozen) -> metrics, and class scores [examples, C] or texts.
+    """Makes (split, trainable, frozen) -> metrics, and what was found: scores [units, C] or texts.
 
     A prompt that is computed from other numbers is computed once a pass, not once a batch.
     """
     kept, steps = kept or Kept(scorer), {}
     # On several hosts an array is not a single process's to look at.
     folds = scorer.model.prompt.is_computed() and jax.process_count() == 1
-    pad = scorer.layout.pad_id
-
-    def make(model: Model) -> Step:
-        if scorer.is_text:
-            return make_writer(placement, c.generate, model, scorer.tokenizer, pad)
-        return place_step(placement, make_eval_step(model))
+    writes, pad = scorer.head.WRITES, scorer.layout.pad_id
 
     def judge(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> tuple[dict, Any]:
-        goes_on = not scorer.is_text and kept.holds(split)
+        goes_on = not writes and kept.holds(split)
         model = kept.model if goes_on else scorer.model
         if folds:
             example = scorer.one_batch(split.rows[:1])
             model, trainable, frozen = fold_flat(model, trainable, frozen, example)
         if goes_on not in steps:  # of equal shapes in every pass
-            steps[goes_on] = make(model)
-        step = steps[goes_on]
-        batches, size = eval_batches(scorer, split), len(split.labels)
-        if scorer.is_text:
-            texts = write_texts(step, trainable, frozen, batches, size, scorer.tokenizer)
-            return score_texts(scorer.task.metric, split.references, texts), texts
+            steps[goes_on] = make_answering(
+                scorer.head, placement, model, c.generate, scorer.tokenizer, pad
+            )
+        batches = eval_batches(scorer, split)
         batches = (kept.give(split, batch) for batch in batches) if goes_on else batches
-        return evaluate(
-            step, trainable, frozen, batches, split.labels, split.counts, scorer.task.metric,
-            scorer.classes,
-        )  # fmt: skip
+        found = steps[goes_on](trainable, frozen, batches, len(split.rows))
+        scorer.head.check_found(found)
+        return scorer.measure(split, found), found
 
     return judge
 
@@ -279,7 +264,7 @@ class Trained(NamedTuple):
 
 def is_zero_shot(c: Any) -> bool:
     """Tells whether a config has nothing to train."""
-    return c.prompt.name == "none" and not c.trainable and c.head.name == "verbalizer"
+    return c.prompt.name == "none" and not c.trainable and head_of(c).READS_WORDS
 
 
 def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
@@ -357,9 +342,4 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_ep
 
 def build_objectives(c: Any) -> list[Objective]:
     """Makes the terms of the loss."""
-    if c.head.name == "text":
-        return [Objective("main", free_text)]
-    if c.head.name == "verbalizer" and c.head.span == "target":
-        return [Objective("main", make_loss("full", c.optim.smoothing), head="target")]
-    scores = c.head.scores if c.head.name == "verbalizer" else "restricted"
-    return [Objective("main", make_loss(scores, c.optim.smoothing))]
+    return head_of(c).objectives(c.optim.smoothing)

@@ -1,34 +1,28 @@
 """Puts backbone, method, head and template together, from plain values: a config's or a card's."""
 
 import dataclasses
-import string
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxprompt.assembly.schema import HEADS, SCORES, check_fields
+from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encode import Answer, Encoded, Encoder
-from jaxprompt.data.specials import read_specials
-from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.encode import Encoded, Encoder
+from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
-from jaxprompt.errors import InputError, brief, choose
-from jaxprompt.heads import linear, lm
+from jaxprompt.data.verbalizer import Verbalizer
+from jaxprompt.errors import InputError, brief
+from jaxprompt.heads import Asked, Facts, Kind, make_head, writer
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt
-from jaxprompt.training.metrics import check_metric
+from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.types import Batch
 
-_CLOZE = "[mask] {label}"
 _KIN = {"xlm-roberta": "roberta", "mt5": "t5"}  # model_type -> family
 
 
@@ -43,44 +37,17 @@ class Backbone(NamedTuple):
     tokenizer: Any = None  # None = the one in `folder`
 
 
-class Split(NamedTuple):
-    """One split, encoded."""
-
-    rows: list[list[Encoded]]
-    labels: np.ndarray  # int32 [examples], -1 = unknown
-    counts: np.ndarray  # int32 [examples], classes that the example has: its choices, or all
-    references: list[tuple[str, ...]]  # what a free text may say
-
-    def digest(self) -> str:
-        """Sums up the encoded rows and labels: the same for the same data."""
-        total = zlib.crc32(self.labels.tobytes())
-        for row in (row for example in self.rows for row in example):
-            parts = (row.ids, row.slot, row.label_pos) + ((row.decoder.ids,) if row.decoder else ())
-            for part in parts:
-                total = zlib.crc32(np.ascontiguousarray(part), total)
-        return f"{len(self.rows)} examples, CRC {total:08x}"
-
-
-def references(examples: Sequence[Example]) -> list[tuple[str, ...]]:
-    """Lists the texts that count as right, example by example."""
-    return [example.references for example in examples]
-
-
 class Scorer(NamedTuple):
-    """All that turns an example into class scores, save the numbers."""
+    """All that turns an example into an answer, save the numbers."""
 
     task: Task
+    head: Kind
     template: str
     verbalizer: Verbalizer | None
     encoder: Encoder
     layout: Layout  # of evaluation batches
     model: Model
     tokenizer: Any
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the model writes a free text, so that there are no class scores."""
-        return self.task.is_text
 
     @property
     def classes(self) -> int:
@@ -96,52 +63,43 @@ class Scorer(NamedTuple):
         """Lets the model write freely. Raises InputError for a backbone that cannot."""
         if self.model.backbone.STYLE == "masked":
             raise InputError("--generate needs a backbone that writes; take a T5 or a GPT-2")
-        return self._replace(encoder=self.encoder.writing(tokens))
+        return self._replace(head=writer(), encoder=self.encoder.writing(tokens))
 
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
         """Takes the module of a backbone whose weights were read."""
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
 
-    def names(self, examples: Sequence[Example]) -> list[Sequence[str]]:
-        """Lists the names of each example's classes, which are its choices where it has some."""
-        if self.task.choices:
-            return [(self.task.labels or e.choices)[: len(e.choices)] for e in examples]
-        return [self.task.labels] * len(examples)
-
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
-        """Encodes a split; free-text targets too where they are to be learned."""
-        labels = np.array([example.label for example in examples], np.int32)
-        own = [len(e.choices) if self.task.choices else self.classes for e in examples]
-        rows = self.encoder.encode_all(examples, targets=targets and self.is_text)
-        return Split(rows, labels, np.array(own, np.int32), references(examples))
+        """Encodes a split, as what is to be learned where `targets`."""
+        return self.head.encode(
+            self.encoder, self.task, examples, classes=self.classes, targets=targets
+        )
+
+    def answers(
+        self, examples: Sequence[Example], split: Split, found: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what is said of each example of a split, by the columns of the head."""
+        return self.head.answers(self.task, examples, split, found, self.classes)
+
+    def measure(self, split: Split, found: Any) -> dict[str, float]:
+        """Measures what was found of a split by the task's metric."""
+        return self.head.measure(self.task.metric, split, found, self.classes)
 
 
-def choose_template(task: Task, style: str, head: str, form: str, template: str) -> str:
+def choose_template(task: Task, head: Kind, style: str, form: str, template: str) -> str:
     """Picks the layout: the given one, else the task's own for this head and kind of backbone.
 
     A task in the form of a pre-training task has its layout already.
     """
-    own = task.plain
-    if head == "verbalizer":
-        own = task.causal if style == "causal" else task.template
-        own = task.text if form == "text" else own
-    elif head == "text":
-        own = task.text
+    own = head.layout_of(task, style, form)
     text = template or own if form in ("cloze", "text") else own
     if not text:
         fields = " ".join(f"{{{field}}}" for field in task.fields)
         raise InputError(
-            f"task {task.name} has no template for a {head} head on a {style} backbone; "
+            f"task {task.name} has no template for a {head.name} head on a {style} backbone; "
             f"give task.template, e.g. '{fields} [mask]'"
         )
     return text
-
-
-def choose_words(task: Task, style: str, form: str) -> Sequence[str | tuple[str, ...]]:
-    """Picks the words of each class, where the task has some for this kind of backbone."""
-    if form == "text":
-        return task.targets or task.labels
-    return (style == "causal" and task.causal_words) or task.words or task.labels
 
 
 def open_backbone(block: Mapping[str, Any]) -> Backbone:
@@ -197,25 +155,33 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
     return backbone._replace(module=backbone.module.clone(cfg=cfg)), loaded
 
 
-def check_template(task: Task, text: str, head: str, form: str, slots: int) -> Template:
+def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:
     """Reads a template and checks it against the task, the head and the prompt's slots."""
-    parsed, by_lm = parse(text), head == "verbalizer"
+    parsed = parse(text)
     check(
-        parsed, fields=task.fields, num_slots=slots, needs_mask=by_lm and form != "text",
+        parsed, fields=task.fields, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",
     )  # fmt: skip
     read_option(task.option or OPTION)
-    if by_lm and parsed.uses_choice:
-        raise InputError("a verbalizer reads one row; write {choices} for {choice}")
+    head.check_template(parsed)
     return parsed
+
+
+def facts_of(backbone: Backbone) -> Facts:
+    """Tells a kind of answer what it knows of a backbone."""
+    module = backbone.module
+    return Facts(
+        backbone.family, str(backbone.folder), module.STYLE, module.cfg.model_heads,
+        module.cfg.types, getattr(module.cfg, "start", 0), backbone.block["sentinel"],
+    )  # fmt: skip
 
 
 def check_fit(
     backbone: Backbone, *, prompt: Mapping[str, Any], head: Mapping[str, Any], max_len: int
-) -> Method:
-    """Makes the method and checks that it, the head and the length fit the backbone."""
-    present, dims = backbone.module.cfg.model_heads, backbone.module.dims
+) -> tuple[Method, Kind]:
+    """Makes the method and the head, and checks that they and the length fit the backbone."""
+    dims, kind = backbone.module.dims, make_head(**head)
     method = make_prompt(**prompt, dims=dims)
     shift = method.position_shift()
     if max_len + shift > dims.max_len:
@@ -224,24 +190,8 @@ def check_fit(
             f"{dims.max_len}; lower data.max_len to "
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
-    if head["name"] == "verbalizer" and not {"mlm", "lm"} & present:
-        raise InputError(
-            f"{backbone.folder} has no MLM head for head.name=verbalizer; take a checkpoint "
-            "saved with one, or head.name=linear"
-        )
-    style = backbone.module.STYLE
-    if head["name"] == "text" and style == "masked":
-        raise InputError(
-            f"head.name=text needs a backbone that writes, {backbone.folder} is a "
-            f"{backbone.family}; take a T5 or a GPT-2"
-        )
-    if head["name"] == "linear" and head["pooler"] == "mean" and style == "seq2seq":
-        raise InputError("head.pooler=mean has no text to average in a T5's decoder; take cls")
-    if head["name"] == "linear" and head["pooler"] == "checkpoint" and "pooler" not in present:
-        raise InputError(
-            f"{backbone.folder} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
-        )
-    return method
+    kind.check_backbone(facts_of(backbone))
+    return method, kind
 
 
 def build_scorer(
@@ -253,79 +203,28 @@ def build_scorer(
 
     `share` says which part of a batch this process holds, of how many.
     """
-    choose("head.name", head["name"], HEADS)
-    choose("head.scores", head["scores"], SCORES)
-    method = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
-    style, slots = backbone.module.STYLE, method.num_slots()
-    by_lm = head["name"] == "verbalizer"
-    if task.is_text != (head["name"] == "text"):
-        raise InputError(
-            f"head.name={head['name']} with a {'free-text' if task.is_text else 'classification'} "
-            "task; head.name=text goes with task.target, a column of texts"
-        )
-    if form == "text" and style == "masked":
-        raise InputError("task.form=text needs a backbone that writes; take cloze, or a T5")
-    parsed = check_template(task, template, head["name"], form, slots)
-    check_metric(task.metric, len(task.labels) or choices, is_text=task.is_text)
+    method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
+    facts, slots = facts_of(backbone), method.num_slots()
+    kind.check_task(task)
+    kind.check_form(form, facts.style)
+    parsed = check_template(task, template, kind, form, slots)
+    check_metric(task.metric, len(task.labels) or choices, task.kind)
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
-    said, sentinels = read_answer(answer or ("{label} [sep]" if form == "text" else _CLOZE))
-    specials = read_specials(
-        tokenizer, style, eos=eos, sentinel=backbone.block["sentinel"],
-        masks=max(int(parsed.has_mask), sentinels if by_lm else 0),
-    )  # fmt: skip
-    verbalizer, follows, heads, masks = None, Answer(), {}, 1
-    names = [group[0] for group in task.words] or string.ascii_uppercase
-    if by_lm:
-        label_words = choose_words(task, style, form)
-        verbalizer = make_verbalizer(tokenizer, label_words, leading_space=task.spaced)
-        names = [group[0] for group in verbalizer.words]
-        around = frame(said, specials) if style == "seq2seq" else Frame((), ())
-        whole = head["span"] == "target"
-        masks = verbalizer.num_masks
-        if style == "masked":
-            plan = masked_plan(verbalizer.ids)
-            if task.widest:
-                widest = make_verbalizer(tokenizer, task.widest, leading_space=task.spaced)
-                masks = max(masks, widest.num_masks)
-        else:
-            plan = branch_plan(verbalizer.ids, around, whole=whole)
-        follows = Answer(plan, around.stem)
-        pieces = plan.words
-        heads["main"] = lm.Head(
-            pieces.rows, pieces.where, pieces.at, head["scores"], head["pieces"]
-        )
-        if whole:
-            heads["target"] = lm.Head(plan.whole.rows, plan.whole.where, plan.whole.at, "full")
-    elif task.is_text:
-        follows = Answer(text=max_target)
-        heads["main"] = lm.TextHead()
-    else:
-        heads["main"] = _linear(backbone, task, head, parsed)
-    if style == "seq2seq":
-        stem = (backbone.module.cfg.start, *follows.stem)
+    laid = kind.lay_out(facts, Asked(task, parsed, form, answer, eos, max_target), tokenizer)
+    follows = laid.answer
+    if facts.style == "seq2seq":
+        stem = (facts.start, *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = Encoder(
-        tokenizer, parsed, specials, num_slots=slots, max_len=max_len,
-        needs_mask=by_lm and form != "text",
-        num_masks=masks, num_types=backbone.module.cfg.types, answer=follows,
-        option=task.option, names=names,
+        tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
+        needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
+        answer=follows, option=task.option, names=laid.names,
     )  # fmt: skip
     layout = Layout(
-        batch=batch, max_len=max_len, pad_id=specials.pad, side=side, multiple=multiple,
+        batch=batch, max_len=max_len, pad_id=laid.specials.pad, side=side, multiple=multiple,
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
-        branches=style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
+        branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
-    model = Model(backbone.module, method, heads)
-    return Scorer(task, template, verbalizer, encoder, layout, model, tokenizer)
-
-
-def _linear(backbone: Backbone, task: Task, head: Mapping[str, Any], parsed: Template):
-    pooler = head["pooler"]
-    if pooler == "auto":
-        pooler = "checkpoint" if "pooler" in backbone.module.cfg.model_heads else "cls"
-    choose("head.pooler", pooler, linear.POOLERS)
-    classes = 1 if parsed.uses_choice else len(task.labels)
-    if not classes:
-        raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
-    return linear.Head(classes, pooler, head["dropout"])
+    model = Model(backbone.module, method, laid.modules)
+    return Scorer(task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer)

@@ -29,15 +29,13 @@ from jaxprompt.corpus.ppt import (
 from jaxprompt.corpus.ppt.patterns import fields
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError
-from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, within
-from jaxprompt.training import metrics
+from jaxprompt.scoring import metrics
 from jaxprompt.training.checkpoint import Checkpoints
-from jaxprompt.training.losses import count_classes, make_loss
-from jaxprompt.training.steps import Objective, make_train_step
-from jaxprompt.types import Batch
+from jaxprompt.training.steps import make_train_step
+from jaxprompt.types import Batch, Objective
 
 
 class Asked(NamedTuple):
@@ -83,7 +81,7 @@ def check_learner(c: Any) -> None:
         )
     if c.trainable:
         raise InputError("trainable is not empty, but pretrain learns the prompt alone; empty it")
-    if c.head.name != "verbalizer":
+    if not from_config.head_of(c).READS_WORDS:
         raise InputError(f"head.name={c.head.name} reads no label words; set head.name=verbalizer")
     if c.cache.where:
         raise InputError(
@@ -268,14 +266,8 @@ def load(
 
 def make_objective(c: Any, model: Model) -> tuple[Model, Objective]:
     """Makes the loss of downstream tuning, which counts right answers besides. -> model, loss"""
-    if c.head.span != "target":
-        loss = make_loss(c.head.scores, c.optim.smoothing)
-        return model, Objective("main", loss, sums=count_classes)
-    loss = make_loss("full", c.optim.smoothing)
-    both = Model(model.backbone, model.prompt, {"main": AnswerHead(*model.heads.values())})
-    on_whole = lambda scores, *given: loss(scores.whole, *given)
-    on_words = lambda scores, *given: count_classes(scores.words, *given)
-    return both, Objective("main", on_whole, sums=on_words)
+    heads, objective = from_config.head_of(c).counted(model.heads, c.optim.smoothing)
+    return Model(model.backbone, model.prompt, heads), objective
 
 
 def flops_of(

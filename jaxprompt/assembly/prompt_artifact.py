@@ -37,7 +37,7 @@ _NEEDED = {
         "cross_first",
         "cross_last",
     ),
-    "head": ("name", "pooler", "dropout", "scores", "pieces", "span"),
+    "head": ("name",),
     "layout": (
         "max_len",
         "max_target",
@@ -91,12 +91,11 @@ def pack(
         if name.startswith("head/") or (name in trainable and name.startswith("backbone/"))
     }
     layout, data, form = scorer.layout, config["data"], config["task"]
-    pooler = getattr(scorer.model.heads["main"], "pooler", "")
     card = {
         "method": config["prompt"]["name"],
         "hyper": dict(config["prompt"]),
         "constant": {name: getattr(constant, name) for name in _NEEDED["constant"]},
-        "head": dict(config["head"]) | {"pooler": pooler},
+        "head": scorer.head.block(),
         "backbone": {
             "id": backbone["path"],
             "revision": backbone["revision"],
@@ -230,7 +229,7 @@ def as_peft(
             f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
         )
     found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
-    if family == "bert" and card["head"]["pooler"] == "checkpoint":
+    if family == "bert" and card["head"].get("pooler") == "checkpoint":
         kernel, bias = (tensors[f"head/main/out/{name}"] for name in ("kernel", "bias"))
         found["head"] = {"classifier.weight": kernel.T, "classifier.bias": bias}
     return found

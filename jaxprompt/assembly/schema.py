@@ -11,16 +11,15 @@ from jaxprompt.corpus.split import PARAGRAPHS, UNITS
 from jaxprompt.data.fewshot import PROTOCOLS
 from jaxprompt.errors import InputError, brief, check_kind, choose, nearest
 from jaxprompt.files import user_path
-from jaxprompt.heads.linear import POOLERS
 from jaxprompt.layers.kernels import KERNELS
 from jaxprompt.layers.stack import REMATS, STACKS
-from jaxprompt.training.metrics import METRICS, TEXT_METRICS
+from jaxprompt.scoring.metrics import METRICS, TEXT_METRICS
 from jaxprompt.training.optim import OPTIMIZERS, SCHEDULES
 
+OPEN = ("prompt", "head")  # blocks whose fields are those of what they name
 DTYPES = ("float32", "bfloat16")
-HEADS, SCORES = ("linear", "verbalizer", "text"), ("restricted", "full")
 OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
-PIECES, SPANS, FORMS = ("mean", "sum"), ("label", "target"), ("cloze", "text", *TASKS)
+FORMS = ("cloze", "text", *TASKS)
 _RANGES = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
@@ -44,7 +43,7 @@ _TEXT, _TEXTS, _FLAG = Field(str), Field(tuple), Field(bool)
 _PATH = Field(str, is_path=True)
 _COUNT, _SIZE, _SEED = (Field(int, x) for x in ("at least 0", "at least 1", "in [0, 2**32)"))
 _AMOUNT, _POSITIVE, _SHARE = (Field(float, x) for x in ("at least 0", "above 0", "in [0, 1)"))
-# The method's own fields are checked where the method is made.
+# The own fields of methods and heads are checked where these are made.
 FIELDS = {
     "seed": _SEED,
     "trainable": _TEXTS,
@@ -55,10 +54,6 @@ FIELDS = {
         rescale=_POSITIVE,
     ),
     "mesh": dict(data=Field(int), model=Field(int), fsdp=_FLAG, slices=_SIZE),
-    "head": dict(
-        name=Field(str, HEADS), pooler=Field(str, ("auto", *POOLERS)), dropout=_SHARE,
-        scores=Field(str, SCORES), pieces=Field(str, PIECES), span=Field(str, SPANS),
-    ),
     "task": dict(
         name=_TEXT, template=_TEXT, words=_TEXTS, fields=_TEXTS, label=_TEXT, labels=_TEXTS,
         choices=_TEXTS, metric=Field(str, (*METRICS, *TEXT_METRICS), True), target=_TEXT,
@@ -163,12 +158,13 @@ def check_fields(given: Mapping[str, Any], block: str = "") -> None:
 
     Raises InputError for the first that is not.
     """
-    known = FIELDS[block] if block else FIELDS | {"prompt": None}
+    known = FIELDS[block] if block else FIELDS | dict.fromkeys(OPEN)
     _check_names(given, known, f"{block}." if block else "")
     for name, field, value in _leaves(given, known, f"{block}." if block else ""):
         check_value(name, field, value)
     if not block:
-        check_kind("prompt.name", given["prompt"].get("name"), str)
+        for part in OPEN:
+            check_kind(f"{part}.name", given[part].get("name"), str)
 
 
 def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:

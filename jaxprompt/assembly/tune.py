@@ -89,7 +89,7 @@ class Tuning(Work):
         if c.prompt.get("init"):
             log.say(f"prompt from {c.prompt.init}")
         log.say(f"task {scorer.task.name}, template {scorer.template!r}")
-        sizes = (f"{name} {len(part.labels)}" for name, part in self.splits.items())
+        sizes = (f"{name} {part.size}" for name, part in self.splits.items())
         log.say("  " + ", ".join(sizes))
         for line in from_config.tell_examples(scorer, self.splits):
             log.say(f"  {line}")

@@ -1,7 +1,8 @@
-"""Puts the block of a named method in place, and names what an unknown field may have meant."""
+"""Puts the block of a named method or head in place, and names what an unknown field may mean."""
 
 import ast
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -9,58 +10,63 @@ from ml_collections import ConfigDict
 from jaxprompt.cli.configs import PACKAGE, load_module, shipped_root
 from jaxprompt.errors import InputError, nearest
 
-# What each kind of head reads of the block `head`, beside its name.
-HEAD_FIELDS = {
-    "linear": ("pooler", "dropout"),
-    "verbalizer": ("scores", "pieces", "span"),
-    "text": (),
-}
+# Blocks whose fields are those of what they name: its folder, its class, its part of a config.
+_OPEN = {"prompt": ("prompts", "Prompt", "methods"), "head": ("heads", "Head", "heads")}
+_CALLED = {"prompt": "method", "head": "head"}
 
 
 def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> None:
-    """Makes room for overrides that name another method, wherever they stand among the others.
+    """Makes room for overrides that name another method or head, wherever they stand among others.
 
-    The block `prompt` becomes the method's own, with the defaults of configs/parts/methods.py.
-    Raises InputError for a field that the method, or the kind of head, does not have.
+    The block becomes the method's or head's own, with the defaults of configs/parts. Raises
+    InputError for an unknown name.
     """
     given = dict(overrides)  # of several values the last one counts
-    name, block = given.get("prompt.name"), config.get("prompt")
-    if name is not None and isinstance(block, ConfigDict) and name != block.get("name"):
-        if name not in methods():
-            raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
-        own = method_block(name, config)
-        with config.unlocked():
-            config.prompt = own
-    head = config.get("head")
-    if isinstance(head, ConfigDict):
-        _check_head(given.get("head.name", head.get("name")), given)
+    for block in _OPEN:
+        name, held = given.get(f"{block}.name"), config.get(block)
+        if name is not None and isinstance(held, ConfigDict) and name != held.get("name"):
+            if name not in names(block):
+                raise InputError(
+                    f"unknown {_CALLED[block]} {block}.name={name!r}; {nearest(name, names(block))}"
+                )
+            own = make_block(block, name, config)
+            with config.unlocked():
+                config[block] = own
 
 
-def methods() -> list[str]:
-    """Lists the methods by their file names, without importing them."""
-    return sorted(path.stem for path in (PACKAGE / "prompts").glob("[!_]*.py"))
+def names(block: str) -> list[str]:
+    """Lists the methods or heads by their file names, without importing them."""
+    return sorted(path.stem for path in (PACKAGE / _OPEN[block][0]).glob("[!_]*.py"))
 
 
-def method_fields(name: str) -> dict[str, Any]:
-    """Reads the fields of a method with their defaults from its source: JAX stays unloaded."""
-    tree = ast.parse((PACKAGE / "prompts" / f"{name}.py").read_text("utf-8"))
+def source_of(block: str, name: str) -> Path:
+    """Tells the file of a method or head."""
+    return PACKAGE / _OPEN[block][0] / f"{name}.py"
+
+
+def own_fields(block: str, name: str) -> dict[str, Any]:
+    """Reads the fields of a method or head with their defaults from its source.
+
+    JAX stays unloaded.
+    """
+    tree = ast.parse(source_of(block, name).read_text("utf-8"))
     kinds = (node for node in tree.body if isinstance(node, ast.ClassDef))
-    body = next(node.body for node in kinds if node.name == "Prompt")
+    body = next(node.body for node in kinds if node.name == _OPEN[block][1])
     own = [node for node in body if isinstance(node, ast.AnnAssign) and node.value is not None]
     own = [node for node in own if "ClassVar" not in ast.unparse(node.annotation)]
     return {node.target.id: ast.literal_eval(node.value) for node in own}
 
 
-def method_block(name: str, config: ConfigDict) -> ConfigDict:
-    """Makes the block of a method: as its part fills it, else with its class's defaults."""
-    part = load_module(str(shipped_root() / "configs/parts/methods.py"))
+def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
+    """Makes the block of a method or head: as its part fills it, else with its class's defaults."""
+    part = load_module(str(shipped_root() / f"configs/parts/{_OPEN[block][2]}.py"))
     if hasattr(part, name):
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
             getattr(part, name)(scratch)
-        return scratch.prompt
-    own = method_fields(name)
-    return ConfigDict({"name": name} | ({"init": ""} | own if own else {}))
+        return scratch[block]
+    own = own_fields(block, name)
+    return ConfigDict({"name": name} | ({"init": ""} if own and block == "prompt" else {}) | own)
 
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
@@ -68,25 +74,16 @@ def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> Input
     from jaxprompt.assembly.schema import SYNONYMS
 
     block, _, last = field.rpartition(".")
-    of_others = {other for name in methods() for other in method_fields(name)}
-    if block == "prompt" and last in of_others:
-        name = config.prompt.get("name")
-        own = ", ".join(sorted(config.prompt)) if len(config.prompt) > 1 else "no field but name"
-        return InputError(
-            f"config field {field!r} is of another method; prompt.name={name} has {own}"
-        )
+    if block in _OPEN:
+        owners = [name for name in names(block) if last in own_fields(block, name)]
+        if owners:
+            name, held = config[block].get("name"), config[block]
+            own = ", ".join(sorted(held)) if len(held) > 1 else "no field but name"
+            return InputError(
+                f"config field {field!r} is of {block}.name={' or '.join(owners)}; "
+                f"{block}.name={name} has {own}"
+            )
     meant = SYNONYMS.get(last.lower().replace("-", "_"))
     alike = [meant] if meant in known else [x for x in known if x.rpartition(".")[2] == last]
     told = f"nearest: {', '.join(alike)}" if alike else nearest(field, known)
     return InputError(f"unknown config field {field!r}; {told}")
-
-
-def _check_head(name: str, given: dict[str, str]) -> None:
-    for field in given:
-        block, _, last = field.partition(".")
-        owners = [kind for kind, own in HEAD_FIELDS.items() if last in own]
-        if block == "head" and owners and name in HEAD_FIELDS and name not in owners:
-            own = ", ".join(("name", *HEAD_FIELDS[name]))
-            raise InputError(
-                f"config field {field!r} is of head.name={owners[0]}; head.name={name} has {own}"
-            )

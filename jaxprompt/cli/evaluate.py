@@ -50,30 +50,27 @@ def evaluate(
     judge = from_config.build_judge(c, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
     if output and processes.is_first():
-        _write(output, scorer, records, found, prefix)
-    return {"split": split, "examples": len(part.labels), **measured}
+        _write(output, scorer, records, part, found, prefix)
+    return {"split": split, "examples": part.size, **measured}
 
 
 def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
     """Reads the rows that are written; none may have a column of a prediction."""
     from jaxprompt.assembly.examples import read_rows
-    from jaxprompt.cli.predict import LABELLED, WRITTEN
     from jaxprompt.data.records import Record, check_columns
 
     found = read_rows(c, scorer.task, split)
     records = [Record(origin, row, example=own) for origin, row, own in found]
-    check_columns(records, WRITTEN if scorer.is_text else LABELLED, prefix)
+    check_columns(records, scorer.head.COLUMNS, prefix)
     return records
 
 
-def _write(output: str, scorer: Any, records: Sequence[Any], found: Any, prefix: str) -> None:
+def _write(
+    output: str, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
+) -> None:
     from jaxprompt.data.records import to_lines
     from jaxprompt.files import write_atomic
-    from jaxprompt.training.evaluation import name_scores
 
-    if scorer.is_text:
-        answers = [{"generated": text} for text in found]
-    else:
-        names = scorer.names([record.example for record in records])
-        answers = name_scores(found, names, scorer.classes)
+    examples = [record.example for record in records]
+    answers = scorer.answers(examples, split, found)
     write_atomic(output, "".join(to_lines(records, answers, prefix)))

@@ -14,8 +14,6 @@ from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError, choose, escape
 
-LABELLED = ("prediction", "score", "scores")  # the columns of an answer
-WRITTEN = ("generated",)
 ON_ERROR = ("raise", "skip")
 
 
@@ -55,15 +53,16 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records
     from jaxprompt.files import write_atomic
+    from jaxprompt.heads import make_head, writer
 
     if not args.prompt:
         check_single(args.workdir)
     where = args.prompt or str(Path(args.workdir) / "export")
     _, card = read_export(where)
     given = _read(args, card["task"]["fields"])
-    writes = args.generate or bool(card["task"]["target"])
+    head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
-    records.check_columns(given, ((WRITTEN if writes else LABELLED) + errors), args.prefix)
+    records.check_columns(given, head.COLUMNS + errors, args.prefix)
     block = dict(
         path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
         remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
@@ -72,14 +71,17 @@ def main(argv: Sequence[str]) -> int:
     exported = unpack(
         where, backbone=block, batch=args.batch, placement=placement, force=args.force
     )
-    given = records.with_examples(exported.scorer.task, given)
+    scorer = exported.scorer
+    if head.WRITES:
+        scorer = scorer.writing(card["generate"]["max_new"])
+    given = records.with_examples(scorer.task, given)
     _check(given, args.on_error)
-    for line in records.tell_unknown(exported.scorer.task, given):
+    for line in records.tell_unknown(scorer.task, given):
         _say(line)
     examples = [record.example for record in given if record.example]
     answers = []
     if examples:
-        answers, told = (write if writes else label)(exported, examples, placement)
+        answers, told = answer(exported, scorer, examples, placement)
         for line in told:
             _say(line)
     lines = "".join(records.to_lines(given, answers, args.prefix))
@@ -90,52 +92,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def label(
-    exported: Any, examples: Sequence[Any], placement: Any
+def answer(
+    exported: Any, scorer: Any, examples: Sequence[Any], placement: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Gives prediction, score and all class scores of each example, and what to say of them."""
+    """Answers for each example. -> the columns of each, and what to say of them all"""
     from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.training.evaluation import drop_absent, name_scores, place_step, predict_scores
-    from jaxprompt.training.metrics import score
+    from jaxprompt.training.evaluation import make_answering
 
-    scorer = exported.scorer
-    split = scorer.encode(examples)
-    forward = lambda _, params, batch: scorer.model.forward(params, batch)
-    step = place_step(placement, forward)
+    split, head = scorer.encode(examples), scorer.head
+    how, pad = exported.card["generate"], scorer.layout.pad_id
+    answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, pad)
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
-    scores = predict_scores(step, {}, exported.params, batches, len(examples))
-    scores = drop_absent(scores, split.counts, scorer.classes)
-    found = list(name_scores(scores, scorer.names(examples), scorer.classes))
-    gold = split.labels >= 0
+    found = answering({}, exported.params, batches, len(split.rows))
     told = _cut(scorer, split)
-    if gold.any():
-        best = scores[gold, : scorer.classes].argmax(-1)
-        values = score(scorer.task.metric, split.labels[gold], best, scorer.classes)
-        told.append(_measured(values, int(gold.sum()), len(examples)))
-    return found, told
-
-
-def write(
-    exported: Any, examples: Sequence[Any], placement: Any
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Gives the text that the model writes after each example, and what to say of them."""
-    from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.training.evaluation import make_writer, write_texts
-    from jaxprompt.training.metrics import score_texts
-
-    how = exported.card["generate"]
-    scorer = exported.scorer.writing(how["max_new"])
-    split = scorer.encode(examples)
-    pad = scorer.layout.pad_id
-    step = make_writer(placement, how, scorer.model, scorer.tokenizer, pad)
-    batches = EvalBatches(split.rows, split.labels, scorer.layout)
-    texts = write_texts(step, {}, exported.params, batches, len(examples), scorer.tokenizer)
-    pairs = [(r, text) for r, text in zip(split.references, texts, strict=True) if r]
-    told = _cut(scorer, split)
-    if pairs:
-        values = score_texts(scorer.task.metric, *zip(*pairs, strict=True))
-        told.append(_measured(values, len(pairs), len(examples)))
-    return [{"generated": text} for text in texts], told
+    values, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
+    if known:
+        told.append(_measured(values, known, len(examples)))
+    return list(scorer.answers(examples, split, found)), told
 
 
 def _cut(scorer: Any, split: Any) -> list[str]:

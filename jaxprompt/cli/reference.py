@@ -1,7 +1,7 @@
 """Lists the fields of a config for --help: what each may hold, its default and a note.
 
 Kinds and ranges are those of jaxprompt/assembly/schema.py, notes the comments in configs/base.py;
-fields of a method are read from its file.
+fields of a method or a head are read from its file.
 """
 
 import re
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.cli.blocks import method_block, methods
-from jaxprompt.cli.configs import PACKAGE, load_module, shipped
+from jaxprompt.cli.blocks import make_block, names, source_of
+from jaxprompt.cli.configs import load_module, shipped
 
 _FIELD = r"\s*c\.([\w.]+) = .*?  # (.*)"  # of base.py
 _OWN = r"    (\w+): \w+ = .*?  # (.*)"  # of a method's class
@@ -21,7 +21,7 @@ _CONSTANTS = "constant"  # what a trained method folds to: never asked for by a 
 
 def list_fields() -> str:
     """Writes a line for every field, block by block, those of each method under its name."""
-    from jaxprompt.assembly.schema import FIELDS
+    from jaxprompt.assembly.schema import FIELDS, OPEN
 
     notes = _notes(shipped()["base"], _FIELD)
     config = load_module(str(shipped()["base"])).get_config()
@@ -32,8 +32,10 @@ def list_fields() -> str:
             lines += _block(f"{name}.", held, config[name], notes)
         else:
             lines.append(_line(name, config[name], describe(held), notes.get(name, "")))
-    for method in (name for name in methods() if name != _CONSTANTS):
-        lines += ["", f"prompt, with prompt.name={method}", *_method(method, config, notes)]
+    for block in OPEN:
+        for name in (name for name in names(block) if name != _CONSTANTS):
+            lines += ["", f"{block}, with {block}.name={name}"]
+            lines += _open_block(block, name, config, notes)
     return "\n".join(lines)
 
 
@@ -62,12 +64,11 @@ def _block(
             yield _line(full, config[name], describe(field), notes.get(full, ""))
 
 
-def _method(name: str, config: Any, notes: Mapping[str, str]) -> Iterator[str]:
-    own = _notes(PACKAGE / "prompts" / f"{name}.py", _OWN)
-    block = method_block(name, config)
-    for field in (field for field in block if field != "name"):
-        note = own.get(field) or notes.get(f"prompt.{field}", "") * (field == "init")
-        yield _line(f"prompt.{field}", block[field], _KINDS[type(block[field])], note)
+def _open_block(block: str, name: str, config: Any, notes: Mapping[str, str]) -> Iterator[str]:
+    own, made = _notes(source_of(block, name), _OWN), make_block(block, name, config)
+    for field in (field for field in made if field != "name"):
+        note = own.get(field) or notes.get(f"{block}.{field}", "") * (field == "init")
+        yield _line(f"{block}.{field}", made[field], _KINDS[type(made[field])], note)
 
 
 def _line(name: str, default: Any, kind: str, note: str) -> str:

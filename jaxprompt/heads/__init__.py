@@ -1,1 +1,261 @@
-"""Heads: hidden states to class scores."""
+"""Kinds of answer, one file each, found by file name; each file's class `Head` is all of it.
+
+A kind says what it needs of a backbone and a task, how its input is laid out and where it is read,
+its modules and its loss, and how what they give becomes answers and metrics. The modules of
+pre-training, in `pretraining/`, are no kinds: nothing asks them for an answer.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.overview import tell_labels
+from jaxprompt.data.specials import Specials
+from jaxprompt.data.tasks import KINDS, Example, Task
+from jaxprompt.data.template import Template
+from jaxprompt.data.verbalizer import Verbalizer
+from jaxprompt.errors import InputError, check_kind, choose, nearest
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
+from jaxprompt.types import ABSENT, Objective
+
+
+class Facts(NamedTuple):
+    """What a kind of answer knows of a backbone."""
+
+    family: str
+    where: str  # its folder, for messages
+    style: str  # of data.specials.STYLES
+    heads: frozenset[str]  # that its checkpoint holds
+    types: int  # segments
+    start: int  # first token of a decoder
+    sentinel: str  # how its vocabulary writes the n-th
+
+
+class Asked(NamedTuple):
+    """What a run asks."""
+
+    task: Task
+    template: Template
+    form: str = "cloze"
+    answer: str = ""  # layout of what a decoder writes; "" = that of the form
+    eos: bool = True
+    max_target: int = 64
+
+
+class Laid(NamedTuple):
+    """A kind of answer laid out for a task and a backbone."""
+
+    head: "Kind"  # with nothing left open
+    modules: dict[str, nn.Module]  # "main" scores
+    specials: Specials
+    answer: Answer = Answer()
+    masks: int = 1  # positions that [mask] widens to
+    names: Sequence[str] = string.ascii_uppercase  # of the options that {choices} lists
+    verbalizer: Verbalizer | None = None
+
+
+class Scores(nn.Module):
+    """What every head module shares."""
+
+    reads_all: ClassVar[bool] = False  # it reads every token, not `label_pos` alone
+
+    def arrays(self) -> dict[str, Any]:
+        """Gives the arrays that may differ between runs of one program, {} where there are none."""
+        return {}
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
+        """Puts other arrays in their place; they may be traced."""
+        return self.clone(**arrays) if arrays else self
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One kind of answer. Hyper-parameters are fields, so a misspelt one is an error."""
+
+    OF: ClassVar[str] = "classes"  # the tasks that it answers, of data.tasks.KINDS
+    WRITES: ClassVar[bool] = False  # it writes texts: what it gives are no scores
+    READS_WORDS: ClassVar[bool] = False  # it reads label words off the backbone's own LM head
+    COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "scores")  # that `answers` gives
+
+    @property
+    def name(self) -> str:
+        """Its file's name, which is its config value."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def block(self) -> dict[str, Any]:
+        """Gives the block of a config that makes it."""
+        return {"name": self.name} | dataclasses.asdict(self)
+
+    # -- what it needs -----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+
+    def check_backbone(self, facts: Facts) -> None:
+        """Raises InputError for a backbone that cannot give this answer."""
+
+    def check_task(self, task: Task) -> None:
+        """Raises InputError for a task of other answers."""
+        if task.kind != self.OF:
+            fitting = " or ".join(name for name in kinds() if _class(name).OF == task.kind)
+            raise InputError(
+                f"head.name={self.name} with a {KINDS[task.kind].name} task; take "
+                f"head.name={fitting}, or a task with {KINDS[self.OF].field}"
+            )
+
+    def check_form(self, form: str, style: str) -> None:
+        """Raises InputError for a form of the task that a style of backbone cannot have."""
+        if form == "text" and style == "masked":
+            raise InputError("task.form=text needs a backbone that writes; take cloze, or a T5")
+
+    # -- layout ------------------------------------------------------------------------------------
+
+    def fit_task(self, task: Task, choices: int) -> Task:
+        """Completes a task of examples with up to so many choices."""
+        del choices
+        return task
+
+    def layout_of(self, task: Task, style: str, form: str) -> str:
+        """Picks the task's own layout for this kind; "" where it has none."""
+        del style, form
+        return task.plain
+
+    def needs_mask(self, form: str) -> bool:
+        """Tells whether a template must have a [mask]."""
+        del form
+        return False
+
+    def check_template(self, template: Template) -> None:
+        """Raises InputError for a template that this kind cannot read."""
+
+    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+        """Lays itself out for a task and a backbone, which were checked."""
+        raise TypeError(f"{type(self).__name__} must define lay_out")
+
+    def encode(
+        self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
+        targets: bool,
+    ) -> Split:  # fmt: skip
+        """Encodes examples; `targets` says whether they are to be learned from."""
+        del targets
+        labels = np.array([example.label for example in examples], np.int32)
+        counts = [len(e.choices) if task.choices else classes for e in examples]
+        rows = encoder.encode_all(examples)
+        texts = [example.references for example in examples]
+        return Split(rows, labels, np.array(counts, np.int32), texts)
+
+    def made_up(self, task: Task, text: str, max_target: int) -> Example | None:
+        """Makes up an example that is as long as can be; None = as one with classes."""
+        del task, text, max_target
+        return None
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the terms of the loss. Raises InputError for a smoothing that it cannot have."""
+        raise TypeError(f"{type(self).__name__} must define objectives")
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
+        """Says what a run's answers are, and how many there are of each."""
+        names = task.labels or tuple(string.ascii_uppercase[:classes])
+        return tell_labels(names, {name: part.labels for name, part in splits.items()})
+
+    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+        """Measures what was found of a split, [units, C or C + 1], against what is right."""
+        scores = drop_absent(found, split.counts, classes)
+        return metrics.score(metric, split.labels, decide(scores, classes), classes)
+
+    def check_found(self, found: Any) -> None:
+        """Raises InputError where the scores of an example are NaN: nothing is the best of them."""
+        broken = np.flatnonzero(np.isnan(found).reshape(len(found), -1).any(-1))
+        if broken.size:
+            raise InputError(
+                f"the scores of {broken.size} of {len(found)} examples are NaN, the first of them "
+                f"of example {broken[0] + 1}; the trained numbers are too large for this backbone: "
+                "lower optim.lr, set optim.clip, or take backbone.dtype=float32"
+            )
+
+    def measure_known(
+        self, metric: str, split: Split, found: Any, classes: int
+    ) -> tuple[dict[str, float], int]:
+        """Measures the answers of the examples whose right answer is known. -> metrics, how many"""
+        known = split.labels >= 0
+        if not known.any():
+            return {}, 0
+        part = split._replace(labels=split.labels[known], counts=split.counts[known])
+        # The answer is the best of the classes, whatever the model says outside them.
+        return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
+
+    def answers(
+        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what is said of each example, by `COLUMNS`: its class and the chances of all."""
+        found = drop_absent(found, split.counts, classes)[:, :classes]
+        best, chances = decide(found, classes), probabilities(found, classes)
+        for example, values, index in zip(examples, chances, best, strict=True):
+            names = task.labels
+            if task.choices:
+                names = (names or example.choices)[: len(example.choices)]
+            known = dict(zip(names, map(float, values), strict=False))
+            yield {"prediction": names[index], "score": float(values[index]), "scores": known}
+
+
+def kinds() -> list[str]:
+    """Lists the kinds of answer by their file names."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
+
+
+def make_head(name: str, **fields: Any) -> Kind:
+    """Makes a kind of answer by name.
+
+    Raises InputError for an unknown name, and a hyper-parameter that is unknown, of another type or
+    out of its range.
+    """
+    choose("head.name", name, kinds())
+    own = _class(name)
+    known = {field.name: field.type for field in dataclasses.fields(own)}
+    for field, value in fields.items():
+        if field not in known:
+            raise InputError(f"head {name!r} has no field {field!r}; {nearest(field, known)}")
+        check_kind(f"head.{field}", value, known[field])
+    head = own(**fields)
+    head.check()
+    return head
+
+
+def writer() -> Kind:
+    """Makes the kind that writes texts."""
+    return next(_class(name)() for name in kinds() if _class(name).WRITES)
+
+
+def _class(name: str) -> type[Kind]:
+    return importlib.import_module(f"{__name__}.{name}").Head
+
+
+# -- what modules share ---------------------------------------------------------------------------
+
+
+def take(hidden, positions):
+    """Picks hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
+    taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+    return constrain(taken, "act_batch", None, None)
+
+
+def mask_absent(scores, counts):
+    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]"""
+    if counts is None:
+        return scores
+    return jnp.where(jnp.arange(scores.shape[1]) < counts[:, None], scores, ABSENT)

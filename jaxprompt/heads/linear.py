@@ -1,29 +1,64 @@
-"""A linear classifier on a pooled hidden state."""
+"""Classes by a linear layer on a pooled hidden state."""
+
+import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.data.specials import read_specials
+from jaxprompt.errors import InputError, choose
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, mask_absent, take
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import ABSENT, Batch, Role
+from jaxprompt.scoring.losses import make_loss
+from jaxprompt.types import ABSENT, Batch, Objective, Role
 
 POOLERS = ("checkpoint", "trained", "cls", "mean")
 
 
-def take(hidden, positions):
-    """Picks hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
-    taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
-    return constrain(taken, "act_batch", None, None)
+@dataclasses.dataclass(frozen=True)
+class Head(Kind):
+    """Classes, or the choices of an example, by a linear layer."""
+
+    pooler: str = "auto"  # checkpoint | trained | cls | mean; auto = checkpoint, else cls
+    dropout: float = 0.1  # before the linear layer
+
+    def check(self) -> None:
+        """Raises InputError for an unknown pooler or no share."""
+        choose("head.pooler", self.pooler, ("auto", *POOLERS))
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"head.dropout={self.dropout} must be in [0, 1)")
+
+    def check_backbone(self, facts: Facts) -> None:
+        """Raises InputError for a pooler that the backbone has not."""
+        if self.pooler == "mean" and facts.style == "seq2seq":
+            raise InputError("head.pooler=mean has no text to average in a T5's decoder; take cls")
+        if self.pooler == "checkpoint" and "pooler" not in facts.heads:
+            raise InputError(
+                f"{facts.where} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
+            )
+
+    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+        """Reads [CLS], the end of a left-to-right model's input, or a decoder's first state."""
+        task, choice = asked.task, asked.template.uses_choice
+        if not (choice or task.labels):
+            raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
+        auto = "checkpoint" if "pooler" in facts.heads else "cls"
+        head = dataclasses.replace(self, pooler=auto if self.pooler == "auto" else self.pooler)
+        specials = read_specials(
+            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
+            masks=int(asked.template.has_mask),
+        )  # fmt: skip
+        module = Classifier(1 if choice else len(task.labels), head.pooler, head.dropout)
+        names = {"names": [words[0] for words in task.words]} if task.words else {}
+        return Laid(head, {"main": module}, specials, **names)
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the cross entropy of the classes."""
+        return [Objective("main", make_loss("restricted", smoothing))]
 
 
-def drop_absent(scores, counts):
-    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]"""
-    if counts is None:
-        return scores
-    return jnp.where(jnp.arange(scores.shape[1]) < counts[:, None], scores, ABSENT)
-
-
-class Head(nn.Module):
+class Classifier(Scores):
     """Scores classes, or with one class the K choices of an example. [B*K, T, H] -> [B, C]
 
     The pooled vector is [CLS] through the checkpoint's own pooler, [CLS] through a trained dense
@@ -62,4 +97,4 @@ class Head(nn.Module):
         scores = nn.Dense(self.classes, kernel_init=init, name="out")(pooled)  # [B*K, C]
         if self.classes == 1:  # an example with fewer choices has rows without a token
             scores = jnp.where(tokens.mask.any(-1, keepdims=True), scores, ABSENT)
-        return drop_absent(scores.reshape(batch.labels.shape[0], -1), batch.counts)
+        return mask_absent(scores.reshape(batch.labels.shape[0], -1), batch.counts)

@@ -83,7 +83,7 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         notes += ("attention is a fused kernel on these devices, which does not store the scores",)
     if not any((backbone.folder / name).exists() for name in _TOKENIZERS):
         backbone = backbone._replace(tokenizer=OnePiece(c.backbone.sentinel))
-        if c.head.name == "verbalizer":
+        if from_config.head_of(c).READS_WORDS:
             notes += ("no tokenizer on this machine: every label word is taken as one subword",)
     if c.mesh.slices > 1:
         c.mesh.slices = 1  # simulated devices are one slice
@@ -99,7 +99,7 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         examples = from_config.Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = from_config.scorer_from_config(c, backbone, examples, alone)
         model, objectives = scorer.model, from_config.build_objectives(c)
-    rows = scorer.encode([example], targets=scorer.is_text).rows
+    rows = scorer.encode([example], targets=True).rows
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
@@ -162,9 +162,8 @@ def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     """Makes up the longest example of a config's task."""
     task, notes, choices = from_config.read_task(c.task), (), ()
     text = _text(c)
-    if task.is_text:
-        fields = dict.fromkeys(task.fields, text)
-        return task, Example(fields, target="a " * (c.data.max_target - 1)), notes
+    if (made := from_config.head_of(c).made_up(task, text, c.data.max_target)) is not None:
+        return task, made, notes
     if task.choices:
         count = len(task.choices) if len(task.choices) > 1 else CHOICES
         choices = ("a",) * count

@@ -15,8 +15,6 @@ from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batching import Layout, empty, stack
-from jaxprompt.heads import lm
-from jaxprompt.heads.pretraining import AnswerHead
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps.grid import Run
@@ -25,7 +23,6 @@ from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 
 Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
-_ARRAYS = ("rows", "where", "at")
 
 
 class Feed(NamedTuple):
@@ -57,7 +54,7 @@ class Member(NamedTuple):
     @property
     def words(self) -> Words:
         """The arrays of the heads that score label words."""
-        found = {name: _arrays(head) for name, head in self.model.heads.items()}
+        found = {name: head.arrays() for name, head in self.model.heads.items()}
         return {name: arrays for name, arrays in found.items() if arrays}
 
 
@@ -153,21 +150,8 @@ def varying_words(members: Sequence[Member]) -> dict[str, Words]:
 
 def with_words(model: Model, words: Mapping[str, Mapping[str, Any]]) -> Model:
     """Puts other arrays into the heads that score label words; they may be traced."""
-    heads = {name: _with_arrays(model.heads[name], arrays) for name, arrays in words.items()}
+    heads = {name: model.heads[name].with_arrays(arrays) for name, arrays in words.items()}
     return dataclasses.replace(model, heads={**model.heads, **heads})
-
-
-def _arrays(head: Any) -> dict[str, Any]:
-    """Takes the arrays out of a head; of one with two parts by part."""
-    if isinstance(head, AnswerHead):
-        return {part: _arrays(getattr(head, part)) for part in ("words", "whole")}
-    return {x: getattr(head, x) for x in _ARRAYS} if isinstance(head, lm.Head) else {}
-
-
-def _with_arrays(head: Any, arrays: Mapping[str, Any]) -> Any:
-    if isinstance(head, AnswerHead):
-        arrays = {part: _with_arrays(getattr(head, part), own) for part, own in arrays.items()}
-    return head.clone(**arrays)
 
 
 def _fill(leaves: Sequence[Any]) -> list[np.ndarray]:

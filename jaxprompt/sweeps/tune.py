@@ -23,8 +23,6 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.sweeps.batched_steps import Own, Programs
 from jaxprompt.sweeps.grid import Run
 from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
-from jaxprompt.training.evaluation import decide, drop_absent
-from jaxprompt.training.metrics import score
 from jaxprompt.types import Batch
 
 _AHEAD = 2  # batches of an evaluation that the device works on while one is copied
@@ -137,7 +135,7 @@ class Looks:
         """Measures a split with the numbers of the runs `rows`. -> metrics of each"""
         members = [self._members[i] for i in rows]
         scorer, programs = members[0].scorer, self._programs
-        if scorer.is_text:
+        if scorer.head.WRITES:
             return self._score_texts(split, members, trainable)
         parts = [m.held[split] for m in members]
         same = all(part is parts[0] for part in parts)
@@ -152,7 +150,7 @@ class Looks:
             values = np.asarray(values, np.float32)  # [R, B, C]
             for row, part in enumerate(parts):
                 if scores[row] is None:
-                    scores[row] = np.full((len(part.labels), values.shape[2]), np.nan, np.float32)
+                    scores[row] = np.full((len(part.rows), *values.shape[2:]), np.nan, np.float32)
                 at = each[0 if same else row].index
                 scores[row][at[at >= 0]] = values[row][at >= 0]
 
@@ -164,11 +162,7 @@ class Looks:
                 collect(*waiting.pop(0))
         for pending in waiting:
             collect(*pending)
-        classes, found = scorer.classes, []
-        for part, values in zip(parts, scores, strict=True):
-            values = drop_absent(values, part.counts, classes)
-            found.append(score(self._metric, part.labels, decide(values, classes), classes))
-        return found
+        return [scorer.measure(part, own) for part, own in zip(parts, scores, strict=True)]
 
     def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:
         """Lets each run write its texts, one run after another."""

@@ -1,16 +1,16 @@
-"""Scores of a whole split, in the split's own order, and its metrics."""
+"""Scores or texts of a whole split, in the split's own order."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxprompt.errors import InputError
+from jaxprompt.heads import Kind
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement, put_batch, within
-from jaxprompt.training import metrics
-from jaxprompt.training.steps import make_generate_step
+from jaxprompt.training.steps import make_eval_step, make_generate_step
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
@@ -41,14 +41,14 @@ def predict_scores(
     batches: Iterable[Batch],
     size: int,
 ) -> np.ndarray:
-    """Scores every example of a split. -> float32 [size, C], row i = example i"""
+    """Scores every unit of a split. -> float32 [size, C] or [size, M, C], row i = unit i"""
     scores, waiting = None, []
 
     def collect(pending):
         nonlocal scores
         index, value = np.asarray(pending[0]), np.asarray(pending[1], np.float32)
         if scores is None:
-            scores = np.full((size, value.shape[1]), np.nan, np.float32)
+            scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
         scores[index[index >= 0]] = value[index >= 0]
 
     for batch in batches:
@@ -60,55 +60,17 @@ def predict_scores(
     return scores
 
 
-def decide(scores: np.ndarray, classes: int) -> np.ndarray:
-    """Picks each row's best class; -1 where a piece outside the verbalizer is better. -> [B]"""
-    best = scores[:, :classes].argmax(-1)
-    if scores.shape[1] > classes:
-        best = np.where(scores[:, classes] > scores[:, :classes].max(-1), -1, best)
-    return best
+def make_answering(
+    head: Kind, placement: Placement, model: Model, how: Mapping[str, Any], tokenizer: Any, pad: int
+) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:
+    """Makes (trainable, frozen, batches, units) -> scores or texts of all, compiled once a shape.
 
-
-def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
-    """Turns class scores into probabilities over the classes. [B, C or C + 1] -> [B, C]"""
-    scores = scores[:, :classes] - scores[:, :classes].max(-1, keepdims=True)
-    return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-
-
-def name_scores(
-    scores: np.ndarray, names: Iterable[Sequence[str]], classes: int
-) -> Iterator[dict[str, Any]]:
-    """Yields the prediction, its score and the scores of all classes of each example.
-
-    `scores` are those of `drop_absent` [B, C or C + 1], `names` the classes of each example. The
-    prediction is the best of the classes, whatever the model says outside them.
+    `how` is the `generate` block of a config or card.
     """
-    best = decide(scores[:, :classes], classes)
-    for own, values, index in zip(names, probabilities(scores, classes), best, strict=True):
-        known = dict(zip(own, map(float, values), strict=False))
-        yield {"prediction": own[index], "score": float(values[index]), "scores": known}
-
-
-def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
-    """Takes out the classes that an example does not have. [B, C or C + 1], [B] -> the same"""
-    column = np.arange(scores.shape[1])
-    return np.where((column >= counts[:, None]) & (column < classes), -np.inf, scores)
-
-
-def evaluate(step, trainable, frozen, batches, labels, counts, metric: str, classes: int):
-    """Scores a split and measures it; labels and counts are [examples]. -> (metrics, scores)
-
-    Raises InputError where the scores of an example are NaN: no class is the best of them.
-    """
-    scores = predict_scores(step, trainable, frozen, batches, len(labels))
-    broken = np.flatnonzero(np.isnan(scores).any(-1))
-    if broken.size:
-        raise InputError(
-            f"the scores of {broken.size} of {len(labels)} examples are NaN, the first of them of "
-            f"example {broken[0] + 1}; the trained numbers are too large for this backbone: lower "
-            "optim.lr, set optim.clip, or take backbone.dtype=float32"
-        )
-    scores = drop_absent(scores, counts, classes)
-    return metrics.score(metric, labels, decide(scores, classes), classes), scores
+    if head.WRITES:
+        step = make_writer(placement, how, model, tokenizer, pad)
+        return partial(write_texts, step, tokenizer)
+    return partial(predict_scores, place_step(placement, make_eval_step(model)))
 
 
 def make_writer(
@@ -120,7 +82,7 @@ def make_writer(
     return place_step(placement, make_generate_step(model, **settings))
 
 
-def write_texts(step, trainable, frozen, batches, size: int, tokenizer) -> list[str]:
+def write_texts(step, tokenizer, trainable, frozen, batches, size: int) -> list[str]:
     """Writes a text for every example of a split, in its order. -> [size]"""
     texts, waiting = [""] * size, []
 

@@ -14,7 +14,7 @@ from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
 from jaxprompt.layers.output import Scored
 from jaxprompt.models.model import Model, Params
 from jaxprompt.prompts import make_prompt
-from jaxprompt.training.losses import count_hits, count_replaced, on_targets
+from jaxprompt.scoring.losses import count_hits, count_replaced, on_targets
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 

@@ -1,7 +1,7 @@
 """Train and eval steps: factories of pure functions; no host callbacks, no closed-over rates."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +14,7 @@ from jaxprompt.parallel.sharding import constrain
 from jaxprompt.training.optim import learning_rates
 from jaxprompt.training.state import TrainState
 from jaxprompt.tree import Flat, merge
-from jaxprompt.types import Batch
-
-
-class Objective(NamedTuple):
-    """One term of the loss."""
-
-    name: str
-    loss: Callable[..., tuple[Any, Any]]  # (scores, labels, weights) -> (sum, normaliser)
-    head: str = "main"
-    weight: float = 1.0
-    view: Callable[[Batch, jax.Array], Batch] | None = None  # another reading of the batch
-    sums: Callable[..., dict[str, Any]] | None = None  # called like `loss`: what to count besides
-    then: Callable[[Batch, Any], Batch] | None = None  # (batch, scores) -> what those after it read
+from jaxprompt.types import Batch, Objective
 
 
 def _evaluate(model: Model, params, batch: Batch, objective: Objective, key, *, deterministic):

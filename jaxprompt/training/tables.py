@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.training.metrics import mean_std
+from jaxprompt.scoring.metrics import mean_std
 
 
 def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

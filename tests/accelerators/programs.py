@@ -12,8 +12,8 @@ from jaxprompt.assembly.denoising import NEEDS
 from jaxprompt.assembly.pipeline import shape_backbone
 from jaxprompt.cli.options import load_config
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
-from jaxprompt.heads.lm import TextHead
 from jaxprompt.heads.pretraining import TargetHead
+from jaxprompt.heads.text import TextScores
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.sharding import Placement, like, make_placement, within
@@ -22,8 +22,8 @@ from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import make_shapes
 from jaxprompt.planning.published import published
 from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.sweeps.batched_steps import Own, make_group_step
-from jaxprompt.training.losses import count_hits, on_targets
 from jaxprompt.training.replaced_tokens import generator_config, make_objectives, make_pair, untie
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
@@ -92,7 +92,7 @@ def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compile
     c = open_config(path, place, **fields)
     run = open_run(c)
     shapes = make_shapes(run, place, as_it_runs=True)
-    model = Model(_module(run, place), run.model.prompt, {"main": TextHead()})
+    model = Model(_module(run, place), run.model.prompt, {"main": TextScores()})
     step = make_generate_step(model, **WRITES)
     prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
     given = prompt, shapes.frozen, shapes.batch

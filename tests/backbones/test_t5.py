@@ -27,7 +27,7 @@ from pairs import (
 
 from jaxprompt.backbones.t5 import _attention
 from jaxprompt.errors import InputError
-from jaxprompt.heads.lm import log_probabilities
+from jaxprompt.heads.verbalizer import log_probabilities
 from jaxprompt.layers.attention import seen_before
 from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm

@@ -9,11 +9,12 @@ from test_configs import RUNNABLE
 from tiny_run import ROOT, flags, jaxprompt, tiny_fields
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.schema import FIELDS, SYNONYMS
-from jaxprompt.cli.blocks import HEAD_FIELDS, method_block, method_fields, methods
+from jaxprompt.assembly.schema import SYNONYMS
+from jaxprompt.cli.blocks import make_block, names, own_fields
 from jaxprompt.cli.configs import load_module, shipped
 from jaxprompt.cli.options import fields, load_config
 from jaxprompt.errors import InputError
+from jaxprompt.heads import kinds, make_head
 from jaxprompt.prompts import methods as known_methods
 
 SOFT = {"name", "init", "length", "decoder", "start", "scale", "top", "text", "file"}
@@ -47,27 +48,29 @@ def test_the_method_that_is_there_keeps_its_settings():
 
 
 def test_blocks_have_all_that_a_method_has():
-    assert methods() == known_methods()
+    assert names("prompt") == known_methods()
     base = read()
-    for name in methods():
-        own = method_fields(name)
-        assert set(method_block(name, base)) == {"name", *own} | ({"init"} if own else set())
-    assert set(base.prompt) == {"name", "init", *method_fields("prefix")}
+    for name in names("prompt"):
+        own = own_fields("prompt", name)
+        assert set(make_block("prompt", name, base)) == {"name", *own} | (
+            {"init"} if own else set()
+        )
+    assert set(base.prompt) == {"name", "init", *own_fields("prompt", "prefix")}
 
 
 @pytest.mark.parametrize(
     "given, parts",
     [
         (dict(prompt__name="soft", prompt__layers="1-2"),
-         ["'prompt.layers' is of another method", "soft has decoder, file, init, length"]),
+         ["'prompt.layers' is of prompt.name=prefix; ", "soft has decoder, file, init, length"]),
         (dict(prompt__start="vocab"), ["prompt.start", "prompt.name=prefix has cross, "]),
         (dict(prompt__length=3, prompt__name="none"), ["name=none has no field but name"]),
         (dict(prompt__name="sotf"), ["unknown method prompt.name='sotf'; nearest: soft"]),
         (dict(prompt__name="soft", prompt__lenght=3), ["'prompt.lenght'; nearest: prompt.length"]),
         (dict(head__name="verbalizer", head__pooler="cls"),
-         ["'head.pooler' is of head.name=linear", "verbalizer has name, scores, pieces, span"]),
-        (dict(head__span="target"), ["is of head.name=verbalizer; head.name=linear has name, p"]),
-        (dict(head__name="text", head__dropout=0), ["head.name=text has name"]),
+         ["'head.pooler' is of head.name=linear; ", "verbalizer has name, pieces, scores, span"]),
+        (dict(head__span="target"), ["of head.name=verbalizer; ", "linear has dropout, name, poo"]),
+        (dict(head__name="text", head__dropout=0), ["head.name=text has no field but name"]),
     ],
 )  # fmt: skip
 def test_fields_of_others_are_refused_by_name(given, parts):
@@ -77,9 +80,10 @@ def test_fields_of_others_are_refused_by_name(given, parts):
 
 
 def test_heads_own_what_their_block_has():
-    owned = [field for own in HEAD_FIELDS.values() for field in own]
-    assert sorted(owned) == sorted(set(FIELDS["head"]) - {"name"})
-    assert set(HEAD_FIELDS) == set(FIELDS["head"]["name"].limit)
+    assert names("head") == kinds()
+    for name in kinds():
+        block = make_block("head", name, read())
+        assert block.to_dict() == make_head(**block.to_dict()).block()
     c = read(head__span="target", head__name="verbalizer", head__scores="full")
     assert (c.head.name, c.head.span, c.head.scores) == ("verbalizer", "target", "full")
 

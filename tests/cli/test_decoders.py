@@ -18,7 +18,7 @@ from tiny_run import (
 )
 
 from jaxprompt.assembly.tune import run
-from jaxprompt.training.evaluation import probabilities
+from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(head__dropout=0)
 LONG = STILL | dict(train__total_steps=60, train__eval_steps=20, train__log_steps=1)

@@ -18,7 +18,7 @@ from tiny_run import (
 
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.options import resolved
-from jaxprompt.training.evaluation import probabilities
+from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(backbone__dropout=0, head__dropout=0)  # without dropout a step compiles faster
 LONG = STILL | dict(train__total_steps=60, train__eval_steps=20, train__log_steps=1)

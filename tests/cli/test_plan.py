@@ -13,7 +13,7 @@ from tiny_run import ROOT, jaxprompt
 from jaxprompt.assembly import ppt
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.batching import buckets
-from jaxprompt.heads.pretraining import AnswerHead
+from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.parallel.hlo import Work
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.planning.abstract import open_run

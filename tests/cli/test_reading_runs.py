@@ -15,7 +15,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
-from jaxprompt.training.losses import make_loss
+from jaxprompt.scoring.losses import make_loss
 
 FIELDS = {
     "head.name": "verbalizer", "task.fields": "article,question", "task.label": "answer",

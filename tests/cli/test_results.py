@@ -9,7 +9,7 @@ import pytest
 from tiny_run import ROOT, jaxprompt
 
 from jaxprompt import __version__
-from jaxprompt.cli.blocks import method_block
+from jaxprompt.cli.blocks import make_block
 from jaxprompt.cli.options import fields, load_config, resolved
 
 
@@ -138,7 +138,7 @@ def test_help_of_train_lists_every_field_once(capsys):
     for method in ("prefix", "soft", "none"):
         rows = blocks[f"prompt, with prompt.name={method}"]
         own = {row.split()[0].removeprefix("prompt.") for row in rows}
-        assert own == set(method_block(method, load_config("base"))) - {"name"}
+        assert own == set(make_block("prompt", method, load_config("base"))) - {"name"}
         assert all("; " in row or "prompt.start" in row for row in rows), rows
     shown = {" ".join(line.split()) for line in text.splitlines()}
     assert {

@@ -203,13 +203,16 @@ def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None,
     head = given.pop("head.name", None)
     with c.unlocked():
         if head:
-            c.head.name = head
+            from configs.parts.heads import HEADS
+
+            HEADS[head](c)
         if method:
             from configs.parts import methods
 
             getattr(methods, method)(c, **(arguments or {}))
     for name, value in given.items():
-        if name == "prompt.length" and "length" not in c.prompt:
+        block, _, last = name.rpartition(".")
+        if name in ("prompt.length", "head.dropout") and last not in c[block]:
             continue
         override(c, name, str(value))
     return c

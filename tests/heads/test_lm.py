@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tiny import assert_close, make_batch, make_params, make_tiny
 
-from jaxprompt.heads.lm import Head
+from jaxprompt.heads.verbalizer import LabelWords as Head
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.training.losses import make_loss
+from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Injection
 
 VOCAB = 211  # a size that no other axis has

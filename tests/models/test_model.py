@@ -8,13 +8,13 @@ from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.errors import InputError
-from jaxprompt.heads import linear, lm
+from jaxprompt.heads import linear, verbalizer
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.tree import flatten, merge, split, trainable_mask
 from jaxprompt.types import Injection
 
-HEAD = linear.Head(3, dropout=0.0)
+HEAD = linear.Classifier(3, dropout=0.0)
 
 
 def make_model(method="soft", family="bert", **fields):
@@ -53,7 +53,7 @@ def test_init_of_decoders(family):
 
 def test_init_with_choices():
     backbone, weights = make_tiny()
-    model = Model(backbone, make_prompt("none", backbone.dims), {"main": linear.Head(1)})
+    model = Model(backbone, make_prompt("none", backbone.dims), {"main": linear.Classifier(1)})
     params = model.init(jax.random.key(0), weights, choices=4)
     assert params["head"]["main"]["out"]["kernel"].shape == (16, 1)
     assert jit(model.forward)(params, make_batch(rows=2, choices=4)).shape == (2, 4)
@@ -72,7 +72,7 @@ def test_parts_without_numbers_survive_split_and_merge():
     """Neither the method nor the head has a parameter, so the merged tree names neither."""
     backbone, weights = make_tiny()
     where = np.array([[[0]], [[1]]])
-    head = lm.Head(np.array([7, 9]), where, np.zeros_like(where))
+    head = verbalizer.LabelWords(np.array([7, 9]), where, np.zeros_like(where))
     model = Model(backbone, make_prompt("none", backbone.dims), {"main": head})
     params = model.init(jax.random.key(0), weights)
     merged = merge(*split(params, trainable_mask(params, [r"backbone/.*"])))

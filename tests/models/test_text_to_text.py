@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from tiny import assert_close, jit
 
+from configs.parts import heads
 from jaxprompt.assembly.from_config import build_objectives
 from jaxprompt.assembly.pipeline import build_scorer, choose_template, load_weights, open_backbone
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.tasks import Example, custom_task
 from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.heads import make_head
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.evaluation import place_step, write_texts
 from jaxprompt.training.steps import make_generate_step
@@ -83,16 +85,16 @@ def pairs(shared, tmp_path_factory):
 
 def make_scorer(pair, *, task=None, head=None, **changes):
     task = task or custom_task(fields=("text",), labels=CLASSES, words=WORDS)
-    head = BASE.head.to_dict() | {"name": "verbalizer"} | (head or {})
+    head = make_head(**({"name": "verbalizer"} | (head or {})))
     settings = SETTINGS | changes
     template = settings.pop("template", "")
     style = pair.backbone.module.STYLE
-    if head["name"] == "verbalizer" and settings["form"] == "cloze" and not template:
+    if head.READS_WORDS and settings["form"] == "cloze" and not template:
         template = "{text} It was [mask]" if style == "causal" else "{text} It was [mask]."
-    template = choose_template(task, style, head["name"], settings["form"], template)
+    template = choose_template(task, head, style, settings["form"], template)
     prompt = {"name": "none"}
     return build_scorer(
-        pair.backbone, task, prompt=prompt, head=head, template=template, **settings
+        pair.backbone, task, prompt=prompt, head=head.block(), template=template, **settings
     )
 
 
@@ -227,7 +229,7 @@ def test_loss_over_the_whole_target_is_torchs(answer, pairs):
                 out = pair.torch(input_ids=torch.tensor([ids]), labels=torch.tensor([target]))
             assert found[i, c] == pytest.approx(-float(out.loss), rel=2e-5), (i, word)
     c = BASE.copy_and_resolve_references()
-    c.head.name, c.head.span = "verbalizer", "target"
+    heads.verbalizer(c, span="target")
     (objective,) = build_objectives(c)
     total, n = objective.loss(found, np.array([0, 1, 1]), np.ones(3))
     assert objective.head == "target" and n == 3
@@ -248,7 +250,7 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
     examples = [Example({"text": t}, target=w) for t, w in zip(TEXTS, targets, strict=True)]
     logp, _ = run(pair, scorer, examples=examples, targets=True)
     c = BASE.copy_and_resolve_references()
-    c.head.name = "text"
+    heads.text(c)
     total, n = build_objectives(c)[0].loss(logp, None, np.ones(3, np.float32))
     expected = []
     for text, target in zip(TEXTS, targets, strict=True):
@@ -274,7 +276,7 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
     how = dict(max_new=6, beams=beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id)
     step = place_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
     params = scorer.model.init(jax.random.key(0), pair.params)
-    found = write_texts(step, {}, flatten(params), [batch], len(TEXTS), tokenizer)
+    found = write_texts(step, tokenizer, {}, flatten(params), [batch], len(TEXTS))
     for text, ours in zip(TEXTS, found, strict=True):
         space = " " if style == "seq2seq" else ""
         ids = encode_texts(tokenizer, [space + text])[0] + [1] * (style == "seq2seq")

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from tiny import CONFIGS, QUICK, assert_close, make_batch, make_params, make_tiny
 
 from jaxprompt.errors import InputError
-from jaxprompt.heads import lm
+from jaxprompt.heads import verbalizer
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import (
@@ -30,8 +30,8 @@ from jaxprompt.parallel.sharding import (
     within,
 )
 from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import make_loss
 from jaxprompt.training.evaluation import place_step
-from jaxprompt.training.losses import make_loss
 from jaxprompt.training.state import make_state, place_state
 from jaxprompt.training.steps import (
     Objective,
@@ -70,7 +70,7 @@ def make_case(family, method, *, stack="scan", remat="none", patterns=None, accu
     prompt = make_prompt(method, backbone.dims, length=3, **more)
     words = np.arange(3)
     scores = "full" if method == "soft" else "restricted"
-    head = lm.Head(words + 4, words[:, None, None], 0 * words[:, None, None], scores)
+    head = verbalizer.LabelWords(words + 4, words[:, None, None], 0 * words[:, None, None], scores)
     model = Model(backbone, prompt, {"main": head})
     params = make_params(model, weights)
     parts = split(params, trainable_mask(params, patterns or (r"prompt/.*",)))

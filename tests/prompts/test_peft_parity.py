@@ -11,7 +11,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft
-from jaxprompt.heads.linear import Head
+from jaxprompt.heads.linear import Classifier as Head
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Tokens

@@ -11,18 +11,18 @@ import pytest
 from tiny import PAD, assert_close, assert_equal, jit, make_batch, make_params, make_tiny, widen
 
 from jaxprompt.data.batching import empty, stack
-from jaxprompt.heads import linear, lm
-from jaxprompt.heads.pretraining import AnswerHead
+from jaxprompt.heads import linear
+from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.hlo import read_work
 from jaxprompt.parallel.sharding import make_placement, put
 from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.sweeps import memory
 from jaxprompt.sweeps.batched_loop import halves
 from jaxprompt.sweeps.batched_steps import Own, Programs, make_group_scores, make_group_step
 from jaxprompt.sweeps.grid import Run, select
 from jaxprompt.sweeps.runs import Member, varying_words
-from jaxprompt.training.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
@@ -65,7 +65,7 @@ def parts(case, dropout=0.0, head=None):
     # A vocabulary that two devices divide.
     backbone, weights = make_tiny(family, dropout=dropout, vocab_size=54)
     prompt = make_prompt(method, backbone.dims, **fields)
-    model = Model(backbone, prompt, {"main": head or linear.Head(3, "cls", dropout)})
+    model = Model(backbone, prompt, {"main": head or linear.Classifier(3, "cls", dropout)})
     found = []
     for seed in range(len(RATES)):
         params = make_params(model, weights, seed)
@@ -151,8 +151,10 @@ def test_batches_are_widened_to_the_longest(family, side):
 def test_each_run_has_its_own_label_words(scores):
     shape = (3, 1, 1)
     word = np.arange(3).reshape(shape)
-    heads = [lm.Head(np.array(r), word, 0 * word, scores) for r in ([5, 9, 20], [7, 8, 30])]
-    model, starts, frozen = parts("soft", head=lm.Head((5, 9, 20), (((0,),),), (((0,),),), scores))
+    heads = [LabelWords(np.array(r), word, 0 * word, scores) for r in ([5, 9, 20], [7, 8, 30])]
+    model, starts, frozen = parts(
+        "soft", head=LabelWords((5, 9, 20), (((0,),),), (((0,),),), scores)
+    )
     words = [dict(main=dict(rows=np.array(h.rows), where=word, at=0 * word)) for h in heads]
     batch = batch_of("soft", 3)
     group = jit(make_group_scores(model, is_shared=True))
@@ -168,9 +170,11 @@ def test_each_run_has_its_own_label_words(scores):
 def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
     """Of 2 classes beside 3, as if they were alone."""
     word = lambda n: np.arange(n).reshape(n, 1, 1)
-    make = lambda rows: lm.Head(np.array(rows), word(len(rows)), 0 * word(len(rows)), scores)
+    make = lambda rows: LabelWords(np.array(rows), word(len(rows)), 0 * word(len(rows)), scores)
     heads = [make([5, 9, 20]), make([7, 30])]
-    model, starts, frozen = parts("soft", head=lm.Head((5, 9, 20), (((0,),),), (((0,),),), scores))
+    model, starts, frozen = parts(
+        "soft", head=LabelWords((5, 9, 20), (((0,),),), (((0,),),), scores)
+    )
     wrap = AnswerHead if two_parts else lambda head, _: head
     models = [dataclasses.replace(model, heads={"main": wrap(head, head)}) for head in heads]
     members = [

@@ -5,16 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from jaxprompt.data.encoded import Split
 from jaxprompt.data.records import Record, to_lines
+from jaxprompt.data.tasks import Example, Task
 from jaxprompt.errors import InputError
-from jaxprompt.training.evaluation import (
-    decide,
-    drop_absent,
-    evaluate,
-    name_scores,
-    predict_scores,
-    probabilities,
-)
+from jaxprompt.heads import make_head
+from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
+from jaxprompt.training.evaluation import predict_scores
 from jaxprompt.types import Batch
 
 
@@ -26,6 +23,15 @@ def batches(*indices):
 
 def step(_trainable, _frozen, batch):
     return batch.index, np.stack([batch.index * 1.0, -batch.index * 1.0], axis=1)
+
+
+def answers(scores, names):
+    """What a head with classes says of scores. [B, C], B names of C classes"""
+    examples = [Example({}, tuple(own)) for own in names]
+    size = len(examples)
+    split = Split([], np.zeros(size), np.array([len(own) for own in names]), [()] * size)
+    task = Task("t", ("text",), choices=("a",))
+    return list(make_head("linear").answers(task, examples, split, scores, 2))
 
 
 def test_scores_stand_in_the_order_of_the_split_and_filling_is_dropped():
@@ -45,14 +51,13 @@ def test_of_equal_scores_the_first_class_wins():
     scores = np.array([[0.3, 0.3, 0.3], [0.1, 0.3, 0.3], [0.3, 0.1, 0.3], [0.2, 0.2, 0.1]])
     assert decide(scores, 3).tolist() == [0, 1, 0, 0]
     assert decide(scores, 2).tolist() == [0, 1, 0, 0]
-    names = [["a", "b"]] * 4
-    found = [row["prediction"] for row in name_scores(scores[:, :2], names, 2)]
+    found = [row["prediction"] for row in answers(scores[:, :2], ["ab"] * 4)]
     assert found == ["a", "b", "a", "a"]
 
 
 def test_the_prediction_is_the_best_score_though_both_round_to_one_probability():
     scores = np.array([[0.0, 1e-9]], np.float32)
-    (row,) = name_scores(scores, [["a", "b"]], 2)
+    (row,) = answers(scores, ["ab"])
     assert row["prediction"] == "b" and row["score"] == 0.5
 
 
@@ -71,9 +76,9 @@ def test_nan_scores_are_no_result():
         index, scores = step(*given)
         return index, np.where(index[:, None] == 2, np.nan, scores)
 
-    counts, labels = np.full(4, 2), np.array([0, 0, 1, 0])
+    scores = predict_scores(broken, {}, {}, batches([3, 2], [1, 0]), 4)
     with pytest.raises(InputError, match="of 1 of 4 examples are NaN, the first .* example 3; "):
-        evaluate(broken, {}, {}, batches([3, 2], [1, 0]), labels, counts, "accuracy", 2)
+        make_head("linear").check_found(scores)
 
 
 def test_a_prediction_is_json_or_an_error():
@@ -85,9 +90,8 @@ def test_a_prediction_is_json_or_an_error():
 
 
 def test_a_split_is_measured():
-    counts = np.full(4, 2)
-    measured, scores = evaluate(
-        step, {}, {}, batches([3, 2], [1, 0]), np.array([0, 0, 1, 0]), counts, "accuracy", 2
-    )
+    scores = predict_scores(step, {}, {}, batches([3, 2], [1, 0]), 4)
+    split = Split([], np.array([0, 0, 1, 0]), np.full(4, 2), [()] * 4)
+    measured = make_head("linear").measure("accuracy", split, scores, 2)
     assert measured["accuracy"] == pytest.approx(0.75)
     assert scores.shape == (4, 2)

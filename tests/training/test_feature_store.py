@@ -18,8 +18,8 @@ from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.hlo import read_work
 from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training import feature_store
-from jaxprompt.training.losses import cross_entropy
 from jaxprompt.tree import merge, split, trainable_mask
 
 SIZES = np.array([3, 0, 5, 1, 4])
@@ -185,7 +185,7 @@ def prepare(family, part, stack="scan", rows=8, **fields):
     deep = {name: value for name, value in DEEP.items() if name in known}
     backbone, weights = make_tiny(family, stack=stack, **deep)
     prompt = make_prompt("prefix", backbone.dims, **own | fields)
-    model = Model(backbone, prompt, {"main": linear.Head(3, "cls", 0.2)})
+    model = Model(backbone, prompt, {"main": linear.Classifier(3, "cls", 0.2)})
     params = make_params(model, weights)
     shift = {"shift": prompt.position_shift(), "decoder_shift": prompt.decoder_shift()}
     batch = make_batch(rows=rows, family=family, **shift)

@@ -19,7 +19,7 @@ from jaxprompt.corpus.denoise import rtd
 from jaxprompt.errors import InputError
 from jaxprompt.layers.output import Scored
 from jaxprompt.parallel.sharding import make_placement, put, put_batch, within
-from jaxprompt.training.metrics import score_detection, score_targets
+from jaxprompt.scoring.metrics import score_detection, score_targets
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.replaced_tokens import (
     Pair,

@@ -12,7 +12,7 @@ from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_
 from jaxprompt.heads import linear
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
-from jaxprompt.training.losses import cross_entropy
+from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
@@ -28,7 +28,9 @@ def make_parts(dropout=0.0, choices=1):
     """Makes (model, trainable, frozen)."""
     backbone, weights = make_tiny(dropout=dropout)
     prompt = make_prompt("prefix", backbone.dims, length=3, dropout=dropout)
-    model = Model(backbone, prompt, {"main": linear.Head(1 if choices > 1 else 3, dropout=dropout)})
+    model = Model(
+        backbone, prompt, {"main": linear.Classifier(1 if choices > 1 else 3, dropout=dropout)}
+    )
     params = make_params(model, weights, choices=choices)
     return model, *split(params, trainable_mask(params, prompt.TRAINABLE))
 

@@ -31,6 +31,19 @@ from jaxprompt.data.tasks.english import ENGLISH
 from jaxprompt.errors import InputError, nearest
 
 
+class AnswerKind(NamedTuple):
+    """What answers of one kind are called, and the column that makes a task one of theirs."""
+
+    name: str  # of such a task
+    field: str
+
+
+KINDS = {
+    "classes": AnswerKind("classification", "classes"),
+    "texts": AnswerKind("free-text", "task.target, a column of texts"),
+}
+
+
 class Example(NamedTuple):
     """One row of a task, read and checked."""
 
@@ -81,9 +94,14 @@ class Task:
     metric: str = "accuracy"
 
     @property
+    def kind(self) -> str:
+        """What its answers are, of KINDS."""
+        return "texts" if self.target else "classes"
+
+    @property
     def is_text(self) -> bool:
         """Whether the answer is free text and not a class."""
-        return bool(self.target)
+        return self.kind == "texts"
 
     @functools.cached_property
     def label_table(self) -> dict[str, int]:

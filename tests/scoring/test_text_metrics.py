@@ -8,7 +8,7 @@ import pytest
 from rouge_score.tokenize import tokenize
 
 from jaxprompt.errors import InputError
-from jaxprompt.training import metrics
+from jaxprompt.scoring import metrics
 
 
 def test_exact_match_strips_and_does_nothing_else():
@@ -76,14 +76,14 @@ def test_bounds(name):
 
 def test_metric_fits_the_kind_of_task():
     for name in metrics.TEXT_METRICS:
-        metrics.check_metric(name, 0, is_text=True)
+        metrics.check_metric(name, 0, kind="texts")
         message = f"metric {name} compares texts, but the task has classes; take accuracy, f1"
         with pytest.raises(InputError, match=message):
             metrics.check_metric(name, 2)
     for name in metrics.METRICS:
         message = f"metric {name} compares classes, but the task writes text; take exact_match"
         with pytest.raises(InputError, match=message):
-            metrics.check_metric(name, 2, is_text=True)
+            metrics.check_metric(name, 2, kind="texts")
     with pytest.raises(InputError, match="unknown metric 'rouge'; nearest: rouge_l"):
         metrics.score_texts("rouge", [["a"]], ["a"])
 
@@ -101,7 +101,7 @@ def test_wrong_input():
 
 def test_libraries_are_imported_when_needed():
     code = (
-        "import sys, jaxprompt.training.metrics as m; m.score_texts('exact_match', [['a']], ['a']);"
+        "import sys, jaxprompt.scoring.metrics as m; m.score_texts('exact_match', [['a']], ['a']);"
         "assert not {'rouge_score', 'nltk', 'sacrebleu'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

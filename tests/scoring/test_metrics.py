@@ -8,7 +8,7 @@ import pytest
 import sklearn.metrics
 
 from jaxprompt.errors import InputError
-from jaxprompt.training import metrics
+from jaxprompt.scoring import metrics
 
 GOLD = [0, 0, 0, 1, 1, 1, 1, 0]
 PRED = [0, 1, 0, 1, 0, 1, 1, 1]  # true 1: 3, false 1: 2, missed 1: 1, true 0: 2
@@ -82,9 +82,7 @@ def test_wrong_input():
 
 
 def test_import_is_light():
-    code = (
-        "import sys, jaxprompt.training.metrics; assert not {'jax', 'sklearn'} & set(sys.modules)"
-    )
+    code = "import sys, jaxprompt.scoring.metrics; assert not {'jax', 'sklearn'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -13,25 +13,28 @@ from jaxprompt.errors import InputError, nearest
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
+_HAS = {"classes": "has classes", "texts": "writes text"}
+OF = {"classes": METRICS, "texts": TEXT_METRICS}  # what answers are -> their metrics
 
 _HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without spaces
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
 
 
-def check_metric(name: str, num_classes: int, *, is_text: bool = False) -> None:
+def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
     """Raises InputError for a metric that is unknown or that the task cannot have.
 
-    With `is_text` the task writes texts, and `num_classes` says nothing; else it has that many.
+    `kind` is what the task's answers are, of `OF`; `num_classes` counts where these are classes.
     """
-    known, others = (TEXT_METRICS, METRICS) if is_text else (METRICS, TEXT_METRICS)
-    if name in others:
-        compares, has = ("classes", "writes text") if is_text else ("texts", "has classes")
-        raise InputError(
-            f"metric {name} compares {compares}, but the task {has}; take {', '.join(known)}"
-        )
+    known = OF[kind]
     if name not in known:
+        others = [other for other, names in OF.items() if name in names]
+        if others:
+            raise InputError(
+                f"metric {name} compares {others[0]}, but the task {_HAS[kind]}; take "
+                f"{', '.join(known)}"
+            )
         raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
-    if name == "f1" and num_classes != 2:
+    if name == "f1" and num_classes != 2 and kind == "classes":
         raise InputError(f"metric f1 is of class 1 of 2, the task has {num_classes}; use macro_f1")
 
 
@@ -65,7 +68,7 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
     Chinese character a word of its own. bleu is sacreBLEU's corpus BLEU, with its tokenizer "zh"
     where any reference holds a Chinese character and "13a" elsewhere.
     """
-    check_metric(name, 0, is_text=True)
+    check_metric(name, 0, "texts")
     if len(gold) != len(pred) or not pred:
         raise ValueError(f"{len(gold)} golds and {len(pred)} texts must be equally many, 1 or more")
     if isinstance(gold[0], str) or not all(gold):

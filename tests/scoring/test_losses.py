@@ -7,7 +7,7 @@ import pytest
 
 from jaxprompt.heads.pretraining import Detected
 from jaxprompt.layers.output import Scored
-from jaxprompt.training.losses import (
+from jaxprompt.scoring.losses import (
     count_classes,
     count_hits,
     count_replaced,

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.heads.linear import take
+from jaxprompt.heads import Scores, take
 from jaxprompt.layers.output import Scored, score_targets
 from jaxprompt.types import ABSENT, Batch
 
 
-class TargetHead(nn.Module):
+class TargetHead(Scores):
     """Scores `batch.targets` among the whole vocabulary. [B, T, H] -> Scored, arrays [B, M]
 
     With `draws` it draws a token at each position as well, by the rng "draw".
@@ -19,7 +19,6 @@ class TargetHead(nn.Module):
 
     block: int = 2048  # positions of a device whose logits are held at a time
     draws: bool = False
-    reads_all: ClassVar[bool] = False
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Scored:
@@ -33,30 +32,8 @@ class TargetHead(nn.Module):
         )
 
 
-class Answered(NamedTuple):
-    """Scores of the classes as `heads.lm.Head` gives them, [B, C] or [B, C + 1] each."""
-
-    words: Any  # by their words
-    whole: Any  # by all that is written
-
-
-class AnswerHead(nn.Module):
-    """Scores classes by their words and by whole answers. [B, T, H] -> Answered"""
-
-    words: nn.Module
-    whole: nn.Module
-    reads_all: ClassVar[bool] = False
-
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Answered:
-        """Scores the classes twice, by the same log-probabilities."""
-        given = hidden, batch, backbone
-        return Answered(*(h(*given, deterministic=deterministic) for h in (self.words, self.whole)))
-
-
-class LikeliestHead(nn.Module):
+class LikeliestHead(Scores):
     """Names the likeliest token at each position read. [B, T, H] -> int32 [B, M]"""
-
-    reads_all: ClassVar[bool] = False
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
@@ -79,7 +56,7 @@ class Detected(NamedTuple):
     replaced: Any  # bool, what the token is
 
 
-class ReplacedHead(nn.Module):
+class ReplacedHead(Scores):
     """Tells by the checkpoint's own head which tokens were replaced (Clark et al. 2020, section 2).
 
     [B, T, H], targets [B, T] of 1 = replaced, 0 = original, -1 = not asked -> Detected

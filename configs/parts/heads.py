@@ -1,0 +1,21 @@
+"""Kinds of answer by name; each function replaces the block `head`."""
+
+from ml_collections import ConfigDict
+
+
+def linear(c, pooler="auto", dropout=0.1):
+    """Classes by a linear layer on [CLS], on a pooled state, or on the mean."""
+    c.head = ConfigDict(dict(name="linear", pooler=pooler, dropout=dropout))
+
+
+def verbalizer(c, scores="restricted", pieces="mean", span="label"):
+    """Classes by their label words, on the backbone's own language-model head."""
+    c.head = ConfigDict(dict(name="verbalizer", scores=scores, pieces=pieces, span=span))
+
+
+def text(c):
+    """Free text."""
+    c.head = ConfigDict(dict(name="text"))
+
+
+HEADS = {head.__name__: head for head in (linear, verbalizer, text)}

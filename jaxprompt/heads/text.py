@@ -1,0 +1,109 @@
+"""Free text, written by the backbone's own language-model head."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tasks import Example, Task
+from jaxprompt.errors import InputError
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
+from jaxprompt.layers.output import score_targets
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.losses import free_text
+from jaxprompt.types import Batch, Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(Kind):
+    """A text of up to data.max_target tokens."""
+
+    OF: ClassVar[str] = "texts"
+    WRITES: ClassVar[bool] = True
+    COLUMNS: ClassVar[tuple[str, ...]] = ("generated",)
+
+    def check_backbone(self, facts: Facts) -> None:
+        """Raises InputError for a backbone that does not write."""
+        if facts.style == "masked":
+            raise InputError(
+                f"head.name={self.name} needs a backbone that writes, {facts.where} is a "
+                f"{facts.family}; take a T5 or a GPT-2"
+            )
+
+    def layout_of(self, task: Task, style: str, form: str) -> str:
+        """Picks the task's layout for a text-to-text model."""
+        return task.text
+
+    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+        """Reads every token of the target where it is predicted."""
+        specials = read_specials(
+            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
+            masks=int(asked.template.has_mask),
+        )  # fmt: skip
+        return Laid(self, {"main": TextScores()}, specials, Answer(text=asked.max_target))
+
+    def encode(
+        self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
+        targets: bool,
+    ) -> Split:  # fmt: skip
+        """Encodes examples, with their targets where these are to be learned."""
+        unknown, counts = np.full(len(examples), -1, np.int32), np.full(len(examples), classes)
+        rows = encoder.encode_all(examples, targets=targets)
+        return Split(rows, unknown, counts.astype(np.int32), [e.references for e in examples])
+
+    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+        """Makes up an example whose target is as long as can be."""
+        return Example(dict.fromkeys(task.fields, text), target="a " * (max_target - 1))
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the mean over all tokens that are written."""
+        if smoothing:
+            raise InputError(f"optim.smoothing={smoothing} is for classes; set it to 0")
+        return [Objective("main", free_text)]
+
+    def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
+        """Says nothing: every text is its own."""
+        return []
+
+    def check_found(self, found: Any) -> None:
+        """Raises nothing: a text is a text."""
+
+    def measure(
+        self, metric: str, split: Split, found: Sequence[str], classes: int
+    ) -> dict[str, float]:
+        """Compares texts with their references."""
+        return metrics.score_texts(metric, split.references, found)
+
+    def measure_known(
+        self, metric: str, split: Split, found: Sequence[str], classes: int
+    ) -> tuple[dict[str, float], int]:
+        """Compares those texts that have a reference."""
+        known = [(own, text) for own, text in zip(split.references, found, strict=True) if own]
+        if not known:
+            return {}, 0
+        return metrics.score_texts(metric, *zip(*known, strict=True)), len(known)
+
+    def answers(
+        self, task: Task, examples: Sequence[Example], split: Split, found: Sequence[str],
+        classes: int,
+    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+        """Yields the texts."""
+        return ({"generated": text} for text in found)
+
+
+class TextScores(Scores):
+    """Scores a free text, token by token. [B, T, H] -> float32 [B, M], ABSENT = no token there"""
+
+    block: int = 2048  # positions of a device whose logits are held at a time
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+        """Gives the log-probability of each token of the target."""
+        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        scored = score_targets(features, *backbone.lm_table(), batch.targets, block=self.block)
+        return scored.logp

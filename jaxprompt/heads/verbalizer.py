@@ -1,0 +1,226 @@
+"""Classes by their label words, on the backbone's own language-model head."""
+
+import dataclasses
+import string
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.data.encode import Answer
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.tasks import Task
+from jaxprompt.data.template import Template
+from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.errors import InputError, choose
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, mask_absent, take
+from jaxprompt.layers.product import einsum
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.scoring.losses import count_classes, make_loss
+from jaxprompt.types import ABSENT, Batch, Objective
+
+SCORES, PIECES, SPANS = ("restricted", "full"), ("mean", "sum"), ("label", "target")
+_CLOZE, _TEXT = "[mask] {label}", "{label} [sep]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(Kind):
+    """Classes, or the choices of an example by their names, by what stands at [mask]."""
+
+    READS_WORDS: ClassVar[bool] = True
+
+    scores: str = "restricted"  # restricted to the label words | full vocabulary
+    pieces: str = "mean"  # mean | sum over the subwords of a label word
+    span: str = "label"  # T5, GPT-2: loss on the label's tokens | the whole target's, full scores
+
+    def check(self) -> None:
+        """Raises InputError for an unknown word."""
+        choose("head.scores", self.scores, SCORES)
+        choose("head.pieces", self.pieces, PIECES)
+        choose("head.span", self.span, SPANS)
+
+    def check_backbone(self, facts: Facts) -> None:
+        """Raises InputError for a backbone without a language-model head."""
+        if not {"mlm", "lm"} & facts.heads:
+            raise InputError(
+                f"{facts.where} has no MLM head for head.name={self.name}; take a checkpoint "
+                "saved with one, or head.name=linear"
+            )
+
+    def fit_task(self, task: Task, choices: int) -> Task:
+        """Names the choices by letters, and by the words that the task has for them."""
+        if task.labels:
+            return task
+        letters = tuple(string.ascii_uppercase[:choices])
+        own = task.words[:choices], task.targets[:choices]
+        return dataclasses.replace(task, labels=letters, words=own[0], targets=own[1])
+
+    def layout_of(self, task: Task, style: str, form: str) -> str:
+        """Picks the layout of the form, and of a left-to-right model."""
+        if form == "text":
+            return task.text
+        return task.causal if style == "causal" else task.template
+
+    def needs_mask(self, form: str) -> bool:
+        """Tells that a cloze has a [mask]."""
+        return form != "text"
+
+    def check_template(self, template: Template) -> None:
+        """Raises InputError for a template of one row a choice."""
+        if template.uses_choice:
+            raise InputError("a verbalizer reads one row; write {choices} for {choice}")
+
+    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+        """Reads each word's subwords where the model predicts them."""
+        task, style = asked.task, facts.style
+        said, sentinels = read_answer(asked.answer or (_TEXT if asked.form == "text" else _CLOZE))
+        specials = read_specials(
+            tokenizer, style, eos=asked.eos, sentinel=facts.sentinel,
+            masks=max(int(asked.template.has_mask), sentinels),
+        )  # fmt: skip
+        words = choose_words(task, style, asked.form)
+        verbalizer = make_verbalizer(tokenizer, words, leading_space=task.spaced)
+        masks, whole = verbalizer.num_masks, self.span == "target"
+        around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+        if style == "masked":
+            plan = masked_plan(verbalizer.ids)
+            if task.widest:
+                widest = make_verbalizer(tokenizer, task.widest, leading_space=task.spaced)
+                masks = max(masks, widest.num_masks)
+        else:
+            plan = branch_plan(verbalizer.ids, around, whole=whole)
+        own = plan.words
+        modules = {"main": LabelWords(own.rows, own.where, own.at, self.scores, self.pieces)}
+        if whole:
+            said = plan.whole
+            modules["target"] = LabelWords(said.rows, said.where, said.at, "full")
+        return Laid(
+            self, modules, specials, Answer(plan, around.stem), masks,
+            [entry[0] for entry in verbalizer.words], verbalizer,
+        )  # fmt: skip
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the loss of the label's tokens, or of all that is written."""
+        if self.span == "target":
+            return [Objective("main", make_loss("full", smoothing), head="target")]
+        return [Objective("main", make_loss(self.scores, smoothing))]
+
+    def counted(
+        self, modules: Mapping[str, nn.Module], smoothing: float
+    ) -> tuple[dict[str, nn.Module], Objective]:
+        """Makes the same loss, which counts right answers besides. -> modules, loss"""
+        if self.span != "target":
+            loss = make_loss(self.scores, smoothing)
+            return dict(modules), Objective("main", loss, sums=count_classes)
+        loss = make_loss("full", smoothing)
+
+        def on_whole(scores, *given):
+            return loss(scores.whole, *given)
+
+        def on_words(scores, *given):
+            return count_classes(scores.words, *given)
+
+        both = {"main": AnswerHead(*modules.values())}
+        return both, Objective("main", on_whole, sums=on_words)
+
+
+def choose_words(task: Task, style: str, form: str) -> Any:
+    """Picks the words of each class, where the task has some for this kind of backbone."""
+    if form == "text":
+        return task.targets or task.labels
+    return (style == "causal" and task.causal_words) or task.words or task.labels
+
+
+def log_probabilities(backbone, hidden, rows=None):
+    """Scores vocabulary rows, or all of them. [B, M, H] -> float32 [B, M, R or V]
+
+    Normalised over the rows scored, whose part of the output table alone is multiplied; a row of
+    -1 is none.
+    """
+    features = constrain(backbone.lm_features(hidden), "act_batch", None, None)  # [B, M, X]
+    table, bias = backbone.lm_table()
+    if rows is not None:
+        table, bias = table[rows], None if bias is None else bias[rows]
+    logits = einsum("bmx,rx->bmr", features, table.astype(features.dtype), jnp.float32)
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)
+    if rows is not None:
+        logits = jnp.where(rows >= 0, logits, ABSENT)
+    logits = constrain(logits, "act_batch", None, "act_vocab" if rows is None else None)
+    return jax.nn.log_softmax(logits, axis=-1)
+
+
+class LabelWords(Scores):
+    """Scores each class by its words. [B, T, H] -> [B, C]
+
+    A word's score is the mean, or the sum, of its pieces' log-probabilities, each read where the
+    model predicts it; a class's score is the mean over its words. "restricted" normalises over the
+    verbalizer's pieces, and a choice that an example lacks is ABSENT; "full" over the whole
+    vocabulary, at the read positions only, and returns [B, C + 1]: the last column is the best
+    log-probability of any piece outside, where the first piece is read. A class without words is
+    ABSENT.
+    """
+
+    rows: Any  # int [R], the pieces' vocabulary ids, -1 = none
+    where: Any  # int [C, W, J], rows of each word's pieces, -1 = none
+    at: Any  # int [C, W, J], which of the M read positions predicts each piece
+    scores: str = "restricted"
+    pieces: str = "mean"
+
+    def arrays(self) -> dict[str, Any]:
+        """Gives the words: rows, where, at."""
+        return {name: getattr(self, name) for name in ("rows", "where", "at")}
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+        """Scores the classes."""
+        rows, where, at = (jnp.asarray(x) for x in (self.rows, self.where, self.at))
+        restricted = self.scores == "restricted"
+        read = take(hidden, batch.label_pos)  # [B, M, H]
+        logp = log_probabilities(backbone, read, rows if restricted else None)
+        columns = where if restricted else rows[where]
+        picked = logp[:, jnp.maximum(at, 0), jnp.maximum(columns, 0)]  # [B, C, W, J]
+        picked = jnp.where(where >= 0, picked, 0.0)
+        count = (where >= 0).sum(-1)  # [C, W]
+        words = picked.sum(-1)  # [B, C, W]
+        if self.pieces == "mean":
+            words = words / jnp.maximum(count, 1)
+        some = (count > 0).sum(-1)  # [C]
+        classes = jnp.where(some > 0, words.sum(-1) / jnp.maximum(some, 1), ABSENT)  # [B, C]
+        if restricted:
+            return mask_absent(classes, batch.counts)
+        inside = jnp.zeros(logp.shape[2], bool)
+        inside = inside.at[jnp.where(rows >= 0, rows, logp.shape[2])].set(True, mode="drop")
+        outside = jnp.where(inside, -jnp.inf, logp[:, at[0, 0, 0]]).max(-1)  # [B]
+        return jnp.concatenate([classes, outside[:, None]], axis=-1)
+
+
+class Answered(NamedTuple):
+    """Scores of the classes as `LabelWords` gives them, [B, C] or [B, C + 1] each."""
+
+    words: Any  # by their words
+    whole: Any  # by all that is written
+
+
+class AnswerHead(Scores):
+    """Scores classes by their words and by whole answers. [B, T, H] -> Answered"""
+
+    words: nn.Module
+    whole: nn.Module
+
+    def arrays(self) -> dict[str, Any]:
+        """Gives the words of both."""
+        return {part: getattr(self, part).arrays() for part in ("words", "whole")}
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
+        """Puts other words in their place."""
+        both = {part: getattr(self, part).with_arrays(own) for part, own in arrays.items()}
+        return self.clone(**both)
+
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Answered:
+        """Scores the classes twice, by the same log-probabilities."""
+        given = hidden, batch, backbone
+        return Answered(*(h(*given, deterministic=deterministic) for h in (self.words, self.whole)))

@@ -1,0 +1,23 @@
+"""From scores of classes to decisions, on the host."""
+
+import numpy as np
+
+
+def decide(scores: np.ndarray, classes: int) -> np.ndarray:
+    """Picks each row's best class; -1 where a piece outside the label words is better. -> [B]"""
+    best = scores[:, :classes].argmax(-1)
+    if scores.shape[1] > classes:
+        best = np.where(scores[:, classes] > scores[:, :classes].max(-1), -1, best)
+    return best
+
+
+def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
+    """Turns class scores into probabilities over the classes. [B, C or C + 1] -> [B, C]"""
+    scores = scores[:, :classes] - scores[:, :classes].max(-1, keepdims=True)
+    return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+
+
+def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
+    """Takes out the classes that an example does not have. [B, C or C + 1], [B] -> the same"""
+    column = np.arange(scores.shape[1])
+    return np.where((column >= counts[:, None]) & (column < classes), -np.inf, scores)
