@@ -56,6 +56,7 @@ def get_config(method: str = "") -> ConfigDict:
 
     # The kind of answer; its fields are those of jaxprompt/heads/<name>.py. Parts replace this
     # block: linear | verbalizer (label words, on the backbone's own LM head) | text (free text)
+    # | tags (a tag for every word)
     heads.linear(c)
 
     c.task = ConfigDict()
@@ -68,8 +69,12 @@ def get_config(method: str = "") -> ConfigDict:
     c.task.label = "label"  # custom: column of the label
     c.task.labels = ()  # custom: class names in order; () = found in the training rows
     c.task.choices = ()  # custom: columns of the choices, or one that holds a list
-    c.task.metric = ""  # accuracy | f1 | macro_f1 | matthews | exact_match | rouge_l | bleu
+    c.task.metric = (
+        ""  # accuracy | f1 | macro_f1 | matthews | exact_match | rouge_l | bleu | entity_f1
+    )
     c.task.target = ""  # custom: column of the text to write, for head.name=text
+    c.task.tags = ""  # custom: column with a tag for every word, for head.name=tags
+    c.task.scheme = ""  # of these tags: iob2 | iob1 | bioes; "" = found in the training rows
     # cloze: the words at a mask | text: T5's own text format | nsp, nss, unified, cls: as that
     # pre-training task is asked in ppt.patterns; nss and unified answer by the name of an option
     c.task.form = "cloze"  # cloze | text | nsp | nss | unified | cls

@@ -18,4 +18,9 @@ def text(c):
     c.head = ConfigDict(dict(name="text"))
 
 
-HEADS = {head.__name__: head for head in (linear, verbalizer, text)}
+def tags(c, dropout=0.1, stride=32):
+    """A tag for every word, as of named entities."""
+    c.head = ConfigDict(dict(name="tags", dropout=dropout, stride=stride))
+
+
+HEADS = {head.__name__: head for head in (linear, verbalizer, text, tags)}

@@ -28,7 +28,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
     if block["name"] == "custom":
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
-            choices=block["choices"], target=block["target"],
+            choices=block["choices"], target=block["target"], tags=block["tags"],
+            scheme=block["scheme"],
             metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
         )  # fmt: skip
     task = get_task(block["name"])
@@ -110,7 +111,8 @@ def read_examples(
         return sources.read_split(task, split, **place)
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
-    rows, has_labels = None, task.labels or task.choices or task.is_text or record is not None
+    rows, has_labels = None, (task.labels and task.kind != "tags") or task.choices or task.is_text
+    has_labels = has_labels or record is not None
     if drawn or "train" in wanted or not has_labels:
         rows = read("train")
         task = with_labels(task, rows, rows.origin)
@@ -171,13 +173,13 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
     if not data.protocol:
         return None
-    if task.is_text and data.protocol != "holdout":
+    if task.kind != "classes" and data.protocol != "holdout":
         raise InputError(
-            f"data.protocol={data.protocol} draws by class, and task {task.name} has texts to "
-            "write; take holdout, or none"
+            f"data.protocol={data.protocol} draws by class, and task {task.name} has {task.kind}; "
+            "take holdout, or none"
         )
     values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
-    if data.protocol == "holdout" and (task.is_text or task.choices):
+    if data.protocol == "holdout" and (task.kind != "classes" or task.choices):
         labels = [0] * len(labels)  # the place of the right choice is no class
     return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)

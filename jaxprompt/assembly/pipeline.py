@@ -54,10 +54,10 @@ class Scorer(NamedTuple):
         """Number of classes, or of choices where these are the classes."""
         return len(self.task.labels) or self.layout.num_rows
 
-    def one_batch(self, rows: Sequence[Sequence[Encoded]]) -> Batch:
-        """Lays a few encoded examples into one batch, without labels."""
+    def one_batch(self, rows: Sequence[Sequence[Encoded]], labels: Any = None) -> Batch:
+        """Lays a few encoded examples into one batch, without labels where none are given."""
         size = dataclasses.replace(self.layout, batch=len(rows), host=0, hosts=1)
-        return next(iter(EvalBatches(rows, [-1] * len(rows), size)))
+        return next(iter(EvalBatches(rows, [-1] * len(rows) if labels is None else labels, size)))
 
     def writing(self, tokens: int) -> "Scorer":
         """Lets the model write freely. Raises InputError for a backbone that cannot."""

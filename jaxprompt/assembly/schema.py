@@ -9,17 +9,19 @@ from jaxprompt.corpus.ppt import PATTERNS, TASKS
 from jaxprompt.corpus.read import DOCUMENTS, ON_ERROR
 from jaxprompt.corpus.split import PARAGRAPHS, UNITS
 from jaxprompt.data.fewshot import PROTOCOLS
+from jaxprompt.data.tags import SCHEMES
 from jaxprompt.errors import InputError, brief, check_kind, choose, nearest
 from jaxprompt.files import user_path
 from jaxprompt.layers.kernels import KERNELS
 from jaxprompt.layers.stack import REMATS, STACKS
-from jaxprompt.scoring.metrics import METRICS, TEXT_METRICS
+from jaxprompt.scoring.metrics import OF
 from jaxprompt.training.optim import OPTIMIZERS, SCHEDULES
 
 OPEN = ("prompt", "head")  # blocks whose fields are those of what they name
 DTYPES = ("float32", "bfloat16")
 OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
 FORMS = ("cloze", "text", *TASKS)
+_METRICS = tuple(dict.fromkeys(name for names in OF.values() for name in names))
 _RANGES = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
@@ -56,9 +58,9 @@ FIELDS = {
     "mesh": dict(data=Field(int), model=Field(int), fsdp=_FLAG, slices=_SIZE),
     "task": dict(
         name=_TEXT, template=_TEXT, words=_TEXTS, fields=_TEXTS, label=_TEXT, labels=_TEXTS,
-        choices=_TEXTS, metric=Field(str, (*METRICS, *TEXT_METRICS), True), target=_TEXT,
-        form=Field(str, FORMS), answer=_TEXT, eos=_FLAG, option=_TEXT,
-        spaced=Field(str, ("true", "false"), True),
+        choices=_TEXTS, metric=Field(str, _METRICS, True), target=_TEXT, tags=_TEXT,
+        scheme=Field(str, SCHEMES, True), form=Field(str, FORMS), answer=_TEXT, eos=_FLAG,
+        option=_TEXT, spaced=Field(str, ("true", "false"), True),
     ),
     "data": dict(
         source=_PATH, files=dict(train=_PATH, dev=_PATH, test=_PATH), cache_dir=_PATH,

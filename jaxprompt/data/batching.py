@@ -101,6 +101,7 @@ def collate(
         if targets is not None:
             targets[r, : len(row.targets)] = row.targets
     filling = (0, batch - count)
+    own = np.asarray(labels, np.int32)
     choices = np.asarray([example[0].count for example in rows], np.int32)
     encoder = _pad(flat, total, length, pad_id, side, shift, sample.segments is not None)
     if side == "right" and not branches:
@@ -108,7 +109,7 @@ def collate(
     return Batch(
         encoder=encoder,
         label_pos=label_pos,
-        labels=np.pad(np.asarray(labels, np.int32), filling, constant_values=-1),
+        labels=np.pad(own, [filling] + [(0, 0)] * (own.ndim - 1), constant_values=-1),
         weights=np.pad(np.ones(count, np.float32), filling),
         index=np.pad(np.asarray(index, np.int32), filling, constant_values=-1),
         decoder=decoder,
@@ -154,7 +155,7 @@ class _Examples:
                 f"an example has {most} rows, over num_rows {layout.num_rows}; raise it"
             )
         self.rows = rows
-        self.labels = np.asarray(labels, np.int32)  # [examples]
+        self.labels = np.asarray(labels, np.int32)  # [examples] or [examples, M]
         self.layout = layout
         every = [row for example in rows for row in example]
         self.label_width = max(len(row.label_pos) for row in every)  # M
@@ -327,6 +328,8 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
             part = part._replace(counts=np.full(batch.labels.shape, NO_LIMIT, np.int32))
         if batch.targets is not None:
             part = part._replace(targets=_widen(batch.targets, reads, -1))
+        if batch.labels.ndim > 1:  # one a read position
+            part = part._replace(labels=_widen(batch.labels, reads, -1))
         if batch.decoder is not None:
             inner = max(batch.decoder.ids.shape[1] for batch in batches)
             part = part._replace(decoder=_widen_tokens(batch.decoder, inner, pad_id, "right"))

@@ -64,6 +64,7 @@ class _Run(NamedTuple):
     slots: range | None = None
     text: str = ""
     cut: bool = False
+    field: str = ""  # whose text it is
 
 
 class _Open(NamedTuple):
@@ -176,6 +177,42 @@ class Encoder:
             rows += self._encode_chunk(examples[start : start + _CHUNK], targets)
         return rows
 
+    def room(self, example: Example, window: str) -> int:
+        """Tells how many tokens the field `window` may have beside all else of an example.
+
+        Raises InputError where there is no room for one.
+        """
+        runs = [run for run in self._fill(example, "") if run.field != window]
+        return self._check_room(self._with_ids(runs))
+
+    def place(self, example: Example, window: str, pieces: list[int]) -> tuple[Encoded, int]:
+        """Encodes an example with tokens in the place of the field `window`.
+
+        Other fields are whole. -> the row, where the first of these tokens stands
+        """
+        filled = self._fill(example, "")
+        before = [run.field for run in filled].index(window)
+        own = filled[before]._replace(ids=pieces, cut=True)  # cut where nothing else fits beside
+        others = [run._replace(cut=False) for run in filled]
+        runs = self._with_ids([*others[:before], own, *others[before + 1 :]])
+        at = sum(len(run.ids) for run in runs[:before])
+        return self._assemble(runs, {}, None), at
+
+    def _with_ids(self, runs: Sequence[_Run]) -> list[_Run]:
+        """Encodes the texts of runs that are not yet."""
+        texts = [run.text for run in runs if run.ids is None]
+        found = iter(encode_texts(self._tokenizer, texts))
+        return [run if run.ids is not None else run._replace(ids=next(found)) for run in runs]
+
+    def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes texts as they stand inside an input, behind a space."""
+        return encode_texts(self._tokenizer, [f" {text}" for text in texts])
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
+        return self._tokenizer
+
     def _encode_chunk(self, examples: Sequence[Example], targets: bool) -> list[list[Encoded]]:
         filled = [
             [self._fill(example, choice) for choice in self._choices(example)]
@@ -287,7 +324,8 @@ class Encoder:
                 text, cut = self._field(example, part.text), "whole" not in part.modifiers
             else:
                 text, cut = example.choices[part.count] if part.kind == "option" else choice, False
-            runs.append(_text_run(text, item, cut))
+            name = part.text if part.kind == "field" else ""
+            runs.append(_text_run(text, item, cut)._replace(field=name))
         return runs
 
     def _field(self, example: Example, name: str) -> str:

@@ -96,8 +96,10 @@ def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) 
 
 def tell_unknown(task: Task, records: Iterable[Record]) -> list[str]:
     """Says how many examples have a label that the task does not know, and the first of them."""
+    if task.kind != "classes":
+        return []
     read = [record for record in records if record.example]
-    odd = [r for r in read if r.example.label < 0 and has_label(task, r.row) and not task.is_text]
+    odd = [r for r in read if r.example.label < 0 and has_label(task, r.row)]
     if not odd:
         return []
     return [

@@ -99,11 +99,12 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         examples = from_config.Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = from_config.scorer_from_config(c, backbone, examples, alone)
         model, objectives = scorer.model, from_config.build_objectives(c)
-    rows = scorer.encode([example], targets=True).rows
+    split = scorer.encode([example], targets=True)
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
-    batch = scorer.one_batch(rows * c.data.batch)
+    size = c.data.batch
+    batch = scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
     return Run(c, backbone, scorer, model, objectives, batch, widens, notes + more)
 
 

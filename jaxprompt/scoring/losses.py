@@ -33,6 +33,13 @@ def nll(logp, labels, weights, *, smoothing: float = 0.0):
     return (weights * loss).sum(), weights.sum()
 
 
+def per_token(scores, labels, weights, *, smoothing: float = 0.0):
+    """Sums the cross entropy over positions that have a label. [B, M, C], [B, M], [B]"""
+    there = weights[:, None] * (labels >= 0)  # [B, M]
+    flat = scores.reshape(-1, scores.shape[-1])
+    return cross_entropy(flat, labels.reshape(-1), there.reshape(-1), smoothing=smoothing)
+
+
 def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums -log p over a full-vocabulary head's class columns; its last column is no class."""
     return nll(scores[:, :-1], labels, weights, smoothing=smoothing)

@@ -13,8 +13,13 @@ from jaxprompt.errors import InputError, nearest
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
-_HAS = {"classes": "has classes", "texts": "writes text"}
-OF = {"classes": METRICS, "texts": TEXT_METRICS}  # what answers are -> their metrics
+TAG_METRICS = ("entity_f1",)
+_HAS = {"classes": "has classes", "texts": "writes text", "tags": "tags words"}
+OF = {
+    "classes": METRICS,
+    "texts": TEXT_METRICS,
+    "tags": TAG_METRICS,
+}  # what answers are -> their metrics
 
 _HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without spaces
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
@@ -79,6 +84,30 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
     if name != "exact_match":
         scores = {name: (_rouge_l if name == "rouge_l" else _bleu)(gold, pred), **scores}
     return scores
+
+
+def score_tags(
+    name: str, gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """entity_f1, precision and recall of entities, and the accuracy of tags, as fractions.
+
+    gold, pred: the IOB2 tags of each text. An entity is right where its words and its type are;
+    micro-averages over all entities, by seqeval in its default mode, which is conlleval's: what
+    begins with I- is an entity too.
+    """
+    check_metric(name, 0, "tags")
+    if len(gold) != len(pred) or any(len(g) != len(p) for g, p in zip(gold, pred, strict=True)):
+        raise ValueError("gold and pred must tag the same words")
+    from seqeval import metrics
+
+    given = [list(tags) for tags in gold], [list(tags) for tags in pred]
+    shared = {"average": "micro", "zero_division": 0}
+    return {
+        "entity_f1": float(metrics.f1_score(*given, **shared)),
+        "precision": float(metrics.precision_score(*given, **shared)),
+        "recall": float(metrics.recall_score(*given, **shared)),
+        "accuracy": float(metrics.accuracy_score(*given)),
+    }
 
 
 def score_targets(sums: Mapping[str, float]) -> dict[str, float]:

@@ -11,11 +11,9 @@ A task is data. Its texts are written in a small string form:
 """
 
 import dataclasses
-import functools
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxprompt.data.tasks.cells import (
     check_label,
@@ -28,96 +26,11 @@ from jaxprompt.data.tasks.cells import (
 )
 from jaxprompt.data.tasks.chinese import CHINESE
 from jaxprompt.data.tasks.english import ENGLISH
+from jaxprompt.data.tasks.tagging import checked_tags, read_tagged, with_tags
+from jaxprompt.data.tasks.task import KINDS, Example, Task
 from jaxprompt.errors import InputError, nearest
 
-
-class AnswerKind(NamedTuple):
-    """What answers of one kind are called, and the column that makes a task one of theirs."""
-
-    name: str  # of such a task
-    field: str
-
-
-KINDS = {
-    "classes": AnswerKind("classification", "classes"),
-    "texts": AnswerKind("free-text", "task.target, a column of texts"),
-}
-
-
-class Example(NamedTuple):
-    """One row of a task, read and checked."""
-
-    fields: dict[str, str]
-    choices: tuple[str, ...] = ()
-    label: int = -1  # -1 = unknown
-    target: str = ""  # the text to learn, "" = unknown
-    references: tuple[str, ...] = ()  # all texts that are right, `target` first
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task. Every part is data, so that a user's own task is built like a known one."""
-
-    name: str
-    fields: tuple[str, ...]  # names that the texts below may use
-    lines: tuple[str, ...] = ()  # those of them that the data set has as a list of lines
-    labels: tuple[str, ...] = ()  # class names by index; () = the choices are the classes
-    label: str = "label"  # column of the label
-    # raw labels by class where they are neither index nor name, "|" between several of a class
-    values: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # raw labels that are no class: their examples are not read
-    choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
-    options: tuple[str, ...] = ()  # choices that all rows have, in the order of the classes
-    # field -> (column, text for each value of that column)
-    derive: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
-    hub: str = ""  # id on the Hugging Face hub
-    subset: str = ""
-    revision: str = ""
-    # our split -> split of the hub; a split that is not there has no public labels
-    splits: Mapping[str, str] = field(
-        default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
-    )
-    renames: Mapping[str, str] = field(default_factory=dict)  # column of the hub -> our column
-    nested: str = ""  # column of the hub of which each item is a row with columns of its own
-    template: str = ""  # layout for a verbalizer
-    words: tuple[tuple[str, ...], ...] = ()  # label words of each class; those of choices name them
-    spaced: bool = True  # label words are encoded behind a space
-    widest: tuple[str, ...] = ()  # of these words too the longest fits the masks of a template
-    option: str = ""  # how {choices} writes one: {name} and {text}; "" = " {name}. {text}"
-    query: str = ""  # what the unified form asks, before the options; "" = the fields
-    causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
-    causal_words: tuple[tuple[str, ...], ...] = ()  # label words there; () = `words`
-    text: str = ""  # layout for a text-to-text model that writes the target, without a mask
-    targets: tuple[str, ...] = ()  # target text of each class there
-    plain: str = ""  # layout for a linear head
-    target: str = ""  # column of a text to be written; "" = the task has classes
-    metric: str = "accuracy"
-
-    @property
-    def kind(self) -> str:
-        """What its answers are, of KINDS."""
-        return "texts" if self.target else "classes"
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the answer is free text and not a class."""
-        return self.kind == "texts"
-
-    @functools.cached_property
-    def label_table(self) -> dict[str, int]:
-        """Class index of every spelling of a label: name, raw value, and index unless ambiguous."""
-        names = self.labels or (tuple(string.ascii_uppercase) if self.choices else ())
-        table = {name: i for i, name in enumerate(names)}
-        for i, value in enumerate(self.values):
-            for written in str(value).split("|"):
-                table.setdefault(written, i)
-        indices = {str(i): i for i in range(len(names))}
-        return table if table.keys() & indices.keys() else table | indices
-
-    def leaves_out(self, row: Mapping[str, Any]) -> bool:
-        """Tells whether the label of a row is one of `left_out`."""
-        return bool(self.left_out) and spelling(row.get(self.label)) in self.left_out
-
+__all__ = ["KINDS", "Example", "Task"]
 
 _ALL = ENGLISH | CHINESE
 
@@ -159,6 +72,8 @@ def custom_task(
     words: Sequence[str | Sequence[str]] = (),
     plain: str = "",
     target: str = "",
+    tags: str = "",
+    scheme: str = "",
     metric: str = "",
     choices: Sequence[str] = (),
     option: str = "",
@@ -173,7 +88,8 @@ def custom_task(
     of a choice, and `words` name them, the letters where there are none; `option` says how one is
     written. With `target`, the column of a text or of a list of equally good texts, the task is to
     write it, and there are no classes. Without `metric` a task is measured by accuracy, or by
-    exact_match where it writes text.
+    exact_match where it writes text. With `tags`, a column of lists, every word of the one field,
+    a list or a text with spaces between its words, has a tag, in the given `scheme` or that found.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
     texts = [f"{{{column}}}" for column in fields]
@@ -192,7 +108,9 @@ def custom_task(
         targets=tuple(group[0] for group in groups if group),
         plain=plain or " [sep] ".join(texts + ["{choice}"] * bool(choices)),
         target=target,
-        metric=metric or ("exact_match" if target else "accuracy"),
+        tags=tags,
+        scheme=scheme,
+        metric=metric or ("exact_match" if target else "entity_f1" if tags else "accuracy"),
     )
     return check_task(task)
 
@@ -204,6 +122,8 @@ def with_labels(
 
     `origin` tells where row i stands, for messages.
     """
+    if task.kind == "tags":
+        return with_tags(task, rows, origin)
     if task.labels or task.choices or task.is_text:
         return task
     return check_task(dataclasses.replace(task, labels=labels_from_rows(rows, task.label, origin)))
@@ -228,8 +148,8 @@ def labels_from_rows(
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
-    value = row.get(task.target or task.label)
-    if task.is_text:
+    value = row.get(task.target or task.tags or task.label)
+    if task.kind != "classes":
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
     return not is_blank(value) and not hidden
@@ -245,6 +165,8 @@ def read_example(
     Where the row also names its label, in a column of the label column's name with "_text" behind
     it, a name that the task knows decides and not the number: data sets number classes differently.
     """
+    if task.kind == "tags":
+        return read_tagged(task, row, where, need_label)
     fields = {}
     for name in task.fields:
         column, texts = task.derive.get(name, (name, None))
@@ -348,6 +270,8 @@ def check_task(task: Task) -> Task:
             )
     if task.is_text:
         return _checked_text(task)
+    if task.kind == "tags":
+        return checked_tags(task)
     if task.labels and len(set(task.labels)) < len(task.labels):
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:

@@ -34,6 +34,7 @@ _PARAPHRASE = {
     "metric": "f1",
 }
 _LETTERS = ("A", "B", "C", "D")
+_CONLL = ("O", *(f"{x}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for x in "BI"))
 
 
 def _reading(article: str, choices: tuple[str, ...], letters: int) -> dict:
@@ -335,6 +336,14 @@ ENGLISH = {
     },
     "cosmos_qa": _reading("context", ("answer0", "answer1", "answer2", "answer3"), 4)
     | {"hub": "allenai/cosmos_qa", "revision": "refs/convert/parquet", "splits": _NO_TEST},
+    "conll2003": {
+        "fields": ("tokens",),
+        "tags": "ner_tags",
+        "values": _CONLL,  # its hub version has their numbers
+        "plain": "{tokens}",
+        "metric": "entity_f1",
+        "hub": "eriktks/conll2003",
+    },
     "topics": {
         "fields": ("text",),
         "labels": ("business", "food", "music", "science", "sports", "travel"),

@@ -1,0 +1,102 @@
+"""What a task and an example are: data alone."""
+
+import functools
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxprompt.data.tasks.cells import spelling
+
+
+class AnswerKind(NamedTuple):
+    """What answers of one kind are called, and the column that makes a task one of theirs."""
+
+    name: str  # of such a task
+    field: str
+
+
+KINDS = {
+    "classes": AnswerKind("classification", "classes"),
+    "texts": AnswerKind("free-text", "task.target, a column of texts"),
+    "tags": AnswerKind("tagging", "task.tags, a column with a tag for every word"),
+}
+
+
+class Example(NamedTuple):
+    """One row of a task, read and checked."""
+
+    fields: dict[str, str]
+    choices: tuple[str, ...] = ()
+    label: int = -1  # -1 = unknown
+    target: str = ""  # the text to learn, "" = unknown
+    references: tuple[str, ...] = ()  # all texts that are right, `target` first
+    words: tuple[str, ...] = ()  # of a text whose words are tagged
+    tags: tuple[str, ...] = ()  # of each word, IOB2; () = unknown
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. Every part is data, so that a user's own task is built like a known one."""
+
+    name: str
+    fields: tuple[str, ...]  # names that the texts below may use
+    lines: tuple[str, ...] = ()  # those of them that the data set has as a list of lines
+    labels: tuple[str, ...] = ()  # class names by index; () = the choices are the classes
+    label: str = "label"  # column of the label
+    # raw labels by class where they are neither index nor name, "|" between several of a class
+    values: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # raw labels that are no class: their examples are not read
+    choices: tuple[str, ...] = ()  # columns of the choices, or one column that holds a list
+    options: tuple[str, ...] = ()  # choices that all rows have, in the order of the classes
+    # field -> (column, text for each value of that column)
+    derive: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
+    hub: str = ""  # id on the Hugging Face hub
+    subset: str = ""
+    revision: str = ""
+    # our split -> split of the hub; a split that is not there has no public labels
+    splits: Mapping[str, str] = field(
+        default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
+    )
+    renames: Mapping[str, str] = field(default_factory=dict)  # column of the hub -> our column
+    nested: str = ""  # column of the hub of which each item is a row with columns of its own
+    template: str = ""  # layout for a verbalizer
+    words: tuple[tuple[str, ...], ...] = ()  # label words of each class; those of choices name them
+    spaced: bool = True  # label words are encoded behind a space
+    widest: tuple[str, ...] = ()  # of these words too the longest fits the masks of a template
+    option: str = ""  # how {choices} writes one: {name} and {text}; "" = " {name}. {text}"
+    query: str = ""  # what the unified form asks, before the options; "" = the fields
+    causal: str = ""  # layout for a verbalizer of a left-to-right model, the mask last
+    causal_words: tuple[tuple[str, ...], ...] = ()  # label words there; () = `words`
+    text: str = ""  # layout for a text-to-text model that writes the target, without a mask
+    targets: tuple[str, ...] = ()  # target text of each class there
+    plain: str = ""  # layout for a linear head
+    target: str = ""  # column of a text to be written; "" = the task has classes
+    tags: str = ""  # column of the tags of the words of the one field
+    scheme: str = ""  # of these tags, of tags.SCHEMES; "" = found in the training rows
+    metric: str = "accuracy"
+
+    @property
+    def kind(self) -> str:
+        """What its answers are, of KINDS."""
+        return "texts" if self.target else "tags" if self.tags else "classes"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the answer is free text and not a class."""
+        return self.kind == "texts"
+
+    @functools.cached_property
+    def label_table(self) -> dict[str, int]:
+        """Class index of every spelling of a label: name, raw value, and index unless ambiguous."""
+        names = self.labels or (tuple(string.ascii_uppercase) if self.choices else ())
+        table = {name: i for i, name in enumerate(names)}
+        for i, value in enumerate(self.values):
+            for written in str(value).split("|"):
+                table.setdefault(written, i)
+        indices = {str(i): i for i in range(len(names))}
+        return table if table.keys() & indices.keys() else table | indices
+
+    def leaves_out(self, row: Mapping[str, Any]) -> bool:
+        """Tells whether the label of a row is one of `left_out`."""
+        return bool(self.left_out) and spelling(row.get(self.label)) in self.left_out

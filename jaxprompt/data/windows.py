@@ -1,0 +1,45 @@
+"""Long texts in windows: each token, or word, is in one at least and read in exactly one."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Window(NamedTuple):
+    """A part of a text, in words or tokens; of these it reads some, the others are context."""
+
+    first: int
+    last: int  # behind the last
+    read: int  # first that is read
+    end: int  # behind the last that is read
+
+
+def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
+    """Cuts a text into windows of at most `room` tokens, which share about `stride`.
+
+    `lengths` are the tokens of each word; one that is longer than the room stands alone, cut. What
+    two windows share is read by the first in its first half, by the second in the other.
+    """
+    windows: list[tuple[int, int]] = []
+    first, count = 0, len(lengths)
+    while True:
+        last, used = first, 0
+        while last < count and (used + lengths[last] <= room or last == first):
+            used += lengths[last]
+            last += 1
+        windows.append((first, last))
+        if last == count:
+            break
+        shared, start = 0, last
+        while start - 1 > first and shared + lengths[start - 1] <= stride:
+            start -= 1
+            shared += lengths[start]
+        # What the next begins with must leave room for a word that is not in this one.
+        while start < last and sum(lengths[start:last]) + lengths[last] > room:
+            start += 1
+        first = start
+    found = []
+    for number, (first, last) in enumerate(windows):
+        read = 0 if number == 0 else (first + windows[number - 1][1] + 1) // 2
+        end = count if number + 1 == len(windows) else (windows[number + 1][0] + last + 1) // 2
+        found.append(Window(first, last, read, end))
+    return found
