@@ -56,7 +56,7 @@ def get_config(method: str = "") -> ConfigDict:
 
     # The kind of answer; its fields are those of jaxprompt/heads/<name>.py. Parts replace this
     # block: linear | verbalizer (label words, on the backbone's own LM head) | text (free text)
-    # | tags (a tag for every word)
+    # | tags (a tag for every word) | spans (an answer that stands in a text)
     heads.linear(c)
 
     c.task = ConfigDict()
@@ -73,6 +73,8 @@ def get_config(method: str = "") -> ConfigDict:
         ""  # accuracy | f1 | macro_f1 | matthews | exact_match | rouge_l | bleu | entity_f1
     )
     c.task.target = ""  # custom: column of the text to write, for head.name=text
+    # custom: column of the answers that stand in the last field, and where, for head.name=spans
+    c.task.answers = ""
     c.task.tags = ""  # custom: column with a tag for every word, for head.name=tags
     c.task.scheme = ""  # of these tags: iob2 | iob1 | bioes; "" = found in the training rows
     # cloze: the words at a mask | text: T5's own text format | nsp, nss, unified, cls: as that

@@ -23,4 +23,18 @@ def tags(c, dropout=0.1, stride=32):
     c.head = ConfigDict(dict(name="tags", dropout=dropout, stride=stride))
 
 
-HEADS = {head.__name__: head for head in (linear, verbalizer, text, tags)}
+def spans(c, stride=128, max_answer=30, no_answer=False):
+    """An answer that stands in a text."""
+    c.head = ConfigDict(
+        dict(
+            name="spans",
+            stride=stride,
+            max_answer=max_answer,
+            n_best=20,
+            no_answer=no_answer,
+            threshold=0.0,
+        )
+    )
+
+
+HEADS = {head.__name__: head for head in (linear, verbalizer, text, tags, spans)}

@@ -29,7 +29,7 @@ def read_task(block: Mapping[str, Any]) -> Task:
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
             choices=block["choices"], target=block["target"], tags=block["tags"],
-            scheme=block["scheme"],
+            scheme=block["scheme"], answers=block["answers"],
             metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
         )  # fmt: skip
     task = get_task(block["name"])
@@ -111,8 +111,8 @@ def read_examples(
         return sources.read_split(task, split, **place)
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
-    rows, has_labels = None, (task.labels and task.kind != "tags") or task.choices or task.is_text
-    has_labels = has_labels or record is not None
+    rows, has_labels = None, task.labels or task.choices or task.kind in ("texts", "spans")
+    has_labels = record is not None or (has_labels and task.kind != "tags")
     if drawn or "train" in wanted or not has_labels:
         rows = read("train")
         task = with_labels(task, rows, rows.origin)

@@ -91,6 +91,7 @@ def check_config(c: Any) -> None:
     if c.ppt.task:  # its texts and words are those of a pattern
         return
     task = in_form(c, read_task(c.task))
+    head.check_task(task)
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
     text = choose_template(task, head, style, c.task.form, c.task.template)
     check_template(task, text, head, c.task.form, prompt.num_slots())

@@ -9,8 +9,8 @@ from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encode import Encoded, Encoder
-from jaxprompt.data.encoded import Split
+from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer

@@ -13,7 +13,7 @@ from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
 from jaxprompt.assembly.pipeline import Scorer, build_scorer, load_weights, open_backbone
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
-from jaxprompt.data.encode import Encoded
+from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks import Example, Task, task_from_json
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold

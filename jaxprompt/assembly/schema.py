@@ -58,7 +58,7 @@ FIELDS = {
     "mesh": dict(data=Field(int), model=Field(int), fsdp=_FLAG, slices=_SIZE),
     "task": dict(
         name=_TEXT, template=_TEXT, words=_TEXTS, fields=_TEXTS, label=_TEXT, labels=_TEXTS,
-        choices=_TEXTS, metric=Field(str, _METRICS, True), target=_TEXT, tags=_TEXT,
+        choices=_TEXTS, metric=Field(str, _METRICS, True), target=_TEXT, tags=_TEXT, answers=_TEXT,
         scheme=Field(str, SCHEMES, True), form=Field(str, FORMS), answer=_TEXT, eos=_FLAG,
         option=_TEXT, spaced=Field(str, ("true", "false"), True),
     ),

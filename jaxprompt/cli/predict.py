@@ -112,7 +112,7 @@ def answer(
 
 
 def _cut(scorer: Any, split: Any) -> list[str]:
-    from jaxprompt.data.encode import count_cut
+    from jaxprompt.data.encoded import count_cut
 
     cut = count_cut(split.rows)
     shown = f"texts cut to {scorer.layout.max_len} tokens: {cut} of {len(split.rows)}"

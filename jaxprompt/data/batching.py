@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.encode import Encoded
+from jaxprompt.data.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Batch, Role, Tokens
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.encoded import Encoded, Row
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Plan
 from jaxprompt.data.tasks import Example
@@ -17,33 +18,6 @@ from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
 
 _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts held beside the ids
-
-
-class Row(NamedTuple):
-    """One stream of one row, without padding. All arrays are [T]."""
-
-    ids: np.ndarray  # int32, the pad id where a soft token stands
-    slot: np.ndarray  # int32, -1 = none
-    types: np.ndarray  # int32
-    roles: np.ndarray  # int8, Role
-    positions: np.ndarray  # int32
-    segments: np.ndarray | None = None  # int32, see Tokens
-
-
-class Encoded(NamedTuple):
-    """One row of input without padding. All arrays are [T] but label_pos and targets, [M]."""
-
-    ids: np.ndarray
-    slot: np.ndarray
-    types: np.ndarray
-    roles: np.ndarray
-    positions: np.ndarray
-    label_pos: np.ndarray  # int32, what the head reads, in the decoder where there is one
-    decoder: Row | None = None
-    targets: np.ndarray | None = None  # int32, the token that each label_pos predicts: free text
-    segments: np.ndarray | None = None  # int32, see Tokens
-    count: int = 0  # choices that the example has, of which one is the class; 0 = all classes
-    cut: bool = False  # whether some of the text did not fit into max_len
 
 
 class Answer(NamedTuple):
@@ -73,11 +47,6 @@ class _Open(NamedTuple):
     part: Part
     space: bool
     segment: int
-
-
-def count_cut(rows: Sequence[Sequence[Encoded]]) -> int:
-    """Counts the examples of which some text did not fit. `rows`: examples, K rows each."""
-    return sum(any(row.cut for row in example) for example in rows)
 
 
 def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
@@ -207,6 +176,11 @@ class Encoder:
     def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts as they stand inside an input, behind a space."""
         return encode_texts(self._tokenizer, [f" {text}" for text in texts])
+
+    @property
+    def cls_at(self) -> int:
+        """Where [CLS] stands."""
+        return self._cls_at
 
     @property
     def tokenizer(self) -> Any:

@@ -1,11 +1,37 @@
-"""A split of a task, encoded: what batches are made of, and what answers are compared with."""
+"""Encoded rows and splits: what batches are made of, and what answers are compared with."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.encode import Encoded
+
+class Row(NamedTuple):
+    """One stream of one row, without padding. All arrays are [T]."""
+
+    ids: np.ndarray  # int32, the pad id where a soft token stands
+    slot: np.ndarray  # int32, -1 = none
+    types: np.ndarray  # int32
+    roles: np.ndarray  # int8, Role
+    positions: np.ndarray  # int32
+    segments: np.ndarray | None = None  # int32, see Tokens
+
+
+class Encoded(NamedTuple):
+    """One row of input without padding. All arrays are [T] but label_pos and targets, [M]."""
+
+    ids: np.ndarray
+    slot: np.ndarray
+    types: np.ndarray
+    roles: np.ndarray
+    positions: np.ndarray
+    label_pos: np.ndarray  # int32, what the head reads, in the decoder where there is one
+    decoder: Row | None = None
+    targets: np.ndarray | None = None  # int32, the token that each label_pos predicts: free text
+    segments: np.ndarray | None = None  # int32, see Tokens
+    count: int = 0  # choices that the example has, of which one is the class; 0 = all classes
+    cut: bool = False  # whether some of the text did not fit into max_len
 
 
 class Split(NamedTuple):
@@ -30,3 +56,8 @@ class Split(NamedTuple):
             for part in parts:
                 total = zlib.crc32(np.ascontiguousarray(part), total)
         return f"{len(self.rows)} examples, CRC {total:08x}"
+
+
+def count_cut(rows: Sequence[Sequence[Encoded]]) -> int:
+    """Counts the examples of which some text did not fit. `rows`: examples, K rows each."""
+    return sum(any(row.cut for row in example) for example in rows)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from jaxprompt.data.encode import Encoded, count_cut
+from jaxprompt.data.encoded import Encoded, count_cut
 
 
 def tell_labels(names: Sequence[str], labels: Mapping[str, Sequence[int]]) -> list[str]:

@@ -4,6 +4,8 @@ import os
 import re
 from typing import Any
 
+import numpy as np
+
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
@@ -54,6 +56,26 @@ def _end_prefix_spaces(tokenizer: Any) -> None:
     if starts_with_space(tokenizer):
         pre = pre_tokenizers.Metaspace(prepend_scheme="never")
         tokenizer.backend_tokenizer.pre_tokenizer = pre
+
+
+def encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray]:
+    """Encodes a text alone, as it follows a separator. -> ids, characters of each, int32 [T, 2]
+
+    Raises InputError for a tokenizer of transformers' slow kind, which does not tell them.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} does not tell where its subwords stand; save it "
+            "with a tokenizer.json"
+        )
+    front = " " * starts_with_space(tokenizer)
+    found = tokenizer(
+        front + text, add_special_tokens=False, split_special_tokens=True, padding=False,
+        truncation=False, return_offsets_mapping=True, return_attention_mask=False,
+        return_token_type_ids=False, verbose=False,
+    )  # fmt: skip
+    places = np.array(found["offset_mapping"], np.int32).reshape(-1, 2)
+    return found["input_ids"], np.maximum(places - len(front), 0)
 
 
 def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:

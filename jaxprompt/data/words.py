@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.data.encode import Encoded
+from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role

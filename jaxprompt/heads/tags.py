@@ -42,7 +42,7 @@ class Head(Kind):
     """A linear layer on the first subword of every word."""
 
     OF: ClassVar[str] = "tags"
-    COLUMNS: ClassVar[tuple[str, ...]] = ("entities", "tags")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "entities")
 
     dropout: float = 0.1  # before the linear layer
     stride: int = 32  # tokens that neighbouring windows of a long text share
@@ -173,7 +173,7 @@ class Head(Kind):
                 }
                 for kind, start, end in lenient_entities(tags)
             ]
-            yield {"entities": entities, "tags": tags}
+            yield {"prediction": tags, "entities": entities}
 
     def _read(self, split: Split, found: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields each text's tags and their probabilities; `found` is [windows, M, C]."""

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from jaxprompt.types import ABSENT
 
+START, END = 1, 2  # bits of a label: what begins, and what ends at a token
+
 
 def cross_entropy(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums -log softmax at the label; smoothing spreads that share of the target over all classes.
@@ -38,6 +40,21 @@ def per_token(scores, labels, weights, *, smoothing: float = 0.0):
     there = weights[:, None] * (labels >= 0)  # [B, M]
     flat = scores.reshape(-1, scores.shape[-1])
     return cross_entropy(flat, labels.reshape(-1), there.reshape(-1), smoothing=smoothing)
+
+
+def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
+    """Sums the mean of the cross entropies of start and end. [B, M, 2], [B, M], [B]
+
+    A label holds START and END as bits; a row whose labels are all -1 has none.
+    """
+    known = weights * (labels >= 0).any(-1)
+    there = jnp.maximum(labels, 0)
+    ends = [((there & bit) > 0).argmax(-1) for bit in (START, END)]
+    sums = [
+        cross_entropy(scores[..., i], own, known, smoothing=smoothing) for i, own in enumerate(ends)
+    ]
+    (first, count), (last, _) = sums
+    return (first + last) / 2, count
 
 
 def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):

@@ -5,6 +5,8 @@ Those of pre-training come from sums over its targets.
 
 import math
 import re
+import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,12 +16,19 @@ from jaxprompt.errors import InputError, nearest
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
 TAG_METRICS = ("entity_f1",)
-_HAS = {"classes": "has classes", "texts": "writes text", "tags": "tags words"}
-OF = {
+SPAN_METRICS = ("f1", "exact_match")
+_HAS = {
+    "classes": "has classes",
+    "texts": "writes text",
+    "tags": "tags words",
+    "spans": "finds spans",
+}
+OF = {  # what answers are -> their metrics
     "classes": METRICS,
     "texts": TEXT_METRICS,
     "tags": TAG_METRICS,
-}  # what answers are -> their metrics
+    "spans": SPAN_METRICS,
+}
 
 _HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without spaces
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
@@ -110,6 +119,26 @@ def score_tags(
     }
 
 
+def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
+    """The metric `name` first, of f1 and exact_match, as fractions. gold: answers of each question
+
+    As the official script of SQuAD has them: of the answers that are right the best counts; lower
+    case, without punctuation and articles; f1 is of the words that two answers share. "" stands for
+    no answer, which nothing else shares a word with. A Chinese character is a word of its own.
+    """
+    check_metric(name, 0, "spans")
+    if len(gold) != len(pred) or not pred or not all(gold):
+        raise ValueError("each question must have one answer, and one or more that are right")
+    pairs = [
+        ([_answer_words(t) for t in g], _answer_words(p)) for g, p in zip(gold, pred, strict=True)
+    ]
+    scores = {
+        "f1": float(np.mean([max(_shared_words(own, found) for own in g) for g, found in pairs])),
+        "exact_match": float(np.mean([found in g for g, found in pairs])),
+    }
+    return {name: scores.pop(name), **scores}
+
+
 def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
     """Loss in nats, accuracy and perplexity of a language model, of sums over its targets.
 
@@ -156,6 +185,18 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     if not len(values):
         raise ValueError("no values to average")
     return float(np.mean(values)), float(np.std(values))
+
+
+def _answer_words(text: str) -> list[str]:
+    kept = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(rf"([{_HAN}])", r" \1 ", re.sub(r"\b(a|an|the)\b", " ", kept)).split()
+
+
+def _shared_words(gold: list[str], pred: list[str]) -> float:
+    if not gold or not pred:
+        return float(gold == pred)
+    shared = sum((Counter(gold) & Counter(pred)).values())
+    return 2 * shared / (len(gold) + len(pred))
 
 
 def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:

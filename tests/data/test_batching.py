@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.batching import EvalBatches, Layout, TrainBatches, buckets, collate, stack
-from jaxprompt.data.encode import Encoded, Row
+from jaxprompt.data.encoded import Encoded, Row
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Role
 

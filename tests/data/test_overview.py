@@ -3,7 +3,8 @@
 import pytest
 
 from jaxprompt.data import overview
-from jaxprompt.data.encode import Answer, Encoder, count_cut
+from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encoded import count_cut
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse

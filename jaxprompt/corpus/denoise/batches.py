@@ -10,7 +10,7 @@ from jaxprompt.corpus import Corpus, Shuffle
 from jaxprompt.corpus.denoise.pack import cut, plan_rows
 from jaxprompt.corpus.denoise.rows import encoded, own_part, row_rng
 from jaxprompt.data.batching import collate
-from jaxprompt.data.encode import Encoded
+from jaxprompt.data.encoded import Encoded
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch
 

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.corpus.ppt.patterns import Pattern, fields
-from jaxprompt.data.encode import Answer, Encoded, Encoder, kept_lengths
+from jaxprompt.data.encode import Answer, Encoder, kept_lengths
+from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, Plan, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks import Example

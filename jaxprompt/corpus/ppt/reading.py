@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form
-from jaxprompt.data.encode import Encoded, Encoder
+from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_texts

@@ -15,6 +15,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxprompt.data.tasks.answering import checked_answers, read_answered
 from jaxprompt.data.tasks.cells import (
     check_label,
     class_names,
@@ -73,6 +74,7 @@ def custom_task(
     plain: str = "",
     target: str = "",
     tags: str = "",
+    answers: str = "",
     scheme: str = "",
     metric: str = "",
     choices: Sequence[str] = (),
@@ -88,11 +90,16 @@ def custom_task(
     of a choice, and `words` name them, the letters where there are none; `option` says how one is
     written. With `target`, the column of a text or of a list of equally good texts, the task is to
     write it, and there are no classes. Without `metric` a task is measured by accuracy, or by
-    exact_match where it writes text. With `tags`, a column of lists, every word of the one field,
-    a list or a text with spaces between its words, has a tag, in the given `scheme` or that found.
+    exact_match where it writes text. With `answers`, a column of {"text": [...], "answer_start":
+    [...]}, the answer is a span of the last field. With `tags`, a column of lists, every word of
+    the one field, a list or a text with spaces between its words, has a tag, in the given `scheme`
+    or that found.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
+    measured = ((target, "exact_match"), (tags, "entity_f1"), (answers, "f1"))
     texts = [f"{{{column}}}" for column in fields]
+    if answers:  # the last field alone is cut into windows
+        texts = [f"{{{column}|whole}}" for column in fields[:-1]] + texts[-1:]
     named = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
     task = Task(
         name=name,
@@ -109,8 +116,9 @@ def custom_task(
         plain=plain or " [sep] ".join(texts + ["{choice}"] * bool(choices)),
         target=target,
         tags=tags,
+        answers=answers,
         scheme=scheme,
-        metric=metric or ("exact_match" if target else "entity_f1" if tags else "accuracy"),
+        metric=metric or next((m for given, m in measured if given), "accuracy"),
     )
     return check_task(task)
 
@@ -124,7 +132,7 @@ def with_labels(
     """
     if task.kind == "tags":
         return with_tags(task, rows, origin)
-    if task.labels or task.choices or task.is_text:
+    if task.labels or task.choices or task.kind != "classes":
         return task
     return check_task(dataclasses.replace(task, labels=labels_from_rows(rows, task.label, origin)))
 
@@ -148,7 +156,7 @@ def labels_from_rows(
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
-    value = row.get(task.target or task.tags or task.label)
+    value = row.get(task.target or task.tags or task.answers or task.label)
     if task.kind != "classes":
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
@@ -172,6 +180,8 @@ def read_example(
         column, texts = task.derive.get(name, (name, None))
         value = _column(task, row, column, where)
         fields[name] = value if texts is None else _derived(texts, column, value, where)
+    if task.kind == "spans":
+        return read_answered(task, row, fields, where, need_label)
     if task.is_text:
         references = _references(task.target, row, where, need_label)
         return Example(fields, target="".join(references[:1]), references=references)
@@ -272,6 +282,8 @@ def check_task(task: Task) -> Task:
         return _checked_text(task)
     if task.kind == "tags":
         return checked_tags(task)
+    if task.kind == "spans":
+        return checked_answers(task)
     if task.labels and len(set(task.labels)) < len(task.labels):
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:

@@ -7,6 +7,7 @@ from typing import Any
 from jaxprompt.errors import InputError
 
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
+_TAGS = "; a tag for every word is task.tags={} with head.name=tags"
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -44,7 +45,7 @@ def check_label(value: Any, column: str, where: Callable[[], str]) -> None:
     if what := unreadable(value) or is_blank(value) and "nothing":
         raise InputError(
             f"{where()}: label column {column!r} holds {what}, which is no label; write a label "
-            "there, or leave the example out"
+            f"there, or leave the example out{_TAGS.format(column) * isinstance(value, list)}"
         )
 
 

@@ -34,6 +34,13 @@ _PARAPHRASE = {
     "metric": "f1",
 }
 _LETTERS = ("A", "B", "C", "D")
+_SPANS = {
+    "fields": ("question", "context"),
+    "answers": "answers",
+    "plain": "{question|whole} [sep] {context}",
+    "metric": "f1",
+    "splits": _NO_TEST,
+}
 _CONLL = ("O", *(f"{x}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for x in "BI"))
 
 
@@ -344,6 +351,8 @@ ENGLISH = {
         "metric": "entity_f1",
         "hub": "eriktks/conll2003",
     },
+    "squad": _SPANS | {"hub": "rajpurkar/squad"},
+    "squad_v2": _SPANS | {"hub": "rajpurkar/squad_v2"},
     "topics": {
         "fields": ("text",),
         "labels": ("business", "food", "music", "science", "sports", "travel"),

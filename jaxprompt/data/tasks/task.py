@@ -19,6 +19,7 @@ class AnswerKind(NamedTuple):
 KINDS = {
     "classes": AnswerKind("classification", "classes"),
     "texts": AnswerKind("free-text", "task.target, a column of texts"),
+    "spans": AnswerKind("span", "task.answers, a column of answers with their places"),
     "tags": AnswerKind("tagging", "task.tags, a column with a tag for every word"),
 }
 
@@ -31,6 +32,7 @@ class Example(NamedTuple):
     label: int = -1  # -1 = unknown
     target: str = ""  # the text to learn, "" = unknown
     references: tuple[str, ...] = ()  # all texts that are right, `target` first
+    spans: tuple[tuple[int, int], ...] = ()  # characters of each reference in the last field
     words: tuple[str, ...] = ()  # of a text whose words are tagged
     tags: tuple[str, ...] = ()  # of each word, IOB2; () = unknown
 
@@ -72,6 +74,7 @@ class Task:
     targets: tuple[str, ...] = ()  # target text of each class there
     plain: str = ""  # layout for a linear head
     target: str = ""  # column of a text to be written; "" = the task has classes
+    answers: str = ""  # column of the answers that stand in the last field, and where
     tags: str = ""  # column of the tags of the words of the one field
     scheme: str = ""  # of these tags, of tags.SCHEMES; "" = found in the training rows
     metric: str = "accuracy"
@@ -79,7 +82,8 @@ class Task:
     @property
     def kind(self) -> str:
         """What its answers are, of KINDS."""
-        return "texts" if self.target else "tags" if self.tags else "classes"
+        columns = {"texts": self.target, "tags": self.tags, "spans": self.answers}
+        return next((kind for kind, column in columns.items() if column), "classes")
 
     @property
     def is_text(self) -> bool:

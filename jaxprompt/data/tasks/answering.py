@@ -1,0 +1,63 @@
+"""Rows of tasks whose answer is a span of a text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxprompt.data.tasks.cells import read_text
+from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.errors import InputError
+
+
+def read_answered(
+    task: Task, row: Mapping[str, Any], fields: dict[str, str], where: str, need_label: bool
+) -> Example:
+    """Reads the answers of a row whose `fields` are read; "" as its one reference is no answer."""
+    value = row.get(task.answers)
+    if value is None:
+        if need_label:
+            raise InputError(f"{where}: no column {task.answers!r}; columns: {', '.join(row)}")
+        return Example(fields)
+    texts, starts = _pairs(task, value, where)
+    text = fields[task.fields[-1]]
+    for answer, start in zip(texts, starts, strict=True):
+        if text[start : start + len(answer)] != answer or start < 0:
+            raise InputError(
+                f"{where}: the answer {answer!r:.60} does not stand at character {start} of "
+                f"{task.fields[-1]!r}; mend its answer_start"
+            )
+    spans = tuple((start, start + len(text)) for text, start in zip(texts, starts, strict=True))
+    return Example(fields, references=texts or ("",), spans=spans)
+
+
+def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Reads {"text": [...], "answer_start": [...]}, or a list of {"text", "answer_start"}."""
+    if isinstance(value, (list, tuple)) and all(isinstance(own, Mapping) for own in value):
+        value = {name: [own.get(name) for own in value] for name in ("text", "answer_start")}
+    parts = [value.get(n) for n in ("text", "answer_start")] if isinstance(value, Mapping) else [0]
+    if not all(isinstance(part, (list, tuple)) for part in parts) or len(set(map(len, parts))) > 1:
+        raise InputError(
+            f"{where}: column {task.answers!r} must hold "
+            f'{{"text": [...], "answer_start": [...]}} of equal length, not {value!r:.60}'
+        )
+    texts = tuple(read_text(text, task.answers, where) for text in parts[0])
+    if not all(isinstance(start, int) and not isinstance(start, bool) for start in parts[1]):
+        raise InputError(f"{where}: answer_start {parts[1]!r:.40} must be whole numbers")
+    if not all(text.strip() for text in texts):
+        raise InputError(f"{where}: column {task.answers!r} has an answer without letters")
+    return texts, tuple(parts[1])
+
+
+def checked_answers(task: Task) -> Task:
+    """Raises InputError where the parts of such a task do not fit."""
+    for part in ("labels", "words", "choices"):
+        if getattr(task, part):
+            raise InputError(
+                f"task.answers={task.answers!r} and task.{part} are both given; a task finds a "
+                "span or chooses a class: leave one of the two out"
+            )
+    if task.answers in task.fields:
+        raise InputError(
+            f"task.answers={task.answers!r} is also in task.fields, so the input would hold the "
+            "answer; take it out of task.fields"
+        )
+    return task

@@ -1,0 +1,230 @@
+"""The span of a text that answers a question (Liu et al. 2022, "P-Tuning v2", section 3.2).
+
+Start and end are read at every token of the text, no answer at [CLS] (Devlin et al. 2019, section
+4.3). A text that is longer than a row is read in windows, and the best span of all is the answer.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.template import Template
+from jaxprompt.data.tokenizer import encode_with_offsets
+from jaxprompt.data.windows import cut_windows
+from jaxprompt.errors import InputError
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.losses import END, START, span_ends
+from jaxprompt.types import ABSENT, Batch, Objective
+
+
+class Parts(NamedTuple):
+    """How texts were cut into windows."""
+
+    owner: np.ndarray  # int32 [windows], the example of each
+    offsets: list[np.ndarray]  # int32 [tokens, 2] of each window: characters of its tokens
+    texts: list[str]  # of each example
+
+
+class Found(NamedTuple):
+    """The answer to a question."""
+
+    text: str  # "" = there is none
+    start: int  # character, -1 where there is none
+    end: int  # behind the last
+    score: float  # share of the probability of the spans that came next
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(Kind):
+    """A linear layer that scores every token as start and as end."""
+
+    OF: ClassVar[str] = "spans"
+    COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
+
+    stride: int = 128  # tokens that neighbouring windows of a long text share
+    max_answer: int = 30  # tokens of an answer
+    n_best: int = 20  # starts, and ends, of a window that are looked at
+    no_answer: bool = False  # a question may have none (SQuAD 2.0); else the best span is taken
+    threshold: float = 0.0  # no_answer: by how much its score must be over that of the best span
+
+    def check(self) -> None:
+        """Raises InputError for what is out of range."""
+        for field, least in (("stride", 0), ("max_answer", 1), ("n_best", 1)):
+            if getattr(self, field) < least:
+                value = getattr(self, field)
+                raise InputError(f"head.{field}={value} must be at least {least}")
+
+    def check_backbone(self, facts: Facts) -> None:
+        """Raises InputError for a backbone that does not read a text both ways."""
+        if facts.style != "masked":
+            raise InputError(
+                f"head.name={self.name} reads every token of the input, which a {facts.family} is "
+                "not asked for here; take a BERT, RoBERTa or ELECTRA"
+            )
+
+    def check_template(self, template: Template) -> None:
+        """Raises InputError for a template whose last field, the text, stands twice."""
+        found = [part for part in template.parts if part.kind == "field"]
+        last = found[-1]
+        if sum(part.text == last.text for part in found) > 1 or last.modifiers:
+            raise InputError(
+                f"template {template.source!r} must hold {{{last.text}}}, the text with the "
+                "answer, once and as it is"
+            )
+
+    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+        """Reads [CLS] and every token of the text."""
+        if asked.template.fields[-1] != asked.task.fields[-1]:
+            raise InputError(
+                f"template {asked.template.source!r} must end with {{{asked.task.fields[-1]}}}, "
+                "the last of task.fields: the text that holds the answer"
+            )
+        specials = read_specials(
+            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
+            masks=int(asked.template.has_mask),
+        )  # fmt: skip
+        return Laid(self, {"main": SpanScores()}, specials)
+
+    def encode(
+        self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
+        targets: bool,
+    ) -> Split:  # fmt: skip
+        """Encodes questions, each with its text in as many windows as it takes."""
+        del classes, targets
+        field = task.fields[-1]
+        rows, owner, spans, offsets = [], [], [], []
+        for number, example in enumerate(examples):
+            ids, places = encode_with_offsets(encoder.tokenizer, example.fields[field])
+            answer = _tokens_of(places, example.spans[0]) if example.spans else None
+            room = encoder.room(example, field)
+            for first, last, *_ in cut_windows([1] * len(ids), room, self.stride):
+                row, at = encoder.place(example, field, ids[first:last])
+                read = np.array([encoder.cls_at, *range(at, at + last - first)], np.int32)
+                rows.append([row._replace(label_pos=read, count=len(read))])
+                owner.append(number)
+                offsets.append(places[first:last])
+                inside = answer is not None and first <= answer[0] and answer[1] < last
+                start, end = (1 + x - first for x in answer) if inside else (0, 0)
+                spans.append((start, end) if example.references else None)
+        labels = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
+        for own, row, ends in zip(labels, rows, spans, strict=True):
+            if ends is not None:
+                own[: row[0].count] = 0
+                own[ends[0]] |= START
+                own[ends[1]] |= END
+        counts = np.array([row[0].count for row in rows], np.int32)
+        parts = Parts(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
+        return Split(rows, labels, counts, [e.references for e in examples], parts)
+
+    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+        """Makes up a text as long as can be, behind a question of one word."""
+        fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
+        return Example(fields, references=("a",), spans=((0, 1),))
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the mean of the cross entropies of start and end."""
+
+        def loss(scores, labels, weights):
+            return span_ends(scores, labels, weights, smoothing=smoothing)
+
+        return [Objective("main", loss)]
+
+    def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
+        """Says how many questions have no answer, and how many texts take windows."""
+        lines = []
+        for name, split in splits.items():
+            none = sum(not any(texts) for texts in split.references)
+            windows = np.bincount(split.parts.owner, minlength=split.size)
+            lines.append(
+                f"{name}: {none} of {split.size} questions without an answer, "
+                f"{int((windows > 1).sum())} texts are read in windows"
+            )
+        return lines
+
+    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+        """Compares answers with all that are right."""
+        texts = [answer.text for answer in self._answers(split, found)]
+        return metrics.score_spans(metric, split.references, texts)
+
+    def measure_known(
+        self, metric: str, split: Split, found: Any, classes: int
+    ) -> tuple[dict[str, float], int]:
+        """Compares the answers to questions whose answers are known."""
+        pairs = zip(split.references, self._answers(split, found), strict=True)
+        known = [(right, answer.text) for right, answer in pairs if right]
+        if not known:
+            return {}, 0
+        return metrics.score_spans(metric, *zip(*known, strict=True)), len(known)
+
+    def answers(
+        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the answers, with the characters of the text that they span."""
+        for text, start, end, score in self._answers(split, found):
+            yield {"prediction": text, "score": score, "start": start, "end": end}
+
+    def _answers(self, split: Split, found: np.ndarray) -> Iterator[Found]:
+        """Yields the answer of each example; `found` is [windows, M, 2]."""
+        owner, offsets, texts = split.parts
+        bounds = np.searchsorted(owner, np.arange(split.size + 1))
+        for number, text in enumerate(texts):
+            scores, spans, null = [], [], np.inf
+            for window in range(bounds[number], bounds[number + 1]):
+                start, end = found[window, : split.counts[window]].T  # [M]
+                null = min(null, start[0] + end[0])
+                own_scores, own = _best_spans(start[1:], end[1:], self.n_best, self.max_answer)
+                scores.append(own_scores)
+                spans.append(offsets[window][own])  # [spans, 2, 2]
+            every, places = np.concatenate(scores), np.concatenate(spans)
+            if not len(every):
+                yield Found("", -1, -1, 1.0)
+                continue
+            best = int(every.argmax())
+            top = max(float(every[best]), float(null)) if self.no_answer else float(every[best])
+            total = np.exp(every - top).sum() + (np.exp(null - top) if self.no_answer else 0.0)
+            if self.no_answer and null - every[best] > self.threshold:
+                yield Found("", -1, -1, float(np.exp(null - top) / total))
+                continue
+            first, last = int(places[best, 0, 0]), int(places[best, 1, 1])
+            yield Found(text[first:last], first, last, float(np.exp(every[best] - top) / total))
+
+
+def _tokens_of(places: np.ndarray, span: tuple[int, int]) -> tuple[int, int] | None:
+    """Finds the first and the last token of a span of characters, None where there is none."""
+    inside = np.flatnonzero((places[:, 1] > span[0]) & (places[:, 0] < span[1]))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+def _best_spans(
+    start: np.ndarray, end: np.ndarray, n_best: int, longest: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lists spans of the best starts and ends of a window. -> scores [spans], tokens [spans, 2]"""
+    firsts = np.argsort(-start, kind="stable")[:n_best]
+    lasts = np.argsort(-end, kind="stable")[:n_best]
+    pairs = np.stack(np.meshgrid(firsts, lasts, indexing="ij"), -1).reshape(-1, 2)
+    length = pairs[:, 1] - pairs[:, 0]
+    pairs = pairs[(length >= 0) & (length < longest)]
+    return start[pairs[:, 0]] + end[pairs[:, 1]], pairs
+
+
+class SpanScores(Scores):
+    """Scores what is read as start and as end. [B, T, H] -> float32 [B, M, 2], ABSENT = not read"""
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+        """Scores both ends."""
+        read = take(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
+        scores = nn.Dense(2, kernel_init=nn.initializers.normal(0.02), name="out")(read)
+        if batch.counts is None:
+            return scores
+        there = jnp.arange(scores.shape[1]) < batch.counts[:, None]  # [B, M]
+        return jnp.where(there[..., None], scores, ABSENT)

@@ -1,0 +1,155 @@
+"""Tags and spans from a file to the answers of an exported prompt, on one tiny backbone."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
+
+from jaxprompt.assembly.tune import run
+from jaxprompt.cli.options import resolved
+
+STILL = {
+    "backbone.dropout": 0, "prompt.dropout": 0, "optim.lr": 3e-2, "train.total_steps": 120,
+    "train.eval_steps": 40, "data.max_len": 24, "data.multiple": 24,
+}  # fmt: skip
+
+
+def tagged(seed, size):
+    """Draws rows of words; those of a topic are entities, two in a row are one."""
+    rng, rows = np.random.default_rng(seed), []
+    for number in range(size):
+        words, tags = [], []
+        for _ in range(3 if number else 12):  # the first takes windows
+            words += (own := list(rng.choice(FILLERS, rng.integers(1, 3))))
+            tags += ["O"] * len(own)
+            topic = str(rng.choice(list(TOPICS)))
+            own = list(rng.choice(TOPICS[topic], rng.integers(1, 3)))
+            words += own
+            tags += [f"B-{topic}", f"I-{topic}"][: len(own)]
+        rows.append({"tokens": [str(word) for word in words], "tags": tags})
+    return rows
+
+
+def asked(seed, size):
+    """Draws texts with a word of each topic, of which one is asked for."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(size):
+        text, found = "", {}
+        for topic in rng.permutation(list(TOPICS)):
+            text += " ".join(rng.choice(FILLERS, rng.integers(1, 8))) + " "
+            found[topic] = len(text), str(rng.choice(TOPICS[topic]))
+            text += found[topic][1] + " "
+        start, word = found["beast"]
+        answers = {"text": [word], "answer_start": [start]}
+        rows.append({"question": "beast", "context": text.strip(), "answers": answers})
+    return rows
+
+
+KINDS = {
+    "tags": (tagged, {"head.name": "tags", "task.fields": "tokens", "task.tags": "tags"}),
+    "spans": (asked, {"head.name": "spans", "task.fields": "question,context",
+                      "task.answers": "answers"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request, backbone, tmp_path_factory):
+    """-> kind, rows of dev, folder of a run and its data"""
+    make, fields = KINDS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    for seed, (name, size) in enumerate({"train": 48, "dev": 16, "test": 16}.items()):
+        write_rows(folder / f"{name}.jsonl", make(seed, size))
+    c = make_config(backbone, folder, "prefix", **STILL, **fields)
+    return request.param, c, folder, run(c, str(folder / "run"))
+
+
+def test_it_learns_and_scores_by_its_metric(trained):
+    kind, _, folder, result = trained
+    metric, least = {"tags": ("entity_f1", 0.3), "spans": ("exact_match", 0.9)}[kind]
+    assert result["dev"][metric] >= least, result
+    assert result["test"][metric] >= least - 0.1, result
+    record = json.loads((folder / "run/record.json").read_text())
+    if kind == "tags":
+        assert record["task"]["scheme"] == "iob2" and len(record["task"]["labels"]) == 7
+
+
+def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
+    kind, c, folder, _ = trained
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(resolved(c)))
+    place = [f"--config={config}", f"--workdir={folder / 'run'}"]
+    assert jaxprompt(capsys, "export", *place)[0] == 0
+    out = tmp_path / "dev.jsonl"
+    code, scores, err = jaxprompt(capsys, "evaluate", *place, f"--output={out}")
+    assert code == 0, err
+    scores = json.loads(scores)
+    assert scores["examples"] == 16
+    predict = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
+    code, found, err = jaxprompt(capsys, *predict, "--prefix=p_")
+    assert code == 0, err
+    rows = [json.loads(line) for line in found.splitlines()]
+    own = {"tags": ("prediction", "entities"), "spans": ("prediction", "score", "start", "end")}[
+        kind
+    ]
+    given = read_lines(folder / "dev.jsonl")
+    assert [{n: r[n] for n in g} for r, g in zip(rows, given, strict=True)] == given
+    assert all(set(row) == {*given[0], *(f"p_{name}" for name in own)} for row in rows)
+    first = next(iter(scores.items() - {("split", "dev"), ("examples", 16)}))
+    assert f"{first[0]} {first[1]:.4f}" in err and "on 16 of 16 examples" in err
+    if kind == "tags":
+        for row in rows:
+            text = " ".join(row["tokens"])
+            assert len(row["p_prediction"]) == len(row["tokens"])
+            assert all(text[e["start"] : e["end"]] == e["text"] for e in row["p_entities"])
+    else:
+        assert all(
+            row["context"][row["p_start"] : row["p_end"]] == row["p_prediction"] for row in rows
+        )
+
+
+def test_a_plain_text_is_answered(trained, capsys):
+    kind, _, folder, _ = trained
+    if not (folder / "run/export").exists():
+        assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
+    where = ["predict", f"--workdir={folder / 'run'}"]
+    if kind == "tags":
+        code, out, err = jaxprompt(capsys, *where, "--text=the cat  and a hammer")
+        row = json.loads(out)
+        assert code == 0 and len(row["prediction"]) == 5, err
+        for entity in row["entities"]:
+            assert row["tokens"][entity["start"] : entity["end"]] == entity["text"]
+    else:
+        code, _, err = jaxprompt(capsys, *where, "--text=the cat")
+        assert code == 2 and "the task has 2 fields" in err
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"head.name": "linear"}, "head.name=linear with a tagging task; take head.name=tags"),
+        ({"head.name": "tags", "task.tags": ""}, "head.name=tags with a classification task"),
+        ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
+        ({"head.name": "tags", "task.metric": "accuracy"}, "metric accuracy compares classes, but"),
+        ({"head.name": "tags", "task.fields": "tokens,tags"}, "name one other column"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fields, message, backbone, tmp_path, refused):
+    write_rows(tmp_path / "train.jsonl", tagged(0, 8))
+    write_rows(tmp_path / "dev.jsonl", tagged(1, 8))
+    given = {
+        "backbone.path": backbone, "task.name": "custom", "task.fields": "tokens",
+        "task.tags": "tags", "data.source": tmp_path, "data.max_len": 24,
+    }  # fmt: skip
+    words = ["train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given | fields)]
+    assert message in refused(*words)
+
+
+def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
+    rows = [{"text": "a cat", "label": ["O", "B-beast"]}] * 4
+    write_rows(tmp_path / "train.jsonl", rows)
+    write_rows(tmp_path / "dev.jsonl", rows)
+    given = {"backbone.path": backbone, "task.name": "custom", "task.fields": "text",
+             "data.source": tmp_path, "data.max_len": 24}  # fmt: skip
+    line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given))
+    assert "holds the list" in line and "task.tags=label with head.name=tags" in line

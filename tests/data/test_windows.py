@@ -1,0 +1,30 @@
+"""Windows of long texts: every word is read once, in a window that has room for it."""
+
+import random
+
+from jaxprompt.data.windows import Window, cut_windows
+
+
+def test_every_word_is_read_once_and_windows_have_room():
+    rng = random.Random(0)
+    for _ in range(3000):
+        lengths = [rng.randint(1, 6) for _ in range(rng.randint(1, 30))]
+        room, stride = rng.randint(1, 20), rng.randint(0, 20)
+        windows = cut_windows(lengths, room, stride)
+        read = [word for window in windows for word in range(window.read, window.end)]
+        assert read == list(range(len(lengths))), (lengths, room, stride)
+        for window in windows:
+            assert window.first <= window.read < window.end <= window.last
+            alone = window.last - window.first == 1
+            assert alone or sum(lengths[window.first : window.last]) <= room
+        for window, after in zip(windows, windows[1:], strict=False):
+            assert sum(lengths[after.first : window.last]) <= stride
+
+
+def test_what_two_windows_share_is_read_by_halves():
+    found = cut_windows([1] * 12, 8, 4)
+    assert found == [Window(0, 8, 0, 6), Window(4, 12, 6, 12)]
+    assert cut_windows([1] * 8, 8, 4) == [Window(0, 8, 0, 8)]
+    assert cut_windows([2, 9, 2], 4, 2) == [
+        Window(0, 1, 0, 1), Window(1, 2, 1, 2), Window(2, 3, 2, 3),
+    ]  # fmt: skip

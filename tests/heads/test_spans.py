@@ -1,0 +1,178 @@
+"""The span of a text that answers a question: laid out, learned, found again, and compared."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_tags import make_encoder
+from tiny import assert_close, make_batch, make_tiny
+
+from jaxprompt.data.tasks import custom_task, read_example
+from jaxprompt.data.template import parse
+from jaxprompt.errors import InputError
+from jaxprompt.heads import make_head
+from jaxprompt.heads.spans import SpanScores
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.losses import END, START, span_ends
+
+CONTEXT = "Jiuquan, a city of Gansu, lies west. It has 1,095,947 people and (of late) 2 airports."
+TASK = custom_task(fields=("question", "context"), answers="answers")
+LAYOUT = "{question|whole} [sep] {context}"
+
+
+def row(*answers, question="How many live there?"):
+    starts = [CONTEXT.index(answer) for answer in answers]
+    found = {"text": list(answers), "answer_start": starts}
+    return {"question": question, "context": CONTEXT, "answers": found}
+
+
+def encode(tokenizer, rows, max_len=128, **fields):
+    head = make_head("spans", **({"stride": 6} | fields))
+    examples = [read_example(TASK, own, f"r:{i}") for i, own in enumerate(rows, 1)]
+    encoder = make_encoder(tokenizer, max_len, LAYOUT)
+    return head, examples, head.encode(encoder, TASK, examples, classes=0, targets=True)
+
+
+def scores_of(split):
+    """Scores that name what the labels say; windows without the answer say so less surely."""
+    found = np.full((*split.labels.shape, 2), -9.0, np.float32)
+    for window, labels in enumerate(split.labels):
+        for column, bit in enumerate((START, END)):
+            at = np.flatnonzero((labels > 0) & (labels & bit > 0))[0]
+            found[window, at, column] = 5.0 if at else 1.0
+    return found
+
+
+@pytest.mark.parametrize("max_len", [128, 24, 19])
+def test_answers_come_back_from_the_labels(tokenizer, max_len):
+    rows = [row("1,095,947"), row("Gansu", question="Where?"), row("of late", "2 airports")]
+    head, examples, split = encode(tokenizer, rows, max_len)
+    assert (len(split.rows) > 3) == (max_len < 128) and split.size == 3
+    answers = list(head.answers(TASK, examples, split, scores_of(split), 0))
+    assert [a["prediction"] for a in answers] == ["1,095,947", "Gansu", "of late"]
+    for answer in answers:
+        assert CONTEXT[answer["start"] : answer["end"]] == answer["prediction"]
+    assert head.measure("f1", split, scores_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
+    for (own,) in split.rows:
+        assert len(own.ids) <= max_len and own.ids[own.label_pos[0]] == tokenizer.cls_token_id
+        assert own.count == len(own.label_pos)
+
+
+def test_no_answer_is_said_where_it_may_be(bert):
+    rows = [row("Gansu"), row()]
+    head, examples, split = encode(bert, rows, no_answer=True)
+    assert examples[1].references == ("",) and split.labels[1, 0] == START | END
+    answers = list(head.answers(TASK, examples, split, scores_of(split), 0))
+    assert [a["prediction"] for a in answers] == ["Gansu", ""]
+    assert answers[1]["start"] == -1 and 0 < answers[1]["score"] <= 1
+    assert head.measure("f1", split, scores_of(split), 0)["f1"] == 1.0
+    # Over a threshold that no score reaches, and where there always is one, the best is taken.
+    for fields in (dict(no_answer=True, threshold=100.0), {}):
+        other, _, _ = encode(bert, rows, **fields)
+        found = list(other.answers(TASK, examples, split, scores_of(split), 0))
+        assert found[1]["prediction"] and found[0]["prediction"] == "Gansu"
+
+
+def test_a_span_is_neither_backward_nor_too_long(bert):
+    head, examples, split = encode(bert, [row("Gansu")], max_answer=3)
+    found = np.zeros((*split.labels.shape, 2), np.float32)
+    found[0, 9, 0], found[0, 4, 1], found[0, 20, 1] = 9.0, 9.0, 8.0
+    (answer,) = head.answers(TASK, examples, split, found, 0)
+    start, end = answer["start"], answer["end"]
+    places = split.parts.offsets[0]
+    first = int(np.flatnonzero(places[:, 0] == start)[0])
+    last = int(np.flatnonzero(places[:, 1] == end)[-1])
+    assert 0 <= last - first < 3
+
+
+def test_scores_and_loss_are_those_of_transformers():
+    backbone, weights = make_tiny()
+    batch = make_batch()
+    size = batch.label_pos.shape[1]
+    batch = batch._replace(counts=np.full(len(batch.labels), size, np.int32))
+    hidden = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
+    bound = backbone.bind({"params": weights})
+    params = SpanScores().init(jax.random.key(0), hidden, batch, bound, deterministic=True)[
+        "params"
+    ]
+    found = SpanScores().apply({"params": params}, hidden, batch, bound, deterministic=True)
+    model = transformers.BertForQuestionAnswering(
+        transformers.BertConfig(hidden_size=16, num_attention_heads=2)
+    )
+    with torch.no_grad():
+        model.qa_outputs.weight.copy_(torch.tensor(np.array(params["out"]["kernel"].T)))
+        model.qa_outputs.bias.copy_(torch.tensor(np.array(params["out"]["bias"])))
+        every = model.qa_outputs(torch.tensor(hidden)).numpy()
+    assert_close(found, np.take_along_axis(every, batch.label_pos[..., None], 1))
+    scores = np.random.default_rng(1).normal(size=(3, 6, 2)).astype(np.float32)
+    labels = np.zeros((3, 6), np.int32)
+    labels[0, 1], labels[0, 4], labels[1, 0], labels[2] = START, END, START | END, -1
+    total, n = span_ends(scores, labels, np.ones(3, np.float32))
+    cross = torch.nn.functional.cross_entropy
+    parts = [cross(torch.tensor(scores[:2, :, i]), torch.tensor(at), reduction="sum")
+             for i, at in enumerate(([1, 0], [4, 0]))]  # fmt: skip
+    assert_close(total, float(sum(parts)) / 2)
+    assert n == 2
+
+
+@pytest.mark.parametrize(
+    "gold, pred, f1, exact",
+    [
+        (["The Cat"], "cat!", 1.0, 1.0),
+        (["a cat sat"], "the cat", 2 / 3, 0.0),
+        (["dog", "big cat"], "cat", 2 / 3, 0.0),
+        ([""], "", 1.0, 1.0),
+        ([""], "cat", 0.0, 0.0),
+        (["cat cat"], "cat", 2 / 3, 0.0),
+        (["光荣和ω"], "光荣", 2 * 2 / (2 + 4), 0.0),
+    ],
+)
+def test_answers_are_compared_as_squad_does(gold, pred, f1, exact):
+    found = metrics.score_spans("f1", [gold], [pred])
+    assert found["f1"] == pytest.approx(f1) and found["exact_match"] == exact
+    assert list(metrics.score_spans("exact_match", [gold], [pred]))[0] == "exact_match"
+
+
+def test_answers_are_read_in_both_forms():
+    (one,) = [read_example(TASK, row("Gansu"), "r:1")]
+    listed = row("Gansu") | {"answers": [{"text": "Gansu", "answer_start": 19}]}
+    assert read_example(TASK, listed, "r:1") == one and one.spans == ((19, 24),)
+    without = {name: value for name, value in row("Gansu").items() if name != "answers"}
+    assert read_example(TASK, without, "r:1", need_label=False).references == ()
+
+
+@pytest.mark.parametrize(
+    "answers, message",
+    [
+        (
+            {"text": ["Gansu"], "answer_start": [3]},
+            "r:9: the answer 'Gansu' does not stand at char",
+        ),
+        ({"text": ["Gansu"], "answer_start": []}, "r:9: column 'answers' must hold {\"text\": [.."),
+        ({"text": "Gansu", "answer_start": 19}, "r:9: column 'answers' must hold"),
+        ("Gansu", "r:9: column 'answers' must hold"),
+        ({"text": ["Gansu"], "answer_start": ["19"]}, "r:9: answer_start ['19'] must be whole n"),
+        ({"text": [" "], "answer_start": [8]}, "r:9: column 'answers' has an answer without lett"),
+        (None, "r:9: no column 'answers'"),
+    ],
+)
+def test_answers_that_are_wrong(answers, message):
+    with pytest.raises(InputError) as caught:
+        read_example(TASK, row() | {"answers": answers}, "r:9")
+    assert str(caught.value).startswith(message)
+
+
+def test_what_does_not_fit_is_refused(bert):
+    with pytest.raises(InputError, match="task.answers='a' and task.labels are both given"):
+        custom_task(fields=("q", "c"), answers="a", labels=("x", "y"))
+    with pytest.raises(InputError, match="'c' is also in task.fields"):
+        custom_task(fields=("q", "c"), answers="c")
+    for text in ("{context} {question} {context}", "{question} {context|lower}"):
+        with pytest.raises(InputError, match="must hold {context}, the text with the answer, once"):
+            make_head("spans").check_template(parse(text))
+    for field, value in (("stride", -1), ("max_answer", 0), ("n_best", 0)):
+        with pytest.raises(InputError, match=f"head.{field}={value} must be at least"):
+            make_head("spans", **{field: value})
+    with pytest.raises(InputError, match="leaves no room in max_len 12"):
+        encode(bert, [row("Gansu", question="why " * 20)], max_len=12)

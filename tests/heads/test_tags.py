@@ -1,0 +1,171 @@
+"""A tag for every word: read at its first subword in one window, and compared by entities."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny import assert_close, make_batch, make_tiny
+
+from jaxprompt.data.encode import Encoder
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tasks import Example, custom_task, read_example, with_labels
+from jaxprompt.data.template import parse
+from jaxprompt.errors import InputError
+from jaxprompt.heads import make_head
+from jaxprompt.heads.tags import TagScores
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.losses import per_token
+
+TEXT = "The President of the United States , Jiuquan Zhao , went to Uppsala on Xqzwvb ."
+TAGS = "O O O O B-LOC I-LOC O B-PER I-PER O O O B-LOC O B-X O"
+ROWS = [
+    {"tokens": TEXT.split(), "tags": TAGS.split()},
+    {"tokens": ["Hello"], "tags": ["O"]},
+]  # fmt: skip
+
+
+def read(rows=ROWS, **fields):
+    task = custom_task(fields=("tokens",), tags="tags", **fields)
+    task = with_labels(task, rows)
+    return task, [read_example(task, row, f"r:{i}") for i, row in enumerate(rows, 1)]
+
+
+def make_encoder(tokenizer, max_len, template="{tokens}"):
+    specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+    return Encoder(
+        tokenizer, parse(template), specials, num_slots=0, num_masks=1, max_len=max_len,
+        needs_mask=False, num_types=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("max_len", [64, 16, 9, 5])
+def test_windows_lose_no_word(tokenizer, max_len):
+    task, examples = read()
+    head = make_head("tags", stride=4)
+    encoder = make_encoder(tokenizer, max_len)
+    split = head.encode(encoder, task, examples, classes=0, targets=True)
+    assert (len(split.rows) > 2) == (max_len < 64) and split.size == 2
+    # What is read, put together, is the first subword of every word and its tag.
+    firsts = [ids[0] for ids in encoder.tokenise(examples[0].words)]
+    own = [w for w in range(len(split.rows)) if split.parts.owner[w] == 0]
+    found = [int(i) for w in own for i in split.rows[w][0].ids[split.rows[w][0].label_pos]]
+    assert found == firsts
+    tags = [task.labels[i] for w in own for i in split.labels[w] if i >= 0]
+    assert tuple(tags) == examples[0].tags
+    for (row,) in split.rows:
+        assert len(row.ids) <= max_len
+        assert row.ids[0] == tokenizer.cls_token_id and row.ids[-1] == tokenizer.sep_token_id
+    # Scores of every window come back word by word.
+    scores = np.full((*split.labels.shape, len(task.labels)), -5.0, np.float32)
+    for w, row in enumerate(split.labels):
+        for m, label in enumerate(row):
+            scores[w, m, label] = 5.0
+    assert head.measure("entity_f1", split, scores, 0)["entity_f1"] == 1.0
+    answer, _ = head.answers(task, examples, split, scores, 0)
+    assert tuple(answer["prediction"]) == examples[0].tags
+    for entity in answer["entities"]:
+        assert TEXT[entity["start"] : entity["end"]] == entity["text"] and entity["score"] > 0.99
+    assert [e["text"] for e in answer["entities"]] == [
+        "United States", "Jiuquan Zhao", "Uppsala", "Xqzwvb",
+    ]  # fmt: skip
+
+
+def test_scores_are_those_of_transformers():
+    """BertForTokenClassification reads every token; of these we read some."""
+    backbone, weights = make_tiny()
+    batch = make_batch()
+    hidden = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
+    head = TagScores(5, 0.0)
+    bound = backbone.bind({"params": weights})
+    params = head.init(jax.random.key(0), hidden, batch, bound, deterministic=True)["params"]
+    found = head.apply({"params": params}, hidden, batch, bound, deterministic=True)
+    model = transformers.BertForTokenClassification(
+        transformers.BertConfig(hidden_size=16, num_labels=5, num_attention_heads=2)
+    )
+    with torch.no_grad():
+        model.classifier.weight.copy_(torch.tensor(np.array(params["out"]["kernel"].T)))
+        model.classifier.bias.copy_(torch.tensor(np.array(params["out"]["bias"])))
+        scores = model.classifier(torch.tensor(hidden))
+    every = np.take_along_axis(scores.numpy(), batch.label_pos[..., None], 1)
+    assert_close(found, every)
+    labels = np.where(np.arange(found.shape[1]) < 1, 2, -100) + np.zeros((8, 1), int)
+    expected = torch.nn.functional.cross_entropy(
+        torch.tensor(every).reshape(-1, 5), torch.tensor(labels).reshape(-1), reduction="sum"
+    )
+    total, n = per_token(found, np.maximum(labels, -1), np.ones(8, np.float32))
+    assert_close(total, float(expected))
+    assert n == 8
+
+
+def test_entities_are_counted_as_conlleval_does():
+    gold = ["B-A I-A O B-B", "O B-A"]
+    pred = ["B-A I-A O B-A", "I-A B-A"]  # what begins with I- is an entity too
+    found = metrics.score_tags("entity_f1", [g.split() for g in gold], [p.split() for p in pred])
+    assert found["precision"] == 2 / 4 and found["recall"] == 2 / 3
+    assert found["entity_f1"] == pytest.approx(2 * 2 / (4 + 3)) and found["accuracy"] == 4 / 6
+    with pytest.raises(ValueError, match="the same words"):
+        metrics.score_tags("entity_f1", [["O"]], [["O", "O"]])
+
+
+def test_texts_and_lists_are_read_alike():
+    task, (first, _) = read()
+    assert task.scheme == "iob2" and task.labels[:3] == ("O", "B-LOC", "I-LOC")
+    row = {"tokens": TEXT.replace(" , ", " ,  "), "tags": " ".join(ROWS[0]["tags"])}
+    other = read_example(task, row, "r:1")
+    assert other.words == first.words and other.tags == first.tags
+    unknown = read_example(task, {"tokens": TEXT}, "r:1", need_label=False)
+    assert unknown.words == first.words and unknown.tags == ()
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "r:9: 2 words in column 'tokens', but 1 tags in"),
+        ({"tokens": ["a"], "tags": ["B-NEW"]}, "r:9: tag 'B-NEW' is not one of task custom: O, B-"),
+        ({"tokens": ["a"], "tags": ["I-LOC"]}, "r:9: word 1 has 'I-LOC' behind 'the beginning'"),
+        ({"tokens": ["a"], "tags": [3]}, "r:9: tag 1 of column 'tags' is 3; write it as text"),
+        ({"tokens": ["a"], "tags": {"a": 1}}, "r:9: column 'tags' must hold a list of"),
+        ({"tokens": ["a"]}, "r:9: no tags in column 'tags'; columns: tokens"),
+        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "r:9: column 'tokens' has a word without le"),
+        ({"tokens": [], "tags": []}, "r:9: column 'tokens' has a word without letters, or none"),
+        ({"words": ["a"], "tags": ["O"]}, "r:9: column 'tokens' of task custom is missing"),
+    ],
+)
+def test_rows_that_are_wrong(row, message):
+    task, _ = read()
+    with pytest.raises(InputError) as caught:
+        read_example(task, row, "r:9")
+    assert str(caught.value).startswith(message)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(InputError, match="name one other column"):
+        custom_task(fields=("a", "b"), tags="tags")
+    with pytest.raises(InputError, match="task.tags='t' and task.choices are both given"):
+        custom_task(fields=("a",), tags="t", choices=("c",))
+    with pytest.raises(InputError, match="has no entity in the training rows"):
+        read([{"tokens": ["a"], "tags": ["O"]}])
+    with pytest.raises(InputError, match="must hold the words once and as they are"):
+        make_head("tags").check_template(parse("{tokens|lower}"))
+    for field, value in (("dropout", 1.0), ("stride", -1)):
+        with pytest.raises(InputError, match=f"head.{field}="):
+            make_head("tags", **{field: value})
+    task, _ = read()
+    with pytest.raises(InputError, match="head.name=linear with a tagging task; take head.name=ta"):
+        make_head("linear").check_task(task)
+    with pytest.raises(InputError, match="head.name=tags with a classification task; take head.na"):
+        make_head("tags").check_task(custom_task(fields=("text",)))
+
+
+def test_a_hard_word_and_a_soft_token_may_stand_around(bert):
+    task, examples = read()
+    specials = read_specials(bert, "masked", eos=True, sentinel="", masks=0)
+    encoder = Encoder(
+        bert, parse("[soft*2] Tag : {tokens} ."), specials, num_slots=2, num_masks=1, max_len=24,
+        needs_mask=False, num_types=2,
+    )  # fmt: skip
+    split = make_head("tags").encode(encoder, task, examples[:1], classes=0, targets=True)
+    firsts = [ids[0] for ids in encoder.tokenise(examples[0].words)]
+    assert [int(i) for (r,) in split.rows for i in r.ids[r.label_pos]] == firsts
+    assert Example({}).tags == ()
