@@ -174,7 +174,7 @@ def answer(results: list[dict], **facts: Any) -> None:
 
 def train_together(args: argparse.Namespace) -> None:
     """Trains all runs as one program, as `train` does."""
-    from jaxprompt.cli import sweep
+    from jaxprompt.cli.grid import train_grid
     from jaxprompt.cli.options import load_config
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
@@ -182,7 +182,7 @@ def train_together(args: argparse.Namespace) -> None:
     heard, c = hear_compilations(), load_config(args.config)
     keep_programs(str(Path(args.workdir) / "compiled"))
     with contextlib.redirect_stdout(sys.stderr):
-        sweep.train_grid(c, args.workdir)
+        train_grid(c, args.workdir)
     paths = [run.folder / "result.json" for run in runner.list_runs(c, args.workdir)]
     results = [json.loads(path.read_text()) for path in paths]
     answer(results, programs=results[0]["time"]["compilations"], **heard)

@@ -1,6 +1,10 @@
-"""What every method owes every backbone. A new file in prompts/ or backbones/ joins by itself."""
+"""What every method owes every backbone. A new file in prompts/ or backbones/ joins by itself.
+
+So does one in tests/probes, which holds methods of kinds that do not ship yet.
+"""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
@@ -16,7 +21,7 @@ from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
-from jaxprompt.models.folding import fold
+from jaxprompt.models.folding import fold, reads_of
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt, methods
 from jaxprompt.scoring.losses import cross_entropy
@@ -25,6 +30,7 @@ from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
 from jaxprompt.tree import flatten, split, trainable_mask
 from jaxprompt.types import Injection, Stream
 
+METHODS = sorted([*methods(), *probes.NAMES])
 FIELDS = {
     "none": {},
     "prefix": dict(length=3, layers="2-2", dropout=0.2),
@@ -73,20 +79,28 @@ FAST = ("bert", "t5")
 ALL = [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in families()]
 
 
+def method_of(name):
+    with probes.known():
+        return importlib.import_module(f"jaxprompt.prompts.{name}").Prompt
+
+
 @pytest.fixture(scope="module", params=ALL)
 def family(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=methods())
+@pytest.fixture(scope="module", params=METHODS)
 def case(request, family):
     # Every method and every backbone sees both ways; that these agree, layers/test_stack.py shows.
-    turn = methods().index(request.param) + families().index(family)
+    turn = METHODS.index(request.param) + families().index(family)
     backbone, weights = make_tiny(family, stack=STACKS[turn % 2])
     fields = FIELDS.get(request.param, DEFAULT)
     if backbone.dims.decoder_layers:
-        fields = fields | DECODER_FIELDS.get(request.param, DECODER_DEFAULT)
-    prompt = make_prompt(request.param, backbone.dims, **fields)
+        known = method_of(request.param).__dataclass_fields__
+        given = DECODER_FIELDS.get(request.param, DECODER_DEFAULT)
+        fields = fields | {name: given[name] for name in given if name in known}
+    with probes.known():
+        prompt = make_prompt(request.param, backbone.dims, **fields)
     model = Model(backbone, prompt, {"main": linear.Classifier(CLASSES, dropout=0.1)})
     params = make_params(model, weights)
     parts = split(params, trainable_mask(params, prompt.TRAINABLE))
@@ -150,14 +164,28 @@ def test_what_is_masked_changes_nothing(case):
     np.testing.assert_array_equal(clean, spoilt)
 
 
-def test_folded_equals_unfolded(case):
-    batch = case.batch()
-    prompt, constants = fold(case.model, case.params, batch)
+def test_what_is_exported_scores_other_batches_as_what_is_live(case):
+    """What is folded was computed from one batch; it must be right for another."""
+    prompt, arrays = fold(case.model, case.params, case.batch())
     model = dataclasses.replace(case.model, prompt=prompt)
     for told in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
         assert getattr(prompt, told)() == getattr(case.model.prompt, told)()
-    folded = jit(model.forward)(case.params | {"prompt": constants}, batch)
-    assert_close(folded, case.scores(case.trainable, case.frozen, batch))
+    exported = jit(model.forward)
+    for seed in (0, 1):
+        batch = case.batch(seed)
+        found = exported(case.params | {"prompt": arrays}, batch)
+        assert_close(found, case.scores(case.trainable, case.frozen, batch))
+
+
+def test_it_says_what_it_reads(case):
+    assert set(reads_of(case.model, case.params, case.batch())) == set(case.model.prompt.reads)
+    if not case.model.prompt.reads:
+        return
+    cls = type("Silent", (type(case.model.prompt),), {"reads": ()})
+    silent = cls(dims=case.model.prompt.dims, **FIELDS.get("reading", DEFAULT))
+    model = dataclasses.replace(case.model, prompt=silent)
+    with pytest.raises(TypeError, match="reads encoder; its `reads` must say so"):
+        fold(model, case.params, case.batch())
 
 
 def test_trains_what_it_says_on_one_device_and_on_eight(case):

@@ -4,32 +4,21 @@ What the card takes over from a config is checked as the config is.
 """
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxprompt.assembly.schema import FIELDS, Field, check_value
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.heads import make_head
+from jaxprompt.prompts import make_prompt
+from jaxprompt.types import Dims
 
 _DATA, _TASK, _BACKBONE = (FIELDS[name] for name in ("data", "task", "backbone"))
 _PLACE, _SIZE, _TEXT = Field(int, "at least 0"), Field(int, "at least 1"), Field(str)
 BLOCKS = {
     "backbone": {name: _BACKBONE[name] for name in ("revision", "sentinel", "rescale")}
     | {"id": _BACKBONE["path"], "family": _TEXT, "fingerprint": _TEXT},
-    "constant": dict.fromkeys(
-        [
-            f"{stream}{name}"
-            for stream, names in {
-                "": ("slots", "length", "first", "last", "shift"),
-                "decoder_": ("slots", "length", "first", "last"),
-                "cross_": ("length", "first", "last"),
-            }.items()
-            for name in names
-        ]
-        + ["shift_decoder"],
-        _PLACE,
-    ),
     "layout": {name: _DATA[name] for name in ("max_len", "max_target", "multiple", "side")}
     | {name: _TASK[name] for name in ("form", "answer", "eos")}
     | {"choices": Field(int, "at least 1")},
@@ -50,19 +39,22 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
         for name, field in known.items():
             if name in card[block]:
                 _check(path, f"{block}.{name}", field, card[block][name])
-    _check_head(path, card["head"])
-    for name, value in _block(path, card["backbone"], "dims").items():
+    dims = _block(path, card["backbone"], "dims")
+    for name, value in dims.items():
         _check(path, f"backbone.dims.{name}", _PLACE, value)
+    _check_made(path, "head", make_head, card["head"])
+    on_backbone = lambda **block: make_prompt(dims=Dims(**dims), **block)
+    _check_made(path, "prompt", on_backbone, card["prompt"])
     for name, hint in typing.get_type_hints(Task).items():
         if name in card["task"] and not _fits(card["task"][name], hint):
             raise _wrong(path, f"task.{name}", card["task"][name])
 
 
-def _check_head(path: str, block: Mapping[str, Any]) -> None:
+def _check_made(path: str, name: str, make: Callable[..., Any], block: Mapping[str, Any]) -> None:
     try:
-        make_head(**block)
-    except (InputError, TypeError) as error:  # the second for a name that is no text
-        raise InputError(f"{path}: the card's head: {error}; export the prompt again") from error
+        make(**block)
+    except (InputError, TypeError) as error:  # the second for a name that is missing or no text
+        raise InputError(f"{path}: the card's {name}: {error}; export the prompt again") from error
 
 
 def _check(path: str, name: str, field: Field, value: Any) -> None:

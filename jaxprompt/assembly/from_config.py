@@ -225,7 +225,7 @@ def build_judge(
     """
     kept, steps = kept or Kept(scorer), {}
     # On several hosts an array is not a single process's to look at.
-    folds = scorer.model.prompt.is_computed() and jax.process_count() == 1
+    folds = scorer.model.prompt.folds() and jax.process_count() == 1
     writes, pad = scorer.head.WRITES, scorer.layout.pad_id
 
     def judge(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> tuple[dict, Any]:

@@ -189,4 +189,5 @@ def _inherit(c: Any, fingerprint: str) -> dict[str, np.ndarray]:
     arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
     for name in arrays.keys() & {"slots", "decoder_slots"}:
         arrays[name] = _rescaled(arrays[name], known["rescale"], c.backbone.rescale)
-    return unfold(arrays)
+    is_folded = card["prompt"]["name"] != card["method"]
+    return unfold(arrays) if is_folded else tree.unflatten(arrays)

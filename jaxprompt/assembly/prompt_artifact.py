@@ -22,21 +22,7 @@ from jaxprompt.parallel.sharding import Placement, put
 # What the blocks of a card hold that are read here.
 _NEEDED = {
     "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale"),
-    "constant": (
-        "slots",
-        "length",
-        "first",
-        "last",
-        "shift",
-        "decoder_slots",
-        "decoder_length",
-        "decoder_first",
-        "decoder_last",
-        "shift_decoder",
-        "cross_length",
-        "cross_first",
-        "cross_last",
-    ),
+    "prompt": ("name",),
     "head": ("name",),
     "layout": (
         "max_len",
@@ -83,8 +69,8 @@ def pack(
     """
     params = tree.merge(trainable, frozen)
     batch = scorer.one_batch(_encode(scorer, ""))
-    constant, arrays = fold(scorer.model, params, batch)
-    tensors = {f"prompt/{name}": array for name, array in arrays.items()}
+    prompt, arrays = fold(scorer.model, params, batch)
+    tensors = tree.flatten({"prompt": arrays})
     tensors |= {
         name: np.asarray(leaf, np.float32)
         for name, leaf in tree.flatten(params).items()
@@ -94,7 +80,7 @@ def pack(
     card = {
         "method": config["prompt"]["name"],
         "hyper": dict(config["prompt"]),
-        "constant": {name: getattr(constant, name) for name in _NEEDED["constant"]},
+        "prompt": prompt.block(),
         "head": scorer.head.block(),
         "backbone": {
             "id": backbone["path"],
@@ -158,7 +144,7 @@ def unpack(
     task = task_from_json(card["task"])
     layout = card["layout"]
     scorer = build_scorer(
-        opened, task, prompt={"name": "constant", **card["constant"]}, head=card["head"],
+        opened, task, prompt=card["prompt"], head=card["head"],
         template=card["template"], batch=batch, **layout,
     )  # fmt: skip
     opened, loaded = load_weights(opened, placement)
@@ -205,11 +191,16 @@ def as_peft(
     pools a soft token or has another head, and the adapter holds the prompt alone. Raises
     InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
     """
-    dims, constant, family = card["backbone"]["dims"], card["constant"], card["backbone"]["family"]
+    dims, constant, family = card["backbone"]["dims"], card["prompt"], card["backbone"]["family"]
     own = {name for name in tensors if name.startswith("prompt/")}
     if family == "t5" and own - {"prompt/slots"}:
         raise InputError(
             "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
+        )
+    if scorer.model.prompt.reads:
+        raise InputError(
+            f"--peft: a {card['method']} prompt is computed from each text, which PEFT has no form "
+            "for; ship prompt.safetensors, which export writes without --peft"
         )
     found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
     found |= {name: dims[name] for name in ("layers", "heads")}

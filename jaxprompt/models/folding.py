@@ -6,21 +6,43 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Var
 
 from jaxprompt.models.model import Model, Params
 from jaxprompt.prompts import Method
 from jaxprompt.prompts.constant import PARTS
 from jaxprompt.prompts.constant import Prompt as Fixed
-from jaxprompt.tree import Flat, merge
+from jaxprompt.tree import Flat, flatten, merge
 from jaxprompt.types import Batch, Injection
 
 
 def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, Any]]:
     """Computes the injection once. -> (the `constant` method, its params as float32 numpy arrays)
 
-    `batch` is any batch: the injection must not depend on it.
+    `batch` is any batch. A method that reads the batch stays what it is, with its own params.
+    Raises TypeError for one that reads what it does not say: constants would be wrong for others.
     """
+    found = reads_of(model, params, batch)
+    if secret := set(found) - set(model.prompt.reads):
+        name = type(model.prompt).__module__
+        raise TypeError(f"{name} reads {', '.join(sorted(secret))}; its `reads` must say so")
+    if model.prompt.reads:
+        own = jax.device_get(params.get("prompt", {}))
+        return model.prompt, jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
     return as_constants(model.prompt, jax.device_get(model.inject(params, batch)))
+
+
+def reads_of(model: Model, params: Params, batch: Batch) -> tuple[str, ...]:
+    """Finds the fields of a batch whose numbers the injection depends on; nothing is computed."""
+    leaves, form = jax.tree.flatten_with_path(batch)
+    places, leaves = [path[0].name for path, _ in leaves], [leaf for _, leaf in leaves]
+    traced = jax.make_jaxpr(lambda own: model.inject(params, jax.tree.unflatten(form, own)))(leaves)
+    needed = {var for var in traced.jaxpr.outvars if isinstance(var, Var)}
+    for equation in reversed(traced.jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            needed |= {var for var in equation.invars if isinstance(var, Var)}
+    own = zip(places, traced.jaxpr.invars, strict=True)
+    return tuple(dict.fromkeys(name for name, var in own if var in needed))
 
 
 def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, Any]]:
@@ -57,6 +79,7 @@ def fold_flat(
 ) -> tuple[Model, Flat, Flat]:
     """Folds the prompt of a model whose numbers are divided. -> (model, trainable, frozen)"""
     prompt, arrays = fold(model, merge(trainable, frozen), batch)
+    arrays = flatten(arrays)
     folded = dataclasses.replace(model, prompt=prompt)
     return folded, replace_prompt(trainable, arrays), replace_prompt(frozen, {})
 

@@ -13,6 +13,8 @@ from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Dims, Injection, Prefix
 
+_GIVEN = ("dims", "parent", "name")  # fields of a module that no config has
+
 
 class Method(nn.Module):
     """What every method shares. Hyper-parameters are fields, so a misspelt one is an error."""
@@ -20,6 +22,15 @@ class Method(nn.Module):
     dims: Dims
     length: int = 0
     TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/.*", r"head/.*")
+    # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
+    # holds. Some: an export holds the method and its numbers, and nobody folds it.
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def block(self) -> dict[str, Any]:
+        """Gives the block of a config that makes it."""
+        fields = (f.name for f in dataclasses.fields(self) if f.name not in _GIVEN)
+        name = type(self).__module__.rpartition(".")[2]
+        return {"name": name} | {field: getattr(self, field) for field in fields}
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input."""
@@ -40,6 +51,10 @@ class Method(nn.Module):
     def is_computed(self) -> bool:
         """Tells whether folding spares work: what is added is computed from other numbers."""
         return False
+
+    def folds(self) -> bool:
+        """Tells whether it is to be folded before it is used: that spares work, and is right."""
+        return self.is_computed() and not self.reads
 
     def needs_decoder(self, *fields: str) -> None:
         """Raises InputError where one of these fields asks for a decoder that is not there."""
@@ -93,7 +108,7 @@ def make_prompt(name: str, dims: Dims, init: str = "", **fields: Any) -> Method:
         raise InputError(f"unknown method prompt.name={name!r}; {nearest(name, methods())}")
     cls = importlib.import_module(f"{__name__}.{name}").Prompt
     own = {f.name: f.type for f in dataclasses.fields(cls)}
-    known = {field: own[field] for field in own if field not in ("dims", "parent", "name")}
+    known = {field: own[field] for field in own if field not in _GIVEN}
     for field, value in fields.items():
         if field not in known:
             raise InputError(f"method {name!r} has no field {field!r}; {nearest(field, known)}")

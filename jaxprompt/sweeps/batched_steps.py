@@ -190,7 +190,7 @@ class Programs:
 
     def fold(self, trainable: Flat, batch: Batch, own: Own, runs: int) -> Flat:
         """Computes the prompt of every run once, for `scores`. `batch` is any of one run."""
-        if not self._model.prompt.is_computed():
+        if not self._model.prompt.folds():
             return trainable
         streams = jax.device_get(self._inject(trainable, self.frozen, batch, own))
         each = [jax.tree.map(lambda x, i=i: x[i], streams) for i in range(runs)]

@@ -165,7 +165,7 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
     assert f"{card} is no whole JSON" in predict("--text=a")
     card.write_text('{"model_type": "bert"}')
     assert f"{card} is not the card of a prompt" in predict("--text=a")
-    for block in ("task", "layout", "constant", "head"):
+    for block in ("task", "layout", "prompt", "head"):
         spoilt = json.loads(text)
         spoilt[block] = {}
         card.write_text(json.dumps(spoilt))

@@ -194,7 +194,7 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
         c, opened, from_config.read_examples(c, ["train"]), placement
     )
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
-    card = {"template": template, "constant": {}, "method": "soft"}
+    card = {"template": template, "prompt": {}, "method": "soft"}
     card["backbone"] = {"id": "x", "family": family, "rescale": 1.0}
     card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()
     if PLACES[family, template]:

@@ -5,10 +5,13 @@ import io
 import json
 
 import numpy as np
+import probes
 import pytest
+from ml_collections import ConfigDict
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
 from jaxprompt.assembly.tune import run
+from jaxprompt.cli.options import resolved
 from jaxprompt.data.fewshot import holdout
 
 STILL = dict(
@@ -345,3 +348,31 @@ def test_choices(head, backbone, tmp_path, predict, capsys):
     assert np.mean(right) == pytest.approx(result["dev"]["accuracy"])
     told = f"accuracy {np.mean(right):.4f} on 24 of 27 examples, those with a label"
     assert predict.said[-1] == told
+
+
+def test_a_prompt_computed_from_each_text_is_exported_as_it_is(backbone, data, tmp_path, capsys):
+    """Folded on one text it would be another prompt for all others."""
+    c = make_config(backbone, data, backbone__dropout=0, head__dropout=0, optim__lr=3e-2)
+    with c.unlocked():
+        c.prompt = ConfigDict(dict(name="reading", length=3))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(resolved(c)))
+    place = [f"--config={config}", f"--workdir={tmp_path / 'run'}"]
+    out = tmp_path / "test.jsonl"
+    with probes.known():
+        run(c, str(tmp_path / "run"))
+        assert jaxprompt(capsys, "export", *place)[0] == 0
+        card = json.loads((tmp_path / "run/export/prompt.json").read_text())
+        assert card["prompt"] == {"name": "reading", "length": 3}
+        assert jaxprompt(capsys, "evaluate", *place, "--split=test", f"--output={out}")[0] == 0
+        given = ["predict", f"--workdir={tmp_path / 'run'}", f"--input={data / 'test.jsonl'}"]
+        code, found, err = jaxprompt(capsys, *given)
+        assert code == 0, err
+        code, _, err = jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'peft'}")
+        assert code == 2 and "is computed from each text, which PEFT has no form for" in err
+    live, exported = (
+        [json.loads(line) for line in text.splitlines()] for text in (out.read_text(), found)
+    )
+    assert [row["prediction"] for row in exported] == [row["prediction"] for row in live]
+    for one, other in zip(exported, live, strict=True):
+        assert one["scores"] == pytest.approx(other["scores"], rel=1e-4)

@@ -18,7 +18,7 @@ from tiny_run import (
 
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
-from jaxprompt.cli import sweep
+from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import resolved
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.sweeps.batched_loop import Together
@@ -66,7 +66,7 @@ def config(backbone, data):
 def grid(config, tmp_path_factory):
     """The folder of a grid that nothing disturbs."""
     folder = tmp_path_factory.mktemp("whole") / "grid"
-    assert sweep.train_grid(config, str(folder)) == 0
+    assert train_grid(config, str(folder)) == 0
     return folder
 
 
@@ -84,7 +84,7 @@ def test_each_run_logs_its_own_learning_rate(config, grid):
 
 
 def test_a_table_and_the_best_rate_of_each_seed(config, grid, capsys):
-    assert sweep.train_grid(config, str(grid)) == 0  # again: nothing is left to do
+    assert train_grid(config, str(grid)) == 0  # again: nothing is left to do
     out, err = capsys.readouterr()
     assert "at once" not in err
     found = results(grid)
@@ -157,10 +157,10 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
 
             monkeypatch.setattr(batched_loop, "write_result", write)
         with pytest.raises(Cut):
-            sweep.train_grid(config, str(folder))
+            train_grid(config, str(folder))
         monkeypatch.undo()
     assert len(results(folder)) == (2 if moment == "results" else 0)
-    assert sweep.train_grid(config, str(folder)) == 0
+    assert train_grid(config, str(folder)) == 0
     assert_same_end(folder, grid)
 
 
@@ -177,10 +177,10 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(Together, "_live", signal_once)
-        assert sweep.train_grid(config, str(folder)) == 0
+        assert train_grid(config, str(folder)) == 0
     out, err = capsys.readouterr()
     assert out == "" and "stopped by SIGTERM at step" in err and not results(folder)
-    assert sweep.train_grid(config, str(folder)) == 0
+    assert train_grid(config, str(folder)) == 0
     assert "resumed at step" in capsys.readouterr().err
     assert_same_end(folder, grid)
 
@@ -192,7 +192,7 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
         backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
         runs__lr="0,3e-2", train__patience=2,
     )  # fmt: skip
-    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(c, str(tmp_path / "grid")) == 0
     assert "1 of 2 runs go on, 1 at once" in capsys.readouterr().err
     ends = {name: result["steps"] for name, result in results(tmp_path / "grid").items()}
     assert ends == {"lr=0": 6, "lr=0.03": 8}
@@ -232,7 +232,7 @@ def test_splits_of_unequal_sizes(backbone, data, tmp_path, capsys):
         "backbone.dropout": 0, "prompt.dropout": 0,
     }  # fmt: skip
     c = make_config(backbone, data, "prefix", **SHORT, **fields)
-    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(c, str(tmp_path / "grid")) == 0
     err = capsys.readouterr().err
     assert "one after another: 2 + 1 runs" in err
     for seed, n in enumerate((10, 11, 4)):  # in each run's own draw
@@ -247,7 +247,7 @@ def test_label_words_and_starts_are_values_too(backbone, data, tmp_path, capsys)
         "runs.starts": "text,vocab",
     }  # fmt: skip
     c = make_config(backbone, data, "soft", **SHORT, **fields)
-    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(c, str(tmp_path / "grid")) == 0
     err = capsys.readouterr().err
     assert "one after another: 4 + 2 runs" in err  # two words a class are other shapes
     assert "start=vocab,words=cat+bread+saw" in results(tmp_path / "grid")
@@ -270,7 +270,7 @@ def test_other_backbones_and_all_that_trains(family, data, tmp_path):
     method, fields = OTHERS[family]
     fields = fields | {"head.dropout": 0, "backbone.dropout": 0, "runs.seeds": "1,2"}
     c = make_config(folder, data, method, **SHORT, **fields)
-    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(c, str(tmp_path / "grid")) == 0
     compare(c, tmp_path / "grid")
 
 
@@ -285,7 +285,7 @@ def test_free_texts(data, tmp_path):
         "data.max_len": 30, "runs.seeds": "1,2", "task.template": "{text}",
     }  # fmt: skip
     c = make_config(make_backbone(tmp_path / "t5", "t5"), texts, "soft", **SHORT, **fields)
-    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(c, str(tmp_path / "grid")) == 0
     compare(c, tmp_path / "grid")
 
 
@@ -302,7 +302,7 @@ def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
     c.runs.size, sizes = CHUNKS[why]
     if why.startswith("memory"):
         monkeypatch.setattr(runner, "fitting", lambda *_: 1)
-    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(c, str(tmp_path / "grid")) == 0
     assert f"4 runs in {len(sizes)} chunks: {why}" in capsys.readouterr().err
     chunks = json.loads((tmp_path / "grid/chunks.json").read_text())["chunks"]
     assert list(map(len, chunks)) == sizes
@@ -315,7 +315,7 @@ def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
 def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
     c = config.copy_and_resolve_references()
     c.runs.size, c.mesh.data = 0, 4
-    assert sweep.train_grid(c, str(tmp_path / "grid")) == 0
+    assert train_grid(c, str(tmp_path / "grid")) == 0
     for name in NAMES:
         np.testing.assert_allclose(losses(tmp_path / "grid" / name), losses(grid / name), rtol=1e-3)
 
@@ -342,7 +342,7 @@ def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Together, "_finish", lambda self: (_ for _ in ()).throw(Cut()))
         with pytest.raises(Cut):
-            sweep.train_grid(config, str(folder))
+            train_grid(config, str(folder))
     runs = runner.list_runs(config, str(folder))[:2]
     with pytest.raises(from_config.InputError, match="which is none of these runs"):
         runner.train(runs, str(folder), heard=lambda: 0)

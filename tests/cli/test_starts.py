@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_config
 
 from jaxprompt.assembly.tune import run
-from jaxprompt.cli import sweep
+from jaxprompt.cli.grid import train_grid
 from jaxprompt.data.tokenizer import load_tokenizer
 
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
@@ -23,7 +23,7 @@ def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path, capsys
     )  # fmt: skip
     run(make_config(backbone, data, "soft", **fields), str(tmp_path / "alone"))
     grid = make_config(backbone, data, "soft", **fields, runs__seeds="(0, 1)")
-    assert sweep.train_grid(grid, str(tmp_path / "grid")) == 0
+    assert train_grid(grid, str(tmp_path / "grid")) == 0
     (tmp_path / "corpus.txt").unlink()  # what is learned needs it no more
     shutil.rmtree(tmp_path / "alone/corpus")
     ids = load_tokenizer(backbone).convert_tokens_to_ids(COMMON)
