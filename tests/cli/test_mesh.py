@@ -91,7 +91,7 @@ def run_until(step, c, folder):
             super().write(number, **values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxprompt.training.log.RunLog", Interrupted)
+        patch.setattr("jaxprompt.training.loop.RunLog", Interrupted)
         run(c, str(folder))
 
 

@@ -11,6 +11,7 @@ from tiny_run import ROOT, jaxprompt
 from jaxprompt import __version__
 from jaxprompt.cli.blocks import make_block
 from jaxprompt.cli.options import fields, load_config, resolved
+from jaxprompt.heads import kinds
 
 
 def write_run(folder, config="quickstart:prefix", dev=0.5, test=0.5, metric="accuracy", **fields):
@@ -131,15 +132,17 @@ def test_help_of_train_lists_every_field_once(capsys):
     flags, _, text = out.partition("fields of a config")
     assert "--coordinator" in flags and "--debug" in flags
     lines = [line.split(" = ")[0].strip() for line in text.splitlines() if line[:2] == "  "]
-    told = [name for name in lines if not name.startswith("prompt")]
-    wanted = [name for name in fields(load_config("base")) if not name.startswith("prompt")]
+    open_blocks = ("prompt.", "head.")  # of what they name
+    told = [name for name in lines if not name.startswith(open_blocks)]
+    wanted = [name for name in fields(load_config("base")) if not name.startswith(open_blocks)]
     assert sorted(told) == sorted(wanted)
     blocks = {head: rest for head, *rest in (part.splitlines() for part in text.split("\n\n"))}
-    for method in ("prefix", "soft", "none"):
-        rows = blocks[f"prompt, with prompt.name={method}"]
-        own = {row.split()[0].removeprefix("prompt.") for row in rows}
-        assert own == set(make_block("prompt", method, load_config("base"))) - {"name"}
-        assert all("; " in row or "prompt.start" in row for row in rows), rows
+    for block, known in (("prompt", ("prefix", "soft", "none")), ("head", kinds())):
+        for name in known:
+            rows = blocks[f"{block}, with {block}.name={name}"]
+            own = {row.split()[0].removeprefix(f"{block}.") for row in rows}
+            assert own == set(make_block(block, name, load_config("base"))) - {"name"}
+            assert all("; " in row or "prompt.start" in row for row in rows), rows
     shown = {" ".join(line.split()) for line in text.splitlines()}
     assert {
         "optim.lr = 0.01 number, at least 0",

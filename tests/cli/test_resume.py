@@ -172,7 +172,7 @@ def test_a_checkpoint_holds_what_trains_and_no_weight_of_the_backbone(whole):
     assert 0 <= moments - 2 * 4 * numbers <= 100
     rest = [n for n in state if not n.startswith(("trainable/", "opt_state/"))]
     assert sorted(rest) == ["key", "skipped", "step", "streak"]
-    assert set(position) == {"best", "since", "done", "data"}
+    assert set(position) == {"best", "since", "done", "error", "steps", "skipped", "data"}
     # On disk three times the prompt and 25 to 33 KiB of orbax's own, by how many writes go into one
     # file; the backbone has 92 KiB.
     assert 3 * 4 * numbers < Checkpoints(whole).bytes() < 3 * 4 * numbers + 64 * 1024

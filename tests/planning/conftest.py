@@ -14,10 +14,12 @@ def make_run():
     """Makes the abstract run of base.py with fields changed ("data__batch")."""
     from configs.base import get_config
     from configs.parts import methods
+    from configs.parts.heads import HEADS
     from jaxprompt.planning.abstract import open_run
 
     def make(path, method="soft", **fields):
         c = get_config()
+        HEADS[fields.pop("head__name", "linear")](c)
         getattr(methods, method)(c)
         c.backbone.path, c.backbone.dropout = path, 0.0
         c.mesh.data = 1
