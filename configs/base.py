@@ -69,12 +69,11 @@ def get_config(method: str = "") -> ConfigDict:
     c.task.label = "label"  # custom: column of the label
     c.task.labels = ()  # custom: class names in order; () = found in the training rows
     c.task.choices = ()  # custom: columns of the choices, or one that holds a list
-    c.task.metric = (
-        ""  # accuracy | f1 | macro_f1 | matthews | exact_match | rouge_l | bleu | entity_f1
-    )
+    # of classes accuracy | f1 | macro_f1 | matthews, of texts exact_match | rouge_l | bleu, of tags
+    # entity_f1, of spans f1 | exact_match
+    c.task.metric = ""  # "" = the task's own
     c.task.target = ""  # custom: column of the text to write, for head.name=text
-    # custom: column of the answers that stand in the last field, and where, for head.name=spans
-    c.task.answers = ""
+    c.task.answers = ""  # custom: column of answers in the last field, for head.name=spans
     c.task.tags = ""  # custom: column with a tag for every word, for head.name=tags
     c.task.scheme = ""  # of these tags: iob2 | iob1 | bioes; "" = found in the training rows
     # cloze: the words at a mask | text: T5's own text format | nsp, nss, unified, cls: as that
