@@ -11,8 +11,10 @@ import optax
 from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.heads import linear, text, verbalizer
+from jaxprompt.heads import linear, make_head, text, verbalizer
 from jaxprompt.heads.pretraining import TargetHead
+from jaxprompt.heads.spans import SpanScores
+from jaxprompt.heads.tags import TagScores
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
@@ -52,6 +54,7 @@ WEIGHTS = {
     (WIDTH, VOCAB), (WIDTH, WIDTH),
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
+TOKEN_HEADS = {"tags": TagScores(CLASSES), "spans": SpanScores()}
 TX = optax.adamw(1e-3)
 
 
@@ -69,12 +72,14 @@ class Case:
     side: str = "right"
     target: Target = H100
     attention: str = "auto"
+    head: str = ""  # tags or spans; "" = what the work has
 
     def __str__(self):
         data, model, fsdp = self.mesh
         words = [self.target.platform, self.family, self.work, f"{self.method}{self.length}"]
         words += [f"T{self.tokens}", f"{data}x{model}" + "fsdp" * fsdp]
         words += ["dropout"] * (self.dropout > 0) + [self.side] * (self.side != "right")
+        words += [self.head] * bool(self.head)
         return "-".join(words)
 
 
@@ -101,6 +106,8 @@ def make_model(case: Case):
         whole = lambda scores, *given: full_vocabulary(scores.whole, *given)
         told = lambda scores, *given: count_classes(scores.words, *given)
         loss = Objective("main", whole, sums=told)
+    elif case.head:
+        head, (loss,) = TOKEN_HEADS[case.head], make_head(case.head).objectives(0.0)
     elif case.work == "generate" or case.work == "grid" and case.family == "gpt2":
         head, loss = text.TextScores(), Objective("main", free_text)
     return Model(backbone, prompt, {"main": head}), [loss]
@@ -149,7 +156,10 @@ def make_numbers(case: Case, model):
     patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in given]
     trainable, frozen = split(params, trainable_mask(params, patterns))
     trainable = jax.eval_shape(lambda x: cast(x, jnp.float32), trainable)
-    batch = make_batch(masks=3 if case.work == "adapt" else 1, **laid)
+    batch = make_batch(masks=3 if case.work == "adapt" or case.head else 1, **laid)
+    if case.head:  # one a read position, and how many of these there are
+        counts = np.full(len(batch.labels), 3, np.int32)
+        batch = batch._replace(labels=np.ones_like(batch.label_pos), counts=counts)
     return trainable, frozen, batch._replace(targets=np.full_like(batch.label_pos, 7))
 
 

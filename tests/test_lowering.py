@@ -66,6 +66,16 @@ ODD = [
     )
 ] + [Case("t5", "grid"), Case("bert", "grid", length=5), Case("gpt2", "grid", "soft", length=5),
      Case("gpt2", "grid", side="left"), Case("t5", "grid", mesh=(2, 2, False))]  # fmt: skip
+TOKENS = [
+    Case(family, work, length=length, tokens=21, head=head, mesh=mesh, target=target)
+    for (family, work, length, mesh, target), head in itertools.product(
+        (
+            ("bert", "train", 5, MESHES[0], H100), ("roberta", "evaluate", 16, MESHES[1], TPU),
+            ("electra", "grid", 5, MESHES[0], A100), ("bert", "predict", 20, MESHES[2], TPU),
+        ),
+        ("tags", "spans"),
+    )
+]  # fmt: skip
 LONG = [
     Case(family, work, method, length, 512, mesh=mesh, target=TPU)
     for family, work, method, length, mesh in (
@@ -87,6 +97,11 @@ def test_gpus_take_odd_lengths_and_grids(case):
     text = lower(case)
     check(case, text)
     assert has_kernel(text)
+
+
+@pytest.mark.parametrize("case", TOKENS, ids=str)
+def test_every_step_that_answers_by_tokens(case):
+    check(case, lower(case))
 
 
 @pytest.mark.parametrize("family", families())

@@ -39,7 +39,7 @@ def start(
 ) -> Weights:  # fmt: skip
     """Initialises prompt and head, and splits what trains, in float32, from what is frozen.
 
-    `counts` are those of the text that a prompt starts from (`starting.count_tokens`). With
+    `counts` are those of the text that a prompt starts from (`starting_text.count_tokens`). With
     `restored` the values of what trains do not matter, for a checkpoint holds them: a prompt that
     trains is left as it is.
     """

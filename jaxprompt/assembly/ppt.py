@@ -125,7 +125,7 @@ def thresholds_of(c: Any) -> tuple[float, ...]:
 
 
 def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> Asked:
-    """Opens the backbone and lays the task out for it; `restored` as in build.open_fitting."""
+    """Opens the backbone and lays the task out; `restored` as in from_config.open_fitting."""
     backbone = from_config.open_fitting(c, placement, restored=restored)
     scorer = make_scorer(c, backbone, placement)
     given = {"answer": c.task.answer} if c.task.answer else {}
@@ -251,7 +251,7 @@ def load(
     c: Any, asked: Asked, placement: Placement, counts: np.ndarray | None = None, *,
     restored: bool = False,
 ) -> tuple[Asked, Learned]:  # fmt: skip
-    """Reads the weights and initialises the prompt; `counts` and `restored` as in build.start.
+    """Reads the weights and initialises the prompt; `counts` and `restored` as in `start`.
 
     -> what is asked, its module fitted; what learns
     """
@@ -291,7 +291,7 @@ def scoring(task: Any) -> Callable[[Sums], dict[str, float]]:
 
 
 def restore(c: Any, workdir: str) -> from_config.Trained:
-    """Reads the best prompt of a workdir; no text is read. Raises InputError as build.restore."""
+    """Reads the best prompt of a workdir, no text. Raises InputError as from_config.restore."""
     from_config.check_config(c)
     record, step = records.read_trained(workdir, c, (*from_config.FREE, *from_config.FREE_TRAINED))
     placement = from_config.build_placement(c)

@@ -1,6 +1,6 @@
 """The runs of a group, ready to train, and which of them have the same shapes.
 
-What they do, `tuning` and `pretraining` say.
+What they do, `tune` and `pretrain` say.
 """
 
 import dataclasses
