@@ -181,3 +181,7 @@ def named_outside(path: Path, folder: str, word: str) -> list[str]:
 
 def test_no_branch_on_a_kind_of_answer_outside_its_file():
     report([line for path in MODULES for line in named_outside(path, "heads", "head")])
+
+
+def test_no_branch_on_a_method_outside_its_file():
+    report([line for path in MODULES for line in named_outside(path, "prompts", "prompt")])

@@ -29,7 +29,8 @@ def test_there_are_modules_and_configs():
 
 def test_modules_stay_small():
     sizes = {path: len(path.read_text().splitlines()) for path in SHIPPED}
-    limits = {path: LIMITS.get(path.parent.name, LIMIT) for path in SHIPPED}
+    of = lambda path: "" if path.name == "__init__.py" else path.parent.name  # what a room shares
+    limits = {path: LIMITS.get(of(path), LIMIT) for path in SHIPPED}
     report(
         [
             f"{label(path)}: {lines} lines, the limit is {limits[path]}: divide it by what it does"

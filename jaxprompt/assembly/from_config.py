@@ -46,7 +46,7 @@ from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
-from jaxprompt.prompts import make_prompt
+from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
@@ -82,7 +82,7 @@ def check_config(c: Any) -> None:
             at_least(f"mesh.{field}", c.mesh[field], 1)
     if c.cache.folder and c.cache.where != "disk":
         raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
-    prompt, head = make_prompt(**c.prompt.to_dict(), dims=_ANY), head_of(c)
+    prompt, head = method_of(c), head_of(c)
     if c.prompt.get("start") == "frequent" and not (c.prompt.get("init") or c.corpus.path):
         raise InputError(
             "prompt.start=frequent draws from the most frequent words of a corpus, and corpus.path "
@@ -97,6 +97,11 @@ def check_config(c: Any) -> None:
     check_template(task, text, head, c.task.form, prompt.num_slots())
     read_answer(c.task.answer or "{label}")
     head.objectives(c.optim.smoothing)
+
+
+def method_of(c: Any) -> Method:
+    """Makes the method of a config, for a backbone that limits nothing."""
+    return make_prompt(**c.prompt.to_dict(), dims=_ANY)
 
 
 def head_of(c: Any) -> Kind:
@@ -265,7 +270,7 @@ class Trained(NamedTuple):
 
 def is_zero_shot(c: Any) -> bool:
     """Tells whether a config has nothing to train."""
-    return c.prompt.name == "none" and not c.trainable and head_of(c).READS_WORDS
+    return not method_of(c).LEARNS and not c.trainable and head_of(c).READS_WORDS
 
 
 def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:

@@ -1,6 +1,7 @@
 """The numbers that a run starts from, divided into what trains and what is frozen."""
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +12,11 @@ from jaxprompt import rng, tree
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
-from jaxprompt.data import words
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
 from jaxprompt.parallel.sharding import Placement, check_padding
-from jaxprompt.prompts.soft import warm_start
+from jaxprompt.prompts import Source
 from jaxprompt.types import Dims
 
 # Fields of a method that may differ from those of the export that a prompt starts from.
@@ -52,8 +52,9 @@ def start(
         pass
     elif c.prompt.get("init"):
         params["prompt"] = _inherit(c, loaded.report.fingerprint)
-    elif c.prompt.name == "soft":
-        params["prompt"] = _start_rows(c, scorer, params, counts, placement)
+    else:
+        source = _make_source(c, scorer, params, counts, placement)
+        params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     head = params["head"]["main"]
     if "pooler" in head and "pooler" in loaded.params:
         head["pooler"] = loaded.params["pooler"]
@@ -76,26 +77,22 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
 # -- rows of the vocabulary, or of a file ---------------------------------------------------------
 
 
-def _start_rows(
+def _make_source(
     c: Any, scorer: Scorer, params: Any, counts: np.ndarray | None, placement: Placement
-) -> Any:
-    kind, embed = c.prompt.start, params["backbone"]["embed"]["word"]["table"]
-    if kind in ("normal", "uniform"):
-        return params["prompt"]
-    if kind == "file":
-        return {"table": read_rows(c.prompt.file, scorer.model.prompt, c.backbone.rescale)}
+) -> Source:
+    """Makes what a method may start from."""
+    table = params["backbone"]["embed"]["word"]["table"]
+
+    def embed(ids: Sequence[int]) -> np.ndarray:
+        # The table may lie on several hosts: only what is needed of it is brought here.
+        pick = jax.jit(lambda table, ids: table[ids], out_shardings=placement.replicated)
+        return np.asarray(pick(table, np.array(ids)))
+
+    def read(path: str) -> np.ndarray:
+        return read_rows(path, scorer.model.prompt, c.backbone.rescale)
+
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    length = c.prompt.length + c.prompt.decoder
-    rows = words.choose_rows(
-        kind, scorer.tokenizer, length=length, seed=c.seed,
-        vocab_size=scorer.model.prompt.dims.vocab,
-        counts=counts, words=label_words, text=c.prompt.text, top=c.prompt.top,
-    )  # fmt: skip
-    # The table may lie on several hosts: only what is needed of it is brought here.
-    ids = sorted({i for row in rows for i in row})
-    pick = jax.jit(lambda table, ids: table[ids], out_shardings=placement.replicated)
-    picked = np.asarray(pick(embed, np.array(ids)))
-    return warm_start(params["prompt"], picked, [[ids.index(i) for i in row] for row in rows])
+    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read)
 
 
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:

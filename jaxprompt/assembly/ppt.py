@@ -72,8 +72,8 @@ def check_ppt(c: Any) -> None:
 
 def check_learner(c: Any) -> None:
     """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
-    if c.prompt.name == "none":
-        raise InputError("prompt.name=none has nothing to learn; take soft or prefix")
+    if not from_config.method_of(c).LEARNS:
+        raise InputError(f"prompt.name={c.prompt.name} has nothing to learn; take soft or prefix")
     if c.prompt.get("start") == "task" and not c.prompt.get("init"):
         raise InputError(
             "prompt.start=task takes words of training examples, and pretrain has none; take "

@@ -36,8 +36,6 @@ def make_backbone(
     if family not in families():
         raise InputError(f"unknown backbone family {family!r}; {nearest(family, families())}")
     module = importlib.import_module(f"{__name__}.{family}")
-    if rescale != 1.0 and family != "t5":
-        raise InputError(f"backbone.rescale={rescale} is for T5; set it to 1 for {family}")
     changes = dict(
         model_heads=frozenset(heads),
         dtype=jnp.dtype(dtype),
@@ -45,11 +43,14 @@ def make_backbone(
         remat=remat,
         attention=attention,
     )
+    has = module.make_config(hf, **changes)  # tells which of the others this family knows
     if rescale != 1.0:
+        if not hasattr(has, "rescale"):
+            raise InputError(f"backbone.rescale={rescale} is for T5; set it to 1 for {family}")
         changes["rescale"] = rescale
     if dropout is not None:
         changes["dropout"] = dropout
-        if family == "gpt2":
+        if hasattr(has, "embed_dropout"):
             changes["embed_dropout"] = dropout
     if dropout == 0.0:
         changes["attention_dropout"] = 0.0

@@ -3,7 +3,8 @@
 import dataclasses
 import importlib
 import pkgutil
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,18 @@ from flax import linen as nn
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Dims, Injection, Prefix
+
+
+class Source(NamedTuple):
+    """What the numbers of a prompt may start from."""
+
+    tokenizer: Any
+    seed: int
+    words: Sequence[Sequence[str]]  # label words of each class
+    counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text
+    embed: Callable[[Sequence[int]], np.ndarray]  # token ids -> their embeddings [ids, E]
+    read: Callable[[str], np.ndarray]  # an .npy file, an export or an adapter -> its rows [P, E]
+
 
 _GIVEN = ("dims", "parent", "name")  # fields of a module that no config has
 
@@ -22,6 +35,7 @@ class Method(nn.Module):
     dims: Dims
     length: int = 0
     TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/.*", r"head/.*")
+    LEARNS: ClassVar[bool] = True  # it has numbers of its own
     # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
     # holds. Some: an export holds the method and its numbers, and nobody folds it.
     reads: ClassVar[tuple[str, ...]] = ()
@@ -68,6 +82,11 @@ class Method(nn.Module):
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""
+
+    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Puts values to start from in the place of those that were drawn. -> params"""
+        del source
+        return params
 
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes what the backbone takes in; `embed` is its word table [V, E]."""

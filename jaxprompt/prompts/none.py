@@ -10,6 +10,7 @@ class Prompt(Method):
     """Adds nothing."""
 
     TRAINABLE: ClassVar[tuple[str, ...]] = (r"head/.*",)
+    LEARNS: ClassVar[bool] = False
 
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns the empty injection."""

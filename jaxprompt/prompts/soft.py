@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.data.words import choose_rows
 from jaxprompt.errors import InputError, at_least, nearest
-from jaxprompt.prompts import Method
+from jaxprompt.prompts import Method, Source
 from jaxprompt.types import Batch, Injection, Stream
 
 # Where the rows start from: draws, a file of rows, or token ids.
@@ -58,6 +59,20 @@ class Prompt(Method):
     def num_decoder_slots(self) -> int:
         """Tells how many soft tokens stand in what the decoder is fed."""
         return self.decoder
+
+    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Writes rows of a file, or embeddings of tokens, over the draws. -> params"""
+        if self.start in ("normal", "uniform"):
+            return params
+        if self.start == "file":
+            return {"table": source.read(self.file)}
+        rows = choose_rows(
+            self.start, source.tokenizer, length=self.length + self.decoder, seed=source.seed,
+            vocab_size=self.dims.vocab, counts=source.counts, words=source.words, text=self.text,
+            top=self.top,
+        )  # fmt: skip
+        ids = sorted({i for row in rows for i in row})
+        return warm_start(params, source.embed(ids), [[ids.index(i) for i in row] for row in rows])
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:

@@ -7,6 +7,7 @@ import pytest
 from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
 
 from jaxprompt.assembly.tune import run
+from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import resolved
 
 STILL = {
@@ -153,3 +154,18 @@ def test_a_list_of_tags_is_no_label(backbone, tmp_path, refused):
              "data.source": tmp_path, "data.max_len": 24}  # fmt: skip
     line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(given))
     assert "holds the list" in line and "task.tags=label with head.name=tags" in line
+
+
+def test_a_grid_and_kept_states_give_the_same(trained, backbone, tmp_path):
+    """Runs as one program, and states of the frozen backbone that are computed once."""
+    kind, _, folder, _ = trained
+    fields = {n: v for n, v in STILL.items() if n != "prompt.dropout"} | KINDS[kind][1]
+    fields |= {"train.total_steps": 8, "train.eval_steps": 4, "head.dropout": 0}
+    plain = make_config(backbone, folder, "head_only", **fields)
+    alone = run(plain, str(tmp_path / "alone"))
+    kept = make_config(backbone, folder, "head_only", **fields | {"cache.where": "host"})
+    assert run(kept, str(tmp_path / "kept"))["dev"] == pytest.approx(alone["dev"], abs=0.02)
+    grid = make_config(backbone, folder, "head_only", **fields | {"runs.seeds": "0,1"})
+    assert train_grid(grid, str(tmp_path / "grid")) == 0
+    found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())
+    assert found["dev"] == pytest.approx(alone["dev"], abs=0.02)
