@@ -11,6 +11,7 @@ from jaxprompt.data import tasks, template
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
 from jaxprompt.errors import InputError
+from jaxprompt.scoring import metrics
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
 mnli snli qnli mrpc qqp boolq wic copa chnsenticorp tnews lcqmc ocnli cmnli topics afqmc eprstmt
@@ -27,7 +28,17 @@ def used_fields(text):
 
 
 def test_every_task_is_known():
-    assert set(NAMES) == set(tasks.task_names())
+    classes = {name for name in tasks.task_names() if tasks.get_task(name).kind == "classes"}
+    assert set(NAMES) == classes
+    assert set(tasks.task_names()) - classes == {"conll2003", "squad", "squad_v2"}
+
+
+@pytest.mark.parametrize("name", ["conll2003", "squad", "squad_v2"])
+def test_tasks_of_tags_and_spans_are_consistent(name):
+    task = tasks.get_task(name)
+    assert used_fields(task.plain) == set(task.fields) and not task.labels and not task.words
+    assert task.metric in metrics.OF[task.kind] and task.hub
+    assert task.kind == "spans" or task.values[:3] == ("O", "B-PER", "I-PER")
 
 
 @pytest.mark.parametrize("name", NAMES)
