@@ -133,6 +133,6 @@ def make_prompt(name: str, dims: Dims, init: str = "", **fields: Any) -> Method:
             raise InputError(f"method {name!r} has no field {field!r}; {nearest(field, known)}")
         check_kind(f"prompt.{field}", value, known[field])
     check_kind("prompt.init", init, str)
-    prompt = cls(dims=dims, **fields)
+    prompt = cls(dims=dims, parent=None, **fields)  # none of a module whose method calls this
     prompt.check()
     return prompt
