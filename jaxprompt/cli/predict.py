@@ -104,6 +104,7 @@ def answer(
     answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, pad)
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
     found = answering({}, exported.params, batches, len(split.rows))
+    head.check_found(found)
     told = _cut(scorer, split)
     values, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
     if known:

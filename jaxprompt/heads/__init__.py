@@ -19,7 +19,7 @@ from flax import linen as nn
 from jaxprompt.data.encode import Answer, Encoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.overview import tell_labels
-from jaxprompt.data.specials import Specials
+from jaxprompt.data.specials import Specials, read_specials
 from jaxprompt.data.tasks import KINDS, Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import Verbalizer
@@ -119,6 +119,14 @@ class Kind:
         if form == "text" and style == "masked":
             raise InputError("task.form=text needs a backbone that writes; take cloze, or a T5")
 
+    def check_encoder(self, facts: Facts, reads: str) -> None:
+        """Raises InputError for a backbone that does not read the input both ways."""
+        if facts.style != "masked":
+            raise InputError(
+                f"head.name={self.name} reads every {reads} of the input, which a {facts.family} "
+                "is not asked for here; take a BERT, RoBERTa or ELECTRA"
+            )
+
     # -- layout ------------------------------------------------------------------------------------
 
     def fit_task(self, task: Task, choices: int) -> Task:
@@ -142,6 +150,13 @@ class Kind:
     def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
         """Lays itself out for a task and a backbone, which were checked."""
         raise TypeError(f"{type(self).__name__} must define lay_out")
+
+    def specials(self, facts: Facts, asked: Asked, tokenizer: Any, sentinels: int = 0) -> Specials:
+        """Reads the special tokens that its input and its answer are made with."""
+        return read_specials(
+            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
+            masks=max(int(asked.template.has_mask), sentinels),
+        )  # fmt: skip
 
     def encode(
         self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
@@ -211,6 +226,12 @@ class Kind:
                 names = (names or example.choices)[: len(example.choices)]
             known = dict(zip(names, map(float, values), strict=False))
             yield {"prediction": names[index], "score": float(values[index]), "scores": known}
+
+
+def check_share(field: str, value: float) -> None:
+    """Raises InputError for a share of a head that is not in [0, 1)."""
+    if not 0 <= value < 1:
+        raise InputError(f"head.{field}={value} must be in [0, 1)")
 
 
 def kinds() -> list[str]:

@@ -6,9 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.data.specials import read_specials
 from jaxprompt.errors import InputError, choose
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, mask_absent, take
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, check_share, mask_absent, take
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Batch, Objective, Role
@@ -26,8 +25,7 @@ class Head(Kind):
     def check(self) -> None:
         """Raises InputError for an unknown pooler or no share."""
         choose("head.pooler", self.pooler, ("auto", *POOLERS))
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"head.dropout={self.dropout} must be in [0, 1)")
+        check_share("dropout", self.dropout)
 
     def check_backbone(self, facts: Facts) -> None:
         """Raises InputError for a pooler that the backbone has not."""
@@ -45,10 +43,7 @@ class Head(Kind):
             raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
         auto = "checkpoint" if "pooler" in facts.heads else "cls"
         head = dataclasses.replace(self, pooler=auto if self.pooler == "auto" else self.pooler)
-        specials = read_specials(
-            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
-            masks=int(asked.template.has_mask),
-        )  # fmt: skip
+        specials = self.specials(facts, asked, tokenizer)
         module = Classifier(1 if choice else len(task.labels), head.pooler, head.dropout)
         names = {"names": [words[0] for words in task.words]} if task.words else {}
         return Laid(head, {"main": module}, specials, **names)

@@ -14,7 +14,6 @@ from flax import linen as nn
 
 from jaxprompt.data.encode import Encoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_with_offsets
@@ -65,11 +64,7 @@ class Head(Kind):
 
     def check_backbone(self, facts: Facts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
-        if facts.style != "masked":
-            raise InputError(
-                f"head.name={self.name} reads every token of the input, which a {facts.family} is "
-                "not asked for here; take a BERT, RoBERTa or ELECTRA"
-            )
+        self.check_encoder(facts, "token")
 
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template whose last field, the text, stands twice."""
@@ -88,10 +83,7 @@ class Head(Kind):
                 f"template {asked.template.source!r} must end with {{{asked.task.fields[-1]}}}, "
                 "the last of task.fields: the text that holds the answer"
             )
-        specials = read_specials(
-            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
-            masks=int(asked.template.has_mask),
-        )  # fmt: skip
+        specials = self.specials(facts, asked, tokenizer)
         return Laid(self, {"main": SpanScores()}, specials)
 
     def encode(

@@ -14,13 +14,12 @@ from flax import linen as nn
 
 from jaxprompt.data.encode import Encoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tags import lenient_entities
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.windows import cut_windows
 from jaxprompt.errors import InputError
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, check_share, take
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
@@ -49,18 +48,13 @@ class Head(Kind):
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"head.dropout={self.dropout} must be in [0, 1)")
+        check_share("dropout", self.dropout)
         if self.stride < 0:
             raise InputError(f"head.stride={self.stride} must be at least 0")
 
     def check_backbone(self, facts: Facts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
-        if facts.style != "masked":
-            raise InputError(
-                f"head.name={self.name} reads every word of the input, which a {facts.family} is "
-                "not asked for here; take a BERT, RoBERTa or ELECTRA"
-            )
+        self.check_encoder(facts, "word")
 
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template in which the words do not stand once."""
@@ -73,10 +67,7 @@ class Head(Kind):
 
     def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
         """Reads every word at its first subword."""
-        specials = read_specials(
-            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
-            masks=int(asked.template.has_mask),
-        )  # fmt: skip
+        specials = self.specials(facts, asked, tokenizer)
         return Laid(self, {"main": TagScores(len(asked.task.labels), self.dropout)}, specials)
 
     def encode(

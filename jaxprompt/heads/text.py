@@ -9,7 +9,6 @@ from flax import linen as nn
 
 from jaxprompt.data.encode import Answer, Encoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.errors import InputError
 from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
@@ -41,10 +40,7 @@ class Head(Kind):
 
     def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
         """Reads every token of the target where it is predicted."""
-        specials = read_specials(
-            tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
-            masks=int(asked.template.has_mask),
-        )  # fmt: skip
+        specials = self.specials(facts, asked, tokenizer)
         return Laid(self, {"main": TextScores()}, specials, Answer(text=asked.max_target))
 
     def encode(

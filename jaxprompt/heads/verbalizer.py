@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.data.encode import Answer
-from jaxprompt.data.specials import read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.template import Template
@@ -77,10 +76,7 @@ class Head(Kind):
         """Reads each word's subwords where the model predicts them."""
         task, style = asked.task, facts.style
         said, sentinels = read_answer(asked.answer or (_TEXT if asked.form == "text" else _CLOZE))
-        specials = read_specials(
-            tokenizer, style, eos=asked.eos, sentinel=facts.sentinel,
-            masks=max(int(asked.template.has_mask), sentinels),
-        )  # fmt: skip
+        specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(task, style, asked.form)
         verbalizer = make_verbalizer(tokenizer, words, leading_space=task.spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"

@@ -11,7 +11,7 @@ from jax.extend.core import Var
 from jaxprompt.models.model import Model, Params
 from jaxprompt.prompts import Method
 from jaxprompt.prompts.constant import PARTS
-from jaxprompt.prompts.constant import Prompt as Fixed
+from jaxprompt.prompts.constant import Prompt as Constant
 from jaxprompt.tree import Flat, flatten, merge
 from jaxprompt.types import Batch, Injection
 
@@ -61,7 +61,7 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
             fields |= {name + field: value for field, value in span.items()}
             arrays[f"{name}k"] = np.asarray(prefix.k[first:last, 0], np.float32)  # [L, P, N, D]
             arrays[f"{name}v"] = np.asarray(prefix.v[first:last, 0], np.float32)
-    return Fixed(dims=prompt.dims, **fields), arrays
+    return Constant(dims=prompt.dims, **fields), arrays
 
 
 def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

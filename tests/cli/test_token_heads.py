@@ -9,6 +9,7 @@ from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines,
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import resolved
+from jaxprompt.convert.artifact import read_artifact, write_artifact
 
 STILL = {
     "backbone.dropout": 0, "prompt.dropout": 0, "optim.lr": 3e-2, "train.total_steps": 120,
@@ -125,6 +126,20 @@ def test_a_plain_text_is_answered(trained, capsys):
         assert code == 2 and "the task has 2 fields" in err
 
 
+def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
+    _, _, folder, _ = trained
+    if not (folder / "run/export").exists():
+        assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
+    numbers, card = read_artifact(folder / "run/export")
+    huge = {name: np.full_like(value, 3e38) for name, value in numbers.items()}
+    write_artifact(tmp_path, huge, card)
+    code, out, err = jaxprompt(
+        capsys, "predict", f"--prompt={tmp_path}", f"--input={folder / 'dev.jsonl'}"
+    )
+    assert code == 2 and not out, err
+    assert "are NaN, the first of them of example 1; the trained numbers are too large" in err
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -132,7 +147,10 @@ def test_a_plain_text_is_answered(trained, capsys):
         ({"head.name": "tags", "task.tags": ""}, "head.name=tags with a classification task"),
         ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
         ({"head.name": "tags", "task.metric": "accuracy"}, "metric accuracy compares classes, but"),
-        ({"head.name": "tags", "task.fields": "tokens,tags"}, "name one other column"),
+        (
+            {"head.name": "tags", "task.fields": "tokens,tags"},
+            "is also in task.fields, so the input would hold the answer",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message, backbone, tmp_path, refused):

@@ -140,7 +140,7 @@ def test_rows_that_are_wrong(row, message):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(InputError, match="name one other column"):
+    with pytest.raises(InputError, match="name one field"):
         custom_task(fields=("a", "b"), tags="tags")
     with pytest.raises(InputError, match="task.tags='t' and task.choices are both given"):
         custom_task(fields=("a",), tags="t", choices=("c",))

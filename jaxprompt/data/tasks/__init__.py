@@ -15,7 +15,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.answering import checked_answers, read_answered
+from jaxprompt.data.tasks.answering import read_answered
 from jaxprompt.data.tasks.cells import (
     check_label,
     class_names,
@@ -27,8 +27,8 @@ from jaxprompt.data.tasks.cells import (
 )
 from jaxprompt.data.tasks.chinese import CHINESE
 from jaxprompt.data.tasks.english import ENGLISH
-from jaxprompt.data.tasks.tagging import checked_tags, read_tagged, with_tags
-from jaxprompt.data.tasks.task import KINDS, Example, Task
+from jaxprompt.data.tasks.tagging import read_tagged, with_tags
+from jaxprompt.data.tasks.task import KINDS, Example, Task, check_column
 from jaxprompt.errors import InputError, nearest
 
 __all__ = ["KINDS", "Example", "Task"]
@@ -278,12 +278,19 @@ def check_task(task: Task) -> Task:
                 f"task.fields: {name!r} cannot be written in a template (choice, choices and "
                 "| { } [ ] have a meaning there); rename the column"
             )
-    if task.is_text:
-        return _checked_text(task)
-    if task.kind == "tags":
-        return checked_tags(task)
-    if task.kind == "spans":
-        return checked_answers(task)
+    if task.kind == "texts":
+        check_column(task, "target", "writes a text", ("labels", "words", "choices"))
+    elif task.kind == "spans":
+        check_column(task, "answers", "finds a span", ("labels", "words", "choices"))
+    elif task.kind == "tags":
+        check_column(task, "tags", "tags words", ("words", "choices"))
+        if len(task.fields) != 1:
+            raise InputError(
+                f"task.tags={task.tags!r} with task.fields={', '.join(task.fields)}: name one "
+                "field, the column of the words"
+            )
+    if task.kind != "classes":
+        return task
     if task.labels and len(set(task.labels)) < len(task.labels):
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:
@@ -307,18 +314,3 @@ def check_task(task: Task) -> Task:
             f"in the order {', '.join(task.labels)}"
         )
     return dataclasses.replace(task, words=words, targets=task.targets or task.labels)
-
-
-def _checked_text(task: Task) -> Task:
-    for part in ("labels", "words", "choices"):
-        if getattr(task, part):
-            raise InputError(
-                f"task.target={task.target!r} and task.{part} are both given; a task writes a text "
-                "or chooses a class: leave one of the two out"
-            )
-    if task.target in task.fields:
-        raise InputError(
-            f"task.target={task.target!r} is also in task.fields, so the input would hold the "
-            "answer; take it out of task.fields"
-        )
-    return task

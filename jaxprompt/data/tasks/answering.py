@@ -45,19 +45,3 @@ def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[i
     if not all(text.strip() for text in texts):
         raise InputError(f"{where}: column {task.answers!r} has an answer without letters")
     return texts, tuple(parts[1])
-
-
-def checked_answers(task: Task) -> Task:
-    """Raises InputError where the parts of such a task do not fit."""
-    for part in ("labels", "words", "choices"):
-        if getattr(task, part):
-            raise InputError(
-                f"task.answers={task.answers!r} and task.{part} are both given; a task finds a "
-                "span or chooses a class: leave one of the two out"
-            )
-    if task.answers in task.fields:
-        raise InputError(
-            f"task.answers={task.answers!r} is also in task.fields, so the input would hold the "
-            "answer; take it out of task.fields"
-        )
-    return task

@@ -88,19 +88,3 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
     value = row[task.fields[0]]
     text = value if isinstance(value, str) else " ".join(words)
     return Example({task.fields[0]: text}, words=words, tags=tags)
-
-
-def checked_tags(task: Task) -> Task:
-    """Raises InputError where the parts of a tagging task do not fit."""
-    for part in ("words", "choices"):
-        if getattr(task, part):
-            raise InputError(
-                f"task.tags={task.tags!r} and task.{part} are both given; a task tags words or "
-                "chooses a class: leave one of the two out"
-            )
-    if len(task.fields) != 1 or task.tags in task.fields:
-        raise InputError(
-            f"task.fields={task.fields} with task.tags={task.tags!r}: name one other column, that "
-            "of the words"
-        )
-    return task

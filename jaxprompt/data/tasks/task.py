@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxprompt.data.tasks.cells import spelling
+from jaxprompt.errors import InputError
 
 
 class AnswerKind(NamedTuple):
@@ -104,3 +105,22 @@ class Task:
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
         """Tells whether the label of a row is one of `left_out`."""
         return bool(self.left_out) and spelling(row.get(self.label)) in self.left_out
+
+
+def check_column(task: Task, field: str, does: str, others: tuple[str, ...]) -> None:
+    """Raises InputError where the column that makes a task one of its kind does not fit the rest.
+
+    `field` names it, "target"; `does` says what such a task does; `others` are fields of classes.
+    """
+    column = getattr(task, field)
+    for other in others:
+        if getattr(task, other):
+            raise InputError(
+                f"task.{field}={column!r} and task.{other} are both given; a task {does} or "
+                "chooses a class: leave one of the two out"
+            )
+    if column in task.fields:
+        raise InputError(
+            f"task.{field}={column!r} is also in task.fields, so the input would hold the answer; "
+            "take it out of task.fields"
+        )
