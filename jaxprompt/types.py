@@ -55,6 +55,7 @@ class Batch(NamedTuple):
     # follows in free text, what was hidden in pre-training (behind its generator see ReplacedHead)
     kept: Array | None = None  # [B*K, T, H] states that frozen layers gave before
     counts: Array | None = None  # int32 [B] choices of each example; None = all have all classes
+    prompt: Array | None = None  # int32 [B] which prompt of a bank each example takes
 
     @property
     def read(self) -> Tokens:
@@ -105,8 +106,11 @@ class Cache(NamedTuple):
 class Stream(NamedTuple):
     """What a method adds to one stream."""
 
-    slots: Array | None = None  # [B|1, S, E] rows written where Tokens.slot >= 0
+    slots: Array | None = None  # [B|1, S, E] rows written where Tokens.slot >= 0; those beyond what
+    # the template places are for the views of a method's own objectives
     prefix: Prefix | None = None
+    slots_mask: Array | None = None  # bool [B|1, S], False = the row is not there: where it would
+    # stand nothing is seen and nothing is pooled; None = all True
 
 
 class Injection(NamedTuple):
@@ -115,6 +119,15 @@ class Injection(NamedTuple):
     encoder: Stream = Stream()
     decoder: Stream = Stream()
     cross: Stream = Stream()
+    rows: Array | None = None  # [R, E] what it trains beyond the input, for heads: as label rows
+
+
+class Asks(NamedTuple):
+    """All that a method knows of a task."""
+
+    classes: int = 0  # or choices, where these are the classes
+    words: tuple[tuple[tuple[int, ...], ...], ...] = ()  # vocabulary ids of each label word's
+    # subwords, by class; () where the head reads none
 
 
 class Dims(NamedTuple):

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,13 +23,13 @@ from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.folding import fold, reads_of
-from jaxprompt.models.model import Model
+from jaxprompt.models.model import Model, place
 from jaxprompt.prompts import make_prompt, methods
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
 from jaxprompt.tree import flatten, split, trainable_mask
-from jaxprompt.types import Injection, Stream
+from jaxprompt.types import Asks, Injection, Stream
 
 METHODS = sorted([*methods(), *probes.NAMES])
 FIELDS = {
@@ -64,11 +65,14 @@ class Case(NamedTuple):
 
     def batch(self, seed=0, **changes):
         prompt = self.model.prompt
-        return make_batch(
+        batch = make_batch(
             seed, slots=prompt.num_slots(), shift=prompt.position_shift(), family=self.family,
             decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
             classes=CLASSES, **changes,
         )  # fmt: skip
+        if "prompt" in prompt.reads:
+            batch = batch._replace(prompt=batch.index % prompt.size)
+        return batch
 
     def state(self):
         return make_state(jax.tree.map(jnp.copy, self.trainable), TX, jax.random.key(1))
@@ -100,11 +104,13 @@ def case(request, family):
         given = DECODER_FIELDS.get(request.param, DECODER_DEFAULT)
         fields = fields | {name: given[name] for name in given if name in known}
     with probes.known():
-        prompt = make_prompt(request.param, backbone.dims, **fields)
-    model = Model(backbone, prompt, {"main": linear.Classifier(CLASSES, dropout=0.1)})
+        prompt = make_prompt(request.param, backbone.dims, Asks(CLASSES), **fields)
+    heads = {"main": linear.Classifier(CLASSES, dropout=0.1)} | prompt.modules()
+    model = Model(backbone, prompt, heads)
     params = make_params(model, weights)
     parts = split(params, trainable_mask(params, prompt.TRAINABLE))
-    step = make_train_step(model, TX, [Objective("main", cross_entropy)])
+    objectives = [Objective("main", cross_entropy), *prompt.objectives()]
+    step = make_train_step(model, TX, objectives)
     return Case(family, model, params, *parts, step, jit(make_eval_step(model)))
 
 
@@ -113,11 +119,17 @@ def test_injects_the_declared_shapes(case):
     shapes = jax.eval_shape(lambda p: case.model.inject(p, batch), case.params)
     declared = {"encoder": case.model.prompt.num_slots(), "cross": 0}
     declared["decoder"] = case.model.prompt.num_decoder_slots()
-    for name, stream in shapes._asdict().items():
+    if shapes.rows is not None:
+        assert shapes.rows.shape[1:] == (dims.embed,)
+    for name in declared:
+        stream = getattr(shapes, name)
         assert (declared[name] > 0) == (stream.slots is not None)
         if stream.slots is not None:
-            rows, *rest = stream.slots.shape
-            assert rows in (1, 5) and rest == [declared[name], dims.embed]
+            rows, count, width = stream.slots.shape
+            assert rows in (1, 5) and count >= declared[name] and width == dims.embed
+        if stream.slots_mask is not None:
+            assert stream.slots_mask.shape in [(rows, count), (1, count)]
+            assert stream.slots_mask.dtype == bool
         if stream.prefix is not None:
             layers, rows, length, *rest = stream.prefix.k.shape
             assert layers == (dims.layers if name == "encoder" else dims.decoder_layers)
@@ -140,25 +152,30 @@ def test_padding_changes_nothing(case):
 
 
 def test_what_is_masked_changes_nothing(case):
-    """Rubbish under a masked prefix column, and in rows that no token points at, is never read."""
+    """Rubbish is never read: in masked columns and rows, and in rows that no token points at."""
     batch = case.batch()
     rubbish = lambda x, keep: jnp.where(keep, x, 7.5)
 
     def litter(stream, spoil):
-        slots, prefix = stream
+        slots, prefix, slots_mask = stream
         if prefix is not None:
             keep = (prefix.mask | ~spoil)[..., None, None]
             prefix = prefix._replace(k=rubbish(prefix.k, keep), v=rubbish(prefix.v, keep))
+        if slots_mask is not None:
+            slots = rubbish(slots, (slots_mask | ~spoil)[..., None])
+            slots_mask = jnp.pad(slots_mask, [(0, 0), (0, 1)])
         if slots is not None:
             slots = jnp.concatenate([slots, jnp.where(spoil, 7.5, 0.0) + slots[:, :1]], 1)
-        return Stream(slots, prefix)
+        return Stream(slots, prefix, slots_mask)
 
     @jit
     def hidden(params, batch, spoil):
         injection = case.model.inject(params, batch)
-        injection = Injection(*(litter(stream, spoil) for stream in injection))
+        batch = place(batch, injection)
+        injection = Injection(*(litter(stream, spoil) for stream in injection[:3]))
         backbone = {"params": params["backbone"]}
-        return case.model.backbone.apply(backbone, batch, injection, deterministic=True)
+        states = case.model.backbone.apply(backbone, batch, injection, deterministic=True)
+        return jnp.where(batch.read.mask[..., None], states, 0.0)
 
     clean, spoilt = (hidden(case.params, batch, spoil) for spoil in (False, True))
     np.testing.assert_array_equal(clean, spoilt)
@@ -170,11 +187,12 @@ def test_what_is_exported_scores_other_batches_as_what_is_live(case):
     model = dataclasses.replace(case.model, prompt=prompt)
     for told in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
         assert getattr(prompt, told)() == getattr(case.model.prompt, told)()
-    exported = jit(model.forward)
-    for seed in (0, 1):
-        batch = case.batch(seed)
-        found = exported(case.params | {"prompt": arrays}, batch)
-        assert_close(found, case.scores(case.trainable, case.frozen, batch))
+    for head in model.heads:
+        exported, live = (jit(partial(m.forward, head=head)) for m in (model, case.model))
+        for seed in (0, 1):
+            batch = case.batch(seed)
+            found = exported(case.params | {"prompt": arrays}, batch)
+            assert_close(found, live(case.params, batch))
 
 
 def test_it_says_what_it_reads(case):
@@ -182,9 +200,10 @@ def test_it_says_what_it_reads(case):
     if not case.model.prompt.reads:
         return
     cls = type("Silent", (type(case.model.prompt),), {"reads": ()})
-    silent = cls(dims=case.model.prompt.dims, **FIELDS.get("reading", DEFAULT))
+    silent = cls(dims=case.model.prompt.dims, **DEFAULT)
     model = dataclasses.replace(case.model, prompt=silent)
-    with pytest.raises(TypeError, match="reads encoder; its `reads` must say so"):
+    told = ", ".join(case.model.prompt.reads)
+    with pytest.raises(TypeError, match=f"reads {told}; its `reads` must say so"):
         fold(model, case.params, case.batch())
 
 

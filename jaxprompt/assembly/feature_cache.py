@@ -176,12 +176,14 @@ def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
     found = []
     # Masks that are numpy arrays stay so: they are known without computing anything.
     jax.eval_shape(lambda p: found.append(model.inject(p, batch)), params)
-    (slots, prefix), *others = found[0]
+    (injection,) = found
+    slots, prefix, _ = injection.encoder
     if slots is not None:
         return 0
     if prefix is not None:
         known = isinstance(prefix.mask, np.ndarray)
         return int(prefix.mask.any(axis=(1, 2)).argmax()) if known else 0
+    others = injection.decoder, injection.cross
     adds = any(part is not None for stream in others for part in stream)
     return model.backbone.dims.layers if adds else None
 

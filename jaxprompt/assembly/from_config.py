@@ -44,7 +44,7 @@ from jaxprompt.errors import InputError, at_least
 from jaxprompt.heads import Kind, make_head
 from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
-from jaxprompt.models.model import backbone_shapes
+from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.training.checkpoint import Checkpoints
@@ -346,6 +346,6 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_ep
     )  # fmt: skip
 
 
-def build_objectives(c: Any) -> list[Objective]:
-    """Makes the terms of the loss."""
-    return head_of(c).objectives(c.optim.smoothing)
+def build_objectives(c: Any, model: Model) -> list[Objective]:
+    """Makes the terms of the loss: the head's, and the method's own."""
+    return head_of(c).objectives(c.optim.smoothing) + model.prompt.objectives()

@@ -69,7 +69,7 @@ def start(
 def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
     """Splits parameters into what trains and what is frozen."""
     patterns = tuple(c.trainable) or scorer.model.prompt.TRAINABLE
-    if not params["head"]["main"]:  # a verbalizer has no numbers of its own
+    if not any(params["head"].values()):  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
     return tree.split(params, tree.trainable_mask(params, patterns))
 

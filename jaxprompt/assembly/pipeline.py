@@ -19,9 +19,9 @@ from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import Asked, Facts, Kind, make_head, writer
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.prompts import Method, make_prompt
+from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric
-from jaxprompt.types import Batch
+from jaxprompt.types import Asks, Batch
 
 _KIN = {"xlm-roberta": "roberta", "mt5": "t5"}  # model_type -> family
 
@@ -177,6 +177,15 @@ def facts_of(backbone: Backbone) -> Facts:
     )  # fmt: skip
 
 
+def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None) -> Asks:
+    """Tells a method what it may know of a task."""
+    words = tuple(
+        tuple(tuple(ids[ids >= 0].tolist()) for ids in own if (ids >= 0).any())
+        for own in (verbalizer.ids if verbalizer else ())
+    )
+    return Asks(len(task.labels) or choices, words)
+
+
 def check_fit(
     backbone: Backbone, *, prompt: Mapping[str, Any], head: Mapping[str, Any], max_len: int
 ) -> tuple[Method, Kind]:
@@ -226,5 +235,6 @@ def build_scorer(
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
-    model = Model(backbone.module, method, laid.modules)
+    method = with_task(method, asks_of(task, choices, laid.verbalizer))
+    model = Model(backbone.module, method, method.modules() | laid.modules)
     return Scorer(task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer)

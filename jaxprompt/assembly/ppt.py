@@ -260,14 +260,17 @@ def load(
     trainable, frozen, report = from_config.start(
         c, asked.scorer, loaded, counts, placement, restored=restored
     )
-    model, objective = make_objective(c, asked.scorer.model)
-    return asked, Learned(model, [objective], trainable, frozen, report)
+    model, objectives = make_objectives(c, asked.scorer.model)
+    return asked, Learned(model, objectives, trainable, frozen, report)
 
 
-def make_objective(c: Any, model: Model) -> tuple[Model, Objective]:
-    """Makes the loss of downstream tuning, which counts right answers besides. -> model, loss"""
-    heads, objective = from_config.head_of(c).counted(model.heads, c.optim.smoothing)
-    return Model(model.backbone, model.prompt, heads), objective
+def make_objectives(c: Any, model: Model) -> tuple[Model, list[Objective]]:
+    """Makes the losses of downstream tuning, which count right answers besides. -> model, losses"""
+    own = model.prompt.modules()
+    heads = {name: head for name, head in model.heads.items() if name not in own}
+    heads, objective = from_config.head_of(c).counted(heads, c.optim.smoothing)
+    model = Model(model.backbone, model.prompt, own | heads)
+    return model, [objective, *model.prompt.objectives()]
 
 
 def flops_of(

@@ -202,6 +202,11 @@ def as_peft(
             f"--peft: a {card['method']} prompt is computed from each text, which PEFT has no form "
             "for; ship prompt.safetensors, which export writes without --peft"
         )
+    if "prompt/rows" in tensors:
+        raise InputError(
+            f"--peft: a {card['method']} prompt trains rows for the answer, which PEFT has no form "
+            "for; ship prompt.safetensors, which export writes without --peft"
+        )
     found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
     found |= {name: dims[name] for name in ("layers", "heads")}
     if "prompt/slots" in tensors:

@@ -63,7 +63,7 @@ class Tuning(Work):
             c, scorer, splits, weights, placement, self.workdir
         )
         self.score = from_config.build_measure(c, scorer, placement, self.kept)
-        objectives = from_config.build_objectives(c)
+        objectives = from_config.build_objectives(c, scorer.model)
         self.set_training(placement, self.kept.model, objectives, weights.trainable, weights.frozen)
 
     def take(self) -> Batch:

@@ -165,7 +165,7 @@ class Encoder(nn.Module):
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
         """Encodes a batch. -> [B, T, H]"""
-        slots, prefix = injection.encoder
+        slots, prefix, _ = injection.encoder
         if self.cfg.skip:
             x = take_kept(batch.kept, self.cfg.dtype)
         else:

@@ -187,7 +187,7 @@ class Backbone(nn.Module):
         return self(batch, Injection(), deterministic=True), self.lm_table()
 
     def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, keep: bool = False):
-        tokens, (slots, prefix) = batch.encoder, injection.encoder
+        tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
             x = take_kept(batch.kept, self.cfg.dtype)
         else:

@@ -201,7 +201,7 @@ class Backbone(nn.Module):
 
     def encode(self, batch: Batch, injection: Injection, *, deterministic: bool):
         """Runs the encoder. -> [B, T, H]"""
-        slots, prefix = injection.encoder
+        slots, prefix, _ = injection.encoder
         if self.cfg.skip:
             x = take_kept(batch.kept, self.cfg.dtype)
         else:
@@ -285,7 +285,7 @@ class Backbone(nn.Module):
 
     def _start(self, tokens, injection: Injection, deterministic: bool):
         """Embeds the decoder's tokens and tabulates their bias. -> [B, T, H], [B, N, T, P+T]"""
-        slots, prefix = injection.decoder
+        slots, prefix, _ = injection.decoder
         bias = self.decoder_bias(tokens.positions, tokens.positions)
         bias = self._with_front(self.decoder_bias, bias, tokens.positions, prefix)
         return self.embed(tokens, slots, deterministic=deterministic), bias

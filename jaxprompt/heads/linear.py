@@ -70,7 +70,7 @@ class Classifier(Scores):
         return self.pooler == "mean"
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Pools and scores."""
         tokens = batch.read
         if self.pooler == "mean":

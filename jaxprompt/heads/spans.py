@@ -212,7 +212,7 @@ class SpanScores(Scores):
     """Scores what is read as start and as end. [B, T, H] -> float32 [B, M, 2], ABSENT = not read"""
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores both ends."""
         read = take(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
         scores = nn.Dense(2, kernel_init=nn.initializers.normal(0.02), name="out")(read)

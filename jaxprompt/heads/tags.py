@@ -199,7 +199,7 @@ class TagScores(Scores):
     dropout: float = 0.1
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the tags."""
         read = take(hidden, batch.label_pos).astype(jnp.float32)  # [B, M, H]
         read = Dropout(self.dropout)(read, deterministic=deterministic)

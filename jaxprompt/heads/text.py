@@ -98,7 +98,7 @@ class TextScores(Scores):
     block: int = 2048  # positions of a device whose logits are held at a time
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Gives the log-probability of each token of the target."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         scored = score_targets(features, *backbone.lm_table(), batch.targets, block=self.block)

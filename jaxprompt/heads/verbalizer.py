@@ -171,7 +171,7 @@ class LabelWords(Scores):
         return {name: getattr(self, name) for name in ("rows", "where", "at")}
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the classes."""
         rows, where, at = (jnp.asarray(x) for x in (self.rows, self.where, self.at))
         restricted = self.scores == "restricted"
@@ -216,7 +216,9 @@ class AnswerHead(Scores):
         both = {part: getattr(self, part).with_arrays(own) for part, own in arrays.items()}
         return self.clone(**both)
 
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Answered:
+    def __call__(
+        self, hidden, batch: Batch, injection, backbone, *, deterministic: bool
+    ) -> Answered:
         """Scores the classes twice, by the same log-probabilities."""
-        given = hidden, batch, backbone
+        given = hidden, batch, injection, backbone
         return Answered(*(h(*given, deterministic=deterministic) for h in (self.words, self.whole)))

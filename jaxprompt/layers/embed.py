@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.types import Tokens
+
 EMBED_INIT = nn.initializers.normal(0.02)
 
 
@@ -19,6 +21,16 @@ def write_slots(x, slot, slots):
     spread = jnp.broadcast_to(slots.astype(x.dtype), (x.shape[0], *slots.shape[1:]))
     rows = jnp.einsum("bts,bse->bte", pick, spread, precision=jax.lax.Precision.HIGHEST)
     return jnp.where((slot >= 0)[..., None], rows, x)
+
+
+def hide_slots(tokens: Tokens, slots_mask) -> Tokens:
+    """Lets nothing see the places of slot rows that are not there. bool [B|1, S] or None"""
+    if slots_mask is None:
+        return tokens
+    spread = jnp.broadcast_to(slots_mask, (tokens.slot.shape[0], slots_mask.shape[-1]))
+    there = jnp.take_along_axis(spread, jnp.maximum(tokens.slot, 0), axis=1)  # [B, T]
+    # What is left need not stand in front.
+    return tokens._replace(mask=tokens.mask & ((tokens.slot < 0) | there), lengths=None)
 
 
 def output_bias(table, bias, vocab: int):

@@ -49,11 +49,19 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
     """Makes the `constant` method of what a prompt adds. -> (method, its numpy params)"""
     fields = {"shift": prompt.position_shift(), "shift_decoder": prompt.decoder_shift()}
     arrays: dict[str, Any] = {}
-    for stream, (slots, prefix) in streams._asdict().items():
-        name = PARTS[stream]
-        if slots is not None:
-            fields[f"{name}slots"] = slots.shape[1]
-            arrays[f"{name}slots"] = np.asarray(slots[0], np.float32)
+    if streams.rows is not None:
+        fields["rows"], arrays["rows"] = len(streams.rows), np.asarray(streams.rows, np.float32)
+    counts = {"encoder": prompt.num_slots(), "decoder": prompt.num_decoder_slots(), "cross": 0}
+    for stream, name in PARTS.items():
+        slots, prefix, slots_mask = getattr(streams, stream)
+        if slots_mask is not None:
+            raise TypeError(
+                f"{type(prompt).__module__} leaves slots out of every text alike, which a constant "
+                "prompt does not; let its num_slots count those that are there"
+            )
+        if slots is not None and counts[stream]:
+            fields[f"{name}slots"] = counts[stream]
+            arrays[f"{name}slots"] = np.asarray(slots[0, : counts[stream]], np.float32)
         if prefix is not None:
             inside = np.flatnonzero(prefix.mask.any(axis=(1, 2)))
             first, last = int(inside[0]), int(inside[-1]) + 1

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import pick_beams, repeat_rows
-from jaxprompt.models.model import Model, Params
+from jaxprompt.models.model import Model, Params, place
 from jaxprompt.types import NO_LIMIT, Array, Batch
 
 
@@ -43,9 +43,11 @@ def generate(
     rule to stop that cannot be, and for rows of several documents.
     """
     _check(model, batch, max_new, beams, early_stopping)
+    injection = model.inject(params, batch)
+    batch = place(batch, injection)
     tokens, room = batch.read, max_new - 1  # nothing follows the last token, so it is not read
     backbone = model.backbone.bind({"params": params["backbone"]})
-    states, cache = backbone.prefill(batch, model.inject(params, batch), room)
+    states, cache = backbone.prefill(batch, injection, room)
     layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
     columns = jnp.arange(tokens.mask.shape[1])
     last = jnp.where(tokens.mask, columns, 0).max(1)[:, None]  # [B, 1]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.layers.embed import hide_slots
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
 from jaxprompt.types import Batch, Injection, Tokens
@@ -48,9 +49,13 @@ class Model:
         batch = _dummy_batch(choices, decodes=self.backbone.dims.decoder_layers > 0)
         hidden = jnp.zeros((choices, 2, self.backbone.dims.width))
         bound = self.backbone.bind({"params": backbone})
-        prompt = self.prompt.init(prompt_key, batch, bound.words(), deterministic=True)
+        injection, prompt = self.prompt.init_with_output(
+            prompt_key, batch, bound.words(), deterministic=True
+        )
         heads = {
-            name: head.init(k, hidden, batch, bound, deterministic=True).get("params", {})
+            name: head.init(k, hidden, batch, injection, bound, deterministic=True).get(
+                "params", {}
+            )
             for k, (name, head) in zip(head_keys, self.heads.items(), strict=True)
         }
         return {"prompt": prompt.get("params", {}), "head": heads}
@@ -65,22 +70,37 @@ class Model:
 
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
         """Runs the backbone with the method's injection. -> [B*K, T, H]"""
-        if self.is_kept:
-            return batch.kept.astype(self.backbone.cfg.dtype)
-        injection = self.inject(params, batch, deterministic=deterministic, key=key)
-        return self.backbone.apply(
-            {"params": params["backbone"]}, batch, injection,
-            deterministic=deterministic, rngs=_rngs(key, 1),
-        )  # fmt: skip
+        return self._run(params, batch, deterministic, key)[0]
 
     def forward(self, params: Params, batch: Batch, *, head="main", deterministic=True, key=None):
         """Scores the classes. -> [B, C]"""
-        hidden = self.hidden(params, batch, deterministic=deterministic, key=key)
+        hidden, batch, injection = self._run(params, batch, deterministic, key)
         return self.heads[head].apply(
-            {"params": params.get("head", {}).get(head, {})}, hidden, batch,
+            {"params": params.get("head", {}).get(head, {})}, hidden, batch, injection,
             self.backbone.bind({"params": params["backbone"]}),
             deterministic=deterministic, rngs=_rngs(key, 2),
         )  # fmt: skip
+
+    def _run(self, params: Params, batch: Batch, deterministic: bool, key):
+        """Runs the backbone. -> its states [B*K, T, H], the batch as it saw it, the injection"""
+        injection = self.inject(params, batch, deterministic=deterministic, key=key)
+        if self.is_kept:
+            return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
+        batch = place(batch, injection)
+        hidden = self.backbone.apply(
+            {"params": params["backbone"]}, batch, injection,
+            deterministic=deterministic, rngs=_rngs(key, 1),
+        )  # fmt: skip
+        return hidden, batch, injection
+
+
+def place(batch: Batch, injection: Injection) -> Batch:
+    """Hides the places of slot rows that an injection leaves out."""
+    encoder = hide_slots(batch.encoder, injection.encoder.slots_mask)
+    decoder = batch.decoder
+    if decoder is not None:
+        decoder = hide_slots(decoder, injection.decoder.slots_mask)
+    return batch._replace(encoder=encoder, decoder=decoder)
 
 
 def backbone_shapes(backbone: nn.Module) -> dict[str, Any]:
@@ -101,4 +121,4 @@ def _dummy_batch(choices: int, decodes: bool) -> Batch:
     tokens = Tokens(zeros, zeros == 0, zeros - 1, zeros, zeros, zeros)
     one = jnp.zeros(1, jnp.int32)
     decoder = tokens if decodes else None
-    return Batch(tokens, zeros[:, :1], one, jnp.ones(1), one, decoder, zeros[:, :1])
+    return Batch(tokens, zeros[:, :1], one, jnp.ones(1), one, decoder, zeros[:, :1], prompt=one)

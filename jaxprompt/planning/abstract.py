@@ -92,13 +92,12 @@ def open_run(c: Any, device: Device | None = None) -> Run:
     if c.ppt.task:
         scorer, more = ppt.make_scorer(c, backbone, alone), ()
         example = Example(dict.fromkeys(scorer.task.fields, _text(c)))
-        model, objective = ppt.make_objective(c, scorer.model)
-        objectives = [objective]
+        model, objectives = ppt.make_objectives(c, scorer.model)
     else:
         task, example, more = _longest(c)
         examples = from_config.Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = from_config.scorer_from_config(c, backbone, examples, alone)
-        model, objectives = scorer.model, from_config.build_objectives(c)
+        model, objectives = scorer.model, from_config.build_objectives(c, scorer.model)
     split = scorer.encode([example], targets=True)
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":

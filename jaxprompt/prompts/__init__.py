@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Dims, Injection, Prefix
+from jaxprompt.types import Asks, Batch, Dims, Injection, Objective, Prefix
 
 
 class Source(NamedTuple):
@@ -26,11 +26,14 @@ class Source(NamedTuple):
     read: Callable[[str], np.ndarray]  # an .npy file, an export or an adapter -> its rows [P, E]
 
 
-_GIVEN = ("dims", "parent", "name")  # fields of a module that no config has
+_GIVEN = ("dims", "asks", "parent", "name")  # fields of a module that no config has
 
 
 class Method(nn.Module):
-    """What every method shares. Hyper-parameters are fields, so a misspelt one is an error."""
+    """What every method shares. Hyper-parameters are fields, so a misspelt one is an error.
+
+    One that depends on the task has the field `asks: Asks = Asks()` besides, and is given it.
+    """
 
     dims: Dims
     length: int = 0
@@ -40,6 +43,13 @@ class Method(nn.Module):
     # holds. Some: an export holds the method and its numbers, and nobody folds it.
     reads: ClassVar[tuple[str, ...]] = ()
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Keeps flax from taking the modules that these hooks make for parts of the method."""
+        for name in ("begin", "modules", "objectives"):
+            if name in vars(cls):
+                nn.nowrap(vars(cls)[name])
+        super().__init_subclass__(**more)
+
     def block(self) -> dict[str, Any]:
         """Gives the block of a config that makes it."""
         fields = (f.name for f in dataclasses.fields(self) if f.name not in _GIVEN)
@@ -47,7 +57,7 @@ class Method(nn.Module):
         return {"name": name} | {field: getattr(self, field) for field in fields}
 
     def num_slots(self) -> int:
-        """Tells how many soft tokens stand in the input."""
+        """Tells how many soft tokens stand in the input: those that the template places."""
         return 0
 
     def num_decoder_slots(self) -> int:
@@ -83,6 +93,17 @@ class Method(nn.Module):
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""
 
+    def objectives(self) -> list[Objective]:
+        """Makes the terms of the loss that are its own, beside those of the head."""
+        return []
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Makes the modules that its objectives score with, by `Objective.head`.
+
+        They are called as a head is, and their numbers are those of a head: head/<name>/.
+        """
+        return {}
+
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
         """Puts values to start from in the place of those that were drawn. -> params"""
         del source
@@ -116,7 +137,12 @@ def methods() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def make_prompt(name: str, dims: Dims, init: str = "", **fields: Any) -> Method:
+_NO_TASK = Asks()
+
+
+def make_prompt(
+    name: str, dims: Dims, asks: Asks = _NO_TASK, init: str = "", **fields: Any
+) -> Method:
     """Makes a method by name.
 
     `init`, the export that its numbers are read from, is none of its hyper-parameters. Raises
@@ -135,4 +161,9 @@ def make_prompt(name: str, dims: Dims, init: str = "", **fields: Any) -> Method:
     check_kind("prompt.init", init, str)
     prompt = cls(dims=dims, parent=None, **fields)  # none of a module whose method calls this
     prompt.check()
-    return prompt
+    return with_task(prompt, asks)
+
+
+def with_task(prompt: Method, asks: Asks) -> Method:
+    """Tells a method of the task, where it depends on one."""
+    return prompt.clone(asks=asks) if hasattr(prompt, "asks") else prompt

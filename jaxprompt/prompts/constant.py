@@ -15,6 +15,7 @@ class Prompt(Method):
     """Holds `slots` rows and a prefix of `length` in the layers `first` to `last` (half-open).
 
     The decoder of an encoder-decoder has its own, and a prefix in front of the encoder's output.
+    `rows` more are for the head.
     """
 
     slots: int = 0
@@ -29,6 +30,7 @@ class Prompt(Method):
     cross_length: int = 0
     cross_first: int = 0
     cross_last: int = 0
+    rows: int = 0
 
     def check(self) -> None:
         """Raises InputError where the backbone lacks what the prompt stands in."""
@@ -64,12 +66,15 @@ class Prompt(Method):
             Stream(self._rows("slots"), self._prefix("encoder", self.shift > 0)),
             Stream(self._rows("decoder_slots"), self._prefix("decoder", self.shift_decoder > 0)),
             Stream(prefix=self._prefix("cross", False)),
+            self._param("rows", self.rows) if self.rows else None,
         )
 
     def _rows(self, name: str):
         count = getattr(self, name)
-        shape = (count, self.dims.embed)
-        return self.param(name, nn.initializers.zeros, shape)[None] if count else None
+        return self._param(name, count)[None] if count else None
+
+    def _param(self, name: str, count: int):
+        return self.param(name, nn.initializers.zeros, (count, self.dims.embed))
 
     def _prefix(self, stream: str, inside: bool) -> Prefix | None:
         d, name = self.dims, PARTS[stream]

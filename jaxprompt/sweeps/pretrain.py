@@ -88,12 +88,12 @@ def prepare(
         records.check_repeated(run.folder, record)
         member = _member(run, scorer, tasks[key].text, flops[key], placement, record)
         members.append(member._replace(counts=count_tokens(run.config, None, token_counts)))
-    objective = ppt.make_objective(c, members[0].scorer.model)[1]
+    objectives = ppt.make_objectives(c, members[0].scorer.model)[1]
     says = ppt.told(c, backbone, loaded.report, corpus)
     says += from_config.tell_kernel(c, placement, backbone.module)
     for task in tasks.values():
         says += ppt.told_task(*task)
-    return Shared(c, placement, loaded, [objective], Looks, says, "held_out"), members
+    return Shared(c, placement, loaded, objectives, Looks, says, "held_out"), members
 
 
 def _key(c: Any) -> str:
@@ -115,7 +115,7 @@ def _member(
     # What else depends on the length of an epoch is told by the plan.
     shape = epoch if c.optim.schedule == "exponential" else 0, scorer.layout
     return Member(
-        run, scorer, ppt.make_objective(c, scorer.model)[0], plan, epoch, shape, source=text,
+        run, scorer, ppt.make_objectives(c, scorer.model)[0], plan, epoch, shape, source=text,
         feed=partial(_feed, c, text, flops, placement),
         longest=partial(_longest, c, text), held=text, record=record,
         about={"task": c.ppt.task},
@@ -143,8 +143,7 @@ def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Place
     weights = from_config.start(c, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
     state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
-    model, objective = ppt.make_objective(c, scorer.model)
-    learned = ppt.Learned(model, [objective], *weights)
+    learned = ppt.Learned(*ppt.make_objectives(c, scorer.model), *weights)
     return ppt.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
 
 

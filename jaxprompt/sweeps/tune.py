@@ -19,12 +19,16 @@ from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
-from jaxprompt.prompts import make_prompt
+from jaxprompt.prompts import make_prompt, with_task
 from jaxprompt.sweeps.batched_steps import Own, Programs
 from jaxprompt.sweeps.grid import Run
 from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
-from jaxprompt.types import Batch
+from jaxprompt.types import Asks, Batch
 
+_OTHER_WORDS = (
+    "prompt.name={} depends on the label words, and those of this run are others than those of the "
+    "first, so the two are no one program; give it a sweep of its own"
+)
 _AHEAD = 2  # batches of an evaluation that the device works on while one is copied
 
 
@@ -68,10 +72,13 @@ def prepare(
     models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
     members = []
     for run, scorer, splits, known in found:
-        prompt = run.config.prompt.to_dict()
+        prompt, asks = run.config.prompt.to_dict(), _asks(scorer)
+        if asks != _asks(found[0][1]):
+            failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
+            continue
         own = dataclasses.replace(
             scorer.with_backbone(backbone).model,
-            prompt=make_prompt(**prompt, dims=backbone.module.dims),
+            prompt=with_task(make_prompt(**prompt, dims=backbone.module.dims), asks),
         )
         record = records.make_record(
             run.config, known, scorer.template, backbone.family, loaded.report.fingerprint
@@ -88,8 +95,13 @@ def prepare(
     differ = len(set(map(tuple, told.values()))) > 1
     for name, lines in told.items() if differ else list(told.items())[:1]:
         says += [f"{name}: {line}" * differ or line for line in lines]
-    shared = Shared(c, placement, loaded, from_config.build_objectives(c), Looks, says)
-    return shared, members
+    objectives = from_config.build_objectives(c, members[0].model)
+    return Shared(c, placement, loaded, objectives, Looks, says), members
+
+
+def _asks(scorer: Scorer) -> Asks:
+    """Gives what the method was told of the task; of one that depends on none, nothing."""
+    return getattr(scorer.model.prompt, "asks", Asks())
 
 
 def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]) -> Member:

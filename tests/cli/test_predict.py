@@ -8,6 +8,7 @@ import numpy as np
 import probes
 import pytest
 from ml_collections import ConfigDict
+from safetensors.numpy import load_file
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
 from jaxprompt.assembly.tune import run
@@ -350,11 +351,15 @@ def test_choices(head, backbone, tmp_path, predict, capsys):
     assert predict.said[-1] == told
 
 
-def test_a_prompt_computed_from_each_text_is_exported_as_it_is(backbone, data, tmp_path, capsys):
-    """Folded on one text it would be another prompt for all others."""
+@pytest.mark.parametrize("name", ["reading", "labels"])
+def test_what_a_new_method_exports_predicts_as_it_does(name, backbone, data, tmp_path, capsys):
+    """Folded on one text, what is computed from each would be another prompt for all others.
+
+    Label rows and the objective that learns them leave with the prompt, or stay behind.
+    """
     c = make_config(backbone, data, backbone__dropout=0, head__dropout=0, optim__lr=3e-2)
     with c.unlocked():
-        c.prompt = ConfigDict(dict(name="reading", length=3))
+        c.prompt = ConfigDict(dict(name=name, length=3))
     config = tmp_path / "config.json"
     config.write_text(json.dumps(resolved(c)))
     place = [f"--config={config}", f"--workdir={tmp_path / 'run'}"]
@@ -363,13 +368,19 @@ def test_a_prompt_computed_from_each_text_is_exported_as_it_is(backbone, data, t
         run(c, str(tmp_path / "run"))
         assert jaxprompt(capsys, "export", *place)[0] == 0
         card = json.loads((tmp_path / "run/export/prompt.json").read_text())
-        assert card["prompt"] == {"name": "reading", "length": 3}
+        rows = load_file(tmp_path / "run/export/prompt.safetensors")
+        if name == "reading":
+            assert card["prompt"] == {"name": "reading", "length": 3}
+        else:
+            assert (card["prompt"]["slots"], card["prompt"]["rows"]) == (3, 3)
+            assert rows["prompt/slots"].shape == rows["prompt/rows"].shape
         assert jaxprompt(capsys, "evaluate", *place, "--split=test", f"--output={out}")[0] == 0
         given = ["predict", f"--workdir={tmp_path / 'run'}", f"--input={data / 'test.jsonl'}"]
         code, found, err = jaxprompt(capsys, *given)
         assert code == 0, err
         code, _, err = jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'peft'}")
-        assert code == 2 and "is computed from each text, which PEFT has no form for" in err
+        told = "is computed from each text" if name == "reading" else "trains rows for the answer"
+        assert code == 2 and told in err and "which PEFT has no form for" in err
     live, exported = (
         [json.loads(line) for line in text.splitlines()] for text in (out.read_text(), found)
     )

@@ -9,7 +9,7 @@ from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 from jaxprompt.heads import take
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.heads.linear import Classifier as Head
-from jaxprompt.types import ABSENT, Role
+from jaxprompt.types import ABSENT, Injection, Role
 
 BACKBONE, WEIGHTS = make_tiny()
 BOUND = BACKBONE.bind({"params": WEIGHTS})
@@ -19,7 +19,7 @@ BATCH = make_batch(slots=2, side="left")
 
 def make(batch=BATCH, hidden=HIDDEN, **fields):
     head = Head(**({"classes": 3, "dropout": 0.0} | fields))
-    args = hidden, batch, BOUND
+    args = hidden, batch, Injection(), BOUND
     init = lambda: head.init(jax.random.key(0), *args, deterministic=True)["params"]
     params = fill(jax.eval_shape(init))
     return head, params, head.apply({"params": params}, *args, deterministic=True)
@@ -61,7 +61,7 @@ def test_the_mean_sees_neither_pads_nor_soft_tokens():
     out = ~tokens.mask | (tokens.roles == Role.SOFT)
     assert out.any(1).all() and (tokens.roles == Role.SOFT).sum() == 16
     spoilt = np.where(out[..., None], np.nan, HIDDEN)
-    again = head.apply({"params": params}, spoilt, BATCH, BOUND, deterministic=True)
+    again = head.apply({"params": params}, spoilt, BATCH, Injection(), BOUND, deterministic=True)
     assert_equal(again, scores)
 
 
@@ -79,14 +79,14 @@ def test_choices_listed_in_one_row():
     counts = np.array([2, 3, 4, 2, 3, 4, 4, 4], np.int32)
     head, params, whole = make(classes=4)
     batch = BATCH._replace(counts=counts)
-    scores = head.apply({"params": params}, HIDDEN, batch, BOUND, deterministic=True)
+    scores = head.apply({"params": params}, HIDDEN, batch, Injection(), BOUND, deterministic=True)
     assert_equal(scores, np.where(np.arange(4) < counts[:, None], whole, ABSENT))
 
 
 def test_dropout_in_training_alone():
     head, params, scores = make(dropout=0.5)
     run = lambda seed: head.apply(
-        {"params": params}, HIDDEN, BATCH, BOUND, deterministic=False,
+        {"params": params}, HIDDEN, BATCH, Injection(), BOUND, deterministic=False,
         rngs={"dropout": jax.random.key(seed)},
     )  # fmt: skip
     assert_equal(run(0), run(0))

@@ -42,7 +42,9 @@ def run(where, scores, masks, family="bert"):
     batch = make_batch(masks=masks)
     hidden = module.apply({"params": weights}, batch, Injection(), deterministic=True)
     bound = module.bind({"params": weights})
-    found = make_head(where, scores).apply({}, hidden, batch, bound, deterministic=True)
+    found = make_head(where, scores).apply(
+        {}, hidden, batch, Injection(), bound, deterministic=True
+    )
     at_masks = np.take_along_axis(np.asarray(hidden), batch.label_pos[..., None], 1)
     features = np.asarray(bound.lm_features(at_masks), np.float64)
     table = np.asarray(weights["embed"]["word"]["table"], np.float64)
@@ -59,7 +61,7 @@ def test_choices_that_an_example_lacks(where):
     counts = np.array([1, 2, 3, 1, 2, 3, 2, 2], np.int32)
     some = batch._replace(counts=counts, labels=counts - 1)
     score = lambda kind, batch: np.asarray(
-        make_head(where, kind).apply({}, hidden, batch, bound, deterministic=True)
+        make_head(where, kind).apply({}, hidden, batch, Injection(), bound, deterministic=True)
     )
     np.testing.assert_array_equal(score("full", some), score("full", batch))
     whole, found = score("restricted", batch).astype(np.float64), score("restricted", some)

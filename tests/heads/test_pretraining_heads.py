@@ -18,7 +18,7 @@ def apply(head, family, batch):
     def run(weights, batch):
         hidden = module.apply({"params": weights}, batch, Injection(), deterministic=True)
         bound = module.bind({"params": weights})
-        return head.apply({}, hidden, batch, bound, deterministic=True), hidden
+        return head.apply({}, hidden, batch, Injection(), bound, deterministic=True), hidden
 
     return jit(run)(weights, batch)
 

@@ -15,6 +15,7 @@ from jaxprompt.heads import make_head
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_ends
+from jaxprompt.types import Injection
 
 CONTEXT = "Jiuquan, a city of Gansu, lies west. It has 1,095,947 people and (of late) 2 airports."
 TASK = custom_task(fields=("question", "context"), answers="answers")
@@ -93,10 +94,12 @@ def test_scores_and_loss_are_those_of_transformers():
     batch = batch._replace(counts=np.full(len(batch.labels), size, np.int32))
     hidden = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
     bound = backbone.bind({"params": weights})
-    params = SpanScores().init(jax.random.key(0), hidden, batch, bound, deterministic=True)[
-        "params"
-    ]
-    found = SpanScores().apply({"params": params}, hidden, batch, bound, deterministic=True)
+    params = SpanScores().init(
+        jax.random.key(0), hidden, batch, Injection(), bound, deterministic=True
+    )["params"]
+    found = SpanScores().apply(
+        {"params": params}, hidden, batch, Injection(), bound, deterministic=True
+    )
     model = transformers.BertForQuestionAnswering(
         transformers.BertConfig(hidden_size=16, num_attention_heads=2)
     )

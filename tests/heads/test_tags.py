@@ -16,6 +16,7 @@ from jaxprompt.heads import make_head
 from jaxprompt.heads.tags import TagScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
+from jaxprompt.types import Injection
 
 TEXT = "The President of the United States , Jiuquan Zhao , went to Uppsala on Xqzwvb ."
 TAGS = "O O O O B-LOC I-LOC O B-PER I-PER O O O B-LOC O B-X O"
@@ -78,8 +79,10 @@ def test_scores_are_those_of_transformers():
     hidden = np.random.default_rng(0).normal(size=(8, 12, 16)).astype(np.float32)
     head = TagScores(5, 0.0)
     bound = backbone.bind({"params": weights})
-    params = head.init(jax.random.key(0), hidden, batch, bound, deterministic=True)["params"]
-    found = head.apply({"params": params}, hidden, batch, bound, deterministic=True)
+    params = head.init(jax.random.key(0), hidden, batch, Injection(), bound, deterministic=True)[
+        "params"
+    ]
+    found = head.apply({"params": params}, hidden, batch, Injection(), bound, deterministic=True)
     model = transformers.BertForTokenClassification(
         transformers.BertConfig(hidden_size=16, num_labels=5, num_attention_heads=2)
     )

@@ -230,7 +230,7 @@ def test_loss_over_the_whole_target_is_torchs(answer, pairs):
             assert found[i, c] == pytest.approx(-float(out.loss), rel=2e-5), (i, word)
     c = BASE.copy_and_resolve_references()
     heads.verbalizer(c, span="target")
-    (objective,) = build_objectives(c)
+    (objective,) = build_objectives(c, scorer.model)
     total, n = objective.loss(found, np.array([0, 1, 1]), np.ones(3))
     assert objective.head == "target" and n == 3
     assert float(total) == pytest.approx(-(found[0, 0] + found[1, 1] + found[2, 1]))
@@ -251,7 +251,7 @@ def test_loss_of_a_free_text_is_torchs(style, pairs):
     logp, _ = run(pair, scorer, examples=examples, targets=True)
     c = BASE.copy_and_resolve_references()
     heads.text(c)
-    total, n = build_objectives(c)[0].loss(logp, None, np.ones(3, np.float32))
+    total, n = build_objectives(c, scorer.model)[0].loss(logp, None, np.ones(3, np.float32))
     expected = []
     for text, target in zip(TEXTS, targets, strict=True):
         said = [*encode_texts(scorer.tokenizer, [f" {target}"])[0], scorer.tokenizer.eos_token_id]

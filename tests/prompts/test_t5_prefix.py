@@ -202,7 +202,7 @@ def test_each_stream_has_its_interval_and_its_positions():
         prompt = make_prompt("prefix", dims, **LENGTHS, **fields, shift=shift)
         params, _, (shapes, run) = shapes_of(prompt)
         injection = run(fill(shapes))
-        masks = [stream.prefix.mask.all((1, 2)).tolist() for stream in injection]
+        masks = [stream.prefix.mask.all((1, 2)).tolist() for stream in injection[:3]]
         assert masks == [[0, 1, 1], [1, 0, 0, 0], [0, 0, 1, 1]]
         assert_close(injection.cross.prefix.v[2:, 0], fill(shapes)["params"]["cross_table"][:, 1])
         assert injection.cross.prefix.positions is None

@@ -21,7 +21,7 @@ class TargetHead(Scores):
     draws: bool = False
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Scored:
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool) -> Scored:
         """Scores the targets."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
@@ -36,7 +36,7 @@ class LikeliestHead(Scores):
     """Names the likeliest token at each position read. [B, T, H] -> int32 [B, M]"""
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool):
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores row by row: the logits of all would be large."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
         table, bias = backbone.lm_table()
@@ -65,7 +65,9 @@ class ReplacedHead(Scores):
     reads_all: ClassVar[bool] = True
 
     @nn.compact
-    def __call__(self, hidden, batch: Batch, backbone, *, deterministic: bool) -> Detected:
+    def __call__(
+        self, hidden, batch: Batch, injection, backbone, *, deterministic: bool
+    ) -> Detected:
         """Scores the tokens."""
         logits = backbone.rtd(hidden).astype(jnp.float32)  # [B, T]
         replaced = batch.targets == 1
