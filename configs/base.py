@@ -45,7 +45,9 @@ def get_config(method: str = "") -> ConfigDict:
     c.prompt.hidden = 0  # width of the MLP that computes the prefix; 0 = none
     c.prompt.dropout = 0.1  # of keys and values
     c.prompt.shift = True  # the text's positions start at `length`
-    c.prompt.scale = 0.02  # standard deviation of the initial values
+    c.prompt.start = "normal"  # normal | zero | text: what the frozen model gives `text`
+    c.prompt.scale = 0.02  # normal: standard deviation of the initial values
+    c.prompt.text = ""  # text: what it starts from the keys and values of
     c.trainable = ()  # patterns of parameter names; () = the method's own
 
     c.mesh = ConfigDict()  # how devices are laid out; -1 = the rest of them

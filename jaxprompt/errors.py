@@ -55,6 +55,12 @@ def brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
+def check_share(name: str, value: float) -> None:
+    """Raises InputError for a share that is not in [0, 1)."""
+    if not 0 <= value < 1:
+        raise InputError(f"{name}={value} must be in [0, 1)")
+
+
 def choose(name: str, value: Any, known: Collection[str]) -> str:
     """Returns the value of a field if it is one of `known`. Raises InputError."""
     if not isinstance(value, str):

@@ -5,8 +5,11 @@ from ml_collections import ConfigDict
 from configs.parts import heads
 
 
-def prefix(c, length=20, lr=1e-2, dropout=0.1):
-    """P-tuning v2: keys and values in every layer; T5 takes `decoder` and `cross` besides."""
+def prefix(c, length=20, lr=1e-2, dropout=0.1, start="normal"):
+    """P-tuning v2: keys and values in every layer; T5 takes `decoder` and `cross` besides.
+
+    start: normal | zero | text, the keys and values that the frozen model gives prompt.text.
+    """
     c.prompt = ConfigDict(
         dict(
             name="prefix",
@@ -20,7 +23,9 @@ def prefix(c, length=20, lr=1e-2, dropout=0.1):
             hidden=0,
             dropout=dropout,
             shift=True,
+            start=start,
             scale=0.02,
+            text="",
         )
     )
     c.trainable = ()
@@ -74,9 +79,7 @@ def _no_prompt(c, trainable, lr):
 
 def full(c, lr=5e-5):
     """Full fine-tuning: the backbone and the head."""
-    _no_prompt(
-        c, (r"backbone/.*", r"head/.*") if c.head.name == "linear" else (r"backbone/.*",), lr
-    )
+    _no_prompt(c, (r"backbone/.*", r"head/.*"), lr)
 
 
 def head_only(c, lr=1e-2):

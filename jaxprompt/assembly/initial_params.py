@@ -1,5 +1,6 @@
 """The numbers that a run starts from, divided into what trains and what is frozen."""
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
-from jaxprompt.parallel.sharding import Placement, check_padding
+from jaxprompt.models.text_keys import text_keys
+from jaxprompt.parallel.sharding import Placement, check_padding, within
 from jaxprompt.prompts import Source
 from jaxprompt.types import Dims
 
@@ -91,8 +93,13 @@ def _make_source(
     def read(path: str) -> np.ndarray:
         return read_rows(path, scorer.model.prompt, c.backbone.rescale)
 
+    def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        run = within(placement, functools.partial(text_keys, scorer.model.backbone))
+        found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
+
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read)
+    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read, keys)
 
 
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:

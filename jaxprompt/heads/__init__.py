@@ -228,12 +228,6 @@ class Kind:
             yield {"prediction": names[index], "score": float(values[index]), "scores": known}
 
 
-def check_share(field: str, value: float) -> None:
-    """Raises InputError for a share of a head that is not in [0, 1)."""
-    if not 0 <= value < 1:
-        raise InputError(f"head.{field}={value} must be in [0, 1)")
-
-
 def kinds() -> list[str]:
     """Lists the kinds of answer by their file names."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)

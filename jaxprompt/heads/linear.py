@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.errors import InputError, choose
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, check_share, mask_absent, take
+from jaxprompt.errors import InputError, check_share, choose
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, mask_absent, take
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Batch, Objective, Role
@@ -25,7 +25,7 @@ class Head(Kind):
     def check(self) -> None:
         """Raises InputError for an unknown pooler or no share."""
         choose("head.pooler", self.pooler, ("auto", *POOLERS))
-        check_share("dropout", self.dropout)
+        check_share("head.dropout", self.dropout)
 
     def check_backbone(self, facts: Facts) -> None:
         """Raises InputError for a pooler that the backbone has not."""

@@ -18,8 +18,8 @@ from jaxprompt.data.tags import lenient_entities
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.windows import cut_windows
-from jaxprompt.errors import InputError
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, check_share, take
+from jaxprompt.errors import InputError, check_share
+from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
@@ -48,7 +48,7 @@ class Head(Kind):
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""
-        check_share("dropout", self.dropout)
+        check_share("head.dropout", self.dropout)
         if self.stride < 0:
             raise InputError(f"head.stride={self.stride} must be at least 0")
 

@@ -6,13 +6,11 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, check_kind, nearest
-from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Asks, Batch, Dims, Injection, Objective, Prefix
+from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
 
 
 class Source(NamedTuple):
@@ -24,6 +22,9 @@ class Source(NamedTuple):
     counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text
     embed: Callable[[Sequence[int]], np.ndarray]  # token ids -> their embeddings [ids, E]
     read: Callable[[str], np.ndarray]  # an .npy file, an export or an adapter -> its rows [P, E]
+    # token ids -> the k, v [L, P, N, D] that the frozen model gives them in its attention
+    # "encoder" (a decoder's alone too), and in an encoder-decoder's "decoder" and "cross"
+    keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
 _GIVEN = ("dims", "asks", "parent", "name")  # fields of a module that no config has
@@ -112,24 +113,6 @@ class Method(nn.Module):
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes what the backbone takes in; `embed` is its word table [V, E]."""
         raise TypeError(f"{type(self).__name__} must define __call__")
-
-
-def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
-    """Puts keys and values of a few layers, from `first` on, among the masked ones of all `layers`.
-
-    [few, B|1, P, N, D] x 2 -> [L, B|1, P, N, D] x 2. `inside` gives them the positions 0 .. P - 1
-    in a relative bias.
-    """
-    few, _, length = k.shape[:3]
-    outside = [(first, layers - first - few)] + [(0, 0)] * 4  # masked: a zero key still takes mass
-    number = np.arange(layers)
-    mask = (number >= first) & (number < first + few)
-    mask = np.broadcast_to(mask[:, None, None], (layers, 1, length))  # numpy: known when compiling
-    positions = jnp.arange(length) if inside else None
-    k, v = (
-        constrain(jnp.pad(x, outside), None, "act_batch", None, "act_heads", None) for x in (k, v)
-    )
-    return Prefix(k, v, mask, positions)
 
 
 def methods() -> list[str]:

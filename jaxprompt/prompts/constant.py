@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
-from jaxprompt.prompts import Method, place_prefix
+from jaxprompt.layers.prefix import place_prefix
+from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 # What the names of fields and parameters start with, by stream; the input's are as in `prefix`.

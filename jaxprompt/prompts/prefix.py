@@ -1,42 +1,33 @@
 """P-tuning v2: trained keys and values in every layer (Liu et al. 2022, section 3)."""
 
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
-from jaxprompt.errors import InputError, at_least
+from jaxprompt.data.words import choose_rows
+from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.prompts import Method, place_prefix
+from jaxprompt.layers.prefix import Place, PrefixMlp, place_prefix, read_places
+from jaxprompt.prompts import Method, Source
 from jaxprompt.types import Batch, Injection, Prefix, Stream
-
-
-def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int]:
-    """Reads a layer interval "17-24" (one-based, both ends in; "" = all) as a half-open range.
-
-    Raises InputError where it is malformed or leaves the model.
-    """
-    if not text:
-        return 0, total
-    first, dash, last = text.partition("-")
-    if not first.isdecimal() or (dash and not last.isdecimal()):
-        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST, as in 17-24, or empty")
-    low, high = int(first), int(last or first)
-    if not 1 <= low <= high <= total:
-        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST within 1-{total}")
-    return low - 1, high
 
 
 class Prompt(Method):
     """Learns `length` keys and values for each layer of the interval `layers`.
 
-    An encoder-decoder has two attentions more: the decoder's own (`decoder` of them, in the
-    interval `decoder_layers`) and that over the encoder's output (`cross`, `cross_layers`). A
-    length of 0 leaves one out.
+    An encoder-decoder has two attentions more: its decoder's own, and that over the encoder's
+    output, which knows no positions.
 
     `shift` moves the text's positions by the length of the prefix in front of it, as the paper's
-    code does, and a relative bias then runs over prefix and text, the prefix at 0 .. P - 1: the
-    convention of past keys in transformers and of PEFT. Without it the text stays where it is and
-    the prefix outside of a relative bias, which adds 0 to it: the convention of `adapters`. The
-    attention over the encoder's output knows no positions.
+    code does, and a relative bias then runs over both, the prefix at 0 .. P - 1, as past keys stand
+    in transformers and PEFT. Without it the text stays where it is, and a relative bias adds 0 to
+    the prefix, as in `adapters`.
+
+    `start` "text" takes the keys and values that the frozen model itself gives the first tokens of
+    `text` (Li and Liang 2021, section 7.4); a text that is too short goes on with draws from the
+    vocabulary.
 
     hidden > 0 computes each table from [P, hidden] embeddings through a two-layer tanh MLP (section
     3.3), which export folds away. Dropout falls on keys and values, drawn anew for every example.
@@ -51,7 +42,9 @@ class Prompt(Method):
     hidden: int = 0  # width of the MLP that computes the prefix; 0 = none
     dropout: float = 0.0  # of keys and values
     shift: bool = True  # the text's positions start at `length`
-    scale: float = 0.02  # standard deviation of the initial values
+    start: str = "normal"  # normal: N(0, scale^2) | zero | text
+    scale: float = 0.02
+    text: str = ""  # text: what it starts from the keys and values of
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""
@@ -59,14 +52,16 @@ class Prompt(Method):
         at_least("prompt.length", self.length, 0 if self.decoder or self.cross else 1)
         for field in ("decoder", "cross", "hidden", "scale"):
             at_least(f"prompt.{field}", getattr(self, field), 0)
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"prompt.dropout={self.dropout} must be in [0, 1)")
-        for length in ("length", "decoder", "cross"):
-            field = "layers" if length == "length" else f"{length}_layers"
-            layers = getattr(self, field)
-            if layers and not getattr(self, length):
-                raise InputError(f"prompt.{field}={layers!r} needs prompt.{length} above 0")
-            parse_layers(layers, getattr(self.dims, field.replace("cross", "decoder")), field)
+        check_share("prompt.dropout", self.dropout)
+        choose("prompt.start", self.start, ("normal", "zero", "text"))
+        if self.start == "text" and not self.text.strip():
+            raise InputError("prompt.start=text needs prompt.text; give one")
+        if self.start != "normal" and self.hidden:
+            raise InputError(
+                f"prompt.start={self.start} gives keys and values, and prompt.hidden={self.hidden} "
+                "computes them; set prompt.hidden=0, or take prompt.start=normal"
+            )
+        self._places()
 
     def position_shift(self) -> int:
         """Tells by how much the text's positions move."""
@@ -80,39 +75,45 @@ class Prompt(Method):
         """Tells whether folding spares work: the MLP's."""
         return self.hidden > 0
 
+    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Writes the keys and values of a text over the draws. -> params"""
+        if self.start != "text":
+            return params
+        rows = choose_rows(
+            "text", source.tokenizer, length=max(self.length, self.decoder, self.cross),
+            seed=source.seed, vocab_size=self.dims.vocab, text=self.text,
+        )  # fmt: skip
+        ids, tables = [row[0] for row in rows], {}
+        for at in self._places():
+            # An encoder reads to both sides: each length is a text of its own.
+            pair = source.keys(ids[: at.length])[at.stream]
+            tables[f"{at.name}table"] = np.stack([x[at.first : at.last] for x in pair], axis=1)
+        return params | tables
+
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes the prefixes. -> k, v [L, 1 (B under dropout), P, N, D]"""
-        total, inner = self.dims.layers, self.dims.decoder_layers
         drops = self.dropout > 0.0 and not deterministic
         rows = batch.encoder.ids.shape[0] if drops else None
-        make = lambda *part: Stream(prefix=self._make(rows, *part))
         return Injection(
-            encoder=make("", self.length, self.layers, total, self.shift),
-            decoder=make("decoder_", self.decoder, self.decoder_layers, inner, self.shift),
-            cross=make("cross_", self.cross, self.cross_layers, inner, False),
+            **{at.stream: Stream(prefix=self._make(at, rows)) for at in self._places()}
         )
 
-    def _make(
-        self, rows: int | None, name: str, length: int, layers: str, total: int, inside: bool
-    ) -> Prefix | None:
-        if not length:
-            return None
-        d = self.dims
-        low, high = parse_layers(layers, total)
-        shape = (high - low, 2, length, d.heads, d.head_dim)
-        draw = nn.initializers.normal(self.scale)
+    def _places(self) -> list[Place]:
+        return read_places(
+            self.dims, self.shift, encoder=(self.length, self.layers),
+            decoder=(self.decoder, self.decoder_layers), cross=(self.cross, self.cross_layers),
+        )  # fmt: skip
+
+    def _make(self, at: Place, rows: int | None) -> Prefix:
+        d, std = self.dims, 0.0 if self.start == "zero" else self.scale
+        shape = (at.last - at.first, 2, at.length, d.heads, d.head_dim)
         if self.hidden:
-            embeds = self.param(f"{name}rows", draw, (length, d.width))  # [P, H]
-            dense = lambda width, part: nn.Dense(width, kernel_init=draw, name=name + part)
-            inner = jnp.tanh(dense(self.hidden, "down")(embeds))
-            flat = dense(shape[0] * 2 * d.heads * d.head_dim, "up")(inner)  # N * D need not be H
-            table = flat.reshape(length, *shape[:2], d.heads, d.head_dim)
-            table = table.transpose(1, 2, 0, 3, 4)  # [P, L, 2, N, D] -> [L, 2, P, N, D]
+            table = PrefixMlp(shape, d.width, self.hidden, std, name=f"{at.name}mlp")()
         else:
-            table = self.param(f"{name}table", draw, shape)  # [L, 2, P, N, D]
+            table = self.param(f"{at.name}table", nn.initializers.normal(std), shape)
         table = table[:, :, None]  # [L, 2, 1, P, N, D]
         if rows is not None:
             table = jnp.broadcast_to(table, (*shape[:2], rows, *shape[2:]))
             table = Dropout(self.dropout)(table, deterministic=False)
-        return place_prefix(table[:, 0], table[:, 1], low, total, inside)
+        return place_prefix(table[:, 0], table[:, 1], at.first, at.layers, at.inside)

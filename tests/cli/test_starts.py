@@ -1,4 +1,4 @@
-"""Soft tokens that start from the words of a corpus: alone and in a grid."""
+"""Prompts that start from words, of a corpus or of a given text: alone and in a grid."""
 
 import shutil
 
@@ -6,9 +6,12 @@ import numpy as np
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_config
 
+from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.models.text_keys import text_keys
 
 COMMON = ["cat", "bread", "saw"]  # of the corpus; no training example repeats them so
 
@@ -37,3 +40,26 @@ def test_frequent_words_are_those_of_the_corpus(backbone, data, tmp_path, capsys
         words = (f"--config={place / 'config.json'}", f"--workdir={place}", f"--npy={place}.npy")
         assert jaxprompt(capsys, "export", *words)[0] == 0
         assert {row.tobytes() for row in np.load(f"{place}.npy")} == expected
+
+
+def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_path, capsys):
+    text = "cat bread saw lion red"
+    fields = dict(
+        prompt__start="text", prompt__text=text, prompt__length=4, prompt__layers="2-2",
+        optim__lr=0, optim__lr_head=1e-2, train__total_steps=1, train__eval_steps=1,
+        train__test=False, backbone__dropout=0,
+    )  # fmt: skip
+    run(make_config(backbone, data, "prefix", **fields, mesh__model=2), str(tmp_path / "alone"))
+    grid = make_config(backbone, data, "prefix", **fields, runs__seeds="(0, 1)")
+    assert train_grid(grid, str(tmp_path / "grid")) == 0
+    c = make_config(backbone, data)
+    opened = open_backbone(c.backbone.to_dict())
+    loaded = load_backbone(backbone, opened.family, opened.hf).params
+    ids = np.array(encode_texts(load_tokenizer(backbone), [text])[0][:4])
+    k, v = text_keys(opened.module, loaded, ids)["encoder"]
+    for folder in ("alone", "grid/seed=0", "grid/seed=1"):
+        place = tmp_path / folder
+        assert jaxprompt(capsys, "export", f"--workdir={place}")[0] == 0
+        tensors = load_file(place / "export/prompt.safetensors")
+        for name, expected in (("k", k), ("v", v)):
+            np.testing.assert_allclose(tensors[f"prompt/{name}"], expected[1:2], atol=1e-5)

@@ -8,7 +8,7 @@ from tiny import assert_equal, fill, make_batch
 
 from jaxprompt.errors import InputError
 from jaxprompt.prompts import make_prompt
-from jaxprompt.types import Dims
+from jaxprompt.types import Dims, Injection
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=4, heads=2, head_dim=8, max_len=40)
 ARGS = make_batch(rows=3), jnp.zeros((53, 12))
@@ -83,4 +83,4 @@ def test_prompts_of_another_backbone_are_errors(fields, message):
 
 def test_nothing_is_nothing():
     _, params, injection = make()
-    assert not params and injection.encoder == (None, None)
+    assert not params and injection == Injection()

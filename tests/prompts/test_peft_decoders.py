@@ -6,6 +6,7 @@ import peft
 import pytest
 import torch
 import transformers
+from peft.tuners.cartridge.utils import initialize_kv_prefix_from_past_key_values
 from tiny import jit
 
 from jaxprompt.backbones import make_backbone
@@ -13,6 +14,7 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft, write_peft
 from jaxprompt.models.model import Model
+from jaxprompt.models.text_keys import text_keys
 from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Batch, Tokens
 
@@ -184,3 +186,22 @@ def test_t5_prefix(tmp_path, layers, head_dim):
     assert_agree(found, expected, fed_mask)
     half = np.roll(adapter.k, layers // 2, axis=0)
     assert (layers % 2 == 0) == np.array_equal(half, adapter.k)  # layers share rows in pairs
+
+
+def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path):
+    """Past keys of the first P tokens, as PEFT takes them over."""
+    base = base_model(tmp_path / "base", "gpt2")
+    ids = np.random.default_rng(2).integers(5, VOCAB, 9)
+    with torch.no_grad():
+        past = base(input_ids=torch.tensor(ids)[None], use_cache=True).past_key_values
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=P)
+    theirs = peft.get_peft_model(base, config)
+    initialize_kv_prefix_from_past_key_values(theirs, past_key_values=past)
+    theirs.save_pretrained(tmp_path / "adapter")
+    adapter = read_peft(tmp_path / "adapter")
+    family = read_config(tmp_path / "base")
+    backbone, report = load_backbone(tmp_path / "base", "gpt2", family)
+    module = make_backbone("gpt2", family, report.heads)
+    found = text_keys(module, backbone, ids[:P])["encoder"]
+    for values, expected in zip(found, (adapter.k, adapter.v), strict=True):
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)

@@ -9,8 +9,8 @@ import pytest
 from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 
 from jaxprompt.errors import InputError
+from jaxprompt.layers.prefix import parse_layers
 from jaxprompt.prompts import make_prompt
-from jaxprompt.prompts.prefix import parse_layers
 from jaxprompt.types import Dims, Injection, Prefix, Stream
 
 DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=40)
@@ -104,14 +104,14 @@ def test_reparameterisation_is_a_two_layer_tanh_mlp():
     """Dense rows give [K_0 | V_0 | K_1 | V_1 | ...] for each prompt token."""
     prompt = make_prompt("prefix", DIMS, length=3, hidden=6, layers="2-4")
     params = draw(prompt)
-    shapes = jax.tree.map(jnp.shape, params)
+    shapes = jax.tree.map(jnp.shape, params["mlp"])
     assert shapes == {
         "rows": (3, 16),
         "down": {"kernel": (16, 6), "bias": (6,)},
         "up": {"kernel": (6, 3 * 2 * 16), "bias": (3 * 2 * 16,)},
     }
     found = inject(prompt, params)
-    p = jax.tree.map(np.asarray, params)
+    p = jax.tree.map(np.asarray, params["mlp"])
     inner = np.tanh(p["rows"] @ p["down"]["kernel"] + p["down"]["bias"])
     flat = inner @ p["up"]["kernel"] + p["up"]["bias"]  # [P, L * 2 * H]
     for layer in range(3):
@@ -128,9 +128,31 @@ def test_initial_values(hidden):
     params = prompt.init(jax.random.key(0), BATCH, jnp.zeros((53, 16)), deterministic=True)[
         "params"
     ]
-    name = "rows" if hidden else "table"
-    assert abs(float(params[name].std()) - 0.05) < 0.003
-    assert abs(float(params[name].mean())) < 0.003
+    table = params["mlp"]["rows"] if hidden else params["table"]
+    assert abs(float(table.std()) - 0.05) < 0.003
+    assert abs(float(table.mean())) < 0.003
+
+
+def test_a_prefix_of_zeros():
+    """It takes its share of the attention, and gives nothing for it."""
+    prompt = make_prompt("prefix", DIMS, length=3, start="zero")
+    params = prompt.init(jax.random.key(0), BATCH, jnp.zeros((53, 16)), deterministic=True)
+    found = inject(prompt, params["params"])
+    assert not found.k.any() and not found.v.any() and found.mask.all()
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(start="words"), "prompt.start='words' is unknown; known: normal, text, zero"),
+        (dict(start="text"), "prompt.start=text needs prompt.text; give one"),
+        (dict(start="text", text=" "), "prompt.start=text needs prompt.text; give one"),
+        (dict(start="zero", hidden=4), "prompt.hidden=4 computes them; set prompt.hidden=0"),
+    ],
+)
+def test_starts_that_cannot_be(fields, message):
+    with pytest.raises(InputError, match=message):
+        make_prompt("prefix", DIMS, **fields)
 
 
 def test_dropout_is_drawn_for_every_example():

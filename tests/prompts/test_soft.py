@@ -10,7 +10,7 @@ from jaxprompt.convert.artifact import import_npy, write_npy
 from jaxprompt.errors import InputError
 from jaxprompt.prompts import make_prompt
 from jaxprompt.prompts.soft import warm_start
-from jaxprompt.types import Dims
+from jaxprompt.types import Dims, Stream
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
 T5_DIMS = DIMS._replace(decoder_layers=3)
@@ -28,7 +28,7 @@ def test_injects_its_rows_as_wide_as_the_embeddings():
     assert params["table"].shape == (4, 12)
     injection = prompt.apply({"params": params}, *args, deterministic=False)
     assert_equal(injection.encoder.slots, params["table"][None])
-    assert injection.encoder.prefix is None and injection.decoder == (None, None)
+    assert injection.encoder.prefix is None and injection.decoder == Stream()
     assert prompt.num_slots() == 4 and prompt.position_shift() == 0
 
 

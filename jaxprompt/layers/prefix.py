@@ -1,0 +1,101 @@
+"""What methods with keys and values in the layers share: where these stand, what computes them."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.errors import InputError
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.types import Dims, Prefix
+
+
+class Place(NamedTuple):
+    """Where the prefix of one attention stands."""
+
+    name: str  # what its parameters begin with
+    stream: str  # of Injection
+    length: int
+    first: int  # layer
+    last: int  # behind its last layer
+    layers: int  # of the stack
+    inside: bool  # of a relative bias
+
+
+def read_places(dims: Dims, shift: bool, **asked: tuple[int, str]) -> list[Place]:
+    """Places the prefixes that fields ask for, by stream: a length and an interval of layers.
+
+    A length of 0 is none; `shift` puts prefixes inside of a relative bias, which the attention over
+    an encoder's output has not. Raises InputError for an interval that is malformed, leaves the
+    model, or has no length.
+    """
+    found = []
+    for stream, (length, layers) in asked.items():
+        encodes = stream == "encoder"
+        name, field = ("", "length") if encodes else (f"{stream}_", stream)
+        total = dims.layers if encodes else dims.decoder_layers
+        if layers and not length:
+            raise InputError(f"prompt.{name}layers={layers!r} needs prompt.{field} above 0")
+        span = parse_layers(layers, total, f"{name}layers")
+        if length:
+            found.append(Place(name, stream, length, *span, total, shift and stream != "cross"))
+    return found
+
+
+def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int]:
+    """Reads a layer interval "17-24" (one-based, both ends in; "" = all) as a half-open range.
+
+    Raises InputError where it is malformed or leaves the model.
+    """
+    if not text:
+        return 0, total
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST, as in 17-24, or empty")
+    low, high = int(first), int(last or first)
+    if not 1 <= low <= high <= total:
+        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST within 1-{total}")
+    return low - 1, high
+
+
+def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
+    """Puts keys and values of a few layers, from `first` on, among the masked ones of all `layers`.
+
+    [few, B|1, P, N, D] x 2 -> [L, B|1, P, N, D] x 2. `inside` gives them the positions 0 .. P - 1
+    in a relative bias.
+    """
+    few, _, length = k.shape[:3]
+    outside = [(first, layers - first - few)] + [(0, 0)] * 4  # masked: a zero key still takes mass
+    number = np.arange(layers)
+    mask = (number >= first) & (number < first + few)
+    mask = np.broadcast_to(mask[:, None, None], (layers, 1, length))  # numpy: known when compiling
+    positions = jnp.arange(length) if inside else None
+    k, v = (
+        constrain(jnp.pad(x, outside), None, "act_batch", None, "act_heads", None) for x in (k, v)
+    )
+    return Prefix(k, v, mask, positions)
+
+
+class PrefixMlp(nn.Module):
+    """Computes keys and values from embeddings (Liu et al. 2022, section 3.3). -> [L, 2, P, N, D]
+
+    Two layers, tanh between them, serve all layers of the backbone.
+    """
+
+    shape: tuple[int, int, int, int, int]
+    width: int  # of the embeddings
+    hidden: int
+    scale: float  # standard deviation of the initial values
+
+    @nn.compact
+    def __call__(self):
+        """Computes them."""
+        layers, two, length, heads, head_dim = self.shape
+        draw = nn.initializers.normal(self.scale)
+        embeds = self.param("rows", draw, (length, self.width))  # [P, H]
+        inner = jnp.tanh(nn.Dense(self.hidden, kernel_init=draw, name="down")(embeds))
+        # N * D need not be H.
+        flat = nn.Dense(layers * two * heads * head_dim, kernel_init=draw, name="up")(inner)
+        table = flat.reshape(length, layers, two, heads, head_dim)
+        return table.transpose(1, 2, 0, 3, 4)

@@ -1,0 +1,51 @@
+"""The keys and values that a model itself gives a text: what a prefix may start from."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.layers.attention import Attention
+from jaxprompt.types import Batch, Injection, Role, Tokens
+
+
+def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tuple[Any, Any]]:
+    """Runs a text through a backbone. int [P] -> k, v [L, P, N, D] of each attention, by stream
+
+    `params` are the backbone's. An encoder-decoder reads the text on both sides: "decoder" is what
+    its decoder attends to in itself, "cross" what it attends to in the encoder's output.
+    """
+    # Layers run one by one, so that each projection is seen once, in order.
+    cfg = dataclasses.replace(backbone.cfg, stack="unroll", remat="none")
+    found = []
+
+    def keep(call, args, kwargs, context):
+        given = call(*args, **kwargs)
+        if isinstance(context.module, Attention) and context.method_name == "keys":
+            found.append(given)
+        return given
+
+    decodes = backbone.dims.decoder_layers
+    with nn.intercept_methods(keep):
+        backbone.clone(cfg=cfg).apply(
+            {"params": params}, _batch_of(ids, decodes > 0), Injection(), deterministic=True
+        )
+    layers = backbone.dims.layers
+    parts = {"encoder": found[:layers]}
+    if decodes:
+        parts |= {"decoder": found[layers::2], "cross": found[layers + 1 :: 2]}
+    return {
+        stream: tuple(jnp.stack(each)[:, 0] for each in zip(*own, strict=True))
+        for stream, own in parts.items()
+    }
+
+
+def _batch_of(ids: jax.Array, decodes: bool) -> Batch:
+    ids = ids[None].astype(jnp.int32)
+    number, one = jnp.arange(ids.shape[1])[None], jnp.zeros(1, jnp.int32)
+    tokens = Tokens(
+        ids, ids >= 0, jnp.full_like(ids, -1), number, 0 * ids, jnp.full_like(ids, Role.TEXT)
+    )
+    return Batch(tokens, ids[:, :1], one, jnp.ones(1), one, tokens if decodes else None)
