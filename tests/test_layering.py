@@ -142,13 +142,13 @@ def test_methods_know_nothing_of_backbones_and_config():
     )
 
 
-def test_only_build_and_the_command_line_read_config_objects():
+def test_only_assembly_and_the_command_line_make_configs():
     report(
         [
             f"{label(path, line)}: imports {full}"
             for name, path in NAMES.items()
             for full, line in imports(path).items()
-            if "ml_collections" in full and name.split(".")[0] not in ("build", "cli")
+            if "ml_collections" in full and name.split(".")[0] not in ("assembly", "cli")
         ]
     )
 

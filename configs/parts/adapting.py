@@ -1,6 +1,6 @@
 """Objectives of pre-training; each function fills what it takes. All weights train."""
 
-from ml_collections import ConfigDict
+from jaxprompt.assembly.open_blocks import make_block
 
 STEPS = 10_000  # of T5's LM adaptation in PPT (Gu et al. 2022, section 4.1)
 
@@ -33,7 +33,7 @@ def span_corruption(c):
 
 
 def _fill(c, objective, length, batch, lr):
-    c.prompt = ConfigDict(dict(name="none"))
+    c.prompt = make_block("prompt", "none")
     c.objective.name = objective
     c.data.max_len, c.data.batch, c.data.eval_batch = length, batch, batch
     c.backbone.dropout = 0.0

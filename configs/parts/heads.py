@@ -1,40 +1,31 @@
-"""Kinds of answer by name; each function replaces the block `head`."""
+"""Kinds of answer by name; each function replaces the block `head`, `fields` are its own."""
 
-from ml_collections import ConfigDict
+from jaxprompt.assembly.open_blocks import make_block
 
 
-def linear(c, pooler="auto", dropout=0.1):
+def linear(c, **fields):
     """Classes by a linear layer on [CLS], on a pooled state, or on the mean."""
-    c.head = ConfigDict(dict(name="linear", pooler=pooler, dropout=dropout))
+    c.head = make_block("head", "linear", **fields)
 
 
-def verbalizer(c, scores="restricted", pieces="mean", span="label"):
+def verbalizer(c, **fields):
     """Classes by their label words, on the backbone's own language-model head."""
-    c.head = ConfigDict(dict(name="verbalizer", scores=scores, pieces=pieces, span=span))
+    c.head = make_block("head", "verbalizer", **fields)
 
 
 def text(c):
     """Free text."""
-    c.head = ConfigDict(dict(name="text"))
+    c.head = make_block("head", "text")
 
 
-def tags(c, dropout=0.1, stride=32):
+def tags(c, **fields):
     """A tag for every word, as of named entities."""
-    c.head = ConfigDict(dict(name="tags", dropout=dropout, stride=stride))
+    c.head = make_block("head", "tags", **fields)
 
 
-def spans(c, stride=128, max_answer=30, no_answer=False):
+def spans(c, **fields):
     """An answer that stands in a text."""
-    c.head = ConfigDict(
-        dict(
-            name="spans",
-            stride=stride,
-            max_answer=max_answer,
-            n_best=20,
-            no_answer=no_answer,
-            threshold=0.0,
-        )
-    )
+    c.head = make_block("head", "spans", **fields)
 
 
 HEADS = {head.__name__: head for head in (linear, verbalizer, text, tags, spans)}

@@ -1,64 +1,29 @@
-"""Methods by name; each function replaces the method block and sets what trains."""
+"""Methods by name; each function replaces the method block and sets what trains.
 
-from ml_collections import ConfigDict
+`fields` are the method's own, as docs/config.md lists them.
+"""
 
 from configs.parts import heads
+from jaxprompt.assembly.open_blocks import make_block
 
 
-def prefix(c, length=20, lr=1e-2, dropout=0.1, start="normal"):
-    """P-tuning v2: keys and values in every layer; T5 takes `decoder` and `cross` besides.
-
-    start: normal | zero | text, the keys and values that the frozen model gives prompt.text.
-    """
-    c.prompt = ConfigDict(
-        dict(
-            name="prefix",
-            length=length,
-            init="",
-            layers="",
-            decoder=0,
-            decoder_layers="",
-            cross=0,
-            cross_layers="",
-            hidden=0,
-            dropout=dropout,
-            shift=True,
-            start=start,
-            scale=0.02,
-            text="",
-        )
-    )
+def prefix(c, lr=1e-2, dropout=0.1, **fields):
+    """P-tuning v2: keys and values in every layer; T5 takes `decoder` and `cross` besides."""
+    c.prompt = make_block("prompt", "prefix", dropout=dropout, **fields)
     c.trainable = ()
     c.optim.lr = lr
 
 
-def soft(c, length=20, lr=3e-2, start="vocab"):
-    """Soft prompts. start: normal | uniform | vocab | frequent | labels | text | task | file.
-
-    `top`: vocab draws from that many of the first ids, 0 = the whole vocabulary; frequent from that
-    many of the most frequent tokens at corpus.path, 0 = 1,000.
-    """
-    c.prompt = ConfigDict(
-        dict(
-            name="soft",
-            length=length,
-            init="",
-            decoder=0,
-            start=start,
-            scale=0.02,
-            top=0,
-            text="",
-            file="",
-        )
-    )
+def soft(c, lr=3e-2, start="vocab", **fields):
+    """Soft prompts."""
+    c.prompt = make_block("prompt", "soft", start=start, **fields)
     c.trainable = ()
     c.optim.lr = lr
 
 
 def lester(c, length=100, start="vocab"):
     """Prompt tuning of T5 as published (Lester et al. 2021, section 3)."""
-    soft(c, length, lr=0.3, start=start)
-    c.prompt.top = 5_000  # section 3.2
+    soft(c, lr=0.3, start=start, length=length, top=5_000)  # section 3.2
     c.backbone.dropout = 0.0
     c.optim.name = "adafactor"
     c.optim.schedule = "constant"
@@ -72,7 +37,7 @@ def lester(c, length=100, start="vocab"):
 
 
 def _no_prompt(c, trainable, lr):
-    c.prompt = ConfigDict(dict(name="none"))
+    c.prompt = make_block("prompt", "none")
     c.trainable = trainable
     c.optim.lr = lr
 

@@ -7,7 +7,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxprompt.assembly.schema import FIELDS, Field, check_value
+from jaxprompt.assembly.fields import Field, check_value, count, size, text
+from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.heads import make_head
@@ -15,13 +16,13 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims
 
 _DATA, _TASK, _BACKBONE = (FIELDS[name] for name in ("data", "task", "backbone"))
-_PLACE, _SIZE, _TEXT = Field(int, "at least 0"), Field(int, "at least 1"), Field(str)
+_PLACE = count(0, "a size of the backbone")
 BLOCKS = {
     "backbone": {name: _BACKBONE[name] for name in ("revision", "sentinel", "rescale")}
-    | {"id": _BACKBONE["path"], "family": _TEXT, "fingerprint": _TEXT},
+    | {"id": _BACKBONE["path"], "family": text("", "found"), "fingerprint": text("", "SHA-256")},
     "layout": {name: _DATA[name] for name in ("max_len", "max_target", "multiple", "side")}
     | {name: _TASK[name] for name in ("form", "answer", "eos")}
-    | {"choices": Field(int, "at least 1")},
+    | {"choices": size(1, "of an example")},
     "generate": FIELDS["generate"],
 }
 TOP = {

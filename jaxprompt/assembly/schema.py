@@ -1,116 +1,278 @@
-"""Every field of a config: its kind, and its range or the words that it may hold."""
+"""Every field of a config, once: defaults, checks, --help and docs/config.md come from it."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from jaxprompt.backbones import families
-from jaxprompt.corpus.ppt import PATTERNS, TASKS
-from jaxprompt.corpus.read import DOCUMENTS, ON_ERROR
-from jaxprompt.corpus.split import PARAGRAPHS, UNITS
-from jaxprompt.data.fewshot import PROTOCOLS
-from jaxprompt.data.tags import SCHEMES
-from jaxprompt.errors import InputError, brief, check_kind, choose, nearest
-from jaxprompt.files import user_path
-from jaxprompt.layers.kernels import KERNELS
-from jaxprompt.layers.stack import REMATS, STACKS
-from jaxprompt.scoring.metrics import OF
-from jaxprompt.training.optim import OPTIMIZERS, SCHEDULES
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from jaxprompt.assembly.fields import (
+    SEED,
+    Block,
+    Field,
+    Words,
+    check_value,
+    count,
+    flag,
+    number,
+    path,
+    several,
+    share,
+    size,
+    text,
+    texts,
+    whole,
+    word,
+)
+from jaxprompt.errors import InputError, brief, check_kind, nearest
 
 OPEN = ("prompt", "head")  # blocks whose fields are those of what they name
-DTYPES = ("float32", "bfloat16")
-OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
-FORMS = ("cloze", "text", *TASKS)
-_METRICS = tuple(dict.fromkeys(name for names in OF.values() for name in names))
-_RANGES = {
-    "at least 0": lambda x: x >= 0,
-    "at least 1": lambda x: x >= 1,
-    "above 0": lambda x: x > 0,
-    "in [0, 1)": lambda x: 0 <= x < 1,
-    "in [0, 2**32)": lambda x: 0 <= x < 2**32,
-}
-
-
-class Field(NamedTuple):
-    """What a field may hold."""
-
-    kind: type
-    limit: str | Sequence[str] = ""  # a key of _RANGES, or the known words
-    optional: bool = False  # None, of a number; "", of a word
-    many: bool = False  # a tuple of such values
-    is_path: bool = False  # or what may stand in its place: hub:..., pkg:..., a pattern
-
-
-_TEXT, _TEXTS, _FLAG = Field(str), Field(tuple), Field(bool)
-_PATH = Field(str, is_path=True)
-_COUNT, _SIZE, _SEED = (Field(int, x) for x in ("at least 0", "at least 1", "in [0, 2**32)"))
-_AMOUNT, _POSITIVE, _SHARE = (Field(float, x) for x in ("at least 0", "above 0", "in [0, 1)"))
-# The own fields of methods and heads are checked where these are made.
-FIELDS = {
-    "seed": _SEED,
-    "trainable": _TEXTS,
-    "backbone": dict(
-        path=_PATH, revision=_TEXT, init=_PATH, family=Field(str, families(), True),
-        dtype=Field(str, DTYPES), stack=Field(str, STACKS), remat=Field(str, REMATS),
-        attention=Field(str, KERNELS), dropout=_SHARE._replace(optional=True), sentinel=_TEXT,
-        rescale=_POSITIVE,
+_DTYPES = ("float32", "bfloat16")
+_OBJECTIVES = ("mlm", "rtd", "clm", "prefix_lm", "span_corruption")
+_TASKS = Words("corpus.ppt", "TASKS")
+FIELDS = Block(
+    "",
+    seed=whole(0, "train seed: initial values, order of examples, dropout", SEED),
+    backbone=Block(
+        "the frozen model",
+        path=path("", "folder of save_pretrained, hub id, or pkg:PACKAGE/FOLDER"),
+        revision=text("", "of a hub id"),
+        init=path("", "adapt: a config.json whose weights are drawn; `path` gives the tokenizer"),
+        family=word("", Words("backbones", "families"), 'empty = model_type of config.json'),
+        dtype=word("float32", _DTYPES, "of the frozen weights and the activations"),
+        stack=word(
+            "scan", Words("layers.stack", "STACKS"),
+            "scan: compile one layer; unroll: compile them all",
+        ),
+        remat=word(
+            "none", Words("layers.stack", "REMATS"), "what the backward pass computes again"
+        ),
+        attention=word(
+            "auto", Words("layers.kernels", "KERNELS"),
+            "auto: the device's own kernel where it has one for these inputs; fused: also for "
+            "short texts on TPUs, elsewhere scores are computed again in the backward pass; "
+            "einsum: two products",
+        ),
+        dropout=share(None, "None = as in config.json; 0 also ends the attention's"),
+        sentinel=text("<extra_id_{}>", "T5: how the vocabulary writes the n-th sentinel"),
+        rescale=number(
+            1.0, "T5: what the residual stream is divided by, for 16-bit floats", "above 0"
+        ),
     ),
-    "mesh": dict(data=Field(int), model=Field(int), fsdp=_FLAG, slices=_SIZE),
-    "task": dict(
-        name=_TEXT, template=_TEXT, words=_TEXTS, fields=_TEXTS, label=_TEXT, labels=_TEXTS,
-        choices=_TEXTS, metric=Field(str, _METRICS, True), target=_TEXT, tags=_TEXT, answers=_TEXT,
-        scheme=Field(str, SCHEMES, True), form=Field(str, FORMS), answer=_TEXT, eos=_FLAG,
-        option=_TEXT, spaced=Field(str, ("true", "false"), True),
+    trainable=texts((), "patterns of parameter names; () = the method's own", is_pattern=True),
+    mesh=Block(
+        "how devices are laid out; -1 = the rest of them",
+        data=whole(-1, "parts of a batch"),
+        model=whole(1, "parts of heads, feed-forward widths and vocabulary"),
+        fsdp=flag(False, "frozen weights are divided over `data` too"),
+        slices=size(
+            1, "slices of TPUs, or hosts of GPUs, between which only `data` may cross"
+        ),
     ),
-    "data": dict(
-        source=_PATH, files=dict(train=_PATH, dev=_PATH, test=_PATH), cache_dir=_PATH,
-        protocol=Field(str, tuple(PROTOCOLS), True), seed=_SEED, k=_COUNT, dev_k=_COUNT, n=_SIZE,
-        ratio=_POSITIVE, holdout=_SHARE, folds=_SIZE, fold=_COUNT, size=_SIZE, rows=_PATH,
-        batch=_SIZE, eval_batch=_SIZE, max_len=_SIZE, max_target=_SIZE, multiple=_SIZE, group=_SIZE,
-        side=Field(str, ("right", "left")),
+    task=Block(
+        "what is answered",
+        name=text("topics", "a known task, or custom: your own file, described below"),
+        template=text(
+            "", "empty = the task's own; unified, nss: of what stands before the options"
+        ),
+        words=texts((), "label words, an entry a class, | between several; () = the task's own"),
+        spaced=word(
+            "", ("true", "false"), "label words are encoded behind a space; empty = the task's own"
+        ),
+        option=text("", "how {choices} writes one, as in {name}. {text}.; empty = the task's own"),
+        fields=texts(
+            (), "custom: text columns; nsp, cls: the texts asked, () = the task's own"
+        ),
+        label=text("label", "custom: column of the label"),
+        labels=texts((), "custom: class names in order; () = found in the training rows"),
+        choices=texts((), "custom: columns of the choices, or one that holds a list"),
+        metric=word("", Words("scoring.metrics", "all_metrics"), "empty = the task's own"),
+        target=text("", "custom: column of the text to write, for head.name=text"),
+        answers=text("", "custom: column of answers in the last field, for head.name=spans"),
+        tags=text("", "custom: column with a tag for every word, for head.name=tags"),
+        scheme=word(
+            "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"
+        ),
+        form=word(
+            "cloze", Words("assembly.schema", "forms"),
+            "cloze: the words at a mask; text: T5's own text format; nsp, nss, unified, cls: as "
+            "that pre-training task is asked in ppt.patterns; nss and unified answer by the name "
+            "of an option",
+        ),
+        answer=text(
+            "", 'T5: what is written; empty = "[mask] {label}" (cloze), "{label} [sep]" (text)'
+        ),
+        eos=flag(True, "T5: the input ends with </s>"),
     ),
-    "corpus": dict(
-        path=_PATH, field=_TEXT, split=_TEXT, documents=Field(str, DOCUMENTS),
-        paragraphs=Field(str, PARAGRAPHS), units=Field(str, UNITS), language=_TEXT,
-        max_document=_SIZE, on_error=Field(str, ON_ERROR), store=_PATH, processes=_COUNT,
-        held_out=_SHARE, dev_rows=_SIZE,
+    data=Block(
+        "which rows, and how they are laid into batches",
+        source=path("", "folder, hub:owner/name[:subset], tfds:name; empty = where the task lives"),
+        files=Block(
+            "files, before `source`",
+            train=path("", "of the training rows"),
+            dev=path("", "of the rows that choose the best prompt"),
+            test=path("", "of the rows that are scored once"),
+        ),
+        cache_dir=path("", "of hub and TFDS downloads"),
+        protocol=word("", Words("data.fewshot", "PROTOCOLS"), "empty = all rows"),
+        seed=whole(0, "data seed: which rows the protocol draws", SEED),
+        k=count(16, "kshot: rows a class for train; kfold: rows a class in all, 0 = all rows"),
+        dev_k=count(0, "kshot: rows a class for dev; 0 = k"),
+        n=size(32, "balanced: rows in all for train, and as many for dev"),
+        ratio=number(
+            0.1, "fraction: share of each class, or from 2 on rows of each class", "above 0"
+        ),
+        holdout=share(
+            0.0, "fraction: share of each class that becomes dev; 0 = the task's own dev"
+        ),
+        folds=size(4, "kfold: number of parts"),
+        fold=count(0, "kfold: the part that is dev"),
+        size=size(500, "holdout: rows of train that become dev, of each class its share"),
+        rows=path("", "listed: JSONL file with the row numbers of each seed"),
+        batch=size(32, "examples a step, over all hosts"),
+        eval_batch=size(64, "examples a batch in evaluation"),
+        max_len=size(128, "tokens of an example, soft tokens included"),
+        max_target=size(64, "tokens of a free text, its end included"),
+        multiple=size(8, "batches are padded to multiples of this length"),
+        group=size(1, "batches whose examples are sorted by length together; 1 = none"),
+        side=word("right", ("right", "left"), "where padding stands"),
     ),
-    "objective": dict(
-        name=Field(str, OBJECTIVES, True), packed=_FLAG, apart=_FLAG, rate=_SHARE,
-        whole_words=_FLAG, span=_POSITIVE, share=_SHARE, weight=_AMOUNT, generator=_POSITIVE,
-        generator_layers=_POSITIVE, generator_path=_PATH, examples=_COUNT,
+    corpus=Block(
+        "running text, for `adapt`, `annotate` and `pretrain`",
+        path=path(
+            "", "folder, file or glob of .txt, JSONL or Parquet; hub:owner/name, tfds:name"
+        ),
+        field=text("text", "JSONL, Parquet, hub, TFDS: where a document stands"),
+        split=text("train", "hub, TFDS"),
+        documents=word(
+            "file", Words("corpus.read", "DOCUMENTS"),
+            ".txt: a document is a file, a line, or what blank lines divide",
+        ),
+        paragraphs=word(
+            "line", Words("corpus.split", "PARAGRAPHS"), "a paragraph ends with a line, or at a "
+            "blank one",
+        ),
+        units=word("paragraph", Words("corpus.split", "UNITS"), "what a text is divided into"),
+        language=text("en", "of sentences"),
+        max_document=size(2**24, "bytes; a longer one is an error"),
+        on_error=word(
+            "raise", Words("corpus.read", "ON_ERROR"), "of a document that cannot be read"
+        ),
+        store=path("", "folder where the indexed text is kept; empty = in the workdir"),
+        processes=count(0, "that index it; 0 = one a core, at most 6"),
+        held_out=share(0.01, "share of the documents that is dev, drawn by data.seed"),
+        dev_rows=size(512, "rows of them that are scored, at most"),
     ),
-    "ppt": dict(
-        task=Field(str, TASKS, True), patterns=Field(str, tuple(PATTERNS)), least=_SIZE, most=_SIZE,
-        hard=_FLAG, matched=_FLAG, annotations=_PATH, thresholds=_SHARE._replace(many=True),
+    objective=Block(
+        "what a backbone is pre-trained by, in rows of data.max_len tokens",
+        name=word("", _OBJECTIVES, "of `adapt`"),
+        packed=flag(True, "rows are filled with several documents"),
+        apart=flag(False, "packed: attention stays inside a document"),
+        rate=share(0.15, "mlm, rtd, span_corruption: share of the tokens"),
+        whole_words=flag(False, "mlm, rtd: all subwords of a word or none"),
+        span=number(3.0, "span_corruption: mean length", "above 0"),
+        share=share(0.0, "prefix_lm: of a row that is read; 0 = drawn anew for each"),
+        weight=number(50.0, "rtd: of the discriminator's loss"),
+        generator=number(0.25, "rtd: the generator's width, of the discriminator's", "above 0"),
+        generator_layers=number(1.0, "and its layers", "above 0"),
+        generator_path=path("", "rtd: a masked LM to begin with; empty = a fresh one of that size"),
+        examples=count(10, "held-out rows that are written out as the model fills them"),
     ),
-    "optim": dict(
-        name=Field(str, OPTIMIZERS), lr=_AMOUNT, lr_head=_AMOUNT._replace(optional=True),
-        lr_backbone=_AMOUNT._replace(optional=True), schedule=Field(str, SCHEDULES),
-        warmup_steps=_COUNT, gamma=_POSITIVE, weight_decay=_AMOUNT, no_decay=_TEXTS, clip=_AMOUNT,
-        b1=_SHARE, b2=_SHARE, eps=_POSITIVE, decay_rate=_SHARE, scaled=_FLAG, accumulate=_SIZE,
-        smoothing=_SHARE,
+    ppt=Block(
+        "what `pretrain` learns a prompt by; head, task.answer and .eos say how",
+        task=word("", _TASKS, "of `pretrain`"),
+        patterns=word(
+            "en", Words("corpus.ppt", "PATTERNS"),
+            "en: as released; en_paper: as published; zh: Chinese; of task.form too",
+        ),
+        hard=flag(False, "task.form=nsp, nss, cls: a hard prompt stands beside the soft one"),
+        least=size(2, "unified: options of an example, at least"),
+        most=size(16, "and at most"),
+        matched=flag(
+            True, "nsp, nss, unified: negatives are as long as the neighbour of a text"
+        ),
+        annotations=path("", "cls: folder with the label of each unit of the text"),
+        thresholds=several(
+            share(0.0, "cls: what a label's probability exceeds, by class; () = as released")
+        ),
     ),
-    "cache": dict(
-        where=Field(str, ("host", "disk"), True), folder=_PATH, dtype=Field(str, DTYPES),
-        limit=_POSITIVE,
+    optim=Block(
+        "how numbers are learned",
+        name=word("adamw", Words("training.optim", "OPTIMIZERS"), "the optimizer"),
+        lr=number(1e-2, "learning rate"),
+        lr_head=number(None, "learning rate of the head; None = lr"),
+        lr_backbone=number(None, "learning rate of the backbone; None = lr"),
+        schedule=word(
+            "linear", Words("training.optim", "SCHEDULES"), "of the learning rate, as a factor"
+        ),
+        warmup_steps=count(
+            0, "warmup_linear, cosine; inverse_sqrt: steps at 1 / sqrt(warmup_steps)"
+        ),
+        gamma=number(0.95, "exponential: factor an epoch", "above 0"),
+        weight_decay=number(0.0, "a step, times the learning rate"),
+        no_decay=texts(
+            (r".*/bias", r".*norm/scale"), "patterns spared by weight decay", is_pattern=True
+        ),
+        clip=number(1.0, "global norm of the gradient; 0 = off"),
+        b1=share(0.9, "Adam's beta_1"),
+        b2=share(0.999, "Adam's beta_2"),
+        eps=number(1e-8, "Adam's epsilon", "above 0"),
+        decay_rate=share(0.8, "adafactor"),
+        scaled=flag(
+            False, "adafactor: as T5 was trained, lr relative to a matrix's size; factored"
+        ),
+        accumulate=size(1, "parts that a batch is cut into"),
+        smoothing=share(0.0, "label smoothing"),
     ),
-    "generate": dict(
-        max_new=_SIZE, beams=_SIZE, length_penalty=Field(float),
-        early_stopping=Field(str, ("true", "false", "never")),
+    cache=Block(
+        "what layers below all that trains give: computed once, then kept",
+        where=word("", ("host", "disk"), "host: in memory; empty = computed in every step"),
+        folder=path("", "disk: where; empty = in the workdir"),
+        dtype=word("float32", _DTYPES, "of what is kept"),
+        limit=number(8.0, "GiB; a run that needs more is refused", "above 0"),
     ),
-    "runs": dict(
-        tasks=Field(str, TASKS, many=True),
-        seeds=_SEED._replace(many=True), data_seeds=_SEED._replace(many=True),
-        lr=_AMOUNT._replace(many=True), weight_decay=_AMOUNT._replace(many=True),
-        starts=_TEXTS, texts=_TEXTS, words=_TEXTS, size=_COUNT,
+    generate=Block(
+        "how a free text is written",
+        max_new=size(64, "tokens"),
+        beams=size(1, "1 = greedy"),
+        length_penalty=number(
+            1.0, "beams are ranked by log-probability / length ** this", ""
+        ),
+        early_stopping=word(
+            "false", ("true", "false", "never"), "true: stop at `beams` ended texts"
+        ),
     ),
-    "train": dict(
-        total_steps=_COUNT, total_epochs=_AMOUNT, total_examples=_COUNT, eval_steps=_COUNT,
-        eval_epochs=_AMOUNT, patience=_COUNT, save_steps=_COUNT, log_steps=_SIZE,
-        max_streak=_SIZE, test=_FLAG, tensorboard=_FLAG, compilation_cache=_TEXT,
+    runs=Block(
+        "a grid of runs that train as one program, each in a folder of its own; of a list that is "
+        "empty the config's own value is taken",
+        tasks=several(word("", _TASKS, "ppt.task, of `pretrain`")),
+        seeds=several(whole(0, "seed", SEED)),
+        data_seeds=several(whole(0, "data.seed", SEED)),
+        lr=several(number(0.0, "optim.lr")),
+        weight_decay=several(number(0.0, "optim.weight_decay")),
+        starts=texts((), "prompt.start"),
+        texts=texts((), "prompt.text"),
+        words=texts((), "task.words, an entry a run: bad,good"),
+        size=count(
+            0, "runs at once; 0 = all that memory holds, on a CPU those with the same batches"
+        ),
     ),
-}  # fmt: skip
+    train=Block(
+        "how long, and when it is scored and saved; exactly one total is above 0",
+        total_steps=count(0, "steps"),
+        total_epochs=number(10.0, "passes over the training rows"),
+        total_examples=count(0, "examples"),
+        eval_steps=count(0, "evaluate on dev every n steps; 0 = by epochs"),
+        eval_epochs=number(1.0, "and every n epochs"),
+        patience=count(0, "evaluations without gain before the run stops; 0 = off"),
+        save_steps=count(0, "save every n steps; 0 = at every evaluation"),
+        log_steps=size(10, "metrics of every n-th step are written"),
+        max_streak=size(10, "steps in a row that are not finite before the run stops"),
+        test=flag(True, "score the test split with the best prompt at the end"),
+        tensorboard=flag(True, "write event files"),
+        compilation_cache=text("", "folder of compiled programs; empty = the user's own, or none"),
+    ),
+)  # fmt: skip
 
 # What other tools call a field; the last part of a name counts.
 SYNONYMS = {
@@ -155,12 +317,32 @@ SYNONYMS = {
 }  # fmt: skip
 
 
+def forms() -> tuple[str, ...]:
+    """Lists the forms of a task."""
+    return "cloze", "text", *_TASKS.read()
+
+
+def make_defaults() -> ConfigDict:
+    """Makes a config of all fields at their defaults; the open blocks are missing."""
+    return _defaults(FIELDS)
+
+
+def _defaults(block: Block) -> ConfigDict:
+    made = ConfigDict()
+    for name, field in block.items():
+        if isinstance(field, Block):
+            made[name] = _defaults(field)
+        else:
+            made[name] = placeholder(field.kind) if field.default is None else field.default
+    return made
+
+
 def check_fields(given: Mapping[str, Any], block: str = "") -> None:
     """Checks a config, or a `block` of it: no field unknown or missing, each of its kind and range.
 
     Raises InputError for the first that is not.
     """
-    known = FIELDS[block] if block else FIELDS | dict.fromkeys(OPEN)
+    known = FIELDS[block] if block else {**FIELDS, **dict.fromkeys(OPEN)}
     _check_names(given, known, f"{block}." if block else "")
     for name, field, value in _leaves(given, known, f"{block}." if block else ""):
         check_value(name, field, value)
@@ -173,7 +355,7 @@ def _check_names(given: Mapping[str, Any], known: Mapping[str, Any], prefix: str
     for name in sorted(set(given) - set(known)):
         raise InputError(f"unknown config field {brief(prefix + name)}; {nearest(name, known)}")
     for name in sorted(set(known) - set(given)):
-        raise InputError(f"config field {prefix}{name} is missing; configs/base.py has them all")
+        raise InputError(f"config field {prefix}{name} is missing; `train --help` lists them all")
 
 
 def _leaves(
@@ -190,34 +372,3 @@ def _leaves(
         elif field is not None:
             _check_names(value, field, f"{prefix}{name}.")
             yield from _leaves(value, field, f"{prefix}{name}.")
-
-
-def check_value(name: str, field: Field, value: Any) -> None:
-    """Raises InputError where the value of a field, by its dotted name, is not what it may be."""
-    if field.optional and value in (None, ""):
-        return
-    if field.many:
-        if not isinstance(value, tuple | list):
-            raise InputError(f"config field {name}={brief(value)} must be a list")
-        for part in value:
-            check_value(name, field._replace(many=False), part)
-        return
-    check_kind(name, value, field.kind)
-    if field.is_path:
-        user_path(value, f"config field {name}:")
-    if field.kind is int and field.limit != _SEED.limit and abs(value) >= 2**31:
-        raise InputError(f"{name}={brief(value)} must be below 2**31")
-    if isinstance(field.limit, str):
-        if field.limit and not _RANGES[field.limit](value):
-            raise InputError(f"{name}={brief(value)} must be {field.limit}")
-    else:
-        choose(name, value, field.limit)
-    if name in ("trainable", "optim.no_decay"):
-        for pattern in value:
-            try:
-                re.compile(pattern)
-            # Python's own parser has the second for a repetition of more than 2**32.
-            except (re.error, OverflowError, RecursionError) as error:
-                raise InputError(
-                    f"{name}: {brief(pattern)} is no regular expression ({error})"
-                ) from error

@@ -1,18 +1,16 @@
 """Puts the block of a named method or head in place, and names what an unknown field may mean."""
 
-import ast
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxprompt.cli.configs import PACKAGE, load_module, shipped_root
+from jaxprompt.assembly import open_blocks
+from jaxprompt.assembly.open_blocks import names, own_fields
+from jaxprompt.cli.configs import load_module, shipped_root
 from jaxprompt.errors import InputError, nearest
 
-# Blocks whose fields are those of what they name: its folder, its class, its part of a config.
-_OPEN = {"prompt": ("prompts", "Prompt", "methods"), "head": ("heads", "Head", "heads")}
-_CALLED = {"prompt": "method", "head": "head"}
+# The part of a config that fills a block, and what the block names.
+_OPEN = {"prompt": ("methods", "method"), "head": ("heads", "head")}
 
 
 def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> None:
@@ -26,47 +24,22 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
         name, held = given.get(f"{block}.name"), config.get(block)
         if name is not None and isinstance(held, ConfigDict) and name != held.get("name"):
             if name not in names(block):
-                raise InputError(
-                    f"unknown {_CALLED[block]} {block}.name={name!r}; {nearest(name, names(block))}"
-                )
+                called, known = _OPEN[block][1], nearest(name, names(block))
+                raise InputError(f"unknown {called} {block}.name={name!r}; {known}")
             own = make_block(block, name, config)
             with config.unlocked():
                 config[block] = own
 
 
-def names(block: str) -> list[str]:
-    """Lists the methods or heads by their file names, without importing them."""
-    return sorted(path.stem for path in (PACKAGE / _OPEN[block][0]).glob("[!_]*.py"))
-
-
-def source_of(block: str, name: str) -> Path:
-    """Tells the file of a method or head."""
-    return PACKAGE / _OPEN[block][0] / f"{name}.py"
-
-
-def own_fields(block: str, name: str) -> dict[str, Any]:
-    """Reads the fields of a method or head with their defaults from its source.
-
-    JAX stays unloaded.
-    """
-    tree = ast.parse(source_of(block, name).read_text("utf-8"))
-    kinds = (node for node in tree.body if isinstance(node, ast.ClassDef))
-    body = next(node.body for node in kinds if node.name == _OPEN[block][1])
-    own = [node for node in body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    own = [node for node in own if "ClassVar" not in ast.unparse(node.annotation)]
-    return {node.target.id: ast.literal_eval(node.value) for node in own}
-
-
 def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
     """Makes the block of a method or head: as its part fills it, else with its class's defaults."""
-    part = load_module(str(shipped_root() / f"configs/parts/{_OPEN[block][2]}.py"))
+    part = load_module(str(shipped_root() / f"configs/parts/{_OPEN[block][0]}.py"))
     if hasattr(part, name):
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
             getattr(part, name)(scratch)
         return scratch[block]
-    own = own_fields(block, name)
-    return ConfigDict({"name": name} | ({"init": ""} if own and block == "prompt" else {}) | own)
+    return open_blocks.make_block(block, name)
 
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:

@@ -1,79 +1,111 @@
-"""Lists the fields of a config for --help: what each may hold, its default and a note.
+"""Lists the fields of a config, for --help and as docs/config.md.
 
-Kinds and ranges are those of jaxprompt/assembly/schema.py, notes the comments in configs/base.py;
-fields of a method or a head are read from its file.
+What they hold is declared in jaxprompt/assembly/schema.py, and for a method or a head in its file.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from jaxprompt.cli.blocks import make_block, names, source_of
+from jaxprompt.assembly.fields import Block, Field
+from jaxprompt.assembly.open_blocks import own_notes
+from jaxprompt.assembly.schema import FIELDS, OPEN
+from jaxprompt.cli.blocks import make_block, names
 from jaxprompt.cli.configs import load_module, shipped
 
-_FIELD = r"\s*c\.([\w.]+) = .*?  # (.*)"  # of base.py
-_OWN = r"    (\w+): \w+ = .*?  # (.*)"  # of a method's class
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
           tuple: "list of texts"}  # fmt: skip
 _CONSTANTS = "constant"  # what a trained method folds to: never asked for by a config
+_PAGE = """# Fields of a config
+
+Every field can be set on the command line, as in `--config.optim.lr=0.01`. This page is written by
+`python -m jaxprompt.cli.reference > docs/config.md`.
+"""
+
+
+class Line(NamedTuple):
+    """One field."""
+
+    name: str
+    default: str
+    may: str  # what it may hold
+    note: str
 
 
 def list_fields() -> str:
     """Writes a line for every field, block by block, those of each method under its name."""
-    from jaxprompt.assembly.schema import FIELDS, OPEN
-
-    notes = _notes(shipped()["base"], _FIELD)
-    config = load_module(str(shipped()["base"])).get_config()
-    lines = ["fields of a config, as in --config.optim.lr=0.01:", ""]
-    for name, held in FIELDS.items():
-        if isinstance(held, Mapping):
-            lines += ["", f"{name}: {notes[name]}" if name in notes else name]
-            lines += _block(f"{name}.", held, config[name], notes)
-        else:
-            lines.append(_line(name, config[name], describe(held), notes.get(name, "")))
-    for block in OPEN:
-        for name in (name for name in names(block) if name != _CONSTANTS):
-            lines += ["", f"{block}, with {block}.name={name}"]
-            lines += _open_block(block, name, config, notes)
+    lines = ["fields of a config, as in --config.optim.lr=0.01:"]
+    for title, own in _sections():
+        lines += ["", *([title] if title else [])]
+        for line in own:
+            note = _unsaid(line.note, line.may)
+            shown = f"{line.name} = {line.default}"
+            lines.append(f"  {shown:36s}  {line.may}" + f"; {note}" * bool(note))
     return "\n".join(lines)
 
 
-def describe(field: Any) -> str:
+def write_page() -> str:
+    """Writes docs/config.md."""
+    lines = [_PAGE]
+    for title, own in _sections():
+        lines += [
+            f"## {title or 'the run'}",
+            "",
+            "| field | default | may be | |",
+            "|---|---|---|---|",
+        ]
+        for line in own:
+            cells = (f"`{line.name}`", f"`{line.default}`", line.may, _unsaid(line.note, line.may))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def describe(field: Field) -> str:
     """Says what a field may hold, in words."""
-    if isinstance(field.limit, str):
+    kind = " | ".join(field.words)
+    if not kind:
         kind = ", ".join([_KINDS[field.kind], *([field.limit] if field.limit else [])])
-    else:
-        kind = " | ".join(field.limit)
     return f"several of: {kind}" if field.many else kind
 
 
-def _notes(path: Path, pattern: str) -> dict[str, str]:
-    found = (re.match(pattern, line) for line in path.read_text("utf-8").splitlines())
-    return dict(match.groups() for match in found if match)
+def _sections() -> Iterator[tuple[str, list[Line]]]:
+    yield "", [_line(n, field) for n, field in FIELDS.items() if not isinstance(field, Block)]
+    for name, held in FIELDS.items():
+        if isinstance(held, Block):
+            yield f"{name}: {held.note}", list(_block(f"{name}.", held))
+    base = load_module(str(shipped()["base"])).get_config()
+    for block in OPEN:
+        for name in (name for name in names(block) if name != _CONSTANTS):
+            made, notes = make_block(block, name, base), own_notes(block, name)
+            yield f"{block}, with {block}.name={name}", [
+                Line(f"{block}.{field}", _shown(value), _KINDS[type(value)], notes.get(field, ""))
+                for field, value in made.items() if field != "name"
+            ]  # fmt: skip
 
 
-def _block(
-    prefix: str, held: Mapping[str, Any], config: Any, notes: Mapping[str, str]
-) -> Iterator[str]:
+def _block(prefix: str, held: Block) -> Iterator[Line]:
     for name, field in held.items():
-        if isinstance(field, Mapping):
-            yield from _block(f"{prefix}{name}.", field, config[name], notes)
+        if isinstance(field, Block):
+            yield from _block(f"{prefix}{name}.", field)
         else:
-            full = prefix + name
-            yield _line(full, config[name], describe(field), notes.get(full, ""))
+            yield _line(prefix + name, field)
 
 
-def _open_block(block: str, name: str, config: Any, notes: Mapping[str, str]) -> Iterator[str]:
-    own, made = _notes(source_of(block, name), _OWN), make_block(block, name, config)
-    for field in (field for field in made if field != "name"):
-        note = own.get(field) or notes.get(f"{block}.{field}", "") * (field == "init")
-        yield _line(f"{block}.{field}", made[field], _KINDS[type(made[field])], note)
+def _line(name: str, field: Field) -> Line:
+    return Line(name, _shown(field.default), describe(field), field.note)
 
 
-def _line(name: str, default: Any, kind: str, note: str) -> str:
+def _shown(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def _unsaid(note: str, kind: str) -> str:
+    """Takes the words that a field may hold off a note that begins with them."""
     words = re.match(r"(\w+(?: \| \w+)+)(?:[,:;] |$)", note)
-    if words and set(words[1].split(" | ")) <= set(kind.split(" | ")):  # they need no saying twice
-        note = note[words.end() :]
-    shown = f'"{default}"' if isinstance(default, str) else f"{default}"
-    return f"  {f'{name} = {shown}':36s}  {kind}" + f"; {note}" * bool(note)
+    said = words and set(words[1].split(" | ")) <= set(kind.split(" | "))
+    return note[words.end() :] if said else note
+
+
+if __name__ == "__main__":
+    print(write_page(), end="")

@@ -42,8 +42,8 @@ class Prompt(Method):
     hidden: int = 0  # width of the MLP that computes the prefix; 0 = none
     dropout: float = 0.0  # of keys and values
     shift: bool = True  # the text's positions start at `length`
-    start: str = "normal"  # normal: N(0, scale^2) | zero | text
-    scale: float = 0.02
+    start: str = "normal"  # normal | zero | text
+    scale: float = 0.02  # normal: standard deviation
     text: str = ""  # text: what it starts from the keys and values of
 
     def check(self) -> None:

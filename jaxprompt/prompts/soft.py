@@ -35,7 +35,7 @@ class Prompt(Method):
     decoder: int = 0  # T5: soft tokens in front of what the decoder is fed
     start: str = "normal"  # normal | uniform | vocab | frequent | labels | text | task | file
     scale: float = 0.02  # normal: standard deviation
-    top: int = 0  # vocab, frequent: how many of the most common tokens; 0 = all, or 1,000
+    top: int = 0  # vocab: of how many first ids, 0 = all; frequent: of how many words, 0 = 1,000
     text: str = ""  # text: what they start from the words of
     file: str = ""  # file: an .npy [P, E], an export, or a PEFT adapter
 

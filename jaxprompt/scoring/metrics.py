@@ -34,6 +34,11 @@ _HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without 
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
 
 
+def all_metrics() -> tuple[str, ...]:
+    """Lists the metrics of all kinds of answers."""
+    return tuple(dict.fromkeys(name for names in OF.values() for name in names))
+
+
 def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
     """Raises InputError for a metric that is unknown or that the task cannot have.
 

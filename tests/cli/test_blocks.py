@@ -9,8 +9,9 @@ from test_configs import RUNNABLE
 from tiny_run import ROOT, flags, jaxprompt, tiny_fields
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.open_blocks import own_fields
 from jaxprompt.assembly.schema import SYNONYMS
-from jaxprompt.cli.blocks import make_block, names, own_fields
+from jaxprompt.cli.blocks import make_block, names
 from jaxprompt.cli.configs import load_module, shipped
 from jaxprompt.cli.options import fields, load_config
 from jaxprompt.errors import InputError

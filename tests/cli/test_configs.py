@@ -9,9 +9,13 @@ from tiny_run import ROOT, jaxprompt, make_backbone, tiny_fields, write_rows
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.fields import Block
+from jaxprompt.assembly.open_blocks import names as block_names
+from jaxprompt.assembly.open_blocks import own_fields, own_notes
 from jaxprompt.assembly.pipeline import load_weights
-from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.assembly.schema import FIELDS, OPEN
 from jaxprompt.cli.options import fields, load_config, load_module, override, resolved
+from jaxprompt.cli.reference import write_page
 from jaxprompt.data.tasks import get_task, task_names
 from jaxprompt.training import steps
 from jaxprompt.training.state import make_state
@@ -158,15 +162,25 @@ def test_base_has_every_field_and_no_other():
     assert base == names(FIELDS)
 
 
-def test_every_field_of_base_is_explained():
-    lines = (CONFIGS / "base.py").read_text().splitlines()
-    set_there = [line for line in lines if line.startswith("    c.") and "ConfigDict()" not in line]
-    assert len(set_there) > 60
-    bare = {line.split(" = ")[0].strip()[2:] for line in set_there if "#" not in line}
-    # Their names, or a line above, say it all.
-    plain = {"optim.lr", "optim.weight_decay", "optim.b1", "optim.b2", "optim.eps"}
-    plain |= {"train.total_steps", "train.total_epochs", "train.total_examples"}
-    assert bare <= plain | {"prompt.name", "prompt.length"}
+def test_every_field_is_explained():
+    def leaves(block, prefix=""):
+        for name, field in block.items():
+            if isinstance(field, Block):
+                assert field.note, name
+                yield from leaves(field, f"{prefix}{name}.")
+            else:
+                yield prefix + name, field
+
+    assert not [name for name, field in leaves(FIELDS) if not field.note]
+    for block in OPEN:
+        for name in block_names(block):
+            missing = own_fields(block, name).keys() - own_notes(block, name).keys()
+            assert not missing or name == "constant", (name, missing)
+
+
+def test_the_page_of_fields_is_that_of_the_code():
+    page = (CONFIGS.parent / "docs/config.md").read_text()
+    assert page == write_page(), "run: python -m jaxprompt.cli.reference > docs/config.md"
 
 
 def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, capsys):

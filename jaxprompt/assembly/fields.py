@@ -1,0 +1,152 @@
+"""What a field of a config is: its kind, its range or words, its default and a line of help.
+
+Nothing heavy is imported: a config is read and its help is shown with JAX unloaded.
+"""
+
+import importlib
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.errors import InputError, brief, check_kind, choose
+from jaxprompt.files import user_path
+
+RANGES = {
+    "at least 0": lambda x: x >= 0,
+    "at least 1": lambda x: x >= 1,
+    "above 0": lambda x: x > 0,
+    "in [0, 1)": lambda x: 0 <= x < 1,
+    "in [0, 2**32)": lambda x: 0 <= x < 2**32,
+}
+SEED = "in [0, 2**32)"
+
+
+class Words(NamedTuple):
+    """The words that a module knows; it is imported when they are asked for."""
+
+    module: str  # within jaxprompt
+    name: str  # of a collection, or of a function that gives one
+
+    def read(self) -> tuple[str, ...]:
+        """Imports the module. -> its words"""
+        known = getattr(importlib.import_module(f"jaxprompt.{self.module}"), self.name)
+        return tuple(known() if callable(known) else known)
+
+
+class Field(NamedTuple):
+    """What a field may hold."""
+
+    kind: type
+    default: Any
+    note: str
+    limit: str | Sequence[str] | Words = ""  # a key of RANGES, or the known words
+    optional: bool = False  # None, of a number; "", of a word
+    many: bool = False  # a tuple of such values
+    is_path: bool = False  # or what may stand in its place: hub:..., pkg:..., a pattern
+    is_pattern: bool = False  # regular expressions
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that it may hold; () = it is no word."""
+        if isinstance(self.limit, Words):
+            return self.limit.read()
+        return () if isinstance(self.limit, str) else tuple(self.limit)
+
+
+class Block(dict):
+    """Fields by name, and blocks of them."""
+
+    def __init__(self, note: str, **fields: "Field | Block"):
+        """Takes what the block is for, and its fields."""
+        super().__init__(fields)
+        self.note = note
+
+
+# -- kinds of fields ------------------------------------------------------------------------------
+
+
+def text(default: str, note: str) -> Field:
+    """Makes a field of any text."""
+    return Field(str, default, note)
+
+
+def texts(default: Sequence[str], note: str, *, is_pattern: bool = False) -> Field:
+    """Makes a field of several texts."""
+    return Field(tuple, tuple(default), note, is_pattern=is_pattern)
+
+
+def path(default: str, note: str) -> Field:
+    """Makes a field of a path, or of what may stand in its place."""
+    return Field(str, default, note, is_path=True)
+
+
+def flag(default: bool, note: str) -> Field:
+    """Makes a field of yes or no."""
+    return Field(bool, default, note)
+
+
+def word(default: str, known: Sequence[str] | Words, note: str) -> Field:
+    """Makes a field of one of the known words; "" is one only where it is the default."""
+    return Field(str, default, note, known, optional=default == "")
+
+
+def whole(default: int, note: str, limit: str = "") -> Field:
+    """Makes a field of a whole number."""
+    return Field(int, default, note, limit)
+
+
+def count(default: int, note: str) -> Field:
+    """Makes a field of a whole number from 0 on."""
+    return whole(default, note, "at least 0")
+
+
+def size(default: int, note: str) -> Field:
+    """Makes a field of a whole number from 1 on."""
+    return whole(default, note, "at least 1")
+
+
+def number(default: float | None, note: str, limit: str = "at least 0") -> Field:
+    """Makes a field of a number; None is one only where it is the default."""
+    return Field(float, default, note, limit, optional=default is None)
+
+
+def share(default: float | None, note: str) -> Field:
+    """Makes a field of a number in [0, 1)."""
+    return number(default, note, "in [0, 1)")
+
+
+def several(field: Field) -> Field:
+    """Makes a field of several such values, of none by default."""
+    return field._replace(default=(), many=True)
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def check_value(name: str, field: Field, value: Any) -> None:
+    """Raises InputError where the value of a field, by its dotted name, is not what it may be."""
+    if field.optional and value in (None, ""):
+        return
+    if field.many:
+        if not isinstance(value, tuple | list):
+            raise InputError(f"config field {name}={brief(value)} must be a list")
+        for part in value:
+            check_value(name, field._replace(many=False), part)
+        return
+    check_kind(name, value, field.kind)
+    if field.is_path:
+        user_path(value, f"config field {name}:")
+    if field.kind is int and field.limit != SEED and abs(value) >= 2**31:
+        raise InputError(f"{name}={brief(value)} must be below 2**31")
+    if not isinstance(field.limit, str):
+        choose(name, value, field.words)
+    elif field.limit and not RANGES[field.limit](value):
+        raise InputError(f"{name}={brief(value)} must be {field.limit}")
+    for pattern in value if field.is_pattern else ():
+        try:
+            re.compile(pattern)
+        # Python's own parser has the second for a repetition of more than 2**32.
+        except (re.error, OverflowError, RecursionError) as error:
+            raise InputError(
+                f"{name}: {brief(pattern)} is no regular expression ({error})"
+            ) from error
