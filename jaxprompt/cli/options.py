@@ -212,7 +212,7 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         for key in value:  # a dotted one, or the name of a method, makes ConfigDict another thing
             if not key.isidentifier() or hasattr(ConfigDict, key):
-                raise InputError(f"unknown config field {brief(key)}; configs/base.py has them all")
+                raise InputError(f"unknown config field {brief(key)}; train --help lists them all")
         return ConfigDict({key: _from_json(part) for key, part in value.items()})
     if isinstance(value, list):
         return tuple(_from_json(part) for part in value)

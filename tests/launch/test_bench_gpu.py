@@ -1,5 +1,6 @@
-"""launch/bench.py gpu: a dry run of every path on the CPU, and its answer where there is no GPU."""
+"""launch/bench gpu: a dry run of every path on the CPU, and its answer where there is no GPU."""
 
+import argparse
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ NONE = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "
 
 def bench(output: Path, *flags: str, **env: str) -> tuple[int, str, str]:
     """Runs the verb. -> (exit code, stdout, stderr)"""
-    words = [ROOT / "launch" / "bench.py", "gpu", f"--output={output}", *flags]
+    words = [ROOT / "launch" / "bench", "gpu", f"--output={output}", *flags]
     done = subprocess.run(
         [sys.executable, *words], env=os.environ | NONE | env, capture_output=True, text=True,
         timeout=300,
@@ -66,8 +67,8 @@ def test_no_gpu_is_one_line(tmp_path, platforms):
 
 
 def test_the_peak_counts_where_both_have_one(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "launch"))
-    from bench_process import summarise
+    monkeypatch.syspath_prepend(str(ROOT))
+    from launch.bench.process import summarise
 
     rounds = [[{"x": [1.0, 3.0, 2.0], "y": 1}, {"x": [4.0], "y": None}], [{"x": 5.0, "y": 2}] * 2]
     row = summarise(rounds, {"ms": "x", "GiB": "y"})
@@ -76,27 +77,30 @@ def test_the_peak_counts_where_both_have_one(monkeypatch):
     assert set(summarise([[{"x": 1.0}]], {"ms": "x"})) == {"ours ms"}
 
 
-def test_a_side_that_fails_is_left_out(monkeypatch, capsys, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "launch"))
-    import bench_gpu
+def test_a_side_that_fails_is_left_out(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from launch.bench import gpu, process
 
     answer = {"ms": [1.0], "loss": 0.7, "trained": 3, "rss_peak_gib": 1.0, "gpu_peak_gib": 2.0}
 
     def call(command, cores, **env):
-        if command[1].startswith("find"):
+        if "--side=find" in command[2]:
             return {"jax": True, "torch": True, "device": "some", "product TFLOP/s": 100.0}
-        assert command[command.index("--shape") + 1] == "large" and not env
+        assert "--shape=large" in command and not env
         if "--compiled" in command:
             raise subprocess.CalledProcessError(1, command)
         return answer
 
-    monkeypatch.setattr(bench_gpu, "call", call)
-    with pytest.raises(SystemExit) as ended:
-        bench_gpu.main([f"--output={tmp_path / 'found.json'}", "--kinds", "soft"])
-    assert ended.value.code == 1
+    monkeypatch.setattr(process, "call", call)
+    parser = argparse.ArgumentParser()
+    for name in ("rounds", "cores"):
+        parser.add_argument(f"--{name}", default="")
+    gpu.flags(parser)
+    found = gpu.measure(parser.parse_args(["--kinds", "soft"]))
+    assert found.failed
     told = capsys.readouterr()
     assert told.err.count("compiled: exit code 1, left out") == 1
     assert "dry run" not in told.out
-    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+    (row,) = found.rows
     assert row["PEFT"] == "SDPA" and row["ratio GPU GiB"] == 1.0
     assert len(row["every ms"]) == 3

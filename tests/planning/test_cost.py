@@ -117,7 +117,8 @@ def test_heads_that_do_not_divide_are_refused(make_run):
 
 
 def test_memory_is_that_of_real_steps():
-    command = [sys.executable, str(ROOT / "launch/bench_plan.py"), "electra-small soft"]
+    command = [sys.executable, str(ROOT / "launch/bench"), "plan", "--side=compare"]
+    command.append("--case=electra-small soft")
     one = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     done = subprocess.run(command, env=os.environ | one, stdout=subprocess.PIPE, check=True)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,4 @@
-"""What the time of a train step on the CPU is spent on, ours or PEFT's, for launch/bench.py.
-
-usage: python launch/bench_ops.py ours|peft --kind soft|prefix --reps N; the answer is JSON.
-"""
+"""What the time of a step of BERT-base, 16 x 128 tokens, float32, is spent on: ours and PEFT's."""
 
 import argparse
 import gzip
@@ -15,13 +12,38 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench_sides import LENGTH, hf_config, make_model, make_work
+from launch.bench.models import LENGTH, hf_config, make_model, make_work
+from launch.bench.process import call, side
 
 KINDS = (
     "projections, mlp", "attention products", "softmax, mask", "gelu", "norms", "dropout",
     "embedding", "scan", "rest",
 )  # fmt: skip
 _CONTAINERS = ("while", "call", "conditional")  # their bodies are on the trace too
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--kind", choices=("soft", "prefix"), help="one alone")
+    parser.add_argument("--length", type=int, default=LENGTH)
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--stack", default="scan")
+    parser.add_argument("--names", action="store_true", help="a side lists the operations first")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Asks each side once."""
+    rows = []
+    for kind in [args.kind] if args.kind else ("soft", "prefix"):
+        own = {"kind": kind, "length": args.length, "reps": args.reps, "stack": args.stack}
+        ours, theirs = (call(side("ops", name, **own), args.cores) for name in SIDES)
+        for name in ("all", *KINDS):
+            row = {"method": kind, "work": name}
+            for who, found in (("ours", ours), ("PEFT", theirs)):
+                row[f"{who} ms"] = 1e3 * found[name]
+                row[f"{who} share"] = found[name] / found["all"]
+            rows.append(row)
+    return rows
 
 
 class Span(NamedTuple):
@@ -235,18 +257,14 @@ def finish(found: Counter, scale: float, wall: float, covered: float) -> dict[st
     return {"all": wall, "covered": covered} | {kind: scale * found[kind] for kind in KINDS}
 
 
-def main() -> None:
-    """Reads the flags and answers."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("side", choices=("ours", "peft"))
-    parser.add_argument("--kind", choices=("soft", "prefix"), default="prefix")
-    parser.add_argument("--length", type=int, default=LENGTH)
-    parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--stack", default="scan")
-    parser.add_argument("--names", action="store_true", help="list the operations first")
-    args = parser.parse_args()
-    print(json.dumps({"ours": measure_ours, "peft": measure_peft}[args.side](args)))
+def answer_ours(args: argparse.Namespace) -> None:
+    """Tells of ours."""
+    print(json.dumps(measure_ours(args)))
 
 
-if __name__ == "__main__":
-    main()
+def answer_peft(args: argparse.Namespace) -> None:
+    """Tells of PEFT's."""
+    print(json.dumps(measure_peft(args)))
+
+
+SIDES = {"ours": answer_ours, "peft": answer_peft}

@@ -1,12 +1,9 @@
-"""Measures indexing a corpus against the tokenizer alone, and its memory, on the same text.
+"""Speed and memory of indexing a corpus beside the tokenizer alone, on the same text.
 
-usage: python launch/bench.py corpus SOURCE --tokenizer DIR --output F [--megabytes 32]
-       [--processes 4] [--units sentence --language zh] [--rounds 3]
-       python launch/bench.py corpus SOURCE --examples ...   see launch/bench_ppt.py
 The text of SOURCE is repeated up to --megabytes. Both sides of the speed run in one process, by
 turns, on the same number of cores: the tokenizer's threads against our processes. Memory is the sum
 of the resident bytes of a fresh process that indexes and of all its children, seen 20 times a
-second; what they share counts in each. Prints a Markdown table and writes all figures as JSON to F.
+second; what they share counts in each.
 """
 
 import argparse
@@ -19,9 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import bench_ppt
+from launch.bench.process import pinned, side
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = os.sysconf("SC_PAGE_SIZE")
 AT_ONCE = 1024  # units that the bare tokenizer gets in a call
 
@@ -131,10 +127,12 @@ def resident(pid: int) -> int:
 def weigh(args: argparse.Namespace, folder: str) -> dict:
     """Indexes in a fresh process and watches it."""
     with tempfile.TemporaryDirectory() as store:
-        words = [sys.executable, __file__, folder, "--tokenizer", args.tokenizer, "--store", store]
-        words += ["--units", args.units, "--language", args.language]
+        own = {
+            name: getattr(args, name) for name in ("tokenizer", "units", "language", "processes")
+        }
+        command = pinned(side("corpus", "index", source=folder, store=store, **own), "")
         start, peak = time.perf_counter(), 0
-        with subprocess.Popen([*words, "--processes", str(args.processes)]) as process:
+        with subprocess.Popen(command) as process:
             while process.poll() is None:
                 peak = max(peak, resident(process.pid))
                 time.sleep(0.05)
@@ -143,37 +141,30 @@ def weigh(args: argparse.Namespace, folder: str) -> dict:
     return {"peak MB of all processes": peak / 1e6, "whole process s": time.perf_counter() - start}
 
 
-def main(words: list[str]) -> None:
-    """Reads the flags."""
-    if "--examples" in words:
-        bench_ppt.main([word for word in words if word != "--examples"])
-        return
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("source")
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--source", required=True, help="the text, as corpus.path takes it")
     parser.add_argument("--tokenizer", required=True, help="folder with a tokenizer.json")
-    parser.add_argument("--output")
     parser.add_argument("--megabytes", type=float, default=32)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--units", default="paragraph")
     parser.add_argument("--language", default="en")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--store", help="index SOURCE into this folder, no more")
-    args = parser.parse_args(words)
-    if args.store:
-        index(args, args.source, args.store)
-        return
+    parser.add_argument("--store", help="of a side: where it indexes to")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Weighs one indexing, then times both sides."""
     os.environ["RAYON_NUM_THREADS"] = str(args.processes)  # threads of the bare tokenizer
     with tempfile.TemporaryDirectory() as name:
         size = repeat(args, Path(name))
-        row = {"processes": args.processes} | weigh(args, name) | time_both(args, Path(name), size)
-    row["load average"] = os.getloadavg()[0]
-    shown = {k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items() if k != "turns"}
-    print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
-    print("| " + " | ".join(map(str, shown.values())) + " |")
-    if args.output:
-        Path(args.output).write_text(json.dumps(row, indent=2) + "\n")
+        return [
+            {"processes": args.processes} | weigh(args, name) | time_both(args, Path(name), size)
+        ]
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    main(sys.argv[1:])
+def index_source(args: argparse.Namespace) -> None:
+    """Indexes, and says nothing."""
+    index(args, args.source, args.store)
+
+
+SIDES = {"index": index_source}

@@ -1,8 +1,5 @@
 """A train step on a GPU beside PEFT's: BERT-large, 128 tokens a row and a prompt of 20, bfloat16.
 
-usage: python launch/bench.py gpu --output F [--kinds soft prefix] [--rows 16] [--rounds 3]
-       [--reps 5] [--burst 20] [--stack scan|unroll] [--dropout 0.0] [--cores 0,1]
-       [--backend inductor] [--dry-run]
 Ours, PEFT's with SDPA and PEFT's under torch.compile take turns, each in a process of its own that
 has the GPU to itself; a side that fails is left out, and the exit code is 1. Both drop the same
 share of hidden states, probabilities and pooled states. Share of peak is that of a large product,
@@ -19,17 +16,26 @@ import subprocess
 import sys
 import time
 
-from bench_lm import draw_params
-from bench_process import call, report, summarise
-from bench_sides import LENGTH, SHAPES, hf_config, make_batch, make_model, make_work, time_steps
-from bench_sides import peak_gib as host_gib
+from launch.bench import process
+from launch.bench.lm import draw_params
+from launch.bench.models import (
+    LENGTH,
+    SHAPES,
+    hf_config,
+    make_batch,
+    make_model,
+    make_work,
+    time_steps,
+)
+from launch.bench.models import peak_gib as host_gib
+from launch.bench.process import Found, side, summarise
 
 TOKENS = 128  # of a row, beside the prompt
 FULL = dict(shape="large", rows=16, rounds=3, reps=5, burst=20, device="cuda")
 DRY = dict(shape="tiny", rows=2, rounds=1, reps=1, burst=2, device="cpu")
 NO_GPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 FIELDS = {"ms": "ms", "GPU GiB": "gpu_peak_gib", "host GiB": "rss_peak_gib"}
-VARIANTS = {"SDPA": [], "compiled": ["--compiled"]}  # of PEFT's
+VARIANTS = {"SDPA": {}, "compiled": {"compiled": True}}  # of PEFT's
 NOTE = "dry run on the CPU at a tiny shape: these figures mean nothing"
 
 
@@ -173,16 +179,15 @@ SIDES = {"find-jax": find_jax, "find-torch": find_torch, "ours": time_ours, "pef
 
 def take_turns(args: argparse.Namespace, kind: str, env: dict[str, str]) -> dict[str, list[dict]]:
     """Lets ours and both of PEFT's answer in turns; who fails once is left out."""
-    flags = ["--kind", kind]
-    for name in ("device", "shape", "rows", "reps", "burst", "dropout", "backend"):
-        flags += [f"--{name}", str(getattr(args, name))]
-    sides = {"ours": [__file__, "ours", *flags, "--stack", args.stack]}
-    sides |= {name: [__file__, "peft", *flags, *more] for name, more in VARIANTS.items()}
+    names = ("device", "shape", "rows", "reps", "burst", "dropout", "backend")
+    own = {"kind": kind} | {name: getattr(args, name) for name in names}
+    sides = {"ours": side("gpu", "ours", **own, stack=args.stack)}
+    sides |= {name: side("gpu", "peft", **own, **more) for name, more in VARIANTS.items()}
     answers = {name: [] for name in sides}
     for number in range(args.rounds):
         for name in list(answers):
             try:
-                answer = call(sides[name], args.cores, **env)
+                answer = process.call(sides[name], args.cores, **env)
             except subprocess.CalledProcessError as error:
                 print(f"{kind} {name}: exit code {error.returncode}, left out", file=sys.stderr)
                 del answers[name]
@@ -203,40 +208,41 @@ def make_rows(args: argparse.Namespace, kind: str, answers: dict, peak: float) -
         rounds = [list(pair) for pair in zip(answers["ours"], answers[name], strict=True)]
         found = summarise(rounds, FIELDS)
         rates = {}
-        for side in ("ours", "PEFT"):
-            rate = 1e3 * step_tflop(args.shape, kind, args.rows) / found[f"{side} ms"]
-            rates |= {f"{side} TFLOP/s": rate, f"{side} share of peak": rate / peak}
-        each = lambda field, rounds=rounds: [[side[field] for side in pair] for pair in rounds]
+        for who in ("ours", "PEFT"):
+            rate = 1e3 * step_tflop(args.shape, kind, args.rows) / found[f"{who} ms"]
+            rates |= {f"{who} TFLOP/s": rate, f"{who} share of peak": rate / peak}
+        each = lambda field, rounds=rounds: [[one[field] for one in pair] for pair in rounds]
         every = {f"every {field}": each(field) for field in rounds[0][0]}
         rows.append(own | {"PEFT": name} | shape | found | rates | every)
     return rows
 
 
-def parse(words: list[str]) -> argparse.Namespace:
-    """Reads the flags; those of a dry run have small defaults."""
-    parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
-    parser.add_argument("--output", required=True)
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case; those of a dry run have small defaults."""
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--kinds", nargs="+", choices=("soft", "prefix"))
     parser.add_argument("--rows", type=int)
-    parser.add_argument("--rounds", type=int)
     parser.add_argument("--reps", type=int, help="timed bursts of a round")
     parser.add_argument("--burst", type=int, help="steps that are asked for at once")
     parser.add_argument("--stack", default="scan")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
-    parser.add_argument("--cores", default="", help="none = all that this process may use")
-    parser.set_defaults(**(DRY if "--dry-run" in words else FULL))
-    return parser.parse_args(words)
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="of a side")
+    parser.add_argument("--shape", choices=SHAPES, help="of a side")
+    parser.add_argument("--kind", help="of a side")
+    parser.add_argument("--compiled", action="store_true", help="of a side")
+    parser.set_defaults(rounds=None)
 
 
-def main(words: list[str]) -> None:
-    """Reads the flags and makes the table."""
-    args = parse(words)
+def measure(args: argparse.Namespace) -> Found:
+    """Lets the sides take turns. Exits with 2 where there is no GPU for both."""
+    for name, value in (DRY if args.dry_run else FULL).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     env = NO_GPU if args.dry_run else {}
     found = {}
-    for side in ("find-torch", "find-jax"):
-        found |= call([__file__, side, "--device", args.device], args.cores, **env)
+    for name in ("find-torch", "find-jax"):
+        found |= process.call(side("gpu", name, device=args.device), args.cores, **env)
     if not (found["jax"] and found["torch"]):
         print(f"no GPU for both: jax {found['jax']}, torch {found['torch']}", file=sys.stderr)
         sys.exit(2)
@@ -247,28 +253,4 @@ def main(words: list[str]) -> None:
         answers = take_turns(args, kind, env)
         failed |= len(answers) <= len(VARIANTS)
         rows += make_rows(args, kind, answers, found["product TFLOP/s"])
-    if rows:
-        report(args, rows, dry_run=args.dry_run, **found)
-    sys.exit(int(failed))
-
-
-def answer() -> None:
-    """Reads the flags of one side and runs it."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("side", choices=SIDES)
-    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
-    parser.add_argument("--shape", choices=SHAPES)
-    parser.add_argument("--kind")
-    parser.add_argument("--rows", type=int)
-    parser.add_argument("--reps", type=int)
-    parser.add_argument("--burst", type=int)
-    parser.add_argument("--stack")
-    parser.add_argument("--dropout", type=float)
-    parser.add_argument("--backend", default="inductor")
-    parser.add_argument("--compiled", action="store_true")
-    args = parser.parse_args()
-    SIDES[args.side](args)
-
-
-if __name__ == "__main__":
-    answer()
+    return Found(rows, {"dry_run": args.dry_run, **found}, failed)

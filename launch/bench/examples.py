@@ -1,22 +1,15 @@
-"""Measures how fast the examples that pre-train prompts are made, on the text of a corpus.
+"""Examples a second that pre-train prompts, made of the text of a corpus.
 
-usage: python launch/bench.py corpus SOURCE --examples --tokenizer DIR [--output F]
-       [--processes 2] [--seconds 5] [--style en] [--backbone seq2seq] [--batch 64] [--store DIR]
 Each of --processes makes batches of its own, as hosts do, and their rates are added up; beside it
-stands the rate of one process whose batches are prefetched by threads, as in training. Prints a
-Markdown table and writes all figures as JSON to F.
+stands the rate of one process whose batches are prefetched by threads, as in training.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
 LENGTHS = {"nsp": 512, "nss": 1024, "unified": 768}
 SLOTS = 100
 
@@ -67,7 +60,7 @@ def make_batches(args: argparse.Namespace, name: str, folder: str, prefetch: int
     return rate
 
 
-def measure(args: argparse.Namespace, name: str, folder: str) -> dict:
+def time_task(args: argparse.Namespace, name: str, folder: str) -> dict:
     """Measures one task."""
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(args.processes) as pool:
@@ -81,30 +74,20 @@ def measure(args: argparse.Namespace, name: str, folder: str) -> dict:
     }  # fmt: skip
 
 
-def main(words: list[str]) -> None:
-    """Reads the flags and makes the table."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("source")
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--source", required=True, help="the text, as corpus.path takes it")
     parser.add_argument("--tokenizer", required=True, help="folder of a tokenizer")
-    parser.add_argument("--output")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--style", default="en", help="of the patterns")
     parser.add_argument("--backbone", default="seq2seq", help="seq2seq or masked")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--store", help="where the indexed text is kept")
-    args = parser.parse_args(words)
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Makes examples of each task."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(index(args, args.store or scratch).folder)
-        rows = [measure(args, name, folder) for name in LENGTHS]
-    print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
-    for row in rows:
-        cells = (f"{value:,.1f}" if isinstance(value, float) else value for value in row.values())
-        print("| " + " | ".join(map(str, cells)) + " |")
-    if args.output:
-        Path(args.output).write_text(json.dumps(rows, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    main(sys.argv[1:])
+        return [time_task(args, name, folder) for name in LENGTHS]

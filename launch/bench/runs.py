@@ -1,9 +1,8 @@
-"""A cell of a few-shot table, seeds x rates, trained in four ways for launch/bench.py.
+"""A cell of a few-shot table, seeds x learning rates, trained in four ways, each once.
 
-usage: python launch/bench_runs.py SIDE --config F --workdir DIR [--numbers N,N] [--rows F]
-The answer is JSON on stdout. Sides: one program for all runs (together), our runs one after another
-in one process (turns; with one number, a process a run), PEFT's in one process (peft); and what
-PEFT's read, encoded and in the order of ours (rows).
+One program for all runs (together), our runs one after another in one process (turns) or a process
+a run (alone), PEFT's in one process (peft); and, at several sizes, runs at once (curve). Of what
+trains one run after another `--take` runs are done and the others reckoned from them.
 """
 
 import argparse
@@ -16,11 +15,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench_sides import peak_gib
+from launch.bench.models import peak_gib
+from launch.bench.process import call, side
 
 SEEDS = (13, 21, 42, 87, 100)  # of the data: rows of train and dev
 RATES = (5e-3, 1e-2, 2e-2, 5e-2)
@@ -56,14 +55,30 @@ def make_cell(kind: str, runs: int, steps: int, data: str, size: int = 0):
     return c
 
 
-def train_cells(run: Callable[[list[str]], dict], args: argparse.Namespace) -> list[dict]:
-    """Trains the cell of each method in every way; `run` starts a process. -> rows of a table"""
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--data", help="folder with trec/, JSON lines and kshot_16.jsonl.gz")
+    parser.add_argument("--kind", choices=LENGTHS, help="one method alone")
+    parser.add_argument("--runs", type=int, choices=SIZES, default=20, help="of a cell")
+    parser.add_argument("--take", type=int, default=20, help="runs of a cell that are timed")
+    parser.add_argument("--steps", type=int, default=100, help="of a run")
+    parser.add_argument("--sides", default="together,peft,turns,alone,curve", help="the ways")
+    parser.add_argument("--config", help="of a side")
+    parser.add_argument("--workdir", help="of a side")
+    parser.add_argument("--numbers", type=lambda text: list(map(int, text.split(","))), default=[])
+    parser.add_argument("--rows", help="of a side: what PEFT's read")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Trains the cell of each method in every way."""
+    if not args.data:
+        raise SystemExit("give --data, the folder with trec/")
     rows, curve = [], "curve" in args.sides.split(",")
     if curve and importlib.util.find_spec("matplotlib") is None:
         raise SystemExit("the curve is drawn with matplotlib: pip install matplotlib")
     for kind in [args.kind] if args.kind else LENGTHS:
         with tempfile.TemporaryDirectory() as folder:
-            rows += _train_cell(run, kind, args, Path(folder))
+            rows += _train_cell(kind, args, Path(folder))
     if curve:
         draw(rows, Path(args.output).with_suffix(".png"))
     return rows
@@ -85,58 +100,58 @@ def draw(rows: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _train_cell(run, kind: str, args: argparse.Namespace, folder: Path) -> list[dict]:
+def _train_cell(kind: str, args: argparse.Namespace, folder: Path) -> list[dict]:
     numbered = itertools.count()
 
-    def words(side: str, name: str, runs: int, size: int = 0) -> list[str]:
+    def words(way: str, name: str, runs: int, size: int = 0, **more: str) -> list[str]:
         name = f"{name}.{next(numbered)}"  # a folder of its own, so that nothing is there yet
         path = folder / f"{name}.json"
         path.write_text(json.dumps(make_cell(kind, runs, args.steps, args.data, size).to_dict()))
-        return [side, "--config", str(path), "--workdir", str(folder / name)]
+        return side("runs", way, config=path, workdir=folder / name, **more)
 
     def timed(command: list[str]) -> dict:
         started = time.perf_counter()
-        found = run([str(Path(__file__)), *command])
+        found = call(command, args.cores)
         return found | {"wall": time.perf_counter() - started}
 
     total, rows = args.runs, []
     taken = list(range(0, total, max(1, total // args.take)))[: args.take]
-    numbers = ["--numbers", ",".join(map(str, taken))]
+    numbers = ",".join(map(str, taken))
 
-    def add(side: str, runs: int, measured: int, wall: float, found: dict) -> None:
-        row = {"method": kind, "side": side, "runs": runs, "measured": measured, "s": wall}
+    def add(way: str, runs: int, measured: int, wall: float, found: dict) -> None:
+        row = {"method": kind, "side": way, "runs": runs, "measured": measured, "s": wall}
         row |= {"runs a minute": 60 * runs / wall, "programs": found.get("programs", "-")}
         row |= {"all compilations": found.get("count", "-")}
         row |= {"compile s": found.get("compile s", "-"), "peak GiB": found["peak GiB"]}
         rows.append(row | {"dev": sum(found["dev"]) / len(found["dev"]), "devs": found["dev"]})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 
-    def together(runs: int, side: str = "one program", size: int = 0) -> None:
+    def together(runs: int, way: str = "one program", size: int = 0) -> None:
         found = timed(words("together", f"{runs}-{size}", runs, size))
-        add(side, runs, runs, found["wall"], found)
+        add(way, runs, runs, found["wall"], found)
 
     def alone() -> None:
-        each = [timed([*words("turns", f"alone{n}", total), "--numbers", str(n)]) for n in taken]
+        each = [timed(words("turns", f"alone{n}", total, numbers=str(n))) for n in taken]
         names = ("programs", "count", "compile s", "peak GiB", "dev")
         found = {name: each[0][name] for name in names}
         found["dev"] = sum((one["dev"] for one in each), [])
         mean = sum(one["wall"] for one in each) / len(each)
         add("a process a run", total, len(taken), total * mean, found)
 
-    def scaled(side: str, name: str, more: list[str]) -> None:
-        found = timed([*words(side, side, total), *numbers, *more])
+    def scaled(way: str, name: str, **more: str) -> None:
+        found = timed(words(way, way, total, numbers=numbers, **more))
         rest = found["seconds"][1:]  # the first run compiles
         missing = (total - len(taken)) * (sum(rest) / len(rest) if rest else 0.0)
         add(name, total, len(taken), found["wall"] + missing, found)
 
     def peft() -> None:
         path = str(folder / "rows.json")
-        run([str(Path(__file__)), *words("rows", "rows", total), *numbers, "--rows", path])
-        scaled("peft", "PEFT", ["--rows", path])
+        call(words("rows", "rows", total, numbers=numbers, rows=path), args.cores)
+        scaled("peft", "PEFT", rows=path)
 
     ways = {
         "together": lambda: together(total), "peft": peft,
-        "turns": lambda: scaled("turns", "one process", []), "alone": alone,
+        "turns": lambda: scaled("turns", "one process"), "alone": alone,
         "curve": lambda: [together(runs, "all at once", runs) for runs in SIZES if runs <= total],
     }  # fmt: skip
     for name in args.sides.split(","):
@@ -311,19 +326,3 @@ def train_peft(args: argparse.Namespace) -> None:
 SIDES = {
     "together": train_together, "turns": train_in_turn, "rows": write_rows, "peft": train_peft,
 }  # fmt: skip
-
-
-def main() -> None:
-    """Reads the flags and answers."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("side", choices=SIDES)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--workdir", required=True)
-    parser.add_argument("--numbers", type=lambda text: list(map(int, text.split(","))), default=[])
-    parser.add_argument("--rows")
-    args = parser.parse_args()
-    SIDES[args.side](args)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,11 @@
-"""The process in which launch/bench.py compares a plan's memory with that of real train steps.
-
-usage: python launch/bench_plan.py CASE; the answer is JSON on stdout.
-"""
+"""Memory that `plan` gives beside the peak of real steps, float32 on the CPU."""
 
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from launch.bench.process import call, side
 
 # Shapes of published models; batches so large that activations take most of the memory.
 CASES = {
@@ -20,6 +15,23 @@ CASES = {
     "t5-small soft": ("google/t5-v1_1-small", "soft", 16, 256),
     "gpt2 prefix": ("openai-community/gpt2", "prefix", 8, 256),
 }
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--case", choices=CASES, help="one alone")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Compares each in a process of its own."""
+    rows = []
+    for case in [args.case] if args.case else CASES:
+        model, method, batch, length = CASES[case]
+        found = call(side("plan", "compare", case=case), args.cores)
+        sizes = {f"{name} MiB": round(found[name] / 2**20) for name in found}
+        row = {"model": model, "method": method, "batch": f"{batch} x {length}", **sizes}
+        rows.append(row | {"planned / measured": found["planned"] / found["measured"]})
+    return rows
 
 
 def make_config(case: str, **changes):
@@ -52,12 +64,13 @@ def compare(case: str, steps: int = 2) -> dict[str, float]:
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.sharding import make_placement
     from jaxprompt.planning.abstract import open_run
-    from jaxprompt.planning.cost import make_shapes, measure
+    from jaxprompt.planning.cost import make_shapes
+    from jaxprompt.planning.cost import measure as measure_cost
 
     run = open_run(make_config(case))
     placement = make_placement(devices=jax.devices()[:1])
     shapes = make_shapes(run, placement)
-    cost = measure(shapes, placement)
+    cost = measure_cost(shapes, placement)
     # Compiled before anything is measured: the compiler takes memory of its own.
     step = jit(shapes.step, donate_argnums=0).lower(*shapes[1:]).compile()
     full = lambda x: jnp.full(x.shape, 1e-2, x.dtype)
@@ -73,13 +86,9 @@ def compare(case: str, steps: int = 2) -> dict[str, float]:
             "activations": cost.activations}  # fmt: skip
 
 
-def main() -> None:
-    """Reads the flags and answers."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("case", choices=CASES)
-    args = parser.parse_args()
+def answer(args: argparse.Namespace) -> None:
+    """Compares one."""
     print(json.dumps(compare(args.case)))
 
 
-if __name__ == "__main__":
-    main()
+SIDES = {"compare": answer}

@@ -1,8 +1,5 @@
 """Tokens a second of pre-training all weights, beside a plain loop of torch transformers.
 
-usage: python launch/bench.py adapt --output F [--cases mlm span] [--dtypes float32 bfloat16]
-       [--rounds 5] [--steps 4] [--batch N] [--length N] [--cores 0,1] [--device cpu|gpu]
-       [--compiled]
 Ours is the train step of `jaxprompt adapt` with its config. The loop is loss = model(...).loss,
 backward, clip, AdamW, step; in bfloat16 its weights stay float32, as ours do, and autocast narrows.
 Both read the same full rows with the same tokens asked for, without dropout. Each has a process of
@@ -15,16 +12,16 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from bench_lm import CONFIGS
-from bench_process import report, worker
-from bench_sides import ROOT, hf_config, serve
+
+from launch.bench.lm import CONFIGS
+from launch.bench.models import hf_config, serve
+from launch.bench.process import side, worker
 
 MASK, CLS, SEP, PAD, EOS = 103, 101, 102, 0, 1  # of BERT's vocabulary, and of T5's
 LOWEST = 1000  # id of a word; what is below are specials in both vocabularies
@@ -207,17 +204,16 @@ def time_torch(args: argparse.Namespace) -> None:
 
 def compare(args: argparse.Namespace, case: str, dtype: str) -> dict:
     """Lets both sides train in turns. Returns medians, and those of each turn's ratios."""
-    flags = ["--case", case, "--dtype", dtype, "--device", args.device, "--stack", args.stack]
-    flags += ["--batch", str(args.batch), "--length", str(args.length)]
-    sides = [[__file__, side, *flags] for side in ("ours", "torch")]
-    sides[1] += ["--compiled"] * args.compiled
+    own = {name: getattr(args, name) for name in ("device", "stack", "batch", "length")}
+    own |= {"case": case, "dtype": dtype}
+    sides = [side("adapt", "ours", **own), side("adapt", "torch", **own, compiled=args.compiled)]
     with worker(sides[0], args.cores) as ours, worker(sides[1], args.cores) as theirs:
         for ask in (ours, theirs):
             ask(2)
         pairs = [(ours(args.steps), theirs(args.steps)) for _ in range(args.rounds)]
     own = take_case(argparse.Namespace(case=case, batch=args.batch, length=args.length))
     row = {"case": case, "dtype": dtype, "rows": f"{own.batch} x {own.length}"}
-    times = [[side["seconds"] / args.steps for side in pair] for pair in pairs]
+    times = [[one["seconds"] / args.steps for one in pair] for pair in pairs]
     row["time ratio"] = statistics.median(a / b for a, b in times)
     flop, peak = pairs[0][0]["flop"], pairs[0][0]["peak"]
     for name, told, seconds in zip(
@@ -231,42 +227,26 @@ def compare(args: argparse.Namespace, case: str, dtype: str) -> dict:
     return row | {"times": times}
 
 
-def main(words: list[str]) -> None:
-    """Reads the flags and makes the table."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--output", required=True)
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--cases", nargs="+", choices=CASES)
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
-    parser.add_argument("--cores", default="0,1")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="of a turn")
     parser.add_argument("--batch", type=int, default=0, help="rows; 0 = the case's")
     parser.add_argument("--length", type=int, default=0, help="tokens of a row; 0 = the case's")
     parser.add_argument("--stack", default="scan")
     parser.add_argument("--compiled", action="store_true", help="torch.compile on the CPU too")
-    args = parser.parse_args(words)
+    parser.add_argument("--case", choices=CASES, help="of a side")
+    parser.add_argument("--dtype", default="float32", help="of a side")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Compares each case in each type."""
     on_gpu = args.device == "gpu"
     cases = args.cases or (list(CASES) if on_gpu else ["mlm", "span"])
     dtypes = args.dtypes or (["bfloat16"] if on_gpu else ["float32", "bfloat16"])
-    report(args, [compare(args, case, dtype) for case in cases for dtype in dtypes])
+    return [compare(args, case, dtype) for case in cases for dtype in dtypes]
 
 
-def answer() -> None:
-    """Reads the flags of one side and serves it."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("side", choices=("ours", "torch"))
-    parser.add_argument("--case", choices=CASES, required=True)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--stack", default="scan")
-    parser.add_argument("--batch", type=int, default=0)
-    parser.add_argument("--length", type=int, default=0)
-    parser.add_argument("--compiled", action="store_true")
-    args = parser.parse_args()
-    {"ours": time_ours, "torch": time_torch}[args.side](args)
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    answer()
+SIDES = {"ours": time_ours, "torch": time_torch}

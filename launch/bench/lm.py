@@ -1,14 +1,17 @@
-"""The processes that launch/bench.py measures T5 and GPT-2 in: one side of one comparison each.
+"""Seconds and memory of a step on T5 and GPT-2 (first) beside PEFT's (second).
 
-usage: python launch/bench_lm.py SIDE [flags]; each count on stdin is answered by JSON on stdout.
-Input is 128 random tokens a row, the target 8; both sides take the loss over the whole target.
+Input is 128 random tokens a row, the target 8; both sides take the loss over the whole target. The
+cases `write` and `scores` have sides here too.
 """
 
 import argparse
 import os
+import statistics
 
 import numpy as np
-from bench_sides import LENGTH, serve
+
+from launch.bench.models import LENGTH, serve
+from launch.bench.process import side, worker
 
 INPUT, TARGET = 128, 8
 T5 = dict(vocab_size=32128, d_kv=64, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
@@ -16,7 +19,15 @@ CONFIGS = {
     "t5-small": T5 | dict(d_model=512, d_ff=2048, num_layers=6, num_heads=8),
     "t5-base": T5 | dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
     "gpt2": dict(vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024),
+    # Nothing is measured on these two.
+    "t5-tiny": T5 | dict(vocab_size=99, d_model=32, d_ff=64, num_layers=2, num_heads=2, d_kv=16),
+    "gpt2-tiny": dict(vocab_size=99, n_embd=32, n_layer=2, n_head=2, n_positions=256),
 }
+MEASURED = ("t5-small", "t5-base", "gpt2")
+PAIRS = {
+    "t5": (("soft", "soft"), ("deep", "soft"), ("decoder", "prefix")),
+    "gpt2": (("soft", "soft"), ("prefix", "prefix")),
+}  # method, PEFT's
 KINDS = {  # of prompt; "deep" stands in all three attentions of a T5
     "none": ("none", {}),
     "soft": ("soft", dict(length=LENGTH)),
@@ -24,6 +35,45 @@ KINDS = {  # of prompt; "deep" stands in all three attentions of a T5
     "deep": ("prefix", dict(length=LENGTH, decoder=LENGTH, cross=LENGTH)),
     "decoder": ("prefix", dict(length=0, decoder=LENGTH)),
 }
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case and its kin."""
+    parser.add_argument("--model", choices=CONFIGS, help="one of the models alone")
+    parser.add_argument("--kind", choices=KINDS, default="soft", help="of a side's prompt")
+    parser.add_argument("--rows", type=int, default=16, help="of a batch")
+    parser.add_argument("--reps", type=int, default=3, help="steps of a turn")
+    parser.add_argument("--stack", default="scan")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--scores", choices=("restricted", "full"), help="of a side's head")
+    parser.add_argument("--still", action="store_true", help="no dropout")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Lets ours and PEFT's take turns."""
+    rows = []
+    for model in [args.model] if args.model else MEASURED:
+        for own, theirs in PAIRS[model.partition("-")[0]]:
+            shape = {"model": model, "rows": args.rows}
+            ours = side("lm", "step", **shape, kind=own, stack=args.stack)
+            pair = take_turns(args, ours, side("lm", "peft", **shape, kind=theirs), args.reps)
+            rows.append({"model": model, "ours": own, "PEFT": theirs, **pair})
+    return rows
+
+
+def take_turns(args: argparse.Namespace, left: list[str], right: list[str], count: int) -> dict:
+    """Lets two sides answer `count` in turns. Returns medians and ratios."""
+    with worker(left, args.cores) as one, worker(right, args.cores) as two:
+        for ask in (one, two):
+            ask(count), ask(count)
+        pairs = [(one(count), two(count)) for _ in range(args.rounds)]
+    row = {}
+    for field, name in (("seconds", "s"), ("rss_peak_gib", "peak GiB")):
+        values = [[each[field] for each in pair] for pair in pairs]
+        for name_of, own in zip(("first", "second"), zip(*values, strict=True), strict=True):
+            row[f"{name_of} {name}"] = statistics.median(own)
+        row[f"ratio {name}"] = statistics.median(a / b for a, b in values)
+    return row | {"seconds": [[each["seconds"] for each in pair] for pair in pairs]}
 
 
 # -- ours -----------------------------------------------------------------------------------------
@@ -137,6 +187,7 @@ def make_head_work(args: argparse.Namespace):
     import jax
 
     from jaxprompt.scoring import losses
+    from jaxprompt.types import Injection
 
     args.still = True
     model = make_model(args)
@@ -147,7 +198,7 @@ def make_head_work(args: argparse.Namespace):
 
     def score(hidden, weights, batch):
         bound = model.backbone.bind({"params": weights})
-        found = model.heads["main"].apply({}, hidden, batch, bound, deterministic=True)
+        found = model.heads["main"].apply({}, hidden, batch, Injection(), bound, deterministic=True)
         return loss(found, batch.labels, batch.weights)[0]
 
     return jax.jit(jax.value_and_grad(score)), (hidden, params["backbone"], batch)
@@ -249,25 +300,6 @@ def time_torch_writing(args: argparse.Namespace) -> None:
 
 
 SIDES = {
-    "step": time_step, "head": time_head, "write": time_writing, "peft-step": time_peft,
+    "step": time_step, "head": time_head, "write": time_writing, "peft": time_peft,
     "torch-write": time_torch_writing,
 }  # fmt: skip
-
-
-def main() -> None:
-    """Reads the flags and answers."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("side", choices=SIDES)
-    parser.add_argument("--model", choices=CONFIGS, default="t5-small")
-    parser.add_argument("--kind", choices=KINDS, default="soft")
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--stack", default="scan")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--scores", choices=("restricted", "full"))
-    parser.add_argument("--still", action="store_true", help="no dropout")
-    args = parser.parse_args()
-    SIDES[args.side](args)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,33 +1,34 @@
-"""The processes that launch/bench.py measures loading in.
+"""Seconds and memory of loading a T5-large onto meshes, beside reading its files.
 
-usage: python launch/bench_load.py write FOLDER [--layers N]
-       python launch/bench_load.py load FOLDER [flags]; the answer is JSON on stdout
-The model is a random T5-large, 3 GB of float32 in files of some 250 MB.
+Its weights are random, 3 GB of float32 in files of some 250 MB.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
 import socket
 import statistics
-import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from bench_sides import ROOT
+
+from launch.bench.process import call, side
 
 SIZES = dict(V=32128, E=1024, H=1024, N=16, D=64, F=4096, R=32)  # letters of jaxprompt/types.py
+TINY = dict(V=512, E=64, H=64, N=8, D=8, F=128, R=32)  # nothing is measured on it
 FILE_BYTES = 250e6
 READ_BYTES = 2**24
-MESHES = (  # data x model, flags, processes
-    ("1 x 1", [], 1),
-    ("2 x 4", ["--devices", "8", "--model", "4"], 1),
-    ("8 x 1 FSDP", ["--devices", "8", "--fsdp"], 1),
-    ("8 x 1 FSDP, 2 hosts", ["--devices", "4", "--fsdp"], 2),
-    ("1 x 8, 2 hosts", ["--devices", "4", "--model", "8"], 2),
+MESHES = (  # data x model, flags of a side, processes
+    ("1 x 1", {}, 1),
+    ("2 x 4", {"devices": 8, "model": 4}, 1),
+    ("8 x 1 FSDP", {"devices": 8, "fsdp": True}, 1),
+    ("8 x 1 FSDP, 2 hosts", {"devices": 4, "fsdp": True}, 2),
+    ("1 x 8, 2 hosts", {"devices": 4, "model": 8}, 2),
 )
 SEED = 0
 
@@ -37,10 +38,10 @@ SEED = 0
 
 def write(args: argparse.Namespace) -> None:
     """Writes config.json and the weights, one file at a time, and says how large they are."""
-    folder = Path(args.folder)
+    folder, sizes = Path(args.folder), TINY if args.tiny else SIZES
     folder.mkdir(parents=True, exist_ok=True)
     where = {}
-    for i, tensors in enumerate(draw(args.layers)):
+    for i, tensors in enumerate(draw(args.layers, sizes)):
         from safetensors.numpy import save_file
 
         name = f"model-{i:05d}.safetensors"
@@ -49,25 +50,25 @@ def write(args: argparse.Namespace) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": where}))
     config = dict(
-        model_type="t5", vocab_size=SIZES["V"], d_model=SIZES["H"], num_heads=SIZES["N"],
-        d_kv=SIZES["D"], d_ff=SIZES["F"], num_layers=args.layers, num_decoder_layers=args.layers,
-        relative_attention_num_buckets=SIZES["R"], feed_forward_proj="relu",
+        model_type="t5", vocab_size=sizes["V"], d_model=sizes["H"], num_heads=sizes["N"],
+        d_kv=sizes["D"], d_ff=sizes["F"], num_layers=args.layers, num_decoder_layers=args.layers,
+        relative_attention_num_buckets=sizes["R"], feed_forward_proj="relu",
     )  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     os.sync()  # only what is on the disk can be dropped from the cache
-    sizes = [path.stat().st_size for path in files(folder)]
-    print(json.dumps({"bytes": sum(sizes), "files": len(sizes)}))
+    held = [path.stat().st_size for path in files(folder)]
+    print(json.dumps({"bytes": sum(held), "files": len(held)}))
 
 
-def draw(layers: int):
+def draw(layers: int, sizes: dict[str, int]):
     """Yields the tensors of file after file."""
     from jaxprompt.convert.names import FAMILIES
 
     draws, tensors, size = np.random.default_rng(SEED), {}, 0
     for tensor in FAMILIES["t5"].trunk:
-        if "/gate/" in tensor.path:
+        if tensor.when == "gated":
             continue
-        shape = [int(np.prod([SIZES[axis] for axis in axes])) for axes in tensor.file_axes]
+        shape = [int(np.prod([sizes[axis] for axis in axes])) for axes in tensor.file_axes]
         for i in range(layers if tensor.stack else 1):
             values = draws.standard_normal(shape, dtype=np.float32)
             tensors[tensor.sources[-1].format(i=i)] = values
@@ -175,62 +176,63 @@ def load(args: argparse.Namespace) -> None:
     print(json.dumps(row))
 
 
-# -- what bench.py calls --------------------------------------------------------------------------
+SIDES = {"write": write, "load": load}
 
 
-def call_all(call, words: list[str], processes: int) -> list[dict]:
-    """Runs a side as so many processes of one run. Returns the answer of each."""
-    if processes == 1:
-        return [call(words)]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    words = [*words, f"--coordinator={address}", f"--processes={processes}"]
-    with ThreadPoolExecutor(processes) as pool:
-        return list(pool.map(lambda i: call([*words, f"--process={i}"]), range(processes)))
+# -- the table ------------------------------------------------------------------------------------
 
 
-def weigh(call, folder: str, rounds: int) -> list[dict]:
-    """Loads onto every mesh by `call(words)`, a process of this file. Of two the larger counts.
-
-    The ratio is (peak - start - largest tensor) / share of the host, all resident bytes.
-    """
-    if not (Path(folder) / "config.json").exists():
-        call(["write", folder])
-    rows = []
-    for mesh, flags, processes in MESHES:
-        for dtype in ("float32", "bfloat16"):
-            own = ["--dtype", dtype, "--rounds", str(rounds if processes == 1 else 0)]
-            answers = call_all(call, ["load", folder, *own, *flags], processes)
-            found = max(answers, key=lambda answer: answer["peak"])
-            sizes = {f"{x} GB": found[x] / 1e9 for x in ("start", "share", "largest", "peak")}
-            extra = found["peak"] - found["start"] - found["largest"]
-            row = {"mesh": mesh, "dtype": dtype, **sizes, "ratio": extra / found["share"]}
-            for state in ("warm", "cold"):
-                for name in ("read s", "keep s", "load s", "load / read", "load / keep"):
-                    row[f"{state} {name}"] = found.get(f"{state} {name}", "")
-            turns = [found.get(f"{state} turns") for state in ("warm", "cold")]
-            rows.append(row | {"turns": turns})
-    return rows
-
-
-def main() -> None:
-    """Reads the flags."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("side", choices=("write", "load"))
-    parser.add_argument("folder")
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--folder", help="of the written weights, which are kept")
     parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--tiny", action="store_true", help="a model of no size, to try it")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--model", type=int, default=1, help="devices of the model axis")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rounds", type=int, default=0, help="of timing")
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
-    args = parser.parse_args()
-    {"write": write, "load": load}[args.side](args)
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    main()
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Loads onto every mesh, each in processes of its own. Of two the larger counts.
+
+    The ratio is (peak - start - largest tensor) / share of the host, all resident bytes.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = args.folder or stack.enter_context(tempfile.TemporaryDirectory())
+        if not (Path(folder) / "config.json").exists():
+            own = {"folder": folder, "layers": args.layers, "tiny": args.tiny}
+            call(side("load", "write", **own), args.cores)
+        rows = []
+        for mesh, own, processes in MESHES:
+            for dtype in ("float32", "bfloat16"):
+                rounds = args.rounds if processes == 1 else 0
+                own = own | {"folder": folder, "dtype": dtype, "rounds": rounds}
+                found = max(call_all(args, own, processes), key=lambda answer: answer["peak"])
+                rows.append(make_row(mesh, dtype, found))
+        return rows
+
+
+def call_all(args: argparse.Namespace, own: dict, processes: int) -> list[dict]:
+    """Runs a side as so many processes of one run. Returns the answer of each."""
+    if processes == 1:
+        return [call(side("load", "load", **own), args.cores)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        own = own | {"coordinator": f"127.0.0.1:{server.getsockname()[1]}", "processes": processes}
+    run = lambda number: call(side("load", "load", **own, process=number), args.cores)
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(run, range(processes)))
+
+
+def make_row(mesh: str, dtype: str, found: dict) -> dict:
+    """Makes a row of the table."""
+    sizes = {f"{x} GB": found[x] / 1e9 for x in ("start", "share", "largest", "peak")}
+    extra = found["peak"] - found["start"] - found["largest"]
+    row = {"mesh": mesh, "dtype": dtype, **sizes, "ratio": extra / found["share"]}
+    for state in ("warm", "cold"):
+        for name in ("read s", "keep s", "load s", "load / read", "load / keep"):
+            row[f"{state} {name}"] = found.get(f"{state} {name}", "")
+    return row | {"turns": [found.get(f"{state} turns") for state in ("warm", "cold")]}

@@ -1,6 +1,5 @@
-"""How launch/bench.py starts the processes that it measures, and reports on them."""
+"""How the sides of a case are started, asked and reported on."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -8,6 +7,28 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
+
+RUNNER = str(Path(__file__).resolve().parent)
+
+
+class Found(NamedTuple):
+    """What a case has measured."""
+
+    rows: list[dict]  # of the table
+    facts: dict[str, Any] = {}  # noqa: RUF012 (nobody changes them)
+    failed: bool = False  # a side was left out
+
+
+def side(case: str, name: str, /, **flags: Any) -> list[str]:
+    """Makes the command of a side of a case; a flag that is True stands alone, None is none."""
+    words = [RUNNER, case, f"--side={name}"]
+    for flag, value in flags.items():
+        if value is True:
+            words.append(f"--{flag}")
+        elif value is not None and value is not False:
+            words.append(f"--{flag}={value}")
+    return words
 
 
 def environment(cores: str) -> dict[str, str]:
@@ -72,7 +93,7 @@ def _middle(value):
     return None if None in values else statistics.median(values)
 
 
-def report(args: argparse.Namespace, rows: list[dict], **facts) -> None:
+def report(output: str, rows: list[dict], **facts: Any) -> None:
     """Prints rows of one kind as a Markdown table and writes them and `facts` as JSON."""
     show = lambda value: f"{value:.3f}" if isinstance(value, float) else str(value)
     names = [name for name in rows[0] if not isinstance(rows[0][name], list)]
@@ -80,4 +101,4 @@ def report(args: argparse.Namespace, rows: list[dict], **facts) -> None:
     for row in rows:
         print("| " + " | ".join(show(row[name]) for name in names) + " |")
     load = {"load_average": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0))}
-    Path(args.output).write_text(json.dumps({"rows": rows, **facts, **load}, indent=2) + "\n")
+    Path(output).write_text(json.dumps({"rows": rows, **facts, **load}, indent=2) + "\n")

@@ -1,20 +1,49 @@
-"""The processes in which launch/bench.py measures steps with and without kept states.
-
-usage: python launch/bench_cache.py CASE --cache off|host|disk --data DIR --rows N
-Each line on stdin is a number of steps; the answer is JSON on stdout, a line a question.
-"""
+"""Milliseconds of steps of MiniLM on SST-2 with and without the states of frozen layers kept."""
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-from bench_sides import LENGTH, peak_gib
+from launch.bench.models import LENGTH, peak_gib
+from launch.bench.process import side, worker
 
 CASES = {"upper third": "5-6", "head alone": ""}  # the prefix's layers of MiniLM's six
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--data", required=True, help="folder with sst2/, JSON lines")
+    parser.add_argument("--parts", type=int, default=4, help="turns")
+    parser.add_argument("--steps", type=int, default=50, help="of a turn")
+    parser.add_argument("--case", choices=CASES, help="of a side")
+    parser.add_argument("--cache", choices=("off", "host", "disk"), help="of a side")
+    parser.add_argument("--rows", type=int, help="of the training split (all)")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Lets both take turns."""
+    rows = []
+    for case in CASES:
+        own = {"case": case, "data": args.data, "rows": args.rows}
+        off, host = (side("cache", "serve", cache=where, **own) for where in ("off", "host"))
+        with worker(off, args.cores) as without, worker(host, args.cores) as kept:
+            without(2), kept(2)
+            pairs = [(without(args.steps), kept(args.steps)) for _ in range(args.parts)]
+        (first, second), times = pairs[-1], [[one["seconds"] for one in pair] for pair in pairs]
+        each = [statistics.median(own) / args.steps for own in zip(*times, strict=True)]
+        rows.append({
+            "case": case, "without ms": 1e3 * each[0], "kept ms": 1e3 * each[1],
+            "times faster": statistics.median(a / b for a, b in times),
+            "products left": second["GFLOP"] / first["GFLOP"],
+            "time left": statistics.median(b / a for a, b in times),
+            "filling s": second["fill s"], "times": times,
+        })  # fmt: skip
+    return rows
 
 
 def make_config(args: argparse.Namespace):
@@ -69,7 +98,7 @@ def serve(args: argparse.Namespace) -> None:
         started = time.perf_counter()
         fill(lambda line: print(line, file=sys.stderr))
         filled = time.perf_counter() - started
-    step = steps.make_train_step(kept.model, tx, from_config.build_objectives(c))
+    step = steps.make_train_step(kept.model, tx, from_config.build_objectives(c, kept.model))
     step = jit(sharding.within(placement, step), donate_argnums=0)
     state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
     take = lambda: sharding.put_batch(placement, kept.give(splits["train"], next(batches)))
@@ -98,15 +127,4 @@ def serve(args: argparse.Namespace) -> None:
         print(json.dumps(facts | {"seconds": seconds, "rss_peak_gib": peak_gib()}), flush=True)
 
 
-def main() -> None:
-    """Reads the flags and answers."""
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--cache", choices=("off", "host", "disk"), required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--rows", type=int, help="of the training split (all)")
-    serve(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()
+SIDES = {"serve": serve}

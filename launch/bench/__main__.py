@@ -1,0 +1,61 @@
+"""Measures what README reports of speed and size, beside PEFT and torch where these do the same.
+
+usage: python launch/bench CASE --output F [flags]     python launch/bench CASE --help
+A case is a file of this folder. It prints a Markdown table and writes all figures as JSON to F.
+Where sides are compared, each has processes of its own on the cores of --cores, and they take
+turns: run that on an idle machine.
+"""
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+sys.path[0] = str(FOLDER.parents[1])  # of `launch` and of the product
+
+from launch.bench.process import Found, report  # noqa: E402
+
+SHARED = ("models", "process")  # what cases share
+
+
+def cases() -> list[str]:
+    """Lists the cases by their file names."""
+    names = (module.name for module in pkgutil.iter_modules([str(FOLDER)]))
+    return sorted(name for name in names if name not in (*SHARED, "__main__"))
+
+
+def main(words: list[str]) -> int:
+    """Measures a case, or answers as one of its sides. -> the exit code"""
+    if not words or words[0] not in cases():
+        print(f"{__doc__}\ncases: {', '.join(cases())}", file=sys.stderr)
+        return 2
+    case = importlib.import_module(f"launch.bench.{words[0]}")
+    parser = argparse.ArgumentParser(
+        prog=f"python launch/bench {words[0]}", description=case.__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    sides = getattr(case, "SIDES", {})
+    parser.add_argument(
+        "--side", choices=sides, help="answer as one side, to the measuring process"
+    )
+    parser.add_argument("--output", help="JSON file of all figures")
+    parser.add_argument("--cores", default="", help="as 0,1; none = all that this process may use")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
+    case.flags(parser)
+    args = parser.parse_args(words[1:])
+    if args.side:
+        sides[args.side](args)
+        return 0
+    if not args.output:
+        parser.error("give --output, the JSON file of all figures")
+    found = case.measure(args)
+    found = found if isinstance(found, Found) else Found(found)
+    if found.rows:
+        report(args.output, found.rows, **found.facts)
+    return int(found.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""Models, batches and steps of BERT shapes, as several cases measure them."""
+
+import json
+import resource
+import sys
+import time
+
+import numpy as np
+
+LENGTH = 20  # of every prompt that is timed
+SHAPES = {  # MiniLM is that of 6 layers; nothing is measured on the tiny one
+    "tiny": dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2),
+    "minilm": dict(hidden_size=384, num_hidden_layers=6, num_attention_heads=12),
+    "base": dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
+    "large": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
+}
+
+
+def hf_config(shape: str, dropout: float = 0.1) -> dict:
+    """Returns the transformers config of a BERT shape."""
+    width = SHAPES[shape]["hidden_size"]
+    own = dict(vocab_size=30522, intermediate_size=4 * width, max_position_embeddings=512)
+    rates = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    return SHAPES[shape] | own | rates
+
+
+def peak_gib() -> float:
+    """Tells the largest resident memory of this process up to now."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def serve(run, tell=dict) -> None:
+    """Answers each count on stdin with the seconds that run(count) takes, and what `tell` gives."""
+    for line in sys.stdin:
+        started = time.perf_counter()
+        run(int(line))
+        seconds = time.perf_counter() - started
+        facts = {"seconds": seconds, "rss_peak_gib": peak_gib(), **tell()}
+        print(json.dumps(facts), flush=True)
+
+
+def make_model(shape: str, kind: str, length: int = LENGTH, *, dropout: float = 0.1, **how):
+    """Makes a BERT of a shape with a prompt, and a linear head of two classes on its pooler.
+
+    The dropout is that of hidden states, attention and head; a prefix has none, as PEFT's.
+    """
+    from jaxprompt.backbones import make_backbone
+    from jaxprompt.heads.linear import Classifier as Head
+    from jaxprompt.models.model import Model
+    from jaxprompt.prompts import make_prompt
+
+    backbone = make_backbone("bert", hf_config(shape, dropout), {"pooler"}, **how)
+    prompt = make_prompt(kind, backbone.dims, length=length)
+    return Model(backbone, prompt, {"main": Head(2, "checkpoint", dropout)})
+
+
+def make_batch(prompt, rows: int):
+    """Draws a batch of rows x 128 tokens beside the prompt, without padding."""
+    from jaxprompt.types import Batch, Tokens
+
+    draws, slots = np.random.RandomState(0), prompt.num_slots()
+    ids = draws.randint(5, 30522, (rows, slots + 128)).astype(np.int32)
+    zeros = np.zeros_like(ids)
+    columns = zeros + np.arange(ids.shape[1], dtype=np.int32)
+    slot = np.where(columns < slots, columns, -1)
+    positions = columns + prompt.position_shift()
+    lengths = np.full(rows, ids.shape[1], np.int32)  # as training has it, for kernels
+    roles = zeros.astype(np.int8)
+    tokens = Tokens(ids, zeros == 0, slot, positions, zeros, roles, lengths=lengths)
+    labels, index = draws.randint(0, 2, rows).astype(np.int32), np.arange(rows, dtype=np.int32)
+    return Batch(tokens, np.full((rows, 1), slots, np.int32), labels, index >= 0, index)
+
+
+def make_work(model, rows: int, *, abstract: bool = False, params=None):
+    """Makes (step, (state, frozen, batch)); the arguments are shapes alone where `abstract`.
+
+    `params` are the model's where they were drawn on the host; else the device draws them.
+    """
+    import jax
+    import optax
+
+    from jaxprompt import rng, tree
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.scoring import losses
+    from jaxprompt.training import optim, state, steps
+
+    batch = make_batch(model.prompt, rows)
+    batch = batch._replace(weights=batch.weights.astype(np.float32))
+    tx = optim.make_optimizer("adamw", optax.constant_schedule(1.0), {"prompt": 1e-3, "head": 1e-3})
+
+    def begin(params):
+        mask = tree.trainable_mask(params, model.prompt.TRAINABLE)
+        trainable, frozen = tree.split(params, mask)
+        return state.make_state(trainable, tx, rng.key_for(0, "dropout")), frozen
+
+    def draw(key):
+        loaded = model.backbone.init(key, batch, method="init_all")["params"]
+        return begin(model.init(key, tree.cast(loaded, model.backbone.cfg.dtype)))
+
+    key = jax.random.key(0)
+    if params is not None:
+        start, frozen = jax.device_put(begin(params))
+    else:
+        start, frozen = jax.eval_shape(draw, key) if abstract else jax.jit(draw)(key)
+    step = steps.make_train_step(model, tx, [steps.Objective("main", losses.cross_entropy)])
+    return jit(step, donate_argnums=0), (start, frozen, jax.device_put(batch))
+
+
+def time_steps(step, wait, reps: int, burst: int = 1) -> list[float]:
+    """Gives the seconds of a step in each of `reps` bursts, behind two bursts that are not timed.
+
+    Compilation is in those two. `wait` returns when all that was asked for is computed.
+    """
+    seconds = []
+    for _ in range(2 + reps):
+        started = time.perf_counter()
+        for _ in range(burst):
+            step()
+        wait()
+        seconds.append((time.perf_counter() - started) / burst)
+    return seconds[2:]

@@ -1,0 +1,62 @@
+"""launch/bench: every case tells its flags, and those that need no data run at a tiny shape."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "launch" / "bench"
+CASES = sorted(
+    path.stem for path in FOLDER.glob("[!_]*.py") if path.stem not in ("models", "process")
+)
+
+
+def bench(*words: str) -> subprocess.CompletedProcess:
+    """Runs the runner on one CPU device."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return subprocess.run(
+        [sys.executable, FOLDER, *words], env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_without_a_case_all_are_listed():
+    done = bench()
+    assert done.returncode == 2 and f"cases: {', '.join(CASES)}" in done.stderr
+    assert bench("stpe").returncode == 2 and len(CASES) > 15
+
+
+def test_every_case_tells_its_flags(monkeypatch, capsys):
+    """In one process, and with neither JAX nor torch loaded by what they import."""
+    code = "\n".join((
+        "import argparse, importlib, sys",
+        f"sys.path.insert(0, {str(ROOT)!r})",
+        f"for name in {CASES!r}:",
+        "    case = importlib.import_module(f'launch.bench.{name}')",
+        "    assert case.__doc__ and callable(case.measure), name",
+        "    case.flags(argparse.ArgumentParser())",
+        "assert not {'jax', 'torch'} & set(sys.modules)",
+    ))  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words, fields",
+    [
+        (("step", "--shape=tiny", "--rows=2", "--kind=soft"), ("ours s", "ours peak GiB")),
+        (("scores", "--model=gpt2-tiny", "--rows=2"), ("head ratio s", "step ratio s")),
+        (("load", "--layers=1", "--tiny"), ("share GB", "peak GB")),
+    ],
+)
+def test_it_measures(words, fields, tmp_path):
+    output = tmp_path / "found.json"
+    one = ("--reps=1",) * (words[0] != "load")
+    done = bench(*words, *one, "--rounds=1", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    for row in json.loads(output.read_text())["rows"]:
+        assert all(row[field] > 0 for field in fields), row
+    assert done.stdout.startswith("| ") and fields[0] in done.stdout
