@@ -18,7 +18,7 @@ from jaxprompt.heads import take
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training import feature_store
-from jaxprompt.training.evaluation import place_step
+from jaxprompt.training.evaluation import ahead, place_step
 from jaxprompt.types import Batch, Tokens
 
 OFF = "or set cache.where=''"
@@ -234,17 +234,10 @@ def _compute(
     step: Any, store: feature_store.Store, scorer: Scorer, split: Split, what: What, weights: Any
 ) -> None:
     """Fills a store in one pass, longest rows first: few shapes are compiled."""
-    waiting = []
-
-    def collect(batch: Batch, states: jax.Array) -> None:
+    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    found = ((batch, step(weights.trainable, weights.frozen, batch)[1]) for batch in batches)
+    for batch, states in ahead(found, 1):
         store.write(_rows(batch), _mask(batch, what), np.asarray(states))
-
-    for batch in EvalBatches(split.rows, split.labels, scorer.layout):
-        waiting.append((batch, step(weights.trainable, weights.frozen, batch)[1]))
-        if len(waiting) > 1:  # the device works on this batch while the last one is copied
-            collect(*waiting.pop(0))
-    for pending in waiting:
-        collect(*pending)
 
 
 def _sizes(scorer: Scorer, split: Split, what: What) -> np.ndarray:

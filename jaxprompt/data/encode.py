@@ -2,7 +2,7 @@
 
 import copy
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -39,6 +39,15 @@ class _Run(NamedTuple):
     text: str = ""
     cut: bool = False
     field: str = ""  # whose text it is
+
+
+class Gap(NamedTuple):
+    """An example with a field left open."""
+
+    before: list[_Run]
+    own: _Run
+    behind: list[_Run]
+    room: int  # tokens that the field may have
 
 
 class _Open(NamedTuple):
@@ -146,32 +155,28 @@ class Encoder:
             rows += self._encode_chunk(examples[start : start + _CHUNK], targets)
         return rows
 
-    def room(self, example: Example, window: str) -> int:
-        """Tells how many tokens the field `window` may have beside all else of an example.
+    def gaps(self, examples: Sequence[Example], window: str) -> Iterator[Gap]:
+        """Leaves the field `window` of every example open; the other fields are whole.
 
-        Raises InputError where there is no room for one.
+        Raises InputError where there is no room for a token of it.
         """
-        runs = [run for run in self._fill(example, "") if run.field != window]
-        return self._check_room(self._with_ids(runs))
+        filled = [self._fill(example, "") for example in examples]
+        runs = (run for own in filled for run in own if run.ids is None and run.field != window)
+        texts = list({run.text: 0 for run in runs})
+        tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
+        for own in filled:
+            at = [run.field for run in own].index(window)
+            whole = [
+                run._replace(ids=tokens[run.text] if run.ids is None else run.ids, cut=False)
+                for run in (*own[:at], *own[at + 1 :])
+            ]
+            gap = own[at]._replace(cut=True)  # cut where nothing else fits beside
+            yield Gap(whole[:at], gap, whole[at:], self._check_room(whole))
 
-    def place(self, example: Example, window: str, pieces: list[int]) -> tuple[Encoded, int]:
-        """Encodes an example with tokens in the place of the field `window`.
-
-        Other fields are whole. -> the row, where the first of these tokens stands
-        """
-        filled = self._fill(example, "")
-        before = [run.field for run in filled].index(window)
-        own = filled[before]._replace(ids=pieces, cut=True)  # cut where nothing else fits beside
-        others = [run._replace(cut=False) for run in filled]
-        runs = self._with_ids([*others[:before], own, *others[before + 1 :]])
-        at = sum(len(run.ids) for run in runs[:before])
-        return self._assemble(runs, {}, None), at
-
-    def _with_ids(self, runs: Sequence[_Run]) -> list[_Run]:
-        """Encodes the texts of runs that are not yet."""
-        texts = [run.text for run in runs if run.ids is None]
-        found = iter(encode_texts(self._tokenizer, texts))
-        return [run if run.ids is not None else run._replace(ids=next(found)) for run in runs]
+    def place(self, gap: Gap, ids: list[int]) -> tuple[Encoded, int]:
+        """Puts tokens into a gap. -> the row, where the first of these tokens stands"""
+        runs = [*gap.before, gap.own._replace(ids=ids), *gap.behind]
+        return self._assemble(runs, {}, None), sum(len(run.ids) for run in gap.before)
 
     def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts as they stand inside an input, behind a space."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,12 @@ def _end_prefix_spaces(tokenizer: Any) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre
 
 
-def encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray]:
-    """Encodes a text alone, as it follows a separator. -> ids, characters of each, int32 [T, 2]
+def encode_with_offsets(
+    tokenizer: Any, texts: Sequence[str]
+) -> dict[str, tuple[list[int], np.ndarray]]:
+    """Encodes texts alone, as they follow a separator.
+
+    -> by text its ids, and the characters of each, int32 [T, 2]
 
     Raises InputError for a tokenizer of transformers' slow kind, which does not tell them.
     """
@@ -68,14 +73,17 @@ def encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], np.ndarra
             f"tokenizer {tokenizer.name_or_path!r} does not tell where its subwords stand; save it "
             "with a tokenizer.json"
         )
-    front = " " * starts_with_space(tokenizer)
+    front, texts = " " * starts_with_space(tokenizer), list(dict.fromkeys(texts))
+    if not texts:
+        return {}
     found = tokenizer(
-        front + text, add_special_tokens=False, split_special_tokens=True, padding=False,
-        truncation=False, return_offsets_mapping=True, return_attention_mask=False,
+        [front + text for text in texts], add_special_tokens=False, split_special_tokens=True,
+        padding=False, truncation=False, return_offsets_mapping=True, return_attention_mask=False,
         return_token_type_ids=False, verbose=False,
     )  # fmt: skip
-    places = np.array(found["offset_mapping"], np.int32).reshape(-1, 2)
-    return found["input_ids"], np.maximum(places - len(front), 0)
+    places = (np.array(own, np.int32).reshape(-1, 2) for own in found["offset_mapping"])
+    places = (np.maximum(own - len(front), 0) for own in places)
+    return dict(zip(texts, zip(found["input_ids"], places, strict=True), strict=True))
 
 
 def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:

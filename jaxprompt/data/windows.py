@@ -16,10 +16,12 @@ class Window(NamedTuple):
 def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
     """Cuts a text into windows of at most `room` tokens, which share about `stride`.
 
+    They share half of a window at most: else there would be one for nearly every token.
     `lengths` are the tokens of each word; one that is longer than the room stands alone, cut. What
     two windows share is read by the first in its first half, by the second in the other.
     """
     windows: list[tuple[int, int]] = []
+    stride = min(stride, room // 2)
     first, count = 0, len(lengths)
     while True:
         last, used = first, 0

@@ -49,7 +49,7 @@ class Head(Kind):
     OF: ClassVar[str] = "spans"
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
 
-    stride: int = 128  # tokens that neighbouring windows of a long text share
+    stride: int = 128  # tokens that windows of a long text share, at most half of one
     max_answer: int = 30  # tokens of an answer
     n_best: int = 20  # starts, and ends, of a window that are looked at
     no_answer: bool = False  # a question may have none (SQuAD 2.0); else the best span is taken
@@ -94,12 +94,13 @@ class Head(Kind):
         del classes, targets
         field = task.fields[-1]
         rows, owner, spans, offsets = [], [], [], []
-        for number, example in enumerate(examples):
-            ids, places = encode_with_offsets(encoder.tokenizer, example.fields[field])
+        texts = encode_with_offsets(encoder.tokenizer, [e.fields[field] for e in examples])
+        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
+        for number, (example, gap) in enumerate(pairs):
+            ids, places = texts[example.fields[field]]
             answer = _tokens_of(places, example.spans[0]) if example.spans else None
-            room = encoder.room(example, field)
-            for first, last, *_ in cut_windows([1] * len(ids), room, self.stride):
-                row, at = encoder.place(example, field, ids[first:last])
+            for first, last, *_ in cut_windows([1] * len(ids), gap.room, self.stride):
+                row, at = encoder.place(gap, ids[first:last])
                 read = np.array([encoder.cls_at, *range(at, at + last - first)], np.int32)
                 rows.append([row._replace(label_pos=read, count=len(read))])
                 owner.append(number)

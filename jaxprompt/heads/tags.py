@@ -44,7 +44,7 @@ class Head(Kind):
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "entities")
 
     dropout: float = 0.1  # before the linear layer
-    stride: int = 32  # tokens that neighbouring windows of a long text share
+    stride: int = 32  # tokens that windows of a long text share, at most half of one
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""
@@ -79,17 +79,18 @@ class Head(Kind):
         (field,) = task.fields
         index = {name: number for number, name in enumerate(task.labels)}
         rows, owner, first, labels = [], [], [], []
-        room = encoder.room(examples[0], field)
-        for number, example in enumerate(examples):
-            pieces = [ids or [encoder.tokenizer.unk_token_id] for ids in
-                      encoder.tokenise(example.words)]  # fmt: skip
-            for window in cut_windows([len(ids) for ids in pieces], room, self.stride):
+        words = list({word: 0 for example in examples for word in example.words})
+        tokens = dict(zip(words, encoder.tokenise(words), strict=True))
+        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
+        for number, (example, gap) in enumerate(pairs):
+            pieces = [tokens[word] or [encoder.tokenizer.unk_token_id] for word in example.words]
+            for window in cut_windows([len(ids) for ids in pieces], gap.room, self.stride):
                 own = pieces[window.first : window.last]
-                ids = [token for word in own for token in word][:room]
-                row, at = encoder.place(example, field, ids)
+                ids = [token for word in own for token in word][: gap.room]
+                row, at = encoder.place(gap, ids)
                 starts = at + np.cumsum([0, *(len(word) for word in own[:-1])])
                 read = slice(window.read - window.first, window.end - window.first)
-                cut = sum(map(len, own)) > room
+                cut = sum(map(len, own)) > gap.room
                 rows.append([row._replace(label_pos=starts[read].astype(np.int32), cut=cut)])
                 owner.append(number)
                 first.append(window.read)

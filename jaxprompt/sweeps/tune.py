@@ -23,13 +23,13 @@ from jaxprompt.prompts import make_prompt, with_task
 from jaxprompt.sweeps.batched_steps import Own, Programs
 from jaxprompt.sweeps.grid import Run
 from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
+from jaxprompt.training.evaluation import ahead
 from jaxprompt.types import Asks, Batch
 
 _OTHER_WORDS = (
     "prompt.name={} depends on the label words, and those of this run are others than those of the "
     "first, so the two are no one program; give it a sweep of its own"
 )
-_AHEAD = 2  # batches of an evaluation that the device works on while one is copied
 
 
 def prepare(
@@ -156,24 +156,16 @@ class Looks:
         example = scorer.one_batch(parts[0].rows[:1])
         trainable = programs.fold(trainable, example, own, len(rows))
         scores: list[Any] = [None] * len(members)
-        waiting = []
-
-        def collect(each: list[Batch], values: Any) -> None:
+        laid_out = side_by_side(passes, scorer.layout)
+        score = partial(programs.scores, trainable, own=own, runs=len(rows), is_shared=same)
+        found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
+        for each, values in ahead(found):
             values = np.asarray(values, np.float32)  # [R, B, C]
             for row, part in enumerate(parts):
                 if scores[row] is None:
                     scores[row] = np.full((len(part.rows), *values.shape[2:]), np.nan, np.float32)
                 at = each[0 if same else row].index
                 scores[row][at[at >= 0]] = values[row][at >= 0]
-
-        for each, batch in side_by_side(passes, scorer.layout):
-            batch = each[0] if same else batch
-            value = programs.scores(trainable, batch, own, len(rows), is_shared=same)
-            waiting.append((each, value))
-            if len(waiting) > _AHEAD:
-                collect(*waiting.pop(0))
-        for pending in waiting:
-            collect(*pending)
         return [scorer.measure(part, own) for part, own in zip(parts, scores, strict=True)]
 
     def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:

@@ -1,8 +1,9 @@
 """Scores or texts of a whole split, in the split's own order."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from jaxprompt.training.steps import make_eval_step, make_generate_step
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
+_T = TypeVar("_T")
 _EARLY = {"true": True, "false": False, "never": "never"}
 
 
@@ -34,6 +36,16 @@ def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Arr
     return lambda trainable, frozen, batch: compiled(trainable, frozen, put_batch(placement, batch))
 
 
+def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
+    """Yields results late, so that the device works on the next `count` while one is copied."""
+    waiting: deque[_T] = deque()
+    for result in found:
+        waiting.append(result)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
+
+
 def predict_scores(
     step: Step,
     trainable: Flat,
@@ -42,21 +54,12 @@ def predict_scores(
     size: int,
 ) -> np.ndarray:
     """Scores every unit of a split. -> float32 [size, C] or [size, M, C], row i = unit i"""
-    scores, waiting = None, []
-
-    def collect(pending):
-        nonlocal scores
-        index, value = np.asarray(pending[0]), np.asarray(pending[1], np.float32)
+    scores = None
+    for index, value in ahead(step(trainable, frozen, batch) for batch in batches):
+        index, value = np.asarray(index), np.asarray(value, np.float32)
         if scores is None:
             scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
         scores[index[index >= 0]] = value[index >= 0]
-
-    for batch in batches:
-        waiting.append(step(trainable, frozen, batch))
-        if len(waiting) > 2:  # the device works on the next batches while this one is copied
-            collect(waiting.pop(0))
-    for pending in waiting:
-        collect(pending)
     return scores
 
 
@@ -84,19 +87,11 @@ def make_writer(
 
 def write_texts(step, tokenizer, trainable, frozen, batches, size: int) -> list[str]:
     """Writes a text for every example of a split, in its order. -> [size]"""
-    texts, waiting = [""] * size, []
-
-    def collect(pending):
-        index, ids = (np.asarray(part) for part in pending)
+    texts = [""] * size
+    for found in ahead((step(trainable, frozen, batch) for batch in batches), 1):
+        index, ids = (np.asarray(part) for part in found)
         rows = [i for i, row in enumerate(index) if row >= 0]
         written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
         for i, text in zip(index[rows], written, strict=True):
             texts[i] = text.strip()
-
-    for batch in batches:
-        waiting.append(step(trainable, frozen, batch))
-        if len(waiting) > 1:
-            collect(waiting.pop(0))
-    for pending in waiting:
-        collect(pending)
     return texts

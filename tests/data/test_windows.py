@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from jaxprompt.data.windows import Window, cut_windows
 
 
@@ -28,3 +30,11 @@ def test_what_two_windows_share_is_read_by_halves():
     assert cut_windows([2, 9, 2], 4, 2) == [
         Window(0, 1, 0, 1), Window(1, 2, 1, 2), Window(2, 3, 2, 3),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stride", [50, 99, 100, 5000])
+def test_windows_share_half_at_most(stride):
+    """With the default stride and short windows there was one for nearly every token."""
+    windows = cut_windows([1] * 500, 100, stride)
+    assert [window.first for window in windows] == list(range(0, 401, 50))
+    assert [w.read for w in windows[1:]] == [w.end for w in windows[:-1]]
