@@ -84,8 +84,8 @@ def _run(argv: list[str]) -> int:
 
 def _what_to_lower(argv: Sequence[str]) -> str:
     """Says of a command that ran out of memory which fields to lower, and how to plan it."""
+    from jaxprompt.assembly.grid import is_grid
     from jaxprompt.cli.options import fields, load_config
-    from jaxprompt.sweeps.grid import is_grid
 
     try:
         own, args = _config_words(argv)
@@ -97,7 +97,7 @@ def _what_to_lower(argv: Sequence[str]) -> str:
     if is_grid(c):
         lower.insert(0, f"{now('runs.size')}: how many train at once, 0 means all that fit")
     cures = [f"lower {', '.join(lower)}", f"raise {now('optim.accumulate')}"]
-    if c.backbone.remat != "full":
+    if fields(c)["backbone.remat"] != "full":
         cures.append("set backbone.remat=full")
     words = [word for word in own if not word.startswith("--config.runs.")]
     plan = shlex.join(["python", "-m", "jaxprompt", "plan", *words])

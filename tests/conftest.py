@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ _MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]
 os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_MISSING]).strip()
 
 TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS.parent))  # `configs`
 
 import jax  # noqa: E402
 
@@ -89,3 +91,28 @@ def forget_programs():
     """Lets go of a file's compiled programs, which no other file runs; else memory only grows."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="session")
+def make_run():
+    """Makes the abstract run of base.py with fields changed ("data__batch").
+
+    Its shape is published: nothing is read and nothing is downloaded.
+    """
+    from configs.base import get_config
+    from configs.parts import methods
+    from configs.parts.heads import HEADS
+    from jaxprompt.assembly.abstract_run import open_run
+
+    def make(path, method="soft", **fields):
+        c = get_config()
+        HEADS[fields.pop("head__name", "linear")](c)
+        getattr(methods, method)(c)
+        c.backbone.path, c.backbone.dropout = path, 0.0
+        c.mesh.data = 1
+        for name, value in fields.items():
+            block, field = name.split("__")
+            c[block][field] = value
+        return open_run(c)
+
+    return make

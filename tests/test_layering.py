@@ -2,10 +2,14 @@
 
 import ast
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rules import label, report
+
+from jaxprompt.assembly.fields import Block
+from jaxprompt.assembly.schema import FIELDS, OPEN
 
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 ROOMS = (  # from the ground up
@@ -185,3 +189,35 @@ def test_no_branch_on_a_kind_of_answer_outside_its_file():
 
 def test_no_branch_on_a_method_outside_its_file():
     report([line for path in MODULES for line in named_outside(path, "prompts", "prompt")])
+
+
+def reads_of_configs(path: Path) -> Iterator[tuple[int, str]]:
+    """Finds `c.data`, `run.config.optim`, `x.train.log_steps`: where a field of a config is read.
+
+    A block that another thing has too, as the `task` of a scorer, counts behind a config's name.
+    """
+    shared = {"task", "runs", *OPEN}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Attribute):
+            continue
+        inner = node.value
+        named = isinstance(inner, ast.Name) and inner.id in ("c", "config")
+        named = named or (isinstance(inner, ast.Attribute) and inner.attr == "config")
+        block = inner.attr if isinstance(inner, ast.Attribute) else ""
+        known = FIELDS.get(block) if block not in shared else None
+        if (named and node.attr in (*FIELDS, *OPEN)) or (
+            isinstance(known, Block) and node.attr in known
+        ):
+            yield node.lineno, ast.unparse(node)
+
+
+def test_a_config_is_read_in_assembly_alone():
+    report(
+        [
+            f"{label(path, line)}: {text}; let assembly read it, as in assembly/settings.py"
+            for name, path in NAMES.items()
+            if name.split(".")[0] != "assembly"
+            for line, text in reads_of_configs(path)
+        ]
+    )
+    assert len(list(reads_of_configs(NAMES["assembly.settings"]))) > 10

@@ -63,7 +63,7 @@ class Adapting(CorpusWork):
             self.held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows,
             share=share,
         )  # fmt: skip
-        self.milestones = from_config.make_plan(c.train, self.batches.steps_per_epoch, c.data.batch)
+        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
         self.adapted = denoising.load_adaptable(c, backbone, placement)
         self.corpus, self.placement, self.folder = corpus, placement, backbone.folder
         own = self.adapted.backbone.family, self.adapted.fingerprint

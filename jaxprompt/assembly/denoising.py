@@ -17,7 +17,14 @@ from jaxprompt.assembly.fill_report import make_fill_step, render
 from jaxprompt.assembly.from_config import check_mesh
 from jaxprompt.assembly.pipeline import Backbone, load_weights, open_backbone, shape_backbone
 from jaxprompt.convert.load import Loaded, Report
-from jaxprompt.corpus import Corpus, TextSettings, check_vocabulary, divide, index_corpus
+from jaxprompt.corpus import (
+    Corpus,
+    TextSettings,
+    check_vocabulary,
+    divide,
+    index_corpus,
+    train_tokenizer,
+)
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import Pass, Rows
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -90,6 +97,15 @@ def text_settings(c: Any) -> TextSettings:
     """Tells how the text of a config becomes documents and units."""
     names = (field.name for field in dataclasses.fields(TextSettings))
     return TextSettings(**{name: c.corpus[name] for name in names})
+
+
+def learn_tokenizer(c: Any, family: str, folder: str, size: int, *, lowercase: bool) -> Any:
+    """Learns a tokenizer of `size` tokens from the text of a checked config. -> it, saved"""
+    need_corpus(c)
+    return train_tokenizer(
+        family, c.corpus.path, folder, size, text_settings(c), lowercase=lowercase,
+        cache_dir=c.data.cache_dir or None,
+    )  # fmt: skip
 
 
 def read_corpus(c: Any, tokenizer: Any, vocab: int, workdir: str | Path) -> Corpus:

@@ -1,6 +1,7 @@
 """From a config to objects: the only reader of ConfigDict and of names in it."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.optim import make_optimizer, make_schedule
 from jaxprompt.training.steps import Objective
-from jaxprompt.types import Dims
+from jaxprompt.types import Batch, Dims
 
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tensorboard", "train.log_steps", "train.test", "data.cache_dir")
@@ -99,9 +100,9 @@ def check_config(c: Any) -> None:
     head.objectives(c.optim.smoothing)
 
 
-def method_of(c: Any) -> Method:
-    """Makes the method of a config, for a backbone that limits nothing."""
-    return make_prompt(**c.prompt.to_dict(), dims=_ANY)
+def method_of(c: Any, dims: Dims = _ANY) -> Method:
+    """Makes the method of a config; without `dims` for a backbone that limits nothing."""
+    return make_prompt(**c.prompt.to_dict(), dims=dims)
 
 
 def head_of(c: Any) -> Kind:
@@ -188,6 +189,17 @@ def scorer_from_config(
         max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
         batch=c.data.eval_batch, share=placement.share(),
     )  # fmt: skip
+
+
+def examples_key(c: Any) -> str:
+    """Sums up all that the examples of a run depend on."""
+    return json.dumps([c.data.to_dict(), c.task.to_dict()], sort_keys=True)
+
+
+def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
+    """Lays out a training batch as long as any."""
+    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    return next(iter(EvalBatches(split.rows, split.labels, layout)))
 
 
 def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
@@ -329,6 +341,16 @@ def make_plan(train: Any, steps_per_epoch: int, batch: int) -> Milestones:
     )
     evaluate = train.eval_steps or max(1, round(train.eval_epochs * steps_per_epoch))
     return Milestones(total, evaluate, train.save_steps)
+
+
+def plan_of(c: Any, steps_per_epoch: int) -> Milestones:
+    """Turns the total of a config into steps."""
+    return make_plan(c.train, steps_per_epoch, c.data.batch)
+
+
+def counts_epochs(c: Any) -> bool:
+    """Tells whether the optimizer depends on the length of an epoch."""
+    return c.optim.schedule == "exponential"
 
 
 def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int) -> Any:

@@ -1,5 +1,6 @@
 """Pre-training of a prompt on running text (Gu et al. 2022, "PPT"): from a config to objects."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -232,15 +233,25 @@ def told_task(asked: Asked, text: Text) -> list[str]:
     ]
 
 
-def check_same(saved: Mapping[str, Any] | None, facts: Mapping[str, Any], annotations: str) -> None:
+def examples_key(c: Any) -> str:
+    """Sums up all that examples of a run depend on and that may differ between runs."""
+    return json.dumps([c.ppt.to_dict(), c.data.seed], sort_keys=True)
+
+
+def about(c: Any) -> dict[str, Any]:
+    """Tells what a result begins with."""
+    return {"task": c.ppt.task}
+
+
+def check_same(saved: Mapping[str, Any] | None, facts: Mapping[str, Any], c: Any) -> None:
     """Raises InputError where the text or its labels are others than a run's record says."""
     if saved is None:
         return
     check_unchanged(saved["corpus"], facts["corpus"])
     if saved["labels"] != facts["labels"]:
         raise InputError(
-            f"ppt.annotations={annotations} has other labels than the saved run; restore them, or "
-            "take another workdir"
+            f"ppt.annotations={c.ppt.annotations} has other labels than the saved run; restore "
+            "them, or take another workdir"
         )
 
 

@@ -33,9 +33,9 @@ class Pretraining(CorpusWork):
         corpus = self.read_corpus(asked.scorer.tokenizer, asked.backbone.module.cfg.vocab, started)
         share = placement.share()
         self.text = ppt.read_text(c, corpus, asked, share)
-        ppt.check_same(saved, self.text.facts, c.ppt.annotations)
+        ppt.check_same(saved, self.text.facts, c)
         self.batches = Visits(self.text.rows, batch=c.data.batch, seed=c.seed, share=share)
-        self.milestones = from_config.make_plan(c.train, self.batches.steps_per_epoch, c.data.batch)
+        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
         counts = starting_text.count_tokens(c, None, corpus.token_counts)
         self.asked, self.learned = ppt.load(c, asked, placement, counts)
         self.corpus, self.placement = corpus, placement

@@ -1,6 +1,7 @@
 """What every run does around its training: its folder, its other processes, its result."""
 
 import abc
+import functools
 import sys
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from jaxprompt import rng, signals
 from jaxprompt.assembly import records
 from jaxprompt.assembly.denoising import read_corpus
 from jaxprompt.assembly.from_config import FREE, build_optimizer
+from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
 from jaxprompt.errors import escape
@@ -37,10 +39,10 @@ class Work(Job):
     def __init__(self, c: Any, workdir: str):
         self.config, self.workdir = c, str(workdir)
 
-    @property
-    def train(self) -> Any:
-        """The block `train` of the config, once it is checked."""
-        return self.config.train
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """What the loop asks of the config, once that is checked."""
+        return settings_of(self.config)
 
     @abc.abstractmethod
     def check(self) -> None:

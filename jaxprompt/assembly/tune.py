@@ -43,7 +43,7 @@ class Tuning(Work):
             rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}
             processes.agree(rows)
         self.batches = from_config.train_batches(c, scorer, self.splits["train"])
-        self.milestones = from_config.make_plan(c.train, self.batches.steps_per_epoch, c.data.batch)
+        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
         self.backbone, self.loaded = load_weights(backbone, placement)
         self.scorer, self.placement = scorer.with_backbone(self.backbone), placement
         self.record = records.make_record(

@@ -42,7 +42,9 @@ def evaluate(
         raise InputError("--workdir is missing; see --help")
     trained = from_config.restore(c, workdir, [split])
     if split not in trained.splits:
-        raise InputError(f"task {c.task.name} has no {split} split here; give data.files")
+        raise InputError(
+            f"task {trained.scorer.task.name} has no {split} split here; give data.files"
+        )
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
     scorer, part = trained.scorer, trained.splits[split]

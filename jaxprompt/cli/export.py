@@ -18,29 +18,15 @@ def main(argv: Sequence[str]) -> int:
     need(args, "workdir")
     c = load_run(args, overrides)
 
-    from jaxprompt.assembly import from_config, ppt
-    from jaxprompt.assembly.prompt_artifact import as_peft, pack, plain_tokens
+    from jaxprompt.assembly.export import pack_run
+    from jaxprompt.assembly.prompt_artifact import as_peft, plain_tokens
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.peft import write_peft
-    from jaxprompt.training.run_folder import read_result
 
-    restore = ppt.restore if c.ppt.task else from_config.restore
-    trained = restore(c, args.workdir)
-    scorer, weights = trained.scorer, trained.weights
-    result = read_result(args.workdir) or {}
-    metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
-    origin = {name: trained.record[name] for name in ("init",) if name in trained.record}
-    if c.ppt.task:
-        origin["pretrained"] = ppt.read_about(trained)
-    tensors, card = pack(
-        scorer, weights.trainable, weights.frozen,
-        backbone=c.backbone.to_dict() | {"family": trained.family},
-        fingerprint=weights.report.fingerprint, config=c.to_dict(),
-        metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
-    )  # fmt: skip
+    scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
-        raise InputError(f"--npy: a {c.prompt.name} prompt has no soft tokens")
+        raise InputError(f"--npy: a {card['method']} prompt has no soft tokens")
     adapter = as_peft(scorer, tensors, card) if args.peft else {}
     paths = write_artifact(args.output or Path(args.workdir) / "export", tensors, card)
     if args.npy:

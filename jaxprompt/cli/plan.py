@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jaxprompt.assembly.settings import settings_of
 from jaxprompt.cli.options import Parser, load_config, need
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import parse_devices
@@ -35,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
     if max(count, args.limit) > MOST:
         raise InputError(f"{max(count, args.limit)} devices: plan takes at most {MOST} devices")
-    count = count or max(c.mesh.data, 1) * max(c.mesh.model, 1)
+    count = count or settings_of(c).devices
     simulate(max(count, args.limit if device else 1))
 
     # Imported here: JAX reads the number of simulated devices once.
+    from jaxprompt.assembly.abstract_run import open_run
     from jaxprompt.planning import compilers
-    from jaxprompt.planning.abstract import open_run
     from jaxprompt.planning.report import describe, show
     from jaxprompt.planning.search import compiled, fastest, plan_as_configured, smallest
 

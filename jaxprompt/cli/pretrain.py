@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
     from jaxprompt.assembly import pretrain  # only here, so that a bad flag is answered at once
-    from jaxprompt.sweeps.grid import is_grid
+    from jaxprompt.assembly.grid import is_grid
 
     with several_hosts(args) as is_first:
         if is_grid(c):

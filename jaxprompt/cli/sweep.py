@@ -54,12 +54,14 @@ def execute(
     same call goes on.
     """
     from jaxprompt.assembly import from_config, tune
+    from jaxprompt.assembly.grid import take_size
+    from jaxprompt.assembly.settings import programs_folder
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
     from jaxprompt.training import run_folder
 
     loaded = [load(run, overrides) for run in runs]
-    keep_programs(loaded[0].get("train", {}).get("compilation_cache", ""))
+    keep_programs(programs_folder(loaded[0]))
     size = max(map(take_size, loaded), default=0)
     together, single = divide(runs, loaded)
     failed = {}
@@ -92,7 +94,7 @@ def execute(
 
 def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError where that is a grid itself."""
-    from jaxprompt.sweeps.grid import is_grid
+    from jaxprompt.assembly.grid import is_grid
 
     c = load_config(run.config, overrides)
     apply(c, run.changes.items())
@@ -101,19 +103,12 @@ def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
     return c
 
 
-def take_size(c: Any) -> int:
-    """Reads how many runs train at once, and takes it out of a config: no run depends on it."""
-    if "size" not in c.get("runs", {}):
-        return 0
-    size, c.runs.size = c.runs.size, 0
-    return size
-
-
 def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
     A run that was begun alone goes on alone, and one that keeps what its lower layers give.
     """
+    from jaxprompt.assembly.settings import settings_of
     from jaxprompt.sweeps import runner
     from jaxprompt.training.checkpoint import Checkpoints
 
@@ -121,7 +116,7 @@ def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list
     fresh = [
         runner.Run(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
-        if Checkpoints(run.workdir).latest() is None and not c.cache.where
+        if Checkpoints(run.workdir).latest() is None and not settings_of(c).keeps
     ]
     many = sum((alike for alike in runner.by_config(fresh) if len(alike) > 1), [])
     names = {run.name for run in many}

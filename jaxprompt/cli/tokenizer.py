@@ -20,15 +20,10 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.denoising import need_corpus, text_settings
-    from jaxprompt.corpus import train_tokenizer
+    from jaxprompt.assembly.denoising import learn_tokenizer
 
     from_config.check_config(c)
-    need_corpus(c)
-    tokenizer = train_tokenizer(
-        args.family, c.corpus.path, args.output, args.size, text_settings(c),
-        lowercase=not args.cased, cache_dir=c.data.cache_dir or None,
-    )  # fmt: skip
+    tokenizer = learn_tokenizer(c, args.family, args.output, args.size, lowercase=not args.cased)
     print(
         escape(f"{args.output}: {args.family} tokenizer of {len(tokenizer):,} tokens"),
         file=sys.stderr,

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.abstract_run import Run
 from jaxprompt.assembly.initial_params import divide
 from jaxprompt.models.model import backbone_shapes
 from jaxprompt.parallel.hlo import Work, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
-from jaxprompt.planning.abstract import Run
 from jaxprompt.planning.compilers import Compiled, compile_for
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
@@ -85,13 +85,13 @@ def make_shapes(
     the letter, for the device's own compiler. Raises InputError where the model does not divide
     over the mesh.
     """
-    c, rows = run.config, placement.padded(run.backbone.module.cfg.vocab)
-    module = _module(run, rows, remat or c.backbone.remat, attention, as_it_runs)
+    s, rows = run.settings, placement.padded(run.backbone.module.cfg.vocab)
+    module = _module(run, rows, remat or s.remat, attention, as_it_runs)
     trainable, frozen, state = _numbers(run, rows, as_it_runs)
     check_divides(placement, trainable | frozen)
     step = make_train_step(
         dataclasses.replace(run.model, backbone=module), _optimizer(run, trainable),
-        run.objectives, accumulate=c.optim.accumulate,
+        run.objectives, accumulate=s.accumulate,
     )  # fmt: skip
     return Shapes(
         within(placement, step),
@@ -103,7 +103,7 @@ def make_shapes(
 
 def _module(run: Run, rows: int, remat: str, attention: str, as_it_runs: bool) -> Any:
     cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
-    asked = attention or (run.config.backbone.attention if as_it_runs else cfg.attention)
+    asked = attention or (run.settings.attention if as_it_runs else cfg.attention)
     cfg = dataclasses.replace(cfg, attention=asked)
     if not as_it_runs and cfg.dtype == jnp.bfloat16 and not run.widens:
         cfg = dataclasses.replace(cfg, dtype=jnp.float16)
@@ -111,7 +111,7 @@ def _module(run: Run, rows: int, remat: str, attention: str, as_it_runs: bool) -
 
 
 def _optimizer(run: Run, trainable: tree.Flat) -> Any:
-    plan = from_config.make_plan(run.config.train, _STEPS, run.config.data.batch)
+    plan = from_config.plan_of(run.config, _STEPS)
     return from_config.build_optimizer(run.config, trainable, plan, _STEPS)
 
 
@@ -132,7 +132,7 @@ def _numbers(run: Run, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Fla
         return tree.cast(trainable, jnp.float32), frozen
 
     trainable, frozen = jax.eval_shape(draw, jax.random.key(0))
-    tx, key = _optimizer(run, trainable), rng.key_for(run.config.seed, "dropout")
+    tx, key = _optimizer(run, trainable), rng.key_for(run.settings.seed, "dropout")
     return trainable, frozen, jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
 
 

@@ -3,24 +3,24 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxprompt.planning.abstract import Run
+from jaxprompt.assembly.abstract_run import Run
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
 
 def describe(run: Run, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
     """Turns plans into plain values."""
-    c, sizes = run.config, plans["as configured"].cost.sizes
+    dtype, sizes = run.settings.dtype, plans["as configured"].cost.sizes
     rows, length = run.batch.encoder.ids.shape
     device = plans["as configured"].device
     return {
         "notes": list(run.notes),
         "parameters": {"total": sizes.total, "trained": sizes.trained},
-        "batch": {"rows": rows, "length": length, "dtype": c.backbone.dtype},
+        "batch": {"rows": rows, "length": length, "dtype": dtype},
         "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
         "source": device and device.source,
         "plans": {
-            name: plan and _describe_plan(plan, c.backbone.dtype, rows * length)
+            name: plan and _describe_plan(plan, dtype, rows * length)
             for name, plan in plans.items()
         },
     }

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.abstract_run import Run, may_fuse
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import DATA, MODEL, Placement, make_placement
-from jaxprompt.planning.abstract import Run, may_fuse
 from jaxprompt.planning.compilers import Compiled, find_devices
 from jaxprompt.planning.cost import Cost, compile_run, cost_of, make_shapes, weigh
 
@@ -91,7 +91,7 @@ def plan_as_configured(run: Run, device: Device | None, count: int) -> Plan:
     Raises InputError where batch or model do not divide over it.
     """
     placement = from_config.build_placement(run.config, jax.devices()[:count])
-    return _plan(run, device, placement, run.config.backbone.remat)
+    return _plan(run, device, placement, run.settings.remat)
 
 
 def compiled(run: Run, plan: Plan) -> Plan:
@@ -129,7 +129,7 @@ def fastest(run: Run, device: Device, count: int) -> Plan | None:
             # "dots" holds less than "none" and more than "full".
             full = fitting("full", places)
             found = fitting("dots", full) or full
-    step = lambda plan: plan.time(run.config.backbone.dtype).step
+    step = lambda plan: plan.time(run.settings.dtype).step
     return min(found.values(), key=step, default=None)
 
 
@@ -149,10 +149,10 @@ def smallest(run: Run, device: Device, limit: int, known: dict[int, Plan | None]
 
 def _ways(run: Run, count: int) -> Iterator[tuple[int, int]]:
     """Lists how `count` devices can be laid out, data x model, for this batch."""
-    c = run.config
+    s = run.settings
     for model in (m for m in range(1, count + 1) if count % m == 0):
         data = count // model
-        if not (c.data.batch // c.optim.accumulate % data or c.data.eval_batch % data):
+        if not (s.batch // s.accumulate % data or s.eval_batch % data):
             yield data, model
 
 

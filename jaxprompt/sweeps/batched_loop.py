@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxprompt import signals, tree
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.settings import settings_of
 from jaxprompt.data.batching import stack
 from jaxprompt.files import write_atomic
 from jaxprompt.sweeps.batched_steps import Own, Programs
@@ -34,7 +35,7 @@ class Together:
         """Takes members of equal shapes and the programs they run in."""
         self.shared, self.members, self.programs = shared, members, programs
         self.group, self.log = group, log
-        self.plan, self.train = members[0].plan, shared.config.train
+        self.plan, self.settings = members[0].plan, settings_of(shared.config)
         self.looks = shared.looks(shared, members, programs)
         self.stands = [Progress() for _ in members]
         self.rows = list(range(len(members)))  # the member of each row of the state; some done
@@ -69,7 +70,7 @@ class Together:
                 guard_workdir(member.run.folder, member.run.config.to_dict(), from_config.FREE)
                 write_record(member.run.folder, member.record)
                 best.rewind(self.step if resumed else -1)
-                logs.append(RunLog(member.run.folder, tensorboard=self.train.tensorboard))
+                logs.append(RunLog(member.run.folder, tensorboard=self.settings.tensorboard))
                 open_now.enter_context(logs[-1])
                 logs[-1].resume(self.step if resumed else -1)
             self.logs = logs
@@ -103,7 +104,7 @@ class Together:
             pending = measured
             self.seconds = time.monotonic() - began
             last = self.step == plan.total
-            if self.step % self.train.log_steps == 0 or last:
+            if self.step % self.settings.log_steps == 0 or last:
                 self._log(measured)
             self.log.progress(self.step)
             if last:
@@ -149,7 +150,7 @@ class Together:
 
     def _end_broken(self, measured: dict[str, Any], step: int) -> None:
         """Ends the runs that had too many steps in a row that were not finite; others go on."""
-        streaks, limit = np.asarray(measured["streak"]), self.train.max_streak
+        streaks, limit = np.asarray(measured["streak"]), self.settings.max_streak
         for row in self._live():
             if streaks[row] >= limit:
                 name = self.members[self.rows[row]].run.name
@@ -177,7 +178,7 @@ class Together:
             value = self.looks.value(dev)
             values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
             better[row] = stand.note_dev(
-                self.step, value, dev, last=last, patience=self.train.patience
+                self.step, value, dev, last=last, patience=self.settings.patience
             )
         self.log.show(dev=_span(values))
         if better.any():
@@ -239,7 +240,7 @@ class Together:
         if not done:
             return
         template, tests = self.programs.one_trainable(), [None] * len(done)
-        if self.train.test and self.looks.has("test"):
+        if self.settings.test and self.looks.has("test"):
             steps = [self.stands[i].best["step"] for i in done]
             best = [
                 self.bests[i].restore_best(template, step)[0]
@@ -249,7 +250,8 @@ class Together:
             tests = self.looks.score("test", done, self.programs.stack_trained(best), own)
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
-            own = {"method": member.run.config.prompt.name, "seed": member.run.config.seed}
+            settings = member.run.settings
+            own = {"method": settings.method, "seed": settings.seed}
             share = self.seconds / len(self.members)  # a run's part of what all took together
             result = stand.result(
                 {**member.about, **own}, trained=self.size, total=self.total,

@@ -13,15 +13,15 @@ import numpy as np
 
 from jaxprompt import rng
 from jaxprompt.assembly import denoising, from_config, ppt, records
+from jaxprompt.assembly.grid import Run
 from jaxprompt.assembly.pipeline import Scorer, load_weights
+from jaxprompt.assembly.settings import settings_of
 from jaxprompt.assembly.starting_text import count_tokens
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.prompts import make_prompt
 from jaxprompt.sweeps.batched_steps import Own, Programs
-from jaxprompt.sweeps.grid import Run
 from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.state import make_state
@@ -50,7 +50,7 @@ def prepare(
     tasks: dict[str, Task] = {}
     corpus, found = None, []
     for run in runs:
-        key = _key(run.config)
+        key = ppt.examples_key(run.config)
         try:
             if key not in asked:
                 asked[key] = ppt.open_asked(run.config, placement)
@@ -66,20 +66,18 @@ def prepare(
         except InputError as error:
             failed(run, error)
             continue
-        ppt.check_same(read_record(run.folder), tasks[key].text.facts, c.ppt.annotations)
+        ppt.check_same(read_record(run.folder), tasks[key].text.facts, c)
         found.append((run, key))
     if not found:
         return None, []
     backbone, loaded = load_weights(tasks[found[0][1]].asked.backbone, placement)
     models, flops, members, token_counts = {}, {}, [], functools.cache(corpus.token_counts)
     for run, key in found:
-        prompt = run.config.prompt.to_dict()
+        prompt = from_config.method_of(run.config, backbone.module.dims)
         scorer = tasks[key].asked.scorer.with_backbone(backbone)
-        own = dataclasses.replace(
-            scorer.model, prompt=make_prompt(**prompt, dims=backbone.module.dims)
-        )
+        own = dataclasses.replace(scorer.model, prompt=prompt)
         # One for all that are equal: its programs are compiled once.
-        own = models.setdefault(json.dumps([prompt, key]), own)
+        own = models.setdefault(json.dumps([prompt.block(), key]), own)
         scorer = scorer._replace(model=own)
         if key not in flops:
             flops[key] = _flops(run.config, scorer, tasks[key].text, loaded, placement)
@@ -96,11 +94,6 @@ def prepare(
     return Shared(c, placement, loaded, objectives, Looks, says, "held_out"), members
 
 
-def _key(c: Any) -> str:
-    """Sums up all that examples of a run depend on and that may differ between runs."""
-    return json.dumps([c.ppt.to_dict(), c.data.seed], sort_keys=True)
-
-
 def _read(c: Any, asked: ppt.Asked, workdir: Path) -> Corpus:
     vocab = asked.backbone.module.cfg.vocab
     return denoising.read_corpus(c, asked.scorer.tokenizer, vocab, workdir)
@@ -113,28 +106,29 @@ def _member(
     c = run.config
     plan, epoch = _plan(c, text)
     # What else depends on the length of an epoch is told by the plan.
-    shape = epoch if c.optim.schedule == "exponential" else 0, scorer.layout
+    shape = epoch if from_config.counts_epochs(c) else 0, scorer.layout
     return Member(
         run, scorer, ppt.make_objectives(c, scorer.model)[0], plan, epoch, shape, source=text,
         feed=partial(_feed, c, text, flops, placement),
         longest=partial(_longest, c, text), held=text, record=record,
-        about={"task": c.ppt.task},
+        about=ppt.about(c),
     )  # fmt: skip
 
 
 def _plan(c: Any, text: ppt.Text) -> tuple[from_config.Milestones, int]:
-    epoch = -(-len(text.rows) // c.data.batch)
-    return from_config.make_plan(c.train, epoch, c.data.batch), epoch
+    epoch = -(-len(text.rows) // settings_of(c).batch)
+    return from_config.plan_of(c, epoch), epoch
 
 
 def _longest(c: Any, text: ppt.Text) -> Batch:
-    size = c.data.batch
-    return next(iter(Pass(text.rows, batch=size, seed=c.seed, limit=size)))
+    own = settings_of(c)
+    return next(iter(Pass(text.rows, batch=own.batch, seed=own.seed, limit=own.batch)))
 
 
 def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> Feed:
-    batches = Visits(text.rows, batch=c.data.batch, seed=c.seed, share=placement.share())
-    meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, c.backbone.dtype)
+    own = settings_of(c)
+    batches = Visits(text.rows, batch=own.batch, seed=own.seed, share=placement.share())
+    meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, own.dtype)
     return Feed(batches, meter.take, meter.describe)
 
 
@@ -142,9 +136,10 @@ def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Place
     """Counts what a step of a run asks for, as of one alone."""
     weights = from_config.start(c, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
-    state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    own = settings_of(c)
+    state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout"))
     learned = ppt.Learned(*ppt.make_objectives(c, scorer.model), *weights)
-    return ppt.flops_of(learned, tx, state, next(iter(text.held)), c.data.batch, placement)
+    return ppt.flops_of(learned, tx, state, next(iter(text.held)), own.batch, placement)
 
 
 class Looks:

@@ -18,7 +18,9 @@ import numpy as np
 from jaxprompt import signals, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import check_tunes
+from jaxprompt.assembly.grid import Run, by_config, is_grid, list_runs, select
 from jaxprompt.assembly.ppt import check_ppt
+from jaxprompt.assembly.settings import settings_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, parse_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
@@ -26,7 +28,6 @@ from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps import pretrain, tune
 from jaxprompt.sweeps.batched_loop import Together
 from jaxprompt.sweeps.batched_steps import Own, Programs
-from jaxprompt.sweeps.grid import Run, by_config, is_grid, list_runs, select
 from jaxprompt.sweeps.memory import available, fitting
 from jaxprompt.sweeps.runs import (
     Member,
@@ -97,9 +98,10 @@ def train_grid(
     grid = list_runs(c, workdir)
     for run in grid:
         KINDS[verb].check(run.config)
-    keep_programs(c.train.compilation_cache)
+    settings = settings_of(c)
+    keep_programs(settings.compilation_cache)
     bind = partial(guard_workdir, workdir, c.to_dict(), free)
-    return grid, train(grid, workdir, verb=verb, size=c.runs.size, heard=heard, ready=bind)
+    return grid, train(grid, workdir, verb=verb, size=settings.at_once, heard=heard, ready=bind)
 
 
 def verify(runs: Sequence[Run], workdir: str, verb: str = "train") -> None:
@@ -211,7 +213,7 @@ class _Work:
             if key not in made:
                 made[key] = Programs(
                     shared.placement, some[0].model, own.tx, shared.objectives, frozen, own.state,
-                    accumulate=shared.config.optim.accumulate,
+                    accumulate=settings_of(shared.config).accumulate,
                 )  # fmt: skip
             return made[key], words
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.grid import Run
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batching import Layout, empty, stack
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.sweeps.grid import Run
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
@@ -83,7 +83,7 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     c = member.run.config
     weights = from_config.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
     tx = from_config.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
-    state = make_state(weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    state = make_state(weights.trainable, tx, rng.key_for(member.run.settings.seed, "dropout"))
     common = {n: leaf for n, leaf in weights.frozen.items() if n.startswith("backbone/")}
     own = {n: leaf for n, leaf in weights.frozen.items() if n not in common}
     return Start(state, own, tx), common
@@ -105,7 +105,7 @@ def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member
     """
     sets: dict[tuple, list[Member]] = {}
     for member in members:
-        sets.setdefault((member.run.config.seed, id(member.source)), []).append(member)
+        sets.setdefault((member.run.settings.seed, id(member.source)), []).append(member)
     is_cpu = jax.default_backend() == "cpu" and placement.mesh.size == 1
     worth = is_cpu and max(map(len, sets.values())) > 1
     return list(sets.values()) if worth else [list(members)]

@@ -13,18 +13,17 @@ import numpy as np
 
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.examples import describe_examples
+from jaxprompt.assembly.grid import Run
 from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
-from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
-from jaxprompt.prompts import make_prompt, with_task
+from jaxprompt.prompts import with_task
 from jaxprompt.sweeps.batched_steps import Own, Programs
-from jaxprompt.sweeps.grid import Run
 from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
-from jaxprompt.types import Asks, Batch
+from jaxprompt.types import Asks
 
 _OTHER_WORDS = (
     "prompt.name={} depends on the label words, and those of this run are others than those of the "
@@ -50,7 +49,7 @@ def prepare(
     same, found = {}, []
     for run in runs:
         own = run.config
-        key = json.dumps([own.data.to_dict(), own.task.to_dict()], sort_keys=True)
+        key = from_config.examples_key(own)
         try:
             if key not in encoded:
                 examples = from_config.read_examples(own)
@@ -72,13 +71,13 @@ def prepare(
     models: dict[str, Model] = {}  # one for all that are equal: its programs are compiled once
     members = []
     for run, scorer, splits, known in found:
-        prompt, asks = run.config.prompt.to_dict(), _asks(scorer)
+        prompt, asks = from_config.method_of(run.config, backbone.module.dims), _asks(scorer)
         if asks != _asks(found[0][1]):
-            failed(run, InputError(_OTHER_WORDS.format(run.config.prompt.name)))
+            failed(run, InputError(_OTHER_WORDS.format(run.settings.method)))
             continue
         own = dataclasses.replace(
             scorer.with_backbone(backbone).model,
-            prompt=with_task(make_prompt(**prompt, dims=backbone.module.dims), asks),
+            prompt=with_task(prompt, asks),
         )
         record = records.make_record(
             run.config, known, scorer.template, backbone.family, loaded.report.fingerprint
@@ -86,11 +85,11 @@ def prepare(
         member = _member(run, scorer._replace(model=own), splits, record)
         member = member._replace(counts=count_tokens(run.config, splits["train"], corpus))
         words = [array.tolist() for array in jax.tree.leaves(member.words)]
-        own = models.setdefault(json.dumps([prompt, scorer.classes, words]), own)
+        own = models.setdefault(json.dumps([prompt.block(), scorer.classes, words]), own)
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
     for member in members:
         records.check_repeated(member.run.folder, member.record)
-    says = [f"backbone {c.backbone.path} ({backbone.family})"]
+    says = [f"backbone {backbone.block['path']} ({backbone.family})"]
     says += from_config.tell_kernel(c, placement, backbone.module)
     differ = len(set(map(tuple, told.values()))) > 1
     for name, lines in told.items() if differ else list(told.items())[:1]:
@@ -106,11 +105,11 @@ def _asks(scorer: Scorer) -> Asks:
 
 def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]) -> Member:
     c, train = run.config, splits["train"]
-    epoch = math.ceil(len(train.rows) / c.data.batch)
+    epoch = math.ceil(len(train.rows) / run.settings.batch)
     member = Member(
-        run, scorer, scorer.model, from_config.make_plan(c.train, epoch, c.data.batch), epoch, (),
+        run, scorer, scorer.model, from_config.plan_of(c, epoch), epoch, (),
         source=train, feed=partial(_feed, c, scorer, train),
-        longest=partial(_longest, c, scorer, train), held=splits, record=record,
+        longest=partial(from_config.longest_batch, c, scorer, train), held=splits, record=record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
     return member._replace(shape=(epoch, scorer.layout, scorer.classes, words))
@@ -119,11 +118,6 @@ def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str
 def _feed(c: Any, scorer: Scorer, train: Split) -> Feed:
     batches = from_config.train_batches(c, scorer, train)
     return Feed(batches, lambda: next(batches))
-
-
-def _longest(c: Any, scorer: Scorer, train: Split) -> Batch:
-    layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
-    return next(iter(EvalBatches(train.rows, train.labels, layout)))
 
 
 class Looks:

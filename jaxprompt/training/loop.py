@@ -39,7 +39,7 @@ class Job(abc.ABC):
     frozen: Flat
     batches: Any  # what `take` draws from: get_state, set_state, close
     milestones: Milestones
-    train: Any  # the config's block
+    settings: Any  # log_steps, max_streak, patience, tensorboard
     drops = True  # its model has dropout
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ def drive(
     """
     stand = take_up(job, workdir)
     with RunLog(
-        workdir, tensorboard=job.train.tensorboard, total=job.milestones.total,
+        workdir, tensorboard=job.settings.tensorboard, total=job.milestones.total,
         enabled=processes.is_first(),
     ) as log:  # fmt: skip
         log.resume(-1 if started is None else started)
@@ -160,10 +160,10 @@ def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended 
             since = step - 1, time.monotonic()
         # The step before is looked at, so that the device never waits for the host.
         if pending is not None:
-            _stop_if_broken(pending[0], job.train.max_streak, save, step - 1)
+            _stop_if_broken(pending[0], job.settings.max_streak, save, step - 1)
             stop = int(pending[1])  # the same on every process
         pending = measured, raised
-        if step % job.train.log_steps == 0 or step == plan.total:
+        if step % job.settings.log_steps == 0 or step == plan.total:
             found = jax.device_get(measured)  # waits for the step
             now = time.monotonic()
             taken = step - since[0], now - since[1]
@@ -175,7 +175,7 @@ def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended 
             dev = job.measure(state.trainable)
             log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
             value = job.value(dev)
-            if progress.note_dev(step, value, dev, last=last, patience=job.train.patience):
+            if progress.note_dev(step, value, dev, last=last, patience=job.settings.patience):
                 checkpoints.save_best(step, state.trainable, progress.best)
             if progress.done or not plan.save:
                 save()
@@ -189,7 +189,7 @@ def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended 
             log.say(signals.stopped(number, f"at step {step}; saved, the same command resumes"))
             return None
     if pending is not None:
-        _stop_if_broken(pending[0], job.train.max_streak, save, step)
+        _stop_if_broken(pending[0], job.settings.max_streak, save, step)
     job.batches.close()
     progress.steps, progress.skipped = step, int(state.skipped)
     numbers, progress.best = checkpoints.restore_best(state.trainable, progress.best["step"])

@@ -8,19 +8,19 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.assembly.denoising import NEEDS
 from jaxprompt.assembly.pipeline import shape_backbone
 from jaxprompt.cli.options import load_config
+from jaxprompt.convert.published import published
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.heads.text import TextScores
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.sharding import Placement, like, make_placement, within
-from jaxprompt.planning.abstract import open_run
 from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import make_shapes
-from jaxprompt.planning.published import published
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import count_hits, on_targets
 from jaxprompt.sweeps.batched_steps import Own, make_group_step

@@ -11,12 +11,12 @@ from tiny_pretrain import BATCH, CASES, fields_of
 from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.assembly import ppt
+from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.batching import buckets
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.parallel.hlo import Work
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.planning.abstract import open_run
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.cost import make_shapes, weigh
 

@@ -327,7 +327,7 @@ def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
         ({"runs.seeds": "1,x"}, "runs.seeds='1,x' must be a list"),
         ({"runs.seeds": "-1"}, "runs.seeds=-1 must be in [0, 2**32)"),
         ({"runs.lr": "-0.1,1"}, "runs.lr=-0.1 must be at least 0"),
-        ({"runs.starts": "vocab"}, "config.runs.starts needs a method with prompt.start"),
+        ({"runs.starts": "vocab"}, "prompt.start='vocab' is unknown; known: normal, text, zero"),
         ({"runs.seeds": "1,2", "cache.where": "host"}, "cache.where=host is of one run"),
         ({"runs.rate": "1"}, "unknown config field 'runs.rate'"),
         ({"runs.lr": "1,2", "optim.name": "adamx"}, "optim.name='adamx' is unknown"),
@@ -335,6 +335,12 @@ def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
 )  # fmt: skip
 def test_a_grid_that_is_wrong(changes, words, train):
     assert words in train(**changes)
+
+
+def test_starts_are_for_a_method_that_has_some(tmp_path):
+    c = load_config("base", [("prompt.name", "none"), ("runs.starts", "zero")])
+    with pytest.raises(InputError, match=r"config.runs.starts needs a method with prompt.start"):
+        runner.list_runs(c, str(tmp_path))
 
 
 def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path):

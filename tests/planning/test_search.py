@@ -32,7 +32,7 @@ def alone(run):
 def test_a_mesh_divides_the_batch(make_run):
     run = make_run(T5, data__batch=12, data__eval_batch=24)
     assert list(_ways(run, 8)) == [(4, 2), (2, 4), (1, 8)]
-    run.config.optim.accumulate = 6
+    run = make_run(T5, data__batch=12, data__eval_batch=24, optim__accumulate=6)
     assert list(_ways(run, 4)) == [(2, 2), (1, 4)]
 
 
@@ -88,7 +88,7 @@ def test_time_is_the_slowest_of_computing_and_memory_and_then_the_network(run, a
 
 
 def _with_model(run, size):
-    from jaxprompt.planning.abstract import open_run
+    from jaxprompt.assembly.abstract_run import open_run
 
     c = run.config.copy_and_resolve_references()
     c.mesh.model = size

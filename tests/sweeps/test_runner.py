@@ -10,6 +10,7 @@ import optax
 import pytest
 from tiny import PAD, assert_close, assert_equal, jit, make_batch, make_params, make_tiny, widen
 
+from jaxprompt.assembly.grid import Run, select
 from jaxprompt.data.batching import empty, stack
 from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
@@ -21,7 +22,6 @@ from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.sweeps import memory
 from jaxprompt.sweeps.batched_loop import halves
 from jaxprompt.sweeps.batched_steps import Own, Programs, make_group_scores, make_group_step
-from jaxprompt.sweeps.grid import Run, select
 from jaxprompt.sweeps.runs import Member, varying_words
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.schema import check_fields
+from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.errors import InputError
 
 # Field of the block `runs` -> the field of each run that it gives.
@@ -35,6 +36,11 @@ class Run(NamedTuple):
     changes: dict[str, Any]  # field -> value
     config: Any  # its own, without a grid
     folder: Path
+
+    @property
+    def settings(self) -> Settings:
+        """The values of its config."""
+        return settings_of(self.config)
 
 
 def is_grid(c: Any) -> bool:
@@ -73,6 +79,14 @@ def list_runs(c: Any, workdir: str) -> list[Run]:
         names[text] = name
         runs.append(Run(name, changes, own, Path(workdir) / name))
     return runs
+
+
+def take_size(c: Any) -> int:
+    """Reads how many runs train at once, and takes it out of a config: no run depends on it."""
+    if "size" not in c.get("runs", {}):
+        return 0
+    size, c.runs.size = c.runs.size, 0
+    return size
 
 
 def alone(c: Any) -> Any:

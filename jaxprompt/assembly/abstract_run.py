@@ -12,6 +12,8 @@ import jax
 from jaxprompt.assembly import from_config, ppt
 from jaxprompt.assembly.examples import in_form
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
+from jaxprompt.assembly.settings import Settings, settings_of
+from jaxprompt.convert.published import published
 from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError, nearest
@@ -19,7 +21,6 @@ from jaxprompt.layers import kernels
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import Target, make_placement
-from jaxprompt.planning.published import published
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 
@@ -34,6 +35,7 @@ class Run:
     """A config's run without numbers."""
 
     config: Any
+    settings: Settings
     backbone: Backbone
     scorer: Scorer
     model: Model  # what trains
@@ -104,7 +106,7 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
     size = c.data.batch
     batch = scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
-    return Run(c, backbone, scorer, model, objectives, batch, widens, notes + more)
+    return Run(c, settings_of(c), backbone, scorer, model, objectives, batch, widens, notes + more)
 
 
 def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:

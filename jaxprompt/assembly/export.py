@@ -1,0 +1,36 @@
+"""The best prompt of a workdir as what an export holds."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.assembly import from_config, ppt
+from jaxprompt.assembly.prompt_artifact import pack
+from jaxprompt.training.run_folder import read_result
+
+
+class Packed(NamedTuple):
+    """A prompt on its way out."""
+
+    scorer: Any
+    tensors: dict[str, np.ndarray]  # by flat name
+    card: dict[str, Any]
+
+
+def pack_run(c: Any, workdir: str) -> Packed:
+    """Reads the best prompt of a run, tuned or pre-trained, folds it and describes it."""
+    restore = ppt.restore if c.ppt.task else from_config.restore
+    trained = restore(c, workdir)
+    result = read_result(workdir) or {}
+    metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
+    origin = {name: trained.record[name] for name in ("init",) if name in trained.record}
+    if c.ppt.task:
+        origin["pretrained"] = ppt.read_about(trained)
+    weights = trained.weights
+    tensors, card = pack(
+        trained.scorer, weights.trainable, weights.frozen,
+        backbone=c.backbone.to_dict() | {"family": trained.family},
+        fingerprint=weights.report.fingerprint, config=c.to_dict(),
+        metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
+    )  # fmt: skip
+    return Packed(trained.scorer, tensors, card)
