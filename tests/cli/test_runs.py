@@ -19,7 +19,8 @@ from tiny_run import (
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.cli.options import resolved
+from jaxprompt.cli.options import load_config, resolved
+from jaxprompt.errors import InputError
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.sweeps.batched_loop import Together
 
