@@ -1,9 +1,10 @@
 """Accuracy on real data with small BERTs: full data and 16 examples a class, three seeds.
 
 The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:trec-prefix-16`. Tasks:
-trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head. Length and
-rate of each method were found on dev. trec-prefix_as_peft starts from N(0, 1) and takes batches in
-random order, as PEFT's side of launch/accuracy.py does.
+trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head; conll2003
+(tags) and squad (spans), on all data alone. Length and learning rate of each method were found on
+trec's dev. prefix_as_peft starts from N(0, 1) and takes batches in random order, as PEFT's side of
+launch/accuracy.py does.
 """
 
 from configs.base import get_config as base
@@ -19,7 +20,10 @@ EPOCHS = {
     "sst2": {"prefix": 2.0, "soft": 3.0, "head_only": 6.0, "full": 1.0},
     "mpqa": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
     "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
+    "conll2003": {"prefix": 2.0, "prefix_as_peft": 2.0, "full": 1.0},
+    "squad": {"prefix": 4.0, "prefix_as_peft": 4.0, "full": 3.0},
 }
+FEW = ("trec", "sst2", "sst2_mlm")  # with listed rows of 16 a class
 
 
 def read_name(name):
@@ -30,6 +34,8 @@ def read_name(name):
     choose("the method", method, EPOCHS[task])
     if few not in ([], ["16"]):
         raise InputError(f"{name!r} ends with {'-'.join(few)!r}; give TASK-METHOD-16, or no number")
+    if few and task not in FEW:
+        raise InputError(f"{name!r}: {task} has no rows of 16 a class; give {task}-{method}")
     return task, method, bool(few)
 
 
@@ -72,5 +78,5 @@ def sweep():
         for method in epochs:
             for seed, data_seed in zip(SEEDS, DATA_SEEDS, strict=True):
                 yield {"config": f"{task}-{method}", "seed": seed}
-                if task != "mpqa" and not method.endswith("_as_peft"):
+                if task in FEW and not method.endswith("_as_peft"):
                     yield {"config": f"{task}-{method}-16", "seed": seed, "data.seed": data_seed}

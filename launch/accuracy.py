@@ -4,7 +4,8 @@ usage: python launch/accuracy.py run   --workdir DIR [--data DIR] [--mlm DIR] [-
        python launch/accuracy.py peft  --workdir DIR [--data DIR] --task TASK --seed N
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
-masked-language-model head. `run` skips what has a result. `peft` needs torch and peft.
+masked-language-model head. `run` skips what has a result. `peft` needs torch and peft; of tags and
+spans it takes our rows, loss and decisions.
 """
 
 import argparse
@@ -76,6 +77,11 @@ def peft_run(args: argparse.Namespace) -> None:
 
     c = get_config(f"{args.task}-prefix")
     override(c, "data.source", str(Path(args.data) / args.task))
+    if c.head.name != "linear":
+        from accuracy_tokens import train
+
+        write(args, train(c, args.seed))
+        return
     examples = from_config.read_examples(c)
     folder = resolve(c.backbone.path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -138,6 +144,11 @@ def peft_run(args: argparse.Namespace) -> None:
         "test": {"accuracy": accuracy("test")},
         "time": {"seconds": time.monotonic() - started},
     }
+    write(args, result)
+
+
+def write(args: argparse.Namespace, result: dict) -> None:
+    """Writes the result of a run of PEFT's."""
     folder = Path(args.workdir) / f"{args.task}-peft-seed={args.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result))

@@ -1,4 +1,6 @@
-"""Tasks by name; each function fills the task and data blocks."""
+"""Tasks by name; each function fills the task and data blocks, and the head of its answers."""
+
+from configs.parts import heads
 
 
 def topics(c):
@@ -27,3 +29,17 @@ def mpqa(c):
     c.data.protocol = "holdout"
     c.data.size = 500
     c.data.max_len = 64
+
+
+def conll2003(c):
+    """Named entities of CoNLL 2003, a tag for every word."""
+    heads.tags(c)
+    c.task.name = "conll2003"
+    c.data.max_len = 128
+
+
+def squad(c):
+    """Questions whose answer stands in the text, as SQuAD 1.1 has them."""
+    heads.spans(c, stride=64)
+    c.task.name = "squad"
+    c.data.max_len = 256

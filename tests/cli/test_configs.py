@@ -138,7 +138,7 @@ def test_every_part_fits_the_base(kind, part):
     with c.unlocked():
         part(c)
     answers = {"text": "target", "tags": "tags", "spans": "answers"}.get(c.head.name)
-    if answers is not None:  # what the other tasks of base.py have not
+    if answers is not None and kind == "heads":  # what the other tasks of base.py have not
         c.task.update({"name": "custom", "fields": ("words",), answers: "column"})
     c.backbone.path = c.backbone.path or "somewhere"
     from_config.check_config(c)
