@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import probes
 from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
@@ -33,6 +34,7 @@ from jaxprompt.training import replaced_tokens
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, split, trainable_mask, unflatten
+from jaxprompt.types import Asks
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
 TPU = Target("tpu")
@@ -110,7 +112,7 @@ def make_model(case: Case):
         head, (loss,) = TOKEN_HEADS[case.head], make_head(case.head).objectives(0.0)
     elif case.work == "generate" or case.work == "grid" and case.family == "gpt2":
         head, loss = text.TextScores(), Objective("main", free_text)
-    return Model(backbone, prompt, {"main": head}), [loss]
+    return Model(backbone, prompt, {"main": head} | prompt.modules()), [loss, *prompt.objectives()]
 
 
 def pooler_of(backbone) -> str:
@@ -131,7 +133,8 @@ def make_method(case: Case, dims):
     fields = dict(length=length)
     if case.method == "prefix" and decodes:
         fields |= dict(decoder=length, cross=length)
-    return make_prompt(case.method, dims, **fields)
+    with probes.known():
+        return make_prompt(case.method, dims, Asks(CLASSES), **fields)
 
 
 def make_numbers(case: Case, model):
@@ -160,6 +163,7 @@ def make_numbers(case: Case, model):
     if case.head:  # one a read position, and how many of these there are
         counts = np.full(len(batch.labels), 3, np.int32)
         batch = batch._replace(labels=np.ones_like(batch.label_pos), counts=counts)
+    batch = batch._replace(prompt=batch.index % 2)  # of a bank
     return trainable, frozen, batch._replace(targets=np.full_like(batch.label_pos, 7))
 
 

@@ -1,6 +1,7 @@
 """Every step is lowered for GPUs and TPUs here, so that a user's card is never the first to."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -10,6 +11,7 @@ from lowering import (
     CLASSES,
     H100,
     LEARNS,
+    PLATFORMS,
     TPU,
     V100,
     WEIGHTS,
@@ -26,6 +28,7 @@ from tiny import make_batch
 from configs.base import get_config
 from jaxprompt.assembly import from_config
 from jaxprompt.backbones import families
+from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.planning.compilers import standing_in
 
@@ -76,6 +79,15 @@ TOKENS = [
         ("tags", "spans"),
     )
 ]  # fmt: skip
+# Slots that a text lacks, label rows with a loss of their own.
+PROBES = [
+    Case("bert", "train", "bank", 5, 27, target=H100),
+    Case("gpt2", "evaluate", "bank", 5, 28, mesh=MESHES[1], target=A100),
+    Case("t5", "train", "bank", 3, 27, mesh=MESHES[2], target=TPU),
+    Case("roberta", "train", "labels", 5, 27, target=A100),
+    Case("t5", "grid", "labels", 3, 28, target=H100),
+    Case("electra", "train", "labels", 5, 27, mesh=MESHES[1], target=TPU),
+]
 LONG = [
     Case(family, work, method, length, 512, mesh=mesh, target=TPU)
     for family, work, method, length, mesh in (
@@ -102,6 +114,28 @@ def test_gpus_take_odd_lengths_and_grids(case):
 @pytest.mark.parametrize("case", TOKENS, ids=str)
 def test_every_step_that_answers_by_tokens(case):
     check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", PROBES, ids=str)
+def test_methods_of_kinds_that_do_not_ship_yet(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("target, family", list(itertools.product((H100, TPU), families())))
+def test_prefixes_start_from_texts(target, family):
+    """Of an odd length, on a mesh."""
+    case = Case(family, mesh=MESHES[2], target=target)
+    module = make_model(case)[0].backbone
+    place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
+    place = dataclasses.replace(place, compiled_for=target)
+    batch = make_batch(rows=2, family=family)
+    init = lambda key: module.init(key, batch, method="init_all")["params"]
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    run = within(place, functools.partial(text_keys, module))
+    with standing_in(target):
+        traced = jax.jit(run).trace(shapes, jax.ShapeDtypeStruct((5,), "int32"))
+        text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    assert "callback" not in text and "f64" not in text
 
 
 @pytest.mark.parametrize("family", families())
