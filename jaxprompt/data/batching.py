@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.data.encoded import Encoded
+from jaxprompt.data.stream import ENDLESS, Stream
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Batch, Role, Tokens
 
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
-
-_ENDLESS = 2**40
 
 
 def buckets(max_len: int, multiple: int = 8) -> tuple[int, ...]:
@@ -185,7 +184,7 @@ class _Examples:
         )
 
 
-class TrainBatches(Iterator[Batch]):
+class TrainBatches(Stream):
     """Shuffled batches over epochs, endless or bounded, prefetched by grain's threads.
 
     Every epoch holds every example once; its last short batch is filled up with weight 0. With
@@ -205,8 +204,6 @@ class TrainBatches(Iterator[Batch]):
         prefetch: int = 4,
     ):
         """Starts at step 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
-        import grain
-
         _at_least("group", group, 1)
         _at_least("prefetch", prefetch, 0)
         self._examples = _Examples(rows, labels, layout)
@@ -215,14 +212,9 @@ class TrainBatches(Iterator[Batch]):
         self._epoch = lru_cache(maxsize=2)(self._plan_epoch)
         self._shapes: set[tuple[int, int]] = set()
         self.steps_per_epoch = -(-len(rows) // layout.batch)
-        total = _ENDLESS if epochs is None else epochs * self.steps_per_epoch
-        self._iterator = iter(
-            grain.MapDataset.range(total)
-            .map(self._at)
-            .to_iter_dataset(
-                grain.ReadOptions(num_threads=min(prefetch, 2), prefetch_buffer_size=prefetch)
-            )
-        )
+        total = ENDLESS if epochs is None else epochs * self.steps_per_epoch
+        settings = {"examples": len(rows), "batch": layout.batch, "seed": seed, "group": group}
+        super().__init__(self._at, total, prefetch, settings, "data")
 
     @property
     def shapes(self) -> frozenset[tuple[int, int]]:
@@ -231,36 +223,9 @@ class TrainBatches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         """Returns the next batch."""
-        batch = next(self._iterator)
+        batch = super().__next__()
         self._shapes.add(batch.encoder.ids.shape)
         return batch
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position, to be saved as JSON beside what it was trained with."""
-        return {**self._identity(), "iterator": self._iterator.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position; raises InputError where the stream would not be the same."""
-        for name, value in self._identity().items():
-            if state.get(name) != value:
-                raise InputError(
-                    f"the saved data position has {name} {state.get(name)}, this run has {value}; "
-                    "resume with the same data settings or take another workdir"
-                )
-        self._iterator.set_state(state["iterator"])
-
-    def close(self) -> None:
-        """Stops the prefetching threads."""
-        self._iterator.close()
-
-    def _identity(self) -> dict[str, int]:
-        """What the order of batches depends on."""
-        return {
-            "examples": len(self._examples.rows),
-            "batch": self._examples.layout.batch,
-            "seed": self._seed,
-            "group": self._group,
-        }
 
     def _at(self, step: int) -> Batch:
         epoch, i = divmod(step, self.steps_per_epoch)

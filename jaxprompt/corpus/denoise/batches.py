@@ -11,10 +11,8 @@ from jaxprompt.corpus.denoise.pack import cut, plan_rows
 from jaxprompt.corpus.denoise.rows import encoded, own_part, row_rng
 from jaxprompt.data.batching import collate
 from jaxprompt.data.encoded import Encoded
-from jaxprompt.errors import InputError
+from jaxprompt.data.stream import ENDLESS, Stream
 from jaxprompt.types import Batch
-
-_ENDLESS = 2**62
 
 
 class Rows:
@@ -60,7 +58,7 @@ class Rows:
         return encoded(self._objective(pieces, row_rng(seed, visit)))
 
 
-class Visits(Iterator[Batch]):
+class Visits(Stream):
     """Endless batches: each epoch visits every row once, in an order of its own.
 
     Prefetched by grain's threads. All depends on (seed, number of the batch).
@@ -71,43 +69,11 @@ class Visits(Iterator[Batch]):
         prefetch: int = 4,
     ):  # fmt: skip
         """Starts at batch 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
-        import grain
-
         self._rows, self._batch, self._seed, self._share = rows, batch, seed, share
         self._order = lru_cache(maxsize=2)(lambda epoch: Shuffle(len(rows), seed, epoch))
         self.steps_per_epoch = -(-len(rows) // batch)
-        self._iterator = iter(
-            grain.MapDataset.range(_ENDLESS)
-            .map(self._at)
-            .to_iter_dataset(
-                grain.ReadOptions(num_threads=min(prefetch, 2), prefetch_buffer_size=prefetch)
-            )
-        )
-
-    def __next__(self) -> Batch:
-        """Returns the next batch."""
-        return next(self._iterator)
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position, to be saved as JSON beside what it was trained with."""
-        return {**self._identity(), "iterator": self._iterator.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position; raises InputError where the stream would not be the same."""
-        for name, value in self._identity().items():
-            if state.get(name) != value:
-                raise InputError(
-                    f"the saved data position has {name} {state.get(name)}, this run has {value}; "
-                    "resume with the same corpus and settings or take another workdir"
-                )
-        self._iterator.set_state(state["iterator"])
-
-    def close(self) -> None:
-        """Stops the prefetching threads."""
-        self._iterator.close()
-
-    def _identity(self) -> dict[str, int]:
-        return {"rows": len(self._rows), "batch": self._batch, "seed": self._seed}
+        settings = {"rows": len(rows), "batch": batch, "seed": seed}
+        super().__init__(self._at, ENDLESS, prefetch, settings, "corpus and")
 
     def _at(self, step: int) -> Batch:
         epoch, number = divmod(step, self.steps_per_epoch)
