@@ -145,7 +145,7 @@ def test_help_of_train_lists_every_field_once(capsys):
             assert all("; " in row or "prompt.start" in row for row in rows), rows
     shown = {" ".join(line.split()) for line in text.splitlines()}
     assert {
-        "optim.lr = 0.01 number, at least 0",
+        "optim.lr = 0.01 number, at least 0; learning rate",
         'backbone.dtype = "float32" float32 | bfloat16; of the frozen weights and the activations',
         "data.k = 16 whole number, at least 0; kshot: rows a class for train; "
         "kfold: rows a class in all, 0 = all rows",
