@@ -1,7 +1,7 @@
 """Runs and tabulates configs/accuracy.py, and its P-tuning v2 with PEFT on the same rows.
 
-usage: python launch/accuracy.py run   --workdir DIR [--data DIR] [--mlm DIR] [--only X] [--jobs N]
-       python launch/accuracy.py peft  --workdir DIR [--data DIR] --task TASK --seed N
+usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
+       python launch/accuracy.py peft  --workdir DIR --data DIR --task TASK --seed N
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` needs torch and peft; of tags and
@@ -51,6 +51,8 @@ def run_all(args: argparse.Namespace) -> None:
         subprocess.run(command, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, own))
 
     runs = [r for r in list_runs(CONFIG, args.workdir) if f":{args.only}" in r.config]
+    if not args.mlm and any(":sst2_mlm" in run.config for run in runs):
+        sys.exit("the runs of sst2_mlm need --mlm, a BERT with its head; --only leaves them out")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(args.workdir).resolve() / "compiled")
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(train, range(len(runs)), runs))
@@ -158,14 +160,16 @@ def main() -> None:
     """Reads the flags and does one of the three."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("verb", choices=("run", "peft", "table"))
-    parser.add_argument("--data", default=str(ROOT.parent / "shared" / "data"))
-    parser.add_argument("--mlm", default=str(ROOT.parent / "shared" / "weights" / "minilm-mlm"))
+    parser.add_argument("--data", default="")
+    parser.add_argument("--mlm", default="")
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--task", default="trec")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
     args = parser.parse_args()
+    if args.verb != "table" and not args.data:
+        parser.error("give --data, the folder of the tasks")
     {"run": run_all, "peft": peft_run, "table": show}[args.verb](args)
 
 
