@@ -94,7 +94,7 @@ def prepare(
     differ = len(set(map(tuple, told.values()))) > 1
     for name, lines in told.items() if differ else list(told.items())[:1]:
         says += [f"{name}: {line}" * differ or line for line in lines]
-    objectives = from_config.build_objectives(c, members[0].model)
+    objectives = from_config.build_objectives(c, members[0].model) if members else []
     return Shared(c, placement, loaded, objectives, Looks, says), members
 
 

@@ -338,6 +338,11 @@ def test_a_grid_that_is_wrong(changes, words, train):
     assert words in train(**changes)
 
 
+def test_a_grid_of_which_no_run_can_be_prepared(train, tmp_path):
+    line = train(**{"runs.lr": "0.01,0.02", "data.source": str(tmp_path / "nowhere")})
+    assert "nowhere does not exist; give a folder" in line
+
+
 def test_starts_are_for_a_method_that_has_some(tmp_path):
     c = load_config("base", [("prompt.name", "none"), ("runs.starts", "zero")])
     with pytest.raises(InputError, match=r"config.runs.starts needs a method with prompt.start"):
