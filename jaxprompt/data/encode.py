@@ -45,8 +45,8 @@ class Gap(NamedTuple):
     """An example with a field left open."""
 
     before: list[_Run]
-    own: _Run
-    behind: list[_Run]
+    field: _Run
+    after: list[_Run]
     room: int  # tokens that the field may have
 
 
@@ -161,21 +161,21 @@ class Encoder:
         Raises InputError where there is no room for a token of it.
         """
         filled = [self._fill(example, "") for example in examples]
-        runs = (run for own in filled for run in own if run.ids is None and run.field != window)
-        texts = list({run.text: 0 for run in runs})
+        runs = (run for parts in filled for run in parts if run.field != window)
+        texts = list({run.text: 0 for run in runs if run.ids is None})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
-        for own in filled:
-            at = [run.field for run in own].index(window)
-            whole = [
+        for parts in filled:
+            at = [run.field for run in parts].index(window)
+            others = [
                 run._replace(ids=tokens[run.text] if run.ids is None else run.ids, cut=False)
-                for run in (*own[:at], *own[at + 1 :])
+                for run in (*parts[:at], *parts[at + 1 :])
             ]
-            gap = own[at]._replace(cut=True)  # cut where nothing else fits beside
-            yield Gap(whole[:at], gap, whole[at:], self._check_room(whole))
+            field = parts[at]._replace(cut=True)  # cut where nothing else fits beside
+            yield Gap(others[:at], field, others[at:], self._check_room(others))
 
     def place(self, gap: Gap, ids: list[int]) -> tuple[Encoded, int]:
         """Puts tokens into a gap. -> the row, where the first of these tokens stands"""
-        runs = [*gap.before, gap.own._replace(ids=ids), *gap.behind]
+        runs = [*gap.before, gap.field._replace(ids=ids), *gap.after]
         return self._assemble(runs, {}, None), sum(len(run.ids) for run in gap.before)
 
     def tokenise(self, texts: Sequence[str]) -> list[list[int]]:

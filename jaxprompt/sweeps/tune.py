@@ -26,8 +26,8 @@ from jaxprompt.training.evaluation import ahead
 from jaxprompt.types import Asks
 
 _OTHER_WORDS = (
-    "prompt.name={} depends on the label words, and those of this run are others than those of the "
-    "first, so the two are no one program; give it a sweep of its own"
+    "prompt.name={} depends on the label words, and the runs of a grid must then share them; this "
+    "run has other words than the first: train it in a separate grid"
 )
 
 
