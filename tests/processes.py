@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# As for users: transformers would load torch for a second and a half, which nothing here needs.
+PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "without_torch")))
 
 
 def free_port() -> int:
@@ -35,6 +37,13 @@ def listening(process: int) -> set[tuple[str, int]]:
     return found
 
 
+def quick_env(devices: int = 1) -> dict[str, str]:
+    """Gives what a process needs to drive CPU devices and to compile as the tests themselves do."""
+    own = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
+    flags = [f"--xla_force_host_platform_device_count={devices}", *own]
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
+
+
 class Processes:
     """Python processes with their standard outputs in files. Leave the block and they are gone."""
 
@@ -42,12 +51,9 @@ class Processes:
         """Keeps the outputs in `folder`; each process drives `devices` devices."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self.all = folder, []
-        # Compiled as the tests themselves are, so that numbers may be compared bit by bit.
-        own = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
-        flags = " ".join([f"--xla_force_host_platform_device_count={devices}", *own])
-        own = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
         self._env = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
-        self._env |= own | {"OMP_NUM_THREADS": "1"} | (env or {})
+        self._env |= quick_env(devices) | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+        self._env |= env or {}
 
     def __enter__(self) -> "Processes":
         return self

@@ -17,7 +17,6 @@ from tiny_adapt import (
     STEPS,
     adapt,
     adapted,
-    compile_quickly,
     held_out,
     losses,
     made,
@@ -42,12 +41,6 @@ CLASSES = {
 FRESH = {
     "mlm-roberta": "mlm", "rtd-electra": "rtd", "rtd-bert": "rtd", "span_corruption-t5": "lm",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Spares the compiler's time."""
-    compile_quickly(monkeypatch)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from tiny_adapt import (
     SCORED,
     adapt,
     adapted,
-    compile_quickly,
     losses,
     scores,
     words_of,
@@ -21,14 +20,6 @@ MESHES = {
     "mlm-bert": dict(mesh__data=4, mesh__model=2),
     "span_corruption-t5": dict(mesh__data=8, mesh__fsdp=True),
 }
-
-FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Spares the compiler's time."""
-    compile_quickly(monkeypatch)
 
 
 def assert_same(workdir, alone) -> None:
@@ -50,11 +41,8 @@ def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path, compiled):
     alone = adapted(tmp_path_factory, "mlm-bert")
     workdir = tmp_path / "run"
     words = words_of(tmp_path_factory, "mlm-bert", workdir, mesh__data=2, **SHORT)
-    env = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {FAST}",
-    }
-    with Processes(tmp_path / "logs", env) as processes:
+    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    with Processes(tmp_path / "logs", env, devices=1) as processes:
         processes.start_all(2, ["-m", "jaxprompt", *words])
         assert processes.wait() == [0, 0], processes.told()
         assert json.loads(processes.out(0)) == json.loads((workdir / "result.json").read_text())

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 from processes import Processes
-from tiny_adapt import SCORED, STEPS, adapted, compile_quickly, words_of
+from tiny_adapt import SCORED, STEPS, adapted, words_of
 from tiny_run import jaxprompt, read_lines, timeless
 
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
 CASE = "span_corruption-t5"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Spares the compiler's time."""
-    compile_quickly(monkeypatch)
 
 
 def assert_same_end(workdir: Path, whole: Path) -> None:
@@ -65,8 +59,7 @@ def test_sigkill_then_sigterm_then_the_same_end(
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         "XLA_FLAGS": os.environ["XLA_FLAGS"],
     }
-    here = Path(__file__).parent
-    script = [here / "tiny_adapt.py", here / "killed.py", "saved", KILLED]
+    script = [Path(__file__).with_name("killed.py"), "saved", KILLED]
     with Processes(tmp_path / "logs", env) as processes:
         processes.start([*script, *words])
         assert processes.wait() == [-signal.SIGKILL], processes.told()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from processes import Processes
 from spoil import files
-from tiny_adapt import compile_quickly
 from tiny_pretrain import corpus_texts, made, words_of
 from tiny_run import (
     ROOT,
@@ -40,12 +39,6 @@ ODD = [
 ]
 UNITS = 40 * 8 + len(ODD)
 STEPS = 60
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Spares the compiler's time."""
-    compile_quickly(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +86,7 @@ def annotated(words, tmp_path_factory):
     import io
 
     root = tmp_path_factory.mktemp("annotated")
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
-        compile_quickly(patch)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(words(root / "run", root / "labels")) == 0
     return root / "run", root / "labels", out.getvalue()
 
@@ -251,13 +243,9 @@ def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
 
 def test_two_processes_label_as_one(annotated, words, tmp_path, compiled):
     workdir, whole, printed = annotated
-    env = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0 "
-        "--xla_llvm_disable_expensive_passes=true",
-    }
+    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
     command = words(workdir, tmp_path / "labels", mesh__data=2)
-    with Processes(tmp_path / "logs", env) as processes:
+    with Processes(tmp_path / "logs", env, devices=1) as processes:
         processes.start_all(2, ["-m", "jaxprompt", *command])
         assert processes.wait() == [0, 0], processes.told()
         found, expected = result_of(processes.out(0)), result_of(printed)

@@ -21,7 +21,7 @@ from jaxprompt.assembly.tune import run
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(head__dropout=0)
-LONG = STILL | dict(train__total_steps=60, train__eval_steps=20, train__log_steps=1)
+LONG = STILL | dict(train__total_steps=60, train__eval_steps=60, train__log_steps=1)
 SHORT = STILL | dict(train__total_steps=4, train__eval_steps=2)
 WORDS = {"head.name": "verbalizer", "task.words": "beast,food,tool"}
 T5 = WORDS | {"task.template": "{text} about [mask] ."}

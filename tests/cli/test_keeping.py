@@ -31,7 +31,6 @@ MLM = {"head.name": "verbalizer", "task.words": "beast,food,tool", "trainable": 
 MLM |= {"task.template": "{text} about [mask] ."}
 DECODER = dict(prompt__length=0, prompt__decoder=2, prompt__cross=3, prompt__dropout=0.1)
 CASES = {
-    "bert_upper": ("bert", "prefix", UPPER),
     "bert_left": ("bert", "prefix", UPPER | LENGTHS | dict(data__side="left", optim__accumulate=2)),
     "bert_head": ("bert", "head_only", {}),
     "bert_mlm": ("bert", "head_only", MLM),

@@ -21,7 +21,7 @@ from jaxprompt.cli.options import resolved
 from jaxprompt.scoring.decisions import probabilities
 
 STILL = dict(backbone__dropout=0, head__dropout=0)  # without dropout a step compiles faster
-LONG = STILL | dict(train__total_steps=60, train__eval_steps=20, train__log_steps=1)
+LONG = STILL | dict(train__total_steps=60, train__eval_steps=60, train__log_steps=1)
 LM = {"head.name": "verbalizer", "task.words": "beast,food,tool"}
 MASKED = LM | {"task.template": "{text} about [mask] ."}
 CASES = {

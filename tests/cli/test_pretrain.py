@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from processes import Processes
 from safetensors.numpy import load_file
-from tiny_adapt import compile_quickly, losses, scores
+from tiny_adapt import losses, scores
 from tiny_pretrain import (
     CASES,
     MEANT,
@@ -33,12 +33,6 @@ from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.checkpoint import OVERHEAD, OVERHEAD_ARRAY, Checkpoints
 
 KILLED, STOPPED = 8, 10  # SIGKILL once step 8 is saved, then SIGTERM
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Spares the compiler's time."""
-    compile_quickly(monkeypatch)
 
 
 @pytest.fixture(params=CASES)
@@ -231,12 +225,8 @@ def test_two_processes_pretrain_as_one(tmp_path_factory, tmp_path, compiled):
     workdir = tmp_path / "run"
     changes = dict(mesh__data=2, train__total_steps=SCORED)
     words = words_of(tmp_path_factory, "cls-bert", workdir, **changes)
-    fast = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    env = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {fast}",
-    }
-    with Processes(tmp_path / "logs", env) as processes:
+    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    with Processes(tmp_path / "logs", env, devices=1) as processes:
         processes.start_all(2, ["-m", "jaxprompt", *words])
         assert processes.wait() == [0, 0], processes.told()
         assert json.loads(processes.out(0)) == result_of(workdir) and processes.out(1) == ""

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from spoil import BASE, edit
-from tiny_adapt import compile_quickly
 from tiny_pretrain import (
     CASES,
     SLOTS,
@@ -19,12 +18,6 @@ from tiny_pretrain import (
 from tiny_run import flags, make_config, tiny_fields, write_rows
 
 from jaxprompt.cli.options import resolved
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Spares the compiler's time."""
-    compile_quickly(monkeypatch)
 
 
 @pytest.fixture

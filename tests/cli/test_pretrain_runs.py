@@ -9,7 +9,7 @@ import pytest
 from spoil import BASE
 from test_resume import arrays
 from test_runs import results
-from tiny_adapt import compile_quickly, losses, scores
+from tiny_adapt import losses, scores
 from tiny_pretrain import kill, stop, words_of
 from tiny_run import flags, jaxprompt, read_lines, timeless, tiny_fields
 
@@ -26,14 +26,6 @@ NAMES = [f"task={task},seed={seed}" for task in ("nsp", "nss") for seed in (1, 2
 ALONE = {f"runs__{axis}": "()" for axis in ("tasks", "seeds", "lr", "weight_decay", "starts")}
 ALONE["runs__size"] = 0
 SAME = ("task", "method", "seed", "trained", "total", "steps", "skipped", "best_step")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    """Spares the compiler's time."""
-    with pytest.MonkeyPatch.context() as patch:
-        compile_quickly(patch)
-        yield
 
 
 @pytest.fixture(scope="module")

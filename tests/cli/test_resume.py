@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import LAYERS, ROOT, WIDTH, jaxprompt, make_config, read_lines, timeless
+from processes import PATH
+from tiny_run import LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
 from jaxprompt.cli.options import resolved
 from jaxprompt.training import checkpoint
@@ -51,7 +52,7 @@ def killed(config, whole, compiled, tmp_path_factory):
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PATH,
     }
     script = Path(__file__).with_name("killed.py")
     running = {}

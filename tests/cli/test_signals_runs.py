@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from processes import Processes
-from tiny_adapt import adapted, compile_quickly, without_result, words_of
+from tiny_adapt import adapted, without_result, words_of
 from tiny_run import flags, jaxprompt, tiny_fields
 
 CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
@@ -100,7 +100,6 @@ def test_train(place, number, said, backbone, data, tmp_path, monkeypatch, capsy
 def test_while_a_backbone_is_written(
     number, tmp_path_factory, tmp_path, monkeypatch, capsys, compiled
 ):
-    compile_quickly(monkeypatch)
     workdir = without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run")
     shutil.rmtree(workdir / "backbone")  # which says that it is of the run that was copied
     words = words_of(tmp_path_factory, "mlm-bert", workdir)

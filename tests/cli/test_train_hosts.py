@@ -18,8 +18,6 @@ from jaxprompt.training.checkpoint import Checkpoints
 STEPS = 8
 SCRIPT = Path(__file__).with_name("watched.py")
 MESHES = {2: (2, 2), 4: (4, 1)}  # processes -> data x model, on four devices
-# Programs this small are not worth optimizing.
-FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +44,11 @@ def train(config, compiled, tmp_path_factory):
         env = {
             "JAX_COMPILATION_CACHE_DIR": str(compiled),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {FAST}",
         }
         seen = logs / f"{len(list(logs.iterdir()))}"
         words = [SCRIPT, seen, *map(int, ends), "train", f"--config={config}"]
         words += [f"--workdir={workdir}", *mesh_flags(mesh)]
-        with Processes(seen, env) as processes:
+        with Processes(seen, env, devices) as processes:
             processes.start_all(number, words) if number > 1 else processes.start(words)
             if ends[0] == signal.SIGKILL:
                 assert processes.all[ends[2]].wait(120) == -signal.SIGKILL

@@ -1,12 +1,7 @@
-"""A tiny corpus, backbones of every family, and runs of `adapt` that end in seconds.
-
-`python tiny_adapt.py SCRIPT ...` runs a script whose steps are compiled as quickly as here.
-"""
+"""A tiny corpus, backbones of every family, and runs of `adapt` that end in seconds."""
 
 import json
-import runpy
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,17 +19,6 @@ from jaxprompt.types import Batch
 
 LENGTH, BATCH, STEPS, SCORED = 24, 16, 12, 4  # dev is scored every SCORED steps
 HELD_OUT = 0.2
-# Of a program that runs a dozen times the optimization takes longest.
-QUICK = {
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
-
-
-def compile_quickly(monkeypatch) -> None:
-    """Compiles steps without optimizing them."""
-    monkeypatch.setattr("jaxprompt.parallel.compilation._options", lambda dropped: QUICK)
 
 
 class Case(NamedTuple):
@@ -182,11 +166,3 @@ def without_result(workdir: Path, copy: Path) -> Path:
     shutil.copytree(workdir, copy)
     (copy / "result.json").unlink()
     return copy
-
-
-if __name__ == "__main__":
-    from jaxprompt.parallel import compilation
-
-    compilation._options = lambda dropped: QUICK
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")

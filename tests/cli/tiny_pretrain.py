@@ -1,19 +1,14 @@
-"""A tiny corpus, labels of it, and runs of `pretrain` that end in seconds.
-
-`python tiny_pretrain.py SCRIPT ...` runs a script whose steps are compiled as quickly as here.
-"""
+"""A tiny corpus, labels of it, and runs of `pretrain` that end in seconds."""
 
 import os
-import runpy
 import signal
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tiny_run
-from tiny_adapt import QUICK, change_tensors
+from tiny_adapt import change_tensors
 from tiny_run import ROOT, TOPICS, flags, jaxprompt, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
@@ -171,7 +166,7 @@ def kill(words: list[str], folder: Path, moment: str, step: int, compiled: Path)
     }
     here = Path(__file__).parent
     with Processes(folder, env, devices=8) as processes:
-        processes.start([here / "tiny_pretrain.py", here / "killed.py", moment, step, *words])
+        processes.start([here / "killed.py", moment, step, *words])
         assert processes.wait() == [-signal.SIGKILL], processes.told()
 
 
@@ -187,11 +182,3 @@ def stop(words: list[str], step: int, capsys) -> tuple[int, str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunLog, "progress", progress_then_signal)
         return jaxprompt(capsys, *words)
-
-
-if __name__ == "__main__":
-    from jaxprompt.parallel import compilation
-
-    compilation._options = lambda dropped: QUICK
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import quick_env
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "launch" / "bench"
@@ -17,10 +18,10 @@ CASES = sorted(
 
 def bench(*words: str) -> subprocess.CompletedProcess:
     """Runs the runner on one CPU device."""
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     return subprocess.run(
-        [sys.executable, FOLDER, *words], env=env, capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, FOLDER, *words], env=os.environ | quick_env(), capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
 
 
 def test_without_a_case_all_are_listed():
