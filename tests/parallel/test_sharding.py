@@ -127,7 +127,8 @@ def whole(family, method):
     return case, run_alone(case)
 
 
-WHOLE = [("prefix", mesh) for mesh in MESHES] + [("soft", mesh) for mesh in ("both", "all")]
+WHOLE = [("prefix", mesh) for mesh in ("model", "both", "fsdp", "all")]
+WHOLE += [("soft", mesh) for mesh in ("data", "all")]
 
 
 @pytest.mark.parametrize("method, mesh", WHOLE)

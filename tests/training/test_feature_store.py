@@ -174,8 +174,8 @@ PARTS = {  # prompt fields, how many layers are spared
     "middle": (dict(length=3, layers="2-3", dropout=0.2), 1),
     "decoder": (dict(length=0, decoder=2, cross=2, dropout=0.2), LAYERS),
 }
-CASES = [(family, part) for family in families() for part in ("upper", "middle")]
-CASES += [("t5", "decoder")]
+CASES = [(family, "upper") for family in families()]
+CASES += [("bert", "middle"), ("gpt2", "middle"), ("t5", "middle"), ("t5", "decoder")]
 
 
 def prepare(family, part, stack="scan", rows=8, **fields):
