@@ -123,6 +123,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
         saved, finished = run_folder.read_record(workdir), run_folder.read_result(workdir)
         started = Checkpoints(workdir).latest()
         signals.note(loop.saved_at(started))
+        # Before anything is read: processes that differ would wait for one another forever.
         processes.agree(facts(c) | {"result.json": str(bool(finished))})
         work.prepare(saved, started)
         records.check_repeated(workdir, work.record)
@@ -132,6 +133,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
             print(escape(line), file=sys.stderr)
             return finished
         work.build()
+        # Only now is the folder written: what is refused above leaves it as it was.
         run_folder.guard_workdir(workdir, c.to_dict(), FREE)
         run_folder.write_record(workdir, work.record)
         where = "from the start" if started is None else f"resumed at step {started}"

@@ -35,6 +35,12 @@ _RENEWED = (
     "architectures", "auto_map", "dtype", "quantization_config", "torch_dtype",
     "transformers_version", "_name_or_path",
 )  # fmt: skip
+# How transformers ends the name of the class with a head; the first of these counts.
+_ENDINGS = {
+    "rtd": "ForPreTraining",
+    "mlm": "ForMaskedLM",
+    "lm": {"t5": "ForConditionalGeneration", "gpt2": "LMHeadModel"},
+}
 
 
 class _Entry(NamedTuple):
@@ -121,7 +127,6 @@ def describe(
     Raises InputError where that class refuses the config.
     """
     from transformers import AutoConfig
-    from transformers.models.auto import modeling_auto as auto
 
     kind = config.get("model_type") or family
     given = {name: value for name, value in config.items() if name not in _RENEWED}
@@ -134,16 +139,11 @@ def describe(
         raise InputError(
             f"transformers refuses the config ({reason}); give the config.json of a {kind}"
         ) from error
-    known = {
-        "rtd": (auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,),
-        "mlm": (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,),
-        "lm": (
-            auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-            auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        ),
-    }
-    tables = [table for head in known if head in heads for table in known[head]]
-    name = next(table[kind] for table in (*tables, auto.MODEL_MAPPING_NAMES) if kind in table)
+    # Their tables of classes can be read only where torch is.
+    ending = next((_ENDINGS[head] for head in _ENDINGS if head in heads), "Model")
+    if isinstance(ending, dict):
+        ending = ending[family]
+    name = type(filled).__name__.removesuffix("Config") + ending
     own = json.loads(filled.to_json_string())
     return own | given | {"architectures": [name], "dtype": dtype}
 

@@ -16,6 +16,7 @@ def count_flops(function: Callable[..., Any], *args: Any) -> float:
 
 
 def _count(jaxpr: Any) -> float:
+    # jax.experimental.roofline counts the body of a loop once, however often it runs.
     total = 0.0
     for line in jaxpr.eqns:
         if line.primitive.name == "dot_general":

@@ -184,6 +184,8 @@ def _remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
+# No ocp.CheckpointManager: it keeps the newest and the best, but not the best as of each kept step,
+# and what it has finished cannot be given checksums before it counts as finished.
 def _checkpointer() -> ocp.Checkpointer:
     # OCDBT: few files, where plain zarr has two files and a folder an array.
     state = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)

@@ -30,6 +30,7 @@ def make_schedule(name: str, *, total: int, warmup: int, gamma: float, epoch: in
     if name in ("warmup_linear", "cosine"):
         if not 0 <= warmup < total:
             raise InputError(f"optim.warmup_steps={warmup} must be below the run's {total} steps")
+        # The first step moves by 1 / warmup, not by nothing; step `warmup - 1` has the whole rate.
         up = optax.linear_schedule(1 / max(warmup, 1), 1.0, max(warmup - 1, 1))
         rest = total - warmup
         line = optax.linear_schedule(1.0, 0.0, rest)
@@ -179,10 +180,12 @@ def make_optimizer(
         make = _adafactor(schedule, mask, decay_rate, scaled)
     else:
         raise InputError(f"unknown optim.name {name!r}; {nearest(name, OPTIMIZERS)}")
+    # Rates as leaves of the state: the runs of a grid differ in them within one program.
     parts = {
         part: optax.inject_hyperparams(with_rate(make))(lr=rate, weight_decay=weight_decay)
         for part, rate in rates.items()
     }
+    # Clipped outside of the partition: by the norm of all parts together.
     labels = lambda flat: {leaf: leaf.split("/")[0] for leaf in flat}
     tx = optax.partition(parts, labels)
     return optax.chain(optax.clip_by_global_norm(clip), tx) if clip else tx

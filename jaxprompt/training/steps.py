@@ -50,6 +50,7 @@ def make_train_step(
     def terms(trainable: Flat, frozen: Flat, batch: Batch, key):
         """Gives (sum, normaliser, gradient of the sum) of every objective, and its other sums."""
         grad = jax.value_and_grad(term, has_aux=True)
+        # Each draws for itself: one objective more leaves what the others drop as it was.
         keys = [jax.random.fold_in(key, number) for number in range(len(objectives))]
         found, counted = [], []
         for objective, own in zip(objectives, keys, strict=True):
@@ -60,11 +61,12 @@ def make_train_step(
         return found, counted
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        # Of the step's number, not of the key before: a resumed run drops what it would have.
         step_key = rng.at_step(jax.random.wrap_key_data(state.key), state.step)
         if accumulate == 1:
             found, counted = terms(state.trainable, frozen, batch, step_key)
         else:
-
+            # Cut so that every part lies over all devices, as the whole batch does.
             def cut(x):
                 x = x.reshape(accumulate, x.shape[0] // accumulate, *x.shape[1:])
                 return constrain(x, None, "act_batch", *[None] * (x.ndim - 2))
@@ -78,6 +80,7 @@ def make_train_step(
 
             found, counted = jax.lax.scan(add, [nothing] * len(objectives), parts)
             counted = jax.tree.map(lambda x: x.sum(0), counted)
+        # Divided here and not in each part: parts may have counted different numbers of labels.
         loss, grads = 0.0, jax.tree.map(jnp.zeros_like, state.trainable)
         for objective, (total, n, more) in zip(objectives, found, strict=True):
             share = objective.weight / jnp.maximum(n, 1e-9)
@@ -88,6 +91,7 @@ def make_train_step(
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
         rates = learning_rates(opt_state)  # also of a step that is skipped
         moved = (optax.apply_updates(state.trainable, updates), opt_state)
+        # A choice and no branch: under vmap, as in a grid, one run may be finite and another not.
         keep = lambda new, old: jnp.where(finite, new, old)
         trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
         bad = 1 - finite.astype(jnp.int32)

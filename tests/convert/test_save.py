@@ -143,6 +143,7 @@ def test_config_keeps_what_was_said(saved, tmp_path):
         ("bert", ["pooler", "mlm"], "bert", "BertForMaskedLM"),
         ("bert", ["pooler"], "", "BertModel"),
         ("roberta", ["mlm"], "xlm-roberta", "XLMRobertaForMaskedLM"),
+        ("roberta", ["mlm"], "camembert", "CamembertForMaskedLM"),
         ("electra", ["rtd"], "electra", "ElectraForPreTraining"),
         ("electra", ["mlm"], "electra", "ElectraForMaskedLM"),
         ("t5", ["lm"], "mt5", "MT5ForConditionalGeneration"),
