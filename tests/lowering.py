@@ -29,7 +29,7 @@ from jaxprompt.scoring.losses import (
     full_vocabulary,
     on_targets,
 )
-from jaxprompt.sweeps.batched_steps import Apart, Own, make_group_step
+from jaxprompt.sweeps.batched_steps import PerRun, RunsPlacement, make_group_step
 from jaxprompt.training import replaced_tokens
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
@@ -196,9 +196,9 @@ def make_step(case: Case, place: Placement):
         where = place.batch if apart else place.replicated
         many = lambda x: jax.ShapeDtypeStruct((RUNS, *x.shape), x.dtype)
         state, batch = (_put(jax.tree.map(many, tree), where) for tree in (state, batch))
-        place = Apart(**vars(place)) if apart else place
+        place = RunsPlacement(**vars(place)) if apart else place
         step = make_group_step(model, TX, objectives, axis=DATA if apart else None)
-        return step, (state, frozen, batch, Own({}, {})), place
+        return step, (state, frozen, batch, PerRun({}, {})), place
     state, batch = _put(state, place.replicated), _put(batch, place.batch)
     if case.work in LEARNS:
         return make_train_step(model, TX, objectives), (state, frozen, batch), place

@@ -31,7 +31,7 @@ _MASKS = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class AbstractRun:
     """A config's run without numbers."""
 
     config: Any
@@ -70,7 +70,7 @@ class OnePiece:
         return 3
 
 
-def open_run(c: Any, device: Device | None = None) -> Run:
+def open_run(c: Any, device: Device | None = None) -> AbstractRun:
     """Builds the run of a config. Raises InputError where training would, but for rows and files.
 
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
@@ -106,7 +106,9 @@ def open_run(c: Any, device: Device | None = None) -> Run:
         more += (f"{device.name} has no bfloat16: at float32's rate, with copies XLA may make",)
     size = c.data.batch
     batch = scorer.one_batch(split.rows[:1] * size, split.labels[:1].repeat(size, 0))
-    return Run(c, settings_of(c), backbone, scorer, model, objectives, batch, widens, notes + more)
+    return AbstractRun(
+        c, settings_of(c), backbone, scorer, model, objectives, batch, widens, notes + more
+    )
 
 
 def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
@@ -134,7 +136,7 @@ def has_kernel(module: Any, device: Device, length: int) -> bool:
     return kernels.has_own(cfg, module.dims.head_dim, target, length, drops=drops)
 
 
-def may_fuse(run: Run, device: Device) -> bool:
+def may_fuse(run: AbstractRun, device: Device) -> bool:
     """Tells whether a device has a kernel for attention that it takes on request alone."""
     c, module = run.config, run.backbone.module
     if c.backbone.attention != "auto" or has_kernel(module, device, c.data.max_len):

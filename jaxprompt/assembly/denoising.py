@@ -26,7 +26,7 @@ from jaxprompt.corpus import (
     train_tokenizer,
 )
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
-from jaxprompt.corpus.denoise.batches import Pass, Rows
+from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, escape
 from jaxprompt.heads.pretraining import TargetHead
@@ -122,13 +122,16 @@ def tell(line: str) -> None:
     print(escape(line), file=sys.stderr, flush=True)
 
 
-def read_rows(c: Any, corpus: Corpus, objective: Any, tokenizer: Any) -> tuple[Rows, Rows]:
+def read_rows(
+    c: Any, corpus: Corpus, objective: Any, tokenizer: Any
+) -> tuple[DenoisingRows, DenoisingRows]:
     """Cuts the documents into rows. -> those to train on, those of held-out documents"""
     shares = divide(len(corpus), c.corpus.held_out, c.data.seed)
     pad = tokenizer.pad_token_id
     pad = tokenizer.eos_token_id if pad is None else pad
     train, held = (
-        Rows(corpus, share, objective, packed=c.objective.packed, pad_id=pad) for share in shares
+        DenoisingRows(corpus, share, objective, packed=c.objective.packed, pad_id=pad)
+        for share in shares
     )
     return train, held
 
@@ -299,7 +302,12 @@ def build_scores(
 
 
 def fill(
-    c: Any, placement: Placement, adapted: Adapted, trainable: tree.Flat, held: Rows, tokenizer: Any
+    c: Any,
+    placement: Placement,
+    adapted: Adapted,
+    trainable: tree.Flat,
+    held: DenoisingRows,
+    tokenizer: Any,
 ) -> str:
     """Fills the first of the held-out rows, and writes them out."""
     devices = placement.mesh.shape[DATA]

@@ -170,7 +170,7 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
     return read(split)
 
 
-def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.Split | None:
+def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.SplitRows | None:
     if not data.protocol:
         return None
     if task.kind != "classes" and data.protocol != "holdout":

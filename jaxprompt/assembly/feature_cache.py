@@ -27,7 +27,7 @@ _HEADS = ("pooler", "mlm", "rtd", "lm")
 _BELOW = ("embed", "layers", "bias")
 
 
-class Kept:
+class FeatureCache:
     """The states that a run keeps, and the model that goes on from them.
 
     Where nothing is kept the model is the scorer's own, and batches stay as they are.
@@ -77,7 +77,7 @@ class What(NamedTuple):
 def plan_keeping(
     c: Any, scorer: Scorer, splits: Mapping[str, Split], weights: Any, placement: Placement,
     workdir: str,
-) -> tuple[Kept, Callable[[Callable[[str], None]], None]]:  # fmt: skip
+) -> tuple[FeatureCache, Callable[[Callable[[str], None]], None]]:  # fmt: skip
     """Finds what never changes in a run, by the block `cache`. -> it, fill(say)
 
     `fill` computes it, or opens what an earlier run left on disk, and tells of it. Raises
@@ -85,9 +85,9 @@ def plan_keeping(
     need more room than the limit. The test split is scored once: it is not kept.
     """
     if not c.cache.where:
-        return Kept(scorer), lambda say: None
+        return FeatureCache(scorer), lambda say: None
     what = _choose(c, scorer, splits["train"], weights)
-    kept = Kept(scorer, what)
+    kept = FeatureCache(scorer, what)
     # Texts are written by all layers, token by token.
     parts = {n: splits[n] for n in ("train", "dev") if n == "train" or not scorer.head.WRITES}
     sizes = {name: _sizes(scorer, part, what) for name, part in parts.items()}

@@ -16,7 +16,7 @@ from jaxprompt.assembly.examples import (
     read_examples,
     read_task,
 )
-from jaxprompt.assembly.feature_cache import Kept
+from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.initial_params import Weights, check_init, start
 from jaxprompt.assembly.pipeline import (
     Backbone,
@@ -226,7 +226,7 @@ def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
 
 
 def build_measure(
-    c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
+    c: Any, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[..., dict[str, float]]:
     """Makes (split, trainable, frozen) -> the metrics of a split, compiled once a shape."""
     judge = build_judge(c, scorer, placement, kept)
@@ -234,13 +234,13 @@ def build_measure(
 
 
 def build_judge(
-    c: Any, scorer: Scorer, placement: Placement, kept: Kept | None = None
+    c: Any, scorer: Scorer, placement: Placement, kept: FeatureCache | None = None
 ) -> Callable[..., tuple[dict[str, float], Any]]:
     """Makes (split, trainable, frozen) -> metrics, and what was found: scores [units, C] or texts.
 
     A prompt that is computed from other numbers is computed once a pass, not once a batch.
     """
-    kept, steps = kept or Kept(scorer), {}
+    kept, steps = kept or FeatureCache(scorer), {}
     # On several hosts an array is not a single process's to look at.
     folds = scorer.model.prompt.folds() and jax.process_count() == 1
     writes, pad = scorer.head.WRITES, scorer.layout.pad_id

@@ -29,7 +29,7 @@ VARIES = (
 _SHOWN = 40  # letters of a value in a name
 
 
-class Run(NamedTuple):
+class GridRun(NamedTuple):
     """One run of several."""
 
     name: str
@@ -50,7 +50,7 @@ def is_grid(c: Any) -> bool:
     return any(value for value in values if isinstance(value, tuple))
 
 
-def list_runs(c: Any, workdir: str) -> list[Run]:
+def list_runs(c: Any, workdir: str) -> list[GridRun]:
     """Lists the runs of a grid. Raises InputError for a run that is there twice or is wrong."""
     check_fields(c.to_dict())
     if c.cache.where:
@@ -77,7 +77,7 @@ def list_runs(c: Any, workdir: str) -> list[Run]:
                 f"config.runs has the run {name} twice; leave one of the equal values out"
             )
         names[text] = name
-        runs.append(Run(name, changes, own, Path(workdir) / name))
+        runs.append(GridRun(name, changes, own, Path(workdir) / name))
     return runs
 
 
@@ -110,9 +110,9 @@ def alike(config: Any) -> str:
     return json.dumps(given, sort_keys=True)
 
 
-def by_config(runs: Sequence[Run]) -> list[list[Run]]:
+def by_config(runs: Sequence[GridRun]) -> list[list[GridRun]]:
     """Divides runs into those that may train as one program, in the order in which they come."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[GridRun]] = {}
     for run in runs:
         groups.setdefault(alike(run.config), []).append(run)
     return list(groups.values())

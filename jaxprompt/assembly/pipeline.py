@@ -9,14 +9,14 @@ from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import Asked, Facts, Kind, make_head, writer
+from jaxprompt.heads import BackboneFacts, Kind, TaskSetup, make_head, writer
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt, with_task
@@ -44,7 +44,7 @@ class Scorer(NamedTuple):
     head: Kind
     template: str
     verbalizer: Verbalizer | None
-    encoder: Encoder
+    encoder: ExampleEncoder
     layout: Layout  # of evaluation batches
     model: Model
     tokenizer: Any
@@ -168,10 +168,10 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     return parsed
 
 
-def facts_of(backbone: Backbone) -> Facts:
+def facts_of(backbone: Backbone) -> BackboneFacts:
     """Tells a kind of answer what it knows of a backbone."""
     module = backbone.module
-    return Facts(
+    return BackboneFacts(
         backbone.family, str(backbone.folder), module.STYLE, module.cfg.model_heads,
         module.cfg.types, getattr(module.cfg, "start", 0), backbone.block["sentinel"],
     )  # fmt: skip
@@ -219,12 +219,12 @@ def build_scorer(
     parsed = check_template(task, template, kind, form, slots)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
-    laid = kind.lay_out(facts, Asked(task, parsed, form, answer, eos, max_target), tokenizer)
+    laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
     follows = laid.answer
     if facts.style == "seq2seq":
         stem = (facts.start, *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
-    encoder = Encoder(
+    encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
         needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
         answer=follows, option=task.option, names=laid.names,

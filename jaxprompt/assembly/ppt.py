@@ -19,7 +19,7 @@ from jaxprompt.corpus.ppt import (
     Annotations,
     Forms,
     Pattern,
-    Rows,
+    PptRows,
     cls,
     get_pattern,
     make_forms,
@@ -39,7 +39,7 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.types import Batch, Objective
 
 
-class Asked(NamedTuple):
+class PptTask(NamedTuple):
     """A task laid out for a backbone, and what scores it."""
 
     backbone: Backbone
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     forms: Forms
 
 
-class Learned(NamedTuple):
+class Learner(NamedTuple):
     """What learns, and its numbers before the first step."""
 
     model: Model
@@ -125,7 +125,7 @@ def thresholds_of(c: Any) -> tuple[float, ...]:
 # -- model ----------------------------------------------------------------------------------------
 
 
-def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> Asked:
+def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> PptTask:
     """Opens the backbone and lays the task out; `restored` as in from_config.open_fitting."""
     backbone = from_config.open_fitting(c, placement, restored=restored)
     scorer = make_scorer(c, backbone, placement)
@@ -137,7 +137,7 @@ def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> Asked
         decoder_slots=method.num_decoder_slots(), num_types=cfg.types, eos=c.task.eos,
         sentinel=c.backbone.sentinel, whole=c.head.span == "target", **given,
     )  # fmt: skip
-    return Asked(backbone, scorer, forms)
+    return PptTask(backbone, scorer, forms)
 
 
 def _pattern(c: Any) -> Pattern:
@@ -173,12 +173,12 @@ class Text(NamedTuple):
     """The examples of a corpus, of the documents to learn from and of those held out."""
 
     tasks: tuple[Any, Any]
-    rows: Rows  # to learn from
+    rows: PptRows  # to learn from
     held: Pass
     facts: dict[str, Any]  # what they depend on besides the config, and what they are, as JSON
 
 
-def read_text(c: Any, corpus: Corpus, asked: Asked, share: tuple[int, int]) -> Text:
+def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) -> Text:
     """Makes the examples. Raises InputError where there are too few documents for them.
 
     `share` says which part of a held-out batch this process holds, of how many.
@@ -186,7 +186,7 @@ def read_text(c: Any, corpus: Corpus, asked: Asked, share: tuple[int, int]) -> T
     labels = open_annotations(c)
     parts = divide(len(corpus), c.corpus.held_out, c.data.seed)
     tasks = tuple(_make(c, corpus, part, asked.forms, labels) for part in parts)
-    rows, held = (Rows(task, asked.forms, asked.scorer.layout) for task in tasks)
+    rows, held = (PptRows(task, asked.forms, asked.scorer.layout) for task in tasks)
     held = Pass(
         held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows, share=share
     )
@@ -222,7 +222,7 @@ def told(c: Any, backbone: Backbone, report: Report, corpus: Corpus) -> list[str
     return lines
 
 
-def told_task(asked: Asked, text: Text) -> list[str]:
+def told_task(asked: PptTask, text: Text) -> list[str]:
     """Says what is asked, what of the text is used for it, and what was left out."""
     words = asked.forms.verbalizer.words
     return [
@@ -259,9 +259,9 @@ def check_same(saved: Mapping[str, Any] | None, facts: Mapping[str, Any], c: Any
 
 
 def load(
-    c: Any, asked: Asked, placement: Placement, counts: np.ndarray | None = None, *,
+    c: Any, asked: PptTask, placement: Placement, counts: np.ndarray | None = None, *,
     restored: bool = False,
-) -> tuple[Asked, Learned]:  # fmt: skip
+) -> tuple[PptTask, Learner]:  # fmt: skip
     """Reads the weights and initialises the prompt; `counts` and `restored` as in `start`.
 
     -> what is asked, its module fitted; what learns
@@ -272,7 +272,7 @@ def load(
         c, asked.scorer, loaded, counts, placement, restored=restored
     )
     model, objectives = make_objectives(c, asked.scorer.model)
-    return asked, Learned(model, objectives, trainable, frozen, report)
+    return asked, Learner(model, objectives, trainable, frozen, report)
 
 
 def make_objectives(c: Any, model: Model) -> tuple[Model, list[Objective]]:
@@ -285,7 +285,7 @@ def make_objectives(c: Any, model: Model) -> tuple[Model, list[Objective]]:
 
 
 def flops_of(
-    learned: Learned, tx: Any, state: Any, like: Batch, rows: int, placement: Placement
+    learned: Learner, tx: Any, state: Any, like: Batch, rows: int, placement: Placement
 ) -> float:
     """Counts what the model asks for in a step of training on `rows` rows like those of a batch.
 

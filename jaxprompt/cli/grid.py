@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.cli.results import SEEDS, Run, group_of, tell
+from jaxprompt.cli.results import SEEDS, SweepRun, group_of, tell
 from jaxprompt.errors import InputError, escape
 
 
@@ -24,6 +24,6 @@ def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
         names = zip(run.changes, run.name.split(","), strict=False)
         row = [shown for field, shown in names if field not in SEEDS]
         group = group_of("", run.changes)
-        runs.append(Run(",".join(row) or "all", "", run.changes, run.folder, group))
+        runs.append(SweepRun(",".join(row) or "all", "", run.changes, run.folder, group))
     tell(runs, outcome.failed)
     return 0

@@ -14,7 +14,7 @@ _TELLING = ("task.name", "prompt.name", "trainable", "head.name", "ppt.task", "b
 _CONFIG, _RESULT = "config.json", "result.json"
 
 
-class Run(NamedTuple):
+class SweepRun(NamedTuple):
     """One run of several."""
 
     row: str  # its row of the table
@@ -62,7 +62,7 @@ def _is_run(config: Mapping[str, Any]) -> bool:
 # -- a folder of runs -----------------------------------------------------------------------------
 
 
-def read_folder(folder: str) -> list[Run]:
+def read_folder(folder: str) -> list[SweepRun]:
     """Reads the finished runs of a folder and names their rows by the fields that they differ in.
 
     Seeds share a row, and a learning rate or weight decay names one where it was searched. Runs of
@@ -89,7 +89,7 @@ def read_folder(folder: str) -> list[Run]:
         tried = [name for name in searched if len({other.get(name) for other in alike}) > 1]
         row = " ".join([group, *(f"{name}={own.get(name)}" for name in tried)])
         changes = {name: own.get(name) for name in (*SEEDS, *tried)}
-        runs.append(Run(row, "", changes, path, group))
+        runs.append(SweepRun(row, "", changes, path, group))
     return runs
 
 
@@ -116,7 +116,7 @@ def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
 # -- the table ------------------------------------------------------------------------------------
 
 
-def tell(runs: Sequence[Run], failed: Mapping[str, str]) -> None:
+def tell(runs: Sequence[SweepRun], failed: Mapping[str, str]) -> None:
     """Prints the table. Raises InputError where runs failed."""
     from jaxprompt.training.tables import table
 
@@ -127,7 +127,7 @@ def tell(runs: Sequence[Run], failed: Mapping[str, str]) -> None:
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 
 
-def collect(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+def collect(runs: Sequence[SweepRun]) -> dict[str, list[dict[str, Any]]]:
     """Reads the results that are there, by row."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
@@ -148,11 +148,11 @@ def read(workdir: Path) -> dict[str, Any]:
         raise InputError(f"{workdir / _CONFIG} cannot be read ({error}); train again") from error
 
 
-def best_on_dev(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
+def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:
     """Makes a row of runs that differ in rate and decay: of each seed the one best on dev."""
     from jaxprompt.sweeps.runner import select
 
-    found: dict[str, list[tuple[Run, Mapping[str, Any]]]] = {}
+    found: dict[str, list[tuple[SweepRun, Mapping[str, Any]]]] = {}
     for run in runs:
         if (run.workdir / _RESULT).exists():
             found.setdefault(run.group, []).append((run, read(run.workdir)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.cli.options import Parser, apply, call, load_config, load_module, need
-from jaxprompt.cli.results import SEEDS, Run, group_of, read_folder, tell
+from jaxprompt.cli.results import SEEDS, SweepRun, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
 from jaxprompt.training.tables import failures
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def execute(
-    runs: Sequence[Run], overrides: Sequence[tuple[str, str]], workdir: str
+    runs: Sequence[SweepRun], overrides: Sequence[tuple[str, str]], workdir: str
 ) -> dict[str, str] | None:
     """Trains the runs that have no result, of equal shapes `config.runs.size` at once.
 
@@ -92,7 +92,7 @@ def execute(
     return failed
 
 
-def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
+def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError where that is a grid itself."""
     from jaxprompt.assembly.grid import is_grid
 
@@ -103,7 +103,7 @@ def load(run: Run, overrides: Sequence[tuple[str, str]]) -> Any:
     return c
 
 
-def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
     A run that was begun alone goes on alone, and one that keeps what its lower layers give.
@@ -123,7 +123,9 @@ def divide(runs: Sequence[Run], configs: Sequence[Any]) -> tuple[list[Any], list
     return many, [(run, c) for run, c in pairs if run.workdir.name not in names]
 
 
-def list_runs(config: str, workdir: str, overrides: Sequence[tuple[str, str]] = ()) -> list[Run]:
+def list_runs(
+    config: str, workdir: str, overrides: Sequence[tuple[str, str]] = ()
+) -> list[SweepRun]:
     """Reads sweep() of a config: it yields dicts of field -> value.
 
     The key "config" gives the argument of get_config, as in `--config=x.py:argument`. Raises
@@ -143,7 +145,7 @@ def list_runs(config: str, workdir: str, overrides: Sequence[tuple[str, str]] = 
         name = [*parts, *(f"{f}={v}" for f, v in changes.items())]
         folder = Path(workdir) / "-".join(name).replace("/", "_").replace(" ", "")
         group = group_of(path.partition(":")[2], changes)
-        runs.append(Run(" ".join(row) or "all", path, changes, folder, group))
+        runs.append(SweepRun(" ".join(row) or "all", path, changes, folder, group))
     if not runs:
         raise InputError(f"{file}: sweep() yields nothing")
     return runs

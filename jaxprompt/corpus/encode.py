@@ -16,7 +16,7 @@ from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 _AT_ONCE = 2**18  # characters; the library's record of a token takes some hundred bytes
 
 
-class Encoded(NamedTuple):
+class EncodedDocuments(NamedTuple):
     """Some documents, one after the other."""
 
     units: np.ndarray  # [documents] how many
@@ -24,7 +24,7 @@ class Encoded(NamedTuple):
     ids: np.ndarray  # [tokens]
 
 
-class Encoder:
+class TextEncoder:
     """Cuts documents into units and encodes each as it stands behind others of its document.
 
     That is with a space before it, where a tokenizer keeps spaces. No specials are added, and
@@ -52,7 +52,7 @@ class Encoder:
             state = json.dumps([type(self._plain).__name__, words])
         return hashlib.sha256(state.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
-    def __call__(self, documents: list[str]) -> Encoded:
+    def __call__(self, documents: list[str]) -> EncodedDocuments:
         """Encodes documents; of those without text the number of units is 0."""
         at = self._settings
         units = [
@@ -66,7 +66,7 @@ class Encoder:
             groups.setdefault(size // _AT_ONCE, []).append(text)
         parts = [self._encode(group) for group in groups.values()]
         none = np.zeros(0, np.int64)
-        return Encoded(
+        return EncodedDocuments(
             np.array([len(own) for own in units], np.int64),
             np.concatenate([none, *(lengths for lengths, _ in parts)]),
             np.concatenate([none.astype(self.dtype), *(ids for _, ids in parts)]),
@@ -106,10 +106,10 @@ def _state(backend: Any) -> str:
 
 # -- a process that encodes -----------------------------------------------------------------------
 
-_encoder: Encoder | None = None
+_encoder: TextEncoder | None = None
 
 
-def start_worker(encoder: Encoder) -> None:
+def start_worker(encoder: TextEncoder) -> None:
     """Makes this process ready for `encode_here`; it ends with the process that started it."""
     import multiprocessing
     import threading
@@ -127,6 +127,6 @@ def start_worker(encoder: Encoder) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def encode_here(documents: list[str]) -> Encoded:
+def encode_here(documents: list[str]) -> EncodedDocuments:
     """Encodes in a process that `start_worker` made ready."""
     return _encoder(documents)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.corpus.encode import Encoded, Encoder, encode_here, start_worker
+from jaxprompt.corpus.encode import EncodedDocuments, TextEncoder, encode_here, start_worker
 from jaxprompt.corpus.read import Source, TextSettings
 from jaxprompt.corpus.split import check_sentences
 from jaxprompt.corpus.store import Corpus, StoreWriter, key_of, read_meta
@@ -51,7 +51,7 @@ def index_corpus(
     at_least("corpus.processes", processes, 0)
     root = make_folder(folder)
     texts = Source(source, settings, cache_dir)
-    encoder = Encoder(tokenizer, settings)
+    encoder = TextEncoder(tokenizer, settings)
     known = _known_files(root)
     fingerprint = {
         "files": texts.fingerprint(known),
@@ -121,7 +121,7 @@ def _locked(root: Path, name: str) -> Iterator[None]:
 
 def _build(
     texts: Source,
-    encode: Callable[[Iterable[list[str]]], Iterator[Encoded]],
+    encode: Callable[[Iterable[list[str]]], Iterator[EncodedDocuments]],
     path: Path,
     dtype: str,
     fingerprint: dict[str, Any],
@@ -185,8 +185,8 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _workers(
-    encoder: Encoder, processes: int
-) -> Iterator[Callable[[Iterable[list[str]]], Iterator[Encoded]]]:
+    encoder: TextEncoder, processes: int
+) -> Iterator[Callable[[Iterable[list[str]]], Iterator[EncodedDocuments]]]:
     """Starts the processes; gives what encodes batches with them, in order."""
     if processes == 1:
         yield partial(map, encoder)
@@ -214,7 +214,7 @@ def _submit(pool: ProcessPoolExecutor, *given: Any) -> Future:
 
 def _in_order(
     pool: ProcessPoolExecutor, ahead: int, batches: Iterable[list[str]]
-) -> Iterator[Encoded]:
+) -> Iterator[EncodedDocuments]:
     """Encodes batches with at most `ahead` of them in memory."""
     waiting = deque()
     for batch in batches:

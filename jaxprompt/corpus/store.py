@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprompt.corpus.encode import Encoded
+from jaxprompt.corpus.encode import EncodedDocuments
 from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, write_error
 
@@ -151,7 +151,7 @@ class StoreWriter:
                 self._write(name, np.zeros(1, "<i8"))
             self._open = stack.pop_all()
 
-    def add(self, part: Encoded) -> None:
+    def add(self, part: EncodedDocuments) -> None:
         """Appends documents, those without units left out."""
         counts = part.units[part.units > 0]
         self._write("documents", self.num_units + np.cumsum(counts))

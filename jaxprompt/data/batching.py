@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.stream import ENDLESS, Stream
+from jaxprompt.data.stream import ENDLESS, BatchStream
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Batch, Role, Tokens
 
@@ -184,7 +184,7 @@ class _Examples:
         )
 
 
-class TrainBatches(Stream):
+class TrainBatches(BatchStream):
     """Shuffled batches over epochs, endless or bounded, prefetched by grain's threads.
 
     Every epoch holds every example once; its last short batch is filled up with weight 0. With

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxprompt.data.encoded import Encoded, Row
 from jaxprompt.data.specials import Specials
-from jaxprompt.data.target import Plan
+from jaxprompt.data.target import Branches
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import OPTION, Part, Template, check, modify, read_option, with_options
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
@@ -23,7 +23,7 @@ _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts 
 class Answer(NamedTuple):
     """What follows the input: label words, a free text, or nothing."""
 
-    plan: Plan | None = None
+    plan: Branches | None = None
     stem: tuple[int, ...] = ()  # tokens that a decoder is fed before what is read
     slots: int = 0  # soft tokens in front of them
     text: int = 0  # tokens that a free text may have, the end of sequence included
@@ -79,7 +79,7 @@ def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
     return kept
 
 
-class Encoder:
+class ExampleEncoder:
     """Encodes examples of one task for one backbone. Holds the template's own tokens, encoded once.
 
     A text after white space in the template carries the leading space that a byte-level BPE needs;
@@ -135,7 +135,7 @@ class Encoder:
         self._least = int(cuts)  # tokens of what is cut
         self._check_room(fixed)
 
-    def writing(self, tokens: int) -> "Encoder":
+    def writing(self, tokens: int) -> "ExampleEncoder":
         """Returns an encoder of the same inputs, behind which up to `tokens` are written."""
         other = copy.copy(self)
         start = self._answer.stem[:1]
@@ -373,7 +373,7 @@ def _row(ids, slots, types, roles, positions) -> Row:
     return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
 
 
-def _say(row: Row, plan: Plan | None, target: list[int] | None):
+def _say(row: Row, plan: Branches | None, target: list[int] | None):
     """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
     last = len(row.ids) - 1
     branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)

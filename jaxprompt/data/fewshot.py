@@ -27,7 +27,7 @@ PROTOCOLS = {
 }
 
 
-class Split(NamedTuple):
+class SplitRows(NamedTuple):
     """Row numbers, int64. dev = None leaves the dev rows to the task's own dev split."""
 
     train: np.ndarray
@@ -36,7 +36,7 @@ class Split(NamedTuple):
 
 def split(
     protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (), **options: Any
-) -> Split:
+) -> SplitRows:
     """Draws a split by the protocol's name, with its options in PROTOCOLS.
 
     `fold` of kfold is the part, from 0, that is dev. `names` are the class names for messages.
@@ -59,7 +59,7 @@ def split(
         if not 0 <= fold < len(parts):
             raise InputError(f"fold = {fold}, but folds count from 0 to {len(parts) - 1}")
         return parts[fold]
-    draw: dict[str, Callable[..., Split]] = {
+    draw: dict[str, Callable[..., SplitRows]] = {
         "kshot": kshot,
         "balanced": balanced,
         "fraction": fraction,
@@ -73,7 +73,7 @@ def kshot(
     seed: int,
     dev_k: int | None = None,
     names: Sequence[str] = (),
-) -> Split:
+) -> SplitRows:
     """K rows a class for train, the next `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
 
     The rows are shuffled once; classes stand in the order of their first row after the shuffle,
@@ -88,7 +88,7 @@ def kshot(
     return _split(train, [row for rows in groups.values() for row in rows[k : k + dev_k]])
 
 
-def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()) -> Split:
+def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()) -> SplitRows:
     """N examples in all for train and as many for dev, spread evenly over the classes (PPT).
 
     With more than 5 classes it takes 8 examples per class instead (Gu et al. 2022, section 4.1).
@@ -126,7 +126,7 @@ def fraction(
     seed: int = 0,
     holdout: float = 0.0,
     names: Sequence[str] = (),
-) -> Split:
+) -> SplitRows:
     """A share of every class, at least 1 row, in the order of the file (DPT, low-resource).
 
     A ratio of 2 or more is a number of rows a class. dev is None, or with `holdout` in (0, 1) that
@@ -158,7 +158,7 @@ def kfold(
     seed: int,
     k: int | None = None,
     names: Sequence[str] = (),
-) -> list[Split]:
+) -> list[SplitRows]:
     """Cuts the rows into `folds` parts, classes spread evenly; each part is dev once (IPT).
 
     With `k` it cuts only K rows a class, those of `kshot`. Rows stand in the order of the file.
@@ -173,12 +173,12 @@ def kfold(
         raise InputError(f"folds = {folds}, but there are {len(dealt)} examples; lower folds")
     parts = [np.sort(dealt[fold::folds]) for fold in range(folds)]
     return [
-        Split(np.sort(np.concatenate(parts[:fold] + parts[fold + 1 :])), parts[fold])
+        SplitRows(np.sort(np.concatenate(parts[:fold] + parts[fold + 1 :])), parts[fold])
         for fold in range(folds)
     ]
 
 
-def holdout(labels: Sequence[int], size: int, seed: int) -> Split:
+def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     """`size` random rows of train for dev, the rest for train; both in the order of the file.
 
     Every class gives its share of `size`, rounded by largest remainders, and keeps a row in train.
@@ -202,7 +202,7 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> Split:
     return _split(sorted(train), sorted(dev))
 
 
-def listed(path: str | Path, seed: int, total: int) -> Split:
+def listed(path: str | Path, seed: int, total: int) -> SplitRows:
     """The rows that a file names for `seed`.
 
     The file has lines like {"seed": 13, "train": [4, 2], "dev": [0]}; `total` counts the rows of
@@ -243,8 +243,8 @@ def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
         shares[label] += shares[label] < sizes[label] - 1
 
 
-def _split(train: Sequence[int], dev: Sequence[int] | None) -> Split:
-    return Split(np.array(train, np.int64), None if dev is None else np.array(dev, np.int64))
+def _split(train: Sequence[int], dev: Sequence[int] | None) -> SplitRows:
+    return SplitRows(np.array(train, np.int64), None if dev is None else np.array(dev, np.int64))
 
 
 def _enough(

@@ -9,7 +9,7 @@ from jaxprompt.types import Batch
 ENDLESS = 2**40
 
 
-class Stream(Iterator[Batch]):
+class BatchStream(Iterator[Batch]):
     """Batches by their number, made ahead by grain's threads."""
 
     def __init__(

@@ -22,7 +22,7 @@ class Frame(NamedTuple):
     end: tuple[int, ...]  # behind it
 
 
-class Plan(NamedTuple):
+class Branches(NamedTuple):
     """How label words are fed and read, the same for every example."""
 
     fed: np.ndarray  # int32 [T] tokens of the branches, in a row
@@ -77,15 +77,15 @@ def frame(answer: Template, specials: Specials) -> Frame:
     return Frame(tuple(before), tuple(behind))
 
 
-def masked_plan(words: np.ndarray) -> Plan:
+def masked_plan(words: np.ndarray) -> Branches:
     """Plans for masks: piece j of a word stands at mask j. words: int32 [C, W, M]"""
     none = np.zeros(0, np.int32)
     order = np.arange(words.shape[2], dtype=np.int32)
     pieces = Pieces(words, np.where(words >= 0, order, -1).astype(np.int32))
-    return Plan(none, none, none, order, pieces, pieces)
+    return Branches(none, none, none, order, pieces, pieces)
 
 
-def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Plan:
+def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     """Plans for a decoder. words: int32 [C, W, J]
 
     With `whole` the stem and the end are read too, so that the loss can be over the whole target.
@@ -110,7 +110,7 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Plan:
         pairs = list(zip(said, places, strict=True))
         inner[c, w], outer[c, w] = pairs[: len(word)], stem + pairs
     reads = sorted({place for pairs in (outer if whole else inner).values() for _, place in pairs})
-    return Plan(
+    return Branches(
         *(np.array(x, np.int32) for x in (fed, branch, depth, reads)),
         words=_tabulate(inner, words.shape[:2], reads),
         whole=_tabulate(outer if whole else inner, words.shape[:2], reads),

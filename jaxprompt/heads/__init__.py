@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.overview import tell_labels
 from jaxprompt.data.specials import Specials, read_specials
@@ -30,7 +30,7 @@ from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
 from jaxprompt.types import ABSENT, Objective
 
 
-class Facts(NamedTuple):
+class BackboneFacts(NamedTuple):
     """What a kind of answer knows of a backbone."""
 
     family: str
@@ -42,7 +42,7 @@ class Facts(NamedTuple):
     sentinel: str  # how its vocabulary writes the n-th
 
 
-class Asked(NamedTuple):
+class TaskSetup(NamedTuple):
     """What a run asks."""
 
     task: Task
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
     max_target: int = 64
 
 
-class Laid(NamedTuple):
+class HeadLayout(NamedTuple):
     """A kind of answer laid out for a task and a backbone."""
 
     head: "Kind"  # with nothing left open
@@ -102,7 +102,7 @@ class Kind:
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""
 
-    def check_backbone(self, facts: Facts) -> None:
+    def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that cannot give this answer."""
 
     def check_task(self, task: Task) -> None:
@@ -119,7 +119,7 @@ class Kind:
         if form == "text" and style == "masked":
             raise InputError("task.form=text needs a backbone that writes; take cloze, or a T5")
 
-    def check_encoder(self, facts: Facts, reads: str) -> None:
+    def check_encoder(self, facts: BackboneFacts, reads: str) -> None:
         """Raises InputError for a backbone that does not read the input both ways."""
         if facts.style != "masked":
             raise InputError(
@@ -147,11 +147,13 @@ class Kind:
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template that this kind cannot read."""
 
-    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Lays itself out for a task and a backbone, which were checked."""
         raise TypeError(f"{type(self).__name__} must define lay_out")
 
-    def specials(self, facts: Facts, asked: Asked, tokenizer: Any, sentinels: int = 0) -> Specials:
+    def specials(
+        self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any, sentinels: int = 0
+    ) -> Specials:
         """Reads the special tokens that its input and its answer are made with."""
         return read_specials(
             tokenizer, facts.style, eos=asked.eos, sentinel=facts.sentinel,
@@ -159,7 +161,7 @@ class Kind:
         )  # fmt: skip
 
     def encode(
-        self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes examples; `targets` says whether they are to be learned from."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.errors import InputError, check_share, choose
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, mask_absent, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, mask_absent, take
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Batch, Objective, Role
@@ -27,7 +27,7 @@ class Head(Kind):
         choose("head.pooler", self.pooler, ("auto", *POOLERS))
         check_share("head.dropout", self.dropout)
 
-    def check_backbone(self, facts: Facts) -> None:
+    def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a pooler that the backbone has not."""
         if self.pooler == "mean" and facts.style == "seq2seq":
             raise InputError("head.pooler=mean has no text to average in a T5's decoder; take cls")
@@ -36,7 +36,7 @@ class Head(Kind):
                 f"{facts.where} has no pooler for head.pooler=checkpoint; take trained, cls or mean"
             )
 
-    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads [CLS], the end of a left-to-right model's input, or a decoder's first state."""
         task, choice = asked.task, asked.template.uses_choice
         if not (choice or task.labels):
@@ -46,7 +46,7 @@ class Head(Kind):
         specials = self.specials(facts, asked, tokenizer)
         module = Classifier(1 if choice else len(task.labels), head.pooler, head.dropout)
         names = {"names": [words[0] for words in task.words]} if task.words else {}
-        return Laid(head, {"main": module}, specials, **names)
+        return HeadLayout(head, {"main": module}, specials, **names)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the cross entropy of the classes."""

@@ -12,20 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_with_offsets
 from jaxprompt.data.windows import cut_windows
 from jaxprompt.errors import InputError
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, take
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_ends
 from jaxprompt.types import ABSENT, Batch, Objective
 
 
-class Parts(NamedTuple):
+class Windows(NamedTuple):
     """How texts were cut into windows."""
 
     owner: np.ndarray  # int32 [windows], the example of each
@@ -62,7 +62,7 @@ class Head(Kind):
                 value = getattr(self, field)
                 raise InputError(f"head.{field}={value} must be at least {least}")
 
-    def check_backbone(self, facts: Facts) -> None:
+    def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
         self.check_encoder(facts, "token")
 
@@ -76,7 +76,7 @@ class Head(Kind):
                 "answer, once and as it is"
             )
 
-    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads [CLS] and every token of the text."""
         if asked.template.fields[-1] != asked.task.fields[-1]:
             raise InputError(
@@ -84,10 +84,10 @@ class Head(Kind):
                 "the last of task.fields: the text that holds the answer"
             )
         specials = self.specials(facts, asked, tokenizer)
-        return Laid(self, {"main": SpanScores()}, specials)
+        return HeadLayout(self, {"main": SpanScores()}, specials)
 
     def encode(
-        self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes questions, each with its text in as many windows as it takes."""
@@ -115,7 +115,7 @@ class Head(Kind):
                 own[ends[0]] |= START
                 own[ends[1]] |= END
         counts = np.array([row[0].count for row in rows], np.int32)
-        parts = Parts(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
+        parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
         return Split(rows, labels, counts, [e.references for e in examples], parts)
 
     def made_up(self, task: Task, text: str, max_target: int) -> Example:

@@ -12,21 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tags import lenient_entities
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.windows import cut_windows
 from jaxprompt.errors import InputError, check_share
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, take
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
 from jaxprompt.types import Batch, Objective
 
 
-class Parts(NamedTuple):
+class Windows(NamedTuple):
     """How texts were cut into windows."""
 
     owner: np.ndarray  # int32 [windows], the text of each
@@ -52,7 +52,7 @@ class Head(Kind):
         if self.stride < 0:
             raise InputError(f"head.stride={self.stride} must be at least 0")
 
-    def check_backbone(self, facts: Facts) -> None:
+    def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
         self.check_encoder(facts, "word")
 
@@ -65,13 +65,13 @@ class Head(Kind):
                 f"'{{{template.fields[0]}}}'"
             )
 
-    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads every word at its first subword."""
         specials = self.specials(facts, asked, tokenizer)
-        return Laid(self, {"main": TagScores(len(asked.task.labels), self.dropout)}, specials)
+        return HeadLayout(self, {"main": TagScores(len(asked.task.labels), self.dropout)}, specials)
 
     def encode(
-        self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes texts, each in as many windows as it takes."""
@@ -99,7 +99,7 @@ class Head(Kind):
         for row, own in zip(table, labels, strict=True):
             row[: len(own)] = own
         counts = np.array([len(row[0].label_pos) for row in rows], np.int32)
-        parts = Parts(
+        parts = Windows(
             np.array(owner, np.int32), np.array(first, np.int32),
             [len(example.words) for example in examples], [e.tags for e in examples], task.labels,
         )  # fmt: skip

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.errors import InputError
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, take
 from jaxprompt.layers.output import score_targets
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import free_text
@@ -26,7 +26,7 @@ class Head(Kind):
     WRITES: ClassVar[bool] = True
     COLUMNS: ClassVar[tuple[str, ...]] = ("generated",)
 
-    def check_backbone(self, facts: Facts) -> None:
+    def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that does not write."""
         if facts.style == "masked":
             raise InputError(
@@ -38,13 +38,13 @@ class Head(Kind):
         """Picks the task's layout for a text-to-text model."""
         return task.text
 
-    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads every token of the target where it is predicted."""
         specials = self.specials(facts, asked, tokenizer)
-        return Laid(self, {"main": TextScores()}, specials, Answer(text=asked.max_target))
+        return HeadLayout(self, {"main": TextScores()}, specials, Answer(text=asked.max_target))
 
     def encode(
-        self, encoder: Encoder, task: Task, examples: Sequence[Example], *, classes: int,
+        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
         targets: bool,
     ) -> Split:  # fmt: skip
         """Encodes examples, with their targets where these are to be learned."""

@@ -15,7 +15,7 @@ from jaxprompt.data.tasks import Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
-from jaxprompt.heads import Asked, Facts, Kind, Laid, Scores, mask_absent, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, mask_absent, take
 from jaxprompt.layers.product import einsum
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.scoring.losses import count_classes, make_loss
@@ -41,7 +41,7 @@ class Head(Kind):
         choose("head.pieces", self.pieces, PIECES)
         choose("head.span", self.span, SPANS)
 
-    def check_backbone(self, facts: Facts) -> None:
+    def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone without a language-model head."""
         if not {"mlm", "lm"} & facts.heads:
             raise InputError(
@@ -72,7 +72,7 @@ class Head(Kind):
         if template.uses_choice:
             raise InputError("a verbalizer reads one row; write {choices} for {choice}")
 
-    def lay_out(self, facts: Facts, asked: Asked, tokenizer: Any) -> Laid:
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""
         task, style = asked.task, facts.style
         said, sentinels = read_answer(asked.answer or (_TEXT if asked.form == "text" else _CLOZE))
@@ -93,7 +93,7 @@ class Head(Kind):
         if whole:
             said = plan.whole
             modules["target"] = LabelWords(said.rows, said.where, said.at, "full")
-        return Laid(
+        return HeadLayout(
             self, modules, specials, Answer(plan, around.stem), masks,
             [entry[0] for entry in verbalizer.words], verbalizer,
         )  # fmt: skip

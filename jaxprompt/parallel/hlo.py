@@ -33,7 +33,7 @@ _SENT = {
 }
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """What one device does in one run of a program."""
 
     flops: float  # of matrix products
@@ -41,11 +41,11 @@ class Work(NamedTuple):
     sent: Counter  # bytes that they send, by kind
     beside: Counter = Counter()  # of `counts`, those that run beside other work
 
-    def plus(self, other: "Work", times: int = 1) -> "Work":
+    def plus(self, other: "DeviceWork", times: int = 1) -> "DeviceWork":
         """Adds work that is done so many times."""
         add = lambda own, more: own + Counter({kind: times * n for kind, n in more.items()})
         pairs = zip(self[1:], other[1:], strict=True)
-        return Work(self.flops + times * other.flops, *(add(*pair) for pair in pairs))
+        return DeviceWork(self.flops + times * other.flops, *(add(*pair) for pair in pairs))
 
 
 class _Instruction(NamedTuple):
@@ -55,14 +55,14 @@ class _Instruction(NamedTuple):
     rest: str  # operands and attributes
 
 
-def read_work(text: str) -> Work:
+def read_work(text: str) -> DeviceWork:
     """Counts the work of a program in HLO text, as `compiled.as_text()` gives it."""
     computations, entry = _parse(text)
     parts = _parts(computations)
 
     @functools.cache
-    def total(name: str) -> Work:
-        work, types = Work(0.0, Counter(), Counter()), {}
+    def total(name: str) -> DeviceWork:
+        work, types = DeviceWork(0.0, Counter(), Counter()), {}
         for own in computations[name]:
             types[own.name] = own.result
             if own.name in parts:
@@ -116,17 +116,17 @@ def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
     return computations, entry
 
 
-def _work(own: _Instruction, types: dict[str, str]) -> Work:
+def _work(own: _Instruction, types: dict[str, str]) -> DeviceWork:
     if own.kind == "dot":
         lhs = re.match(r"[^%)]*%?([\w.\-]+)", own.rest)[1]
         sizes = _sizes(types[lhs])[0][1]
         axes = _CONTRACTED.search(own.rest)
         shared = math.prod(sizes[int(axis)] for axis in axes[1].split(",") if axis) if axes else 1
         result = math.prod(_sizes(own.result)[0][1])
-        return Work(2.0 * result * shared, Counter(), Counter())
+        return DeviceWork(2.0 * result * shared, Counter(), Counter())
     kind = own.kind.removesuffix("-start")
     if kind not in _SENT:
-        return Work(0.0, Counter(), Counter())
+        return DeviceWork(0.0, Counter(), Counter())
     devices = _group(own.rest)
     arrays, starts = _sizes(own.result), own.kind.endswith("-start")
     if starts and own.result.startswith("("):  # operands, then results
@@ -137,7 +137,7 @@ def _work(own: _Instruction, types: dict[str, str]) -> Work:
         size *= devices
     sent = round(_SENT[kind](devices) * size)
     beside = Counter({kind: 1} if starts or any(mark in own.rest for mark in _BESIDE) else {})
-    return Work(0.0, Counter({kind: 1}), Counter({kind: sent}), beside)
+    return DeviceWork(0.0, Counter({kind: 1}), Counter({kind: sent}), beside)
 
 
 def _sizes(kind: str) -> list[tuple[int, list[int]]]:

@@ -13,7 +13,7 @@ import jax
 
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
-from jaxprompt.parallel.hlo import Work, read_work
+from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Target
 
 INSTALL = {
@@ -139,7 +139,7 @@ class Compiled(NamedTuple):
     arguments: int  # bytes
     temporary: int  # bytes
     bytes: int  # at the peak: results and temporary arrays take over the place of given arguments
-    work: Work  # its collectives; products are kernels of many names, and not counted
+    work: DeviceWork  # its collectives; products are kernels of many names, and not counted
     text: str  # HLO
 
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.abstract_run import Run
+from jaxprompt.assembly.abstract_run import AbstractRun
 from jaxprompt.assembly.initial_params import divide
 from jaxprompt.models.model import backbone_shapes
-from jaxprompt.parallel.hlo import Work, read_work
+from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.compilers import Compiled, compile_for
 from jaxprompt.training.state import make_state
@@ -67,7 +67,7 @@ class Cost(NamedTuple):
     sizes: Sizes
     activations: int  # bytes, XLA's temporary memory at its peak
     results: int  # bytes of results that take over the place of no argument
-    work: Work
+    work: DeviceWork
 
     @property
     def bytes(self) -> int:
@@ -76,7 +76,7 @@ class Cost(NamedTuple):
 
 
 def make_shapes(
-    run: Run, placement: Placement, remat: str = "", attention: str = "", *,
+    run: AbstractRun, placement: Placement, remat: str = "", attention: str = "", *,
     as_it_runs: bool = False,
 ) -> Shapes:  # fmt: skip
     """Makes the step of a run on a mesh, and the shapes that it takes.
@@ -101,7 +101,7 @@ def make_shapes(
     )
 
 
-def _module(run: Run, rows: int, remat: str, attention: str, as_it_runs: bool) -> Any:
+def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs: bool) -> Any:
     cfg = dataclasses.replace(run.backbone.module.cfg, rows=rows, remat=remat)
     asked = attention or (run.settings.attention if as_it_runs else cfg.attention)
     cfg = dataclasses.replace(cfg, attention=asked)
@@ -110,13 +110,13 @@ def _module(run: Run, rows: int, remat: str, attention: str, as_it_runs: bool) -
     return run.backbone.module.clone(cfg=cfg)
 
 
-def _optimizer(run: Run, trainable: tree.Flat) -> Any:
+def _optimizer(run: AbstractRun, trainable: tree.Flat) -> Any:
     plan = from_config.plan_of(run.config, _STEPS)
     return from_config.build_optimizer(run.config, trainable, plan, _STEPS)
 
 
 @functools.lru_cache(maxsize=8)
-def _numbers(run: Run, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Flat, Any]:
+def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Flat, Any]:
     """Tells the shapes of what trains, of what is frozen, and of the state."""
     module = _module(run, rows, "none", "", as_it_runs)
     model = dataclasses.replace(run.scorer.model, backbone=module)
@@ -152,12 +152,12 @@ def weigh(shapes: Shapes, placement: Placement) -> Sizes:
 
 
 @functools.lru_cache(maxsize=64)
-def cost_of(run: Run, placement: Placement, remat: str = "", attention: str = "") -> Cost:
+def cost_of(run: AbstractRun, placement: Placement, remat: str = "", attention: str = "") -> Cost:
     """Compiles the step for one device of the mesh and reads what it takes."""
     return measure(make_shapes(run, placement, remat, attention), placement)
 
 
-def compile_run(run: Run, placement: Placement, remat: str, attention: str) -> Compiled:
+def compile_run(run: AbstractRun, placement: Placement, remat: str, attention: str) -> Compiled:
     """Compiles the step for the devices of a mesh by their own compiler."""
     shapes = make_shapes(run, placement, remat, attention, as_it_runs=True)
     return compile_for(placement, shapes.step, *shapes[1:], donate_argnums=0)

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxprompt.assembly.abstract_run import Run
+from jaxprompt.assembly.abstract_run import AbstractRun
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.search import RESERVE, UTILISATION, Plan
 
 
-def describe(run: Run, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
+def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dict[str, Any]:
     """Turns plans into plain values."""
     dtype, sizes = run.settings.dtype, plans["as configured"].cost.sizes
     rows, length = run.batch.encoder.ids.shape

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.abstract_run import Run, may_fuse
+from jaxprompt.assembly.abstract_run import AbstractRun, may_fuse
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import Device
 from jaxprompt.parallel.sharding import DATA, MODEL, Placement, make_placement
@@ -85,7 +85,7 @@ def room(device: Device) -> int:
     return int(device.memory * (1 - RESERVE))
 
 
-def plan_as_configured(run: Run, device: Device | None, count: int) -> Plan:
+def plan_as_configured(run: AbstractRun, device: Device | None, count: int) -> Plan:
     """Measures the config's own mesh on `count` devices.
 
     Raises InputError where batch or model do not divide over it.
@@ -94,7 +94,7 @@ def plan_as_configured(run: Run, device: Device | None, count: int) -> Plan:
     return _plan(run, device, placement, run.settings.remat)
 
 
-def compiled(run: Run, plan: Plan) -> Plan:
+def compiled(run: AbstractRun, plan: Plan) -> Plan:
     """Asks the device's own compiler about a plan."""
     mesh = plan.mesh
     try:
@@ -106,7 +106,7 @@ def compiled(run: Run, plan: Plan) -> Plan:
         return plan._replace(compiled=str(error))
 
 
-def fastest(run: Run, device: Device, count: int) -> Plan | None:
+def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
     """Finds the mesh of `count` devices that holds the run and steps fastest, if one does.
 
     Recomputation costs a third of all products: meshes that do without it come first, and then, if
@@ -133,7 +133,9 @@ def fastest(run: Run, device: Device, count: int) -> Plan | None:
     return min(found.values(), key=step, default=None)
 
 
-def smallest(run: Run, device: Device, limit: int, known: dict[int, Plan | None]) -> Plan | None:
+def smallest(
+    run: AbstractRun, device: Device, limit: int, known: dict[int, Plan | None]
+) -> Plan | None:
     """Finds the fewest devices, of 1, 2, 4, ... up to `limit`, that hold the run.
 
     `known` are numbers of devices whose answer is known already.
@@ -147,7 +149,7 @@ def smallest(run: Run, device: Device, limit: int, known: dict[int, Plan | None]
     return None
 
 
-def _ways(run: Run, count: int) -> Iterator[tuple[int, int]]:
+def _ways(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
     """Lists how `count` devices can be laid out, data x model, for this batch."""
     s = run.settings
     for model in (m for m in range(1, count + 1) if count % m == 0):
@@ -156,7 +158,7 @@ def _ways(run: Run, count: int) -> Iterator[tuple[int, int]]:
             yield data, model
 
 
-def _places(run: Run, device: Device, count: int) -> Iterator[Placement]:
+def _places(run: AbstractRun, device: Device, count: int) -> Iterator[Placement]:
     """Lays `count` devices out in every way whose weights alone are no more than the room."""
     for data, model in _ways(run, count):
         for fsdp in (False, True)[: min(data, 2)]:
@@ -170,7 +172,7 @@ def _places(run: Run, device: Device, count: int) -> Iterator[Placement]:
 
 
 def _plan(
-    run: Run, device: Device | None, placement: Placement, remat: str, attention: str = ""
+    run: AbstractRun, device: Device | None, placement: Placement, remat: str, attention: str = ""
 ) -> Plan:
     shape = placement.mesh.shape
     mesh = Mesh(shape[DATA], shape[MODEL], placement.fsdp, remat, attention)

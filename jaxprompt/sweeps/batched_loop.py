@@ -13,7 +13,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.settings import settings_of
 from jaxprompt.data.batching import stack
 from jaxprompt.files import write_atomic
-from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, Shared
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
@@ -25,11 +25,11 @@ from jaxprompt.types import Batch
 WORTH = 500  # steps of one run that must be saved for another compilation to pay
 
 
-class Together:
+class BatchedRuns:
     """A chunk of runs that train as one program."""
 
     def __init__(
-        self, shared: Shared, members: Sequence[Member], owns: Sequence[Own],
+        self, shared: Shared, members: Sequence[Member], owns: Sequence[PerRun],
         programs: Programs, group: Checkpoints, log: RunLog,
     ):  # fmt: skip
         """Takes members of equal shapes and the programs they run in."""

@@ -25,7 +25,7 @@ from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 
-class Own(NamedTuple):
+class PerRun(NamedTuple):
     """What does not train and yet differs between runs. Leaves [R, ...]"""
 
     words: Words  # {} where the words of all runs are the same
@@ -33,7 +33,7 @@ class Own(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Apart(Placement):
+class RunsPlacement(Placement):
     """A mesh on whose data axis runs lie in place of examples."""
 
     @property
@@ -48,7 +48,7 @@ def make_group_step(model: Model, tx: Any, objectives: Sequence[Any], *, accumul
     All but `frozen` has a leading axis R. `axis` is the axis of the mesh that the runs lie on.
     """
 
-    def one(state: TrainState, frozen: Flat, batch: Batch, own: Own):
+    def one(state: TrainState, frozen: Flat, batch: Batch, own: PerRun):
         run = with_words(model, own.words)
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
         return step(state, frozen | own.frozen, batch)
@@ -59,7 +59,7 @@ def make_group_step(model: Model, tx: Any, objectives: Sequence[Any], *, accumul
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
     """Makes (trainables, frozen, batches, own) -> scores [R, B, C]; a shared batch has no R."""
 
-    def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun):
         step = make_eval_step(with_words(model, own.words))
         return step(trainable, frozen | own.frozen, batch)
 
@@ -72,7 +72,7 @@ def make_group_counts(model: Model, objectives: Sequence[Any], *, is_shared: boo
     A shared batch has no R. Objectives may draw nothing.
     """
 
-    def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun):
         count = make_count_step(with_words(model, own.words), objectives)
         return count(trainable, frozen | own.frozen, batch, jax.random.key(0))
 
@@ -132,7 +132,7 @@ class Programs:
         where = self._state_shardings(len(numbers)).trainable
         return jax.jit(join, out_shardings=where)(*numbers)
 
-    def put_own(self, owns: Sequence[Own]) -> Own:
+    def put_own(self, owns: Sequence[PerRun]) -> PerRun:
         """Joins what differs between runs besides. -> leaves [R, ...]"""
         joined = jax.tree.map(lambda *leaves: np.stack(leaves), *owns)
         return jax.device_put(joined, self._lay(len(owns)))
@@ -170,9 +170,9 @@ class Programs:
 
     def _within(self, runs: int) -> Placement:
         at = dataclasses.replace(self.placement, runs=True)
-        return Apart(**vars(at)) if self.is_apart(runs) else at
+        return RunsPlacement(**vars(at)) if self.is_apart(runs) else at
 
-    def compile(self, state: TrainState, batch: Batch, own: Own):
+    def compile(self, state: TrainState, batch: Batch, own: PerRun):
         """Compiles the train step for these shapes, once. -> the executable"""
         key = tuple(x.shape for x in jax.tree.leaves(batch))
         if key not in self.compiled:
@@ -184,11 +184,11 @@ class Programs:
         """Tells whether a batch is of shapes that no step is compiled for."""
         return tuple(x.shape for x in jax.tree.leaves(batch)) not in self.compiled
 
-    def train(self, state: TrainState, batch: Batch, own: Own):
+    def train(self, state: TrainState, batch: Batch, own: PerRun):
         """Takes a step of every run; the state is donated. -> states, metrics [R]"""
         return self.compile(state, batch, own)(state, self.frozen, batch, own)
 
-    def fold(self, trainable: Flat, batch: Batch, own: Own, runs: int) -> Flat:
+    def fold(self, trainable: Flat, batch: Batch, own: PerRun, runs: int) -> Flat:
         """Computes the prompt of every run once, for `scores`. `batch` is any of one run."""
         if not self._model.prompt.folds():
             return trainable
@@ -201,7 +201,7 @@ class Programs:
 
     @functools.cached_property
     def _inject(self):
-        def one(trainable: Flat, frozen: Flat, batch: Batch, own: Own):
+        def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun):
             return self._model.inject(merge(trainable, frozen | own.frozen), batch)
 
         mapped = jax.vmap(one, in_axes=(0, None, None, 0))
@@ -212,7 +212,7 @@ class Programs:
         scores = make_group_scores(self._scored, is_shared=is_shared, axis=axis)
         return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
 
-    def scores(self, trainable: Flat, batch: Batch, own: Own, runs: int, *, is_shared: bool):
+    def scores(self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool):
         """Scores a batch with every run. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         return self._scores(runs, is_shared)(trainable, self.frozen, batch, own)
@@ -222,7 +222,7 @@ class Programs:
         counts = make_group_counts(self._model, self._objectives, is_shared=is_shared, axis=axis)
         return jit(within(self._within(runs), counts), out_shardings=self._lay(runs))
 
-    def counts(self, trainable: Flat, batch: Batch, own: Own, runs: int, *, is_shared: bool):
+    def counts(self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool):
         """Sums up a batch's objectives with every run. -> {objective: {name: [R]}}"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         return self._counts(runs, is_shared)(trainable, self.frozen, batch, own)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
@@ -32,7 +32,7 @@ def _free_ram() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def needed(programs: Programs, runs: int, batch: Batch, own: Own) -> int | None:
+def needed(programs: Programs, runs: int, batch: Batch, own: PerRun) -> int | None:
     """Tells the bytes a device needs to train so many runs, besides what is frozen for all.
 
     `batch` and `own` are one run's. None where the device refuses to compile so large a program.
@@ -60,7 +60,7 @@ def local_bytes(tree: Flat) -> int:
     return sum(x.dtype.itemsize * int(np.prod(x.sharding.shard_shape(x.shape))) for x in leaves)
 
 
-def fitting(programs: Programs, wanted: int, batch: Batch, own: Own, free: int) -> int:
+def fitting(programs: Programs, wanted: int, batch: Batch, own: PerRun, free: int) -> int:
     """Tells how many of the `wanted` runs train at once in `free` bytes; at least 1.
 
     The step of all of them is compiled first, since it is what runs if it fits. Else the bytes a

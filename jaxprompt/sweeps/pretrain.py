@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxprompt import rng
 from jaxprompt.assembly import denoising, from_config, ppt, records
-from jaxprompt.assembly.grid import Run
+from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.pipeline import Scorer, load_weights
 from jaxprompt.assembly.settings import settings_of
 from jaxprompt.assembly.starting_text import count_tokens
@@ -21,23 +21,23 @@ from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.sweeps.batched_steps import Own, Programs
-from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
+from jaxprompt.sweeps.batched_steps import PerRun, Programs
+from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.state import make_state
 from jaxprompt.training.throughput import Meter
 from jaxprompt.types import Batch
 
 
-class Task(NamedTuple):
+class SharedTask(NamedTuple):
     """A pre-training task on some documents, the same for all runs of it."""
 
-    asked: ppt.Asked
+    asked: ppt.PptTask
     text: ppt.Text
 
 
 def prepare(
-    runs: Sequence[Run], workdir: Path, failed: Callable[[Run, Exception], None]
+    runs: Sequence[GridRun], workdir: Path, failed: Callable[[GridRun, Exception], None]
 ) -> tuple[Shared | None, list[Member]]:
     """Reads the corpus once, and makes of it the tasks that runs learn from.
 
@@ -46,8 +46,8 @@ def prepare(
     """
     c = runs[0].config
     placement = from_config.build_placement(c)
-    asked: dict[str, ppt.Asked] = {}
-    tasks: dict[str, Task] = {}
+    asked: dict[str, ppt.PptTask] = {}
+    tasks: dict[str, SharedTask] = {}
     corpus, found = None, []
     for run in runs:
         key = ppt.examples_key(run.config)
@@ -62,7 +62,7 @@ def prepare(
         try:
             if key not in tasks:
                 text = ppt.read_text(run.config, corpus, asked[key], placement.share())
-                tasks[key] = Task(asked[key], text)
+                tasks[key] = SharedTask(asked[key], text)
         except InputError as error:
             failed(run, error)
             continue
@@ -91,16 +91,16 @@ def prepare(
     says += from_config.tell_kernel(c, placement, backbone.module)
     for task in tasks.values():
         says += ppt.told_task(*task)
-    return Shared(c, placement, loaded, objectives, Looks, says, "held_out"), members
+    return Shared(c, placement, loaded, objectives, HeldOutScorer, says, "held_out"), members
 
 
-def _read(c: Any, asked: ppt.Asked, workdir: Path) -> Corpus:
+def _read(c: Any, asked: ppt.PptTask, workdir: Path) -> Corpus:
     vocab = asked.backbone.module.cfg.vocab
     return denoising.read_corpus(c, asked.scorer.tokenizer, vocab, workdir)
 
 
 def _member(
-    run: Run, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement,
+    run: GridRun, scorer: Scorer, text: ppt.Text, flops: float, placement: Placement,
     record: dict[str, Any],
 ) -> Member:  # fmt: skip
     c = run.config
@@ -125,11 +125,11 @@ def _longest(c: Any, text: ppt.Text) -> Batch:
     return next(iter(Pass(text.rows, batch=own.batch, seed=own.seed, limit=own.batch)))
 
 
-def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> Feed:
+def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> RunBatches:
     own = settings_of(c)
     batches = Visits(text.rows, batch=own.batch, seed=own.seed, share=placement.share())
     meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, own.dtype)
-    return Feed(batches, meter.take, meter.describe)
+    return RunBatches(batches, meter.take, meter.describe)
 
 
 def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Placement) -> float:
@@ -138,11 +138,11 @@ def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Place
     tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
     own = settings_of(c)
     state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout"))
-    learned = ppt.Learned(*ppt.make_objectives(c, scorer.model), *weights)
+    learned = ppt.Learner(*ppt.make_objectives(c, scorer.model), *weights)
     return ppt.flops_of(learned, tx, state, next(iter(text.held)), own.batch, placement)
 
 
-class Looks:
+class HeldOutScorer:
     """Scores held-out documents with runs that train as one program. `Member.held` is a Text."""
 
     def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
@@ -157,7 +157,7 @@ class Looks:
         """Picks the score that is to be high."""
         return -dev["loss"]
 
-    def score(self, split: str, rows: Sequence[int], trainable: Any, own: Own) -> list[dict]:
+    def score(self, split: str, rows: Sequence[int], trainable: Any, own: PerRun) -> list[dict]:
         """Scores what is held out with the numbers of the runs `rows`. -> scores of each"""
         del split
         texts = [self._members[i].held for i in rows]

@@ -18,7 +18,7 @@ import numpy as np
 from jaxprompt import signals, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import check_tunes
-from jaxprompt.assembly.grid import Run, by_config, is_grid, list_runs, select
+from jaxprompt.assembly.grid import GridRun, by_config, is_grid, list_runs, select
 from jaxprompt.assembly.ppt import check_ppt
 from jaxprompt.assembly.settings import settings_of
 from jaxprompt.errors import InputError
@@ -26,8 +26,8 @@ from jaxprompt.files import make_folder, parse_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps import pretrain, tune
-from jaxprompt.sweeps.batched_loop import Together
-from jaxprompt.sweeps.batched_steps import Own, Programs
+from jaxprompt.sweeps.batched_loop import BatchedRuns
+from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.memory import available, fitting
 from jaxprompt.sweeps.runs import (
     Member,
@@ -43,10 +43,10 @@ from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.run_folder import check_workdir, guard_workdir, lock, read_result
 
-__all__ = ["KINDS", "Outcome", "Run", "by_config", "is_grid", "list_runs", "select", "train"]
+__all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "select", "train"]
 
 
-class Kind(NamedTuple):
+class RunKind(NamedTuple):
     """What runs do."""
 
     check: Callable[[Any], None]  # of a run's config
@@ -54,8 +54,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {  # by verb
-    "train": Kind(check_tunes, tune.prepare),
-    "pretrain": Kind(check_ppt, pretrain.prepare),
+    "train": RunKind(check_tunes, tune.prepare),
+    "pretrain": RunKind(check_ppt, pretrain.prepare),
 }
 
 
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 
 
 def train(
-    runs: Sequence[Run], workdir: str, *, verb: str = "train", size: int = 0,
+    runs: Sequence[GridRun], workdir: str, *, verb: str = "train", size: int = 0,
     heard: Callable[[], int], ready: Callable[[], None] = lambda: None,
 ) -> Outcome | None:  # fmt: skip
     """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
@@ -91,7 +91,7 @@ def train(
 
 def train_grid(
     c: Any, workdir: str, verb: str = "train", *, heard: Callable[[], int]
-) -> tuple[list[Run], Outcome | None]:
+) -> tuple[list[GridRun], Outcome | None]:
     """Trains the runs of `config.runs` as a verb does. -> the runs, and their outcome as `train`"""
     free = (*from_config.FREE, "runs.size")
     check_workdir(workdir, c.to_dict(), free)
@@ -104,10 +104,10 @@ def train_grid(
     return grid, train(grid, workdir, verb=verb, size=settings.at_once, heard=heard, ready=bind)
 
 
-def verify(runs: Sequence[Run], workdir: str, verb: str = "train") -> None:
+def verify(runs: Sequence[GridRun], workdir: str, verb: str = "train") -> None:
     """Raises InputError where a run of some has learned from anything else than it would now."""
 
-    def refuse(run: Run, error: Exception) -> None:
+    def refuse(run: GridRun, error: Exception) -> None:
         raise error
 
     for group in by_config(runs):
@@ -139,7 +139,7 @@ def _train(work: "_Work", verb: str, ready: Callable[[], None]) -> bool:
 class _Work:
     """What is left to train, and how it stands on disk."""
 
-    def __init__(self, runs: Sequence[Run], workdir: str, size: int, heard: Any):
+    def __init__(self, runs: Sequence[GridRun], workdir: str, size: int, heard: Any):
         self.runs, self.size, self.heard = runs, size, heard
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
@@ -157,7 +157,7 @@ class _Work:
         if self.started and all(_is_over(by_name[name]) for name in self.started):
             self._clear()
 
-    def known(self) -> list[Run]:
+    def known(self) -> list[GridRun]:
         """Lists the runs whose folder, if there is one, is theirs."""
         found = []
         for run in self.runs:
@@ -169,7 +169,7 @@ class _Work:
                 self.fail(run, error)
         return found
 
-    def is_left(self, run: Run) -> bool:
+    def is_left(self, run: GridRun) -> bool:
         """Tells whether a run has no result yet, or the checkpoint needs it besides."""
         return run.name in self.started or not _is_over(run)
 
@@ -194,7 +194,7 @@ class _Work:
             "same command goes on"
         )
 
-    def is_started(self, runs: Sequence[Run]) -> bool:
+    def is_started(self, runs: Sequence[GridRun]) -> bool:
         """Tells whether the checkpoint holds any of these runs."""
         return any(run.name in self.started for run in runs)
 
@@ -223,7 +223,7 @@ class _Work:
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:
                 log.say(f"compiling the step for {len(some)} runs")
                 programs, words = program(some)
-                first = Own(words[some[0].run.name], own.own)
+                first = PerRun(words[some[0].run.name], own.own)
                 free = available(shared.placement.mesh)
                 return fitting(programs, len(some), longest(rest), first, free)
 
@@ -235,8 +235,10 @@ class _Work:
                 self.checkpoints.rewind(newest)
                 starts = [start(shared, member)[0] for member in chunk]
                 programs, words = program(chunk)
-                owns = [Own(words[m.run.name], s.own) for m, s in zip(chunk, starts, strict=True)]
-                together = Together(shared, chunk, owns, programs, self.checkpoints, log)
+                owns = [
+                    PerRun(words[m.run.name], s.own) for m, s in zip(chunk, starts, strict=True)
+                ]
+                together = BatchedRuns(shared, chunk, owns, programs, self.checkpoints, log)
                 together.seconds = time.monotonic() - began  # with the compilations so far
                 if not together.run([s.state for s in starts], resumed, self.heard):
                     return False
@@ -274,7 +276,7 @@ class _Work:
             write_atomic(path, text + "\n")
         return [[names[name] for name in chunk] for chunk in chunks]
 
-    def fail(self, run: Run, error: Exception) -> None:
+    def fail(self, run: GridRun, error: Exception) -> None:
         """Notes that a run cannot be trained."""
         self.failed[run.name] = str(error)
 
@@ -302,5 +304,5 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error
 
 
-def _is_over(run: Run) -> bool:
+def _is_over(run: GridRun) -> bool:
     return any((run.folder / name).exists() for name in ("result.json", "error.txt"))

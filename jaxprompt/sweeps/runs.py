@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.grid import Run
+from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batching import Layout, empty, stack
 from jaxprompt.models.model import Model
@@ -25,7 +25,7 @@ from jaxprompt.types import Batch
 Words = dict[str, dict[str, Any]]  # head -> its arrays, of a head that scores label words
 
 
-class Feed(NamedTuple):
+class RunBatches(NamedTuple):
     """A run's training batches, and what is written of its steps."""
 
     batches: Any  # get_state, set_state, close
@@ -37,14 +37,14 @@ class Feed(NamedTuple):
 class Member(NamedTuple):
     """One run: its data and its model, without numbers."""
 
-    run: Run
+    run: GridRun
     scorer: Scorer
     model: Model  # what trains
     plan: from_config.Milestones
     steps_per_epoch: int
     shape: tuple  # what runs of one program have in common besides their configs
     source: Any  # what its batches are made of; of runs with the same batches the same object
-    feed: Callable[[], Feed]
+    feed: Callable[[], RunBatches]
     longest: Callable[[], Batch]  # a training batch as long as any
     held: Any  # what it is scored by, see the Looks of its kind
     record: Mapping[str, Any]  # what it learns from

@@ -13,15 +13,15 @@ import numpy as np
 
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.examples import describe_examples
-from jaxprompt.assembly.grid import Run
+from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import with_task
-from jaxprompt.sweeps.batched_steps import Own, Programs
-from jaxprompt.sweeps.runs import Feed, Member, Shared, side_by_side
+from jaxprompt.sweeps.batched_steps import PerRun, Programs
+from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.types import Asks
 
@@ -32,7 +32,7 @@ _OTHER_WORDS = (
 
 
 def prepare(
-    runs: Sequence[Run], workdir: Any, failed: Callable[[Run, Exception], None]
+    runs: Sequence[GridRun], workdir: Any, failed: Callable[[GridRun, Exception], None]
 ) -> tuple[Shared, list[Member]]:
     """Reads what runs need that differ in fields of `grid.VARIES`.
 
@@ -95,7 +95,7 @@ def prepare(
     for name, lines in told.items() if differ else list(told.items())[:1]:
         says += [f"{name}: {line}" * differ or line for line in lines]
     objectives = from_config.build_objectives(c, members[0].model) if members else []
-    return Shared(c, placement, loaded, objectives, Looks, says), members
+    return Shared(c, placement, loaded, objectives, SplitScorer, says), members
 
 
 def _asks(scorer: Scorer) -> Asks:
@@ -103,7 +103,9 @@ def _asks(scorer: Scorer) -> Asks:
     return getattr(scorer.model.prompt, "asks", Asks())
 
 
-def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]) -> Member:
+def _member(
+    run: GridRun, scorer: Scorer, splits: dict[str, Split], record: dict[str, Any]
+) -> Member:
     c, train = run.config, splits["train"]
     epoch = math.ceil(len(train.rows) / run.settings.batch)
     member = Member(
@@ -115,12 +117,12 @@ def _member(run: Run, scorer: Scorer, splits: dict[str, Split], record: dict[str
     return member._replace(shape=(epoch, scorer.layout, scorer.classes, words))
 
 
-def _feed(c: Any, scorer: Scorer, train: Split) -> Feed:
+def _feed(c: Any, scorer: Scorer, train: Split) -> RunBatches:
     batches = from_config.train_batches(c, scorer, train)
-    return Feed(batches, lambda: next(batches))
+    return RunBatches(batches, lambda: next(batches))
 
 
-class Looks:
+class SplitScorer:
     """Scores splits with runs that train as one program. `Member.held` are the splits."""
 
     def __init__(self, shared: Shared, members: Sequence[Member], programs: Programs):
@@ -137,7 +139,7 @@ class Looks:
         """Picks the score that is to be high."""
         return dev[self._metric]
 
-    def score(self, split: str, rows: Sequence[int], trainable: Any, own: Own) -> list[dict]:
+    def score(self, split: str, rows: Sequence[int], trainable: Any, own: PerRun) -> list[dict]:
         """Measures a split with the numbers of the runs `rows`. -> metrics of each"""
         members = [self._members[i] for i in rows]
         scorer, programs = members[0].scorer, self._programs

@@ -68,7 +68,7 @@ class Ended(NamedTuple):
     time: dict[str, float]
 
 
-class Stand(NamedTuple):
+class RunState(NamedTuple):
     """Where a run stands."""
 
     checkpoints: Checkpoints
@@ -100,7 +100,7 @@ def drive(
     return ended
 
 
-def take_up(job: Job, workdir: str) -> Stand:
+def take_up(job: Job, workdir: str) -> RunState:
     """Goes to the newest checkpoint of a run, or to its start.
 
     Raises InputError for a checkpoint that is damaged, or of another model.
@@ -116,10 +116,10 @@ def take_up(job: Job, workdir: str) -> Stand:
         for leaf in jax.tree.leaves(job.state):  # else both would stay in memory
             leaf.delete()
     checkpoints.rewind(-1 if started is None else started)
-    return Stand(checkpoints, state, progress, started or 0)
+    return RunState(checkpoints, state, progress, started or 0)
 
 
-def run(job: Job, stand: Stand, log: RunLog, heard: Callable[[], int]) -> Ended | None:
+def run(job: Job, stand: RunState, log: RunLog, heard: Callable[[], int]) -> Ended | None:
     """Trains from where a run stands to the end.
 
     `heard` gives the signal that asks for a stop, 0 where none does. Returns None where one ended

@@ -67,10 +67,10 @@ def make_batches(case: Case) -> list:
     vocab = case.hf["vocab_size"]
     if case.objective == "mlm":
         words = np.arange(LOWEST, vocab, dtype=np.int32)
-        objective = mlm.Objective(case.length, MASK, (CLS,), (SEP,), words)
+        objective = mlm.Denoiser(case.length, MASK, (CLS,), (SEP,), words)
     else:
         marks = np.arange(vocab - 1, vocab - 101, -1, dtype=np.int32)
-        objective = span_corruption.Objective(case.length, PAD, EOS, marks)
+        objective = span_corruption.Denoiser(case.length, PAD, EOS, marks)
     draws, (room,) = np.random.RandomState(0), objective.fit.room
     room -= len(objective.end) if case.objective == "mlm" else 0
     lengths, made = (*objective.lengths, 0), []

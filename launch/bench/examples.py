@@ -41,7 +41,7 @@ def make_rows(args: argparse.Namespace, name: str, folder: str):
         task = nsp.make(corpus, documents, forms)
     else:
         task = selection.make(name, corpus, documents, forms)
-    return ppt.Rows(task, forms, Layout(args.batch, LENGTHS[name], forms.pad))
+    return ppt.PptRows(task, forms, Layout(args.batch, LENGTHS[name], forms.pad))
 
 
 def make_batches(args: argparse.Namespace, name: str, folder: str, prefetch: int, seed: int):

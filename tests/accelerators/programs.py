@@ -23,7 +23,7 @@ from jaxprompt.planning.compilers import Compiled, compile_for, find_devices
 from jaxprompt.planning.cost import make_shapes
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import count_hits, on_targets
-from jaxprompt.sweeps.batched_steps import Own, make_group_step
+from jaxprompt.sweeps.batched_steps import PerRun, make_group_step
 from jaxprompt.training.replaced_tokens import generator_config, make_objectives, make_pair, untie
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
@@ -73,7 +73,7 @@ def compile_grid(path: str, place: Placement, runs: int, **fields: Any) -> tuple
     many = lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype, sharding=place.replicated)
     state, batch = (jax.tree.map(many, part) for part in (shapes.state, shapes.batch))
     over = dataclasses.replace(place, runs=True)
-    given = state, shapes.frozen, batch, Own({}, {})
+    given = state, shapes.frozen, batch, PerRun({}, {})
     return compile_for(place, within(over, step), *given, donate_argnums=0), shapes, c
 
 

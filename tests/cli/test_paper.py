@@ -13,7 +13,7 @@ from configs.parts import ppt
 from jaxprompt.cli.options import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
-from jaxprompt.sweeps.batched_loop import Together
+from jaxprompt.sweeps.batched_loop import BatchedRuns
 
 sys.path.insert(0, str(ROOT / "launch"))
 import paper  # noqa: E402
@@ -88,7 +88,7 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
 def test_a_table_that_was_stopped_goes_on(run, capsys, tmp_path, monkeypatch, method):
     """The checkpoint of some cells is no stranger's to the others."""
     words = ["--rows=pt;full", "--seeds=10", f"--workdir={tmp_path}"]
-    live = Together._live
+    live = BatchedRuns._live
 
     def stop(self):
         if self.step == 3 and self.members[0].run.name.startswith(method):
@@ -96,7 +96,7 @@ def test_a_table_that_was_stopped_goes_on(run, capsys, tmp_path, monkeypatch, me
         return live(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Together, "_live", stop)
+        patch.setattr(BatchedRuns, "_live", stop)
         told, _ = run(capsys, "table4", *words)
     assert told.out == "" and "stopped by SIGTERM at step" in told.err
     told, _ = run(capsys, "table4", *words)

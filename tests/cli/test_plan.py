@@ -16,7 +16,7 @@ from jaxprompt.assembly.abstract_run import open_run
 from jaxprompt.cli.options import load_config
 from jaxprompt.data.batching import buckets
 from jaxprompt.heads.verbalizer import AnswerHead
-from jaxprompt.parallel.hlo import Work
+from jaxprompt.parallel.hlo import DeviceWork
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.planning.compilers import Compiled
 from jaxprompt.planning.cost import make_shapes, weigh
@@ -149,7 +149,7 @@ def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
 
 def test_what_the_devices_own_compiler_says_stands_beside_the_estimate(capsys, monkeypatch):
     """Its memory decides what fits, and its collectives are told; it may refuse."""
-    work = Work(0.0, Counter({"all-reduce": 3}), Counter({"all-reduce": 2**20}),
+    work = DeviceWork(0.0, Counter({"all-reduce": 3}), Counter({"all-reduce": 2**20}),
                 Counter({"all-reduce": 2}))  # fmt: skip
     said = [Compiled(2**30, 20 * 2**30, 21 * 2**30, work, ""), "the compiler refuses: too large"]
     asked = []

@@ -167,7 +167,7 @@ def held_out_rows(workdir):
     """Makes the held-out rows of a run on pairs anew."""
     from jaxprompt.corpus import index_corpus
     from jaxprompt.corpus.denoise.batches import Pass
-    from jaxprompt.corpus.ppt import Rows, get_pattern, make_forms, nsp
+    from jaxprompt.corpus.ppt import PptRows, get_pattern, make_forms, nsp
     from jaxprompt.data.batching import Layout
     from jaxprompt.data.tokenizer import load_tokenizer
 
@@ -180,7 +180,7 @@ def held_out_rows(workdir):
         decoder_slots=1, answer="[mask] {label} [mask]", whole=True,
     )  # fmt: skip
     task = nsp.make(corpus, divide(40, 0.2, 0)[1], forms)
-    return Pass(Rows(task, forms, Layout(16, 48, forms.pad)), batch=16, seed=0, limit=100)
+    return Pass(PptRows(task, forms, Layout(16, 48, forms.pad)), batch=16, seed=0, limit=100)
 
 
 # -- cut off, and on other devices ----------------------------------------------------------------

@@ -22,7 +22,7 @@ from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import load_config, resolved
 from jaxprompt.errors import InputError
 from jaxprompt.sweeps import batched_loop, runner
-from jaxprompt.sweeps.batched_loop import Together
+from jaxprompt.sweeps.batched_loop import BatchedRuns
 
 SHORT = dict(train__total_steps=6, train__eval_steps=2, train__log_steps=1)
 GRID = dict(runs__seeds="1,2", runs__lr="1e-2,3e-2", runs__size=4)
@@ -142,11 +142,11 @@ def test_a_group_that_is_killed_resumes_bit_for_bit(moment, config, grid, tmp_pa
     folder, calls = tmp_path / "grid", []
     with monkeypatch.context():
         if moment.startswith("step"):
-            cut_at(Together, "_live", lambda t: t.step == int(moment[-1]))
+            cut_at(BatchedRuns, "_live", lambda t: t.step == int(moment[-1]))
         elif moment == "between":  # evaluated and logged, not saved
-            cut_at(Together, "_save", lambda t: t.step == 4)
+            cut_at(BatchedRuns, "_save", lambda t: t.step == 4)
         elif moment == "tests":
-            cut_at(Together, "_finish", lambda t: True)
+            cut_at(BatchedRuns, "_finish", lambda t: True)
         else:  # two of four results are there
             write_result = batched_loop.write_result
 
@@ -169,7 +169,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
     import os
     import signal
 
-    folder, live = tmp_path / "grid", Together._live
+    folder, live = tmp_path / "grid", BatchedRuns._live
 
     def signal_once(self):
         if self.step == 3 and not hasattr(self, "asked"):
@@ -177,7 +177,7 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
         return live(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Together, "_live", signal_once)
+        patch.setattr(BatchedRuns, "_live", signal_once)
         assert train_grid(config, str(folder)) == 0
     out, err = capsys.readouterr()
     assert out == "" and "stopped by SIGTERM at step" in err and not results(folder)
@@ -352,7 +352,7 @@ def test_starts_are_for_a_method_that_has_some(tmp_path):
 def test_a_checkpoint_of_other_runs_is_refused(config, backbone, data, tmp_path):
     folder = tmp_path / "grid"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Together, "_finish", lambda self: (_ for _ in ()).throw(Cut()))
+        patch.setattr(BatchedRuns, "_finish", lambda self: (_ for _ in ()).throw(Cut()))
         with pytest.raises(Cut):
             train_grid(config, str(folder))
     runs = runner.list_runs(config, str(folder))[:2]

@@ -13,7 +13,7 @@ from tiny_run import ROOT, flags, make_backbone, read_lines, sentences, write_ro
 from jaxprompt.__main__ import main
 from jaxprompt.corpus import TextSettings, divide, index_corpus
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
-from jaxprompt.corpus.denoise.batches import Pass, Rows
+from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.types import Batch
 
@@ -157,7 +157,7 @@ def held_out(workdir: Path) -> Iterator[Batch]:
     _, share = divide(len(corpus), HELD_OUT, 0)
     assert len(share) == 12
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    rows = Rows(corpus, share, make(tokenizer, LENGTH, **more), packed=True, pad_id=pad)
+    rows = DenoisingRows(corpus, share, make(tokenizer, LENGTH, **more), packed=True, pad_id=pad)
     return iter(Pass(rows, batch=BATCH, seed=0, limit=512))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxprompt.corpus import Corpus
-from jaxprompt.corpus.encode import Encoded
+from jaxprompt.corpus.encode import EncodedDocuments
 from jaxprompt.corpus.ppt import get_pattern, make_forms, numbers_of_options
 from jaxprompt.corpus.store import StoreWriter
 from jaxprompt.types import Role
@@ -21,7 +21,7 @@ def make_corpus(folder, documents):
     writer = StoreWriter(folder, "<u2")
     counts = np.array([len(document) for document in documents])
     lengths = np.array([len(unit) for unit in units])
-    writer.add(Encoded(counts, lengths, np.concatenate(units)))
+    writer.add(EncodedDocuments(counts, lengths, np.concatenate(units)))
     fingerprint = {"files": {}, "settings": {"units": "paragraph"}, "tokenizer": "numbers"}
     writer.seal(fingerprint=fingerprint, stats={}, source="", skipped=0, first_skipped="")
     writer.close()

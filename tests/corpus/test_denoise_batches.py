@@ -7,7 +7,7 @@ import pytest
 
 from jaxprompt.corpus import TextSettings, index_corpus
 from jaxprompt.corpus.denoise import clm, mlm, span_corruption
-from jaxprompt.corpus.denoise.batches import Pass, Rows, Visits
+from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass, Visits
 from jaxprompt.corpus.denoise.pack import cut, plan_rows
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.errors import InputError
@@ -16,10 +16,10 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(
 PAD, MASK, LENGTH, BATCH = 0, 4, 16, 8
 MARKS = np.arange(100, 110, dtype=np.int32)
 OBJECTIVES = {
-    "mlm": mlm.Objective(LENGTH, MASK, (2,), (3,), np.arange(5, 95, dtype=np.int32)),
-    "apart": mlm.Objective(LENGTH, MASK, (2,), (3,), np.arange(5, 95, dtype=np.int32), apart=True),
-    "clm": clm.Objective(LENGTH, (3,)),
-    "span_corruption": span_corruption.Objective(LENGTH, 0, 1, MARKS),
+    "mlm": mlm.Denoiser(LENGTH, MASK, (2,), (3,), np.arange(5, 95, dtype=np.int32)),
+    "apart": mlm.Denoiser(LENGTH, MASK, (2,), (3,), np.arange(5, 95, dtype=np.int32), apart=True),
+    "clm": clm.Denoiser(LENGTH, (3,)),
+    "span_corruption": span_corruption.Denoiser(LENGTH, 0, 1, MARKS),
 }
 
 
@@ -41,8 +41,8 @@ def corpus(tmp_path_factory):
 DOCUMENTS = range(8, 60)
 
 
-def make_rows(corpus, name="mlm", packed=True) -> Rows:
-    return Rows(corpus, DOCUMENTS, OBJECTIVES[name], packed=packed, pad_id=PAD)
+def make_rows(corpus, name="mlm", packed=True) -> DenoisingRows:
+    return DenoisingRows(corpus, DOCUMENTS, OBJECTIVES[name], packed=packed, pad_id=PAD)
 
 
 def take(batches, count: int) -> list:
@@ -234,4 +234,4 @@ def test_a_pass_is_the_same_each_time(corpus):
 def test_documents_without_text_are_refused(corpus):
     objective = OBJECTIVES["mlm"]
     with pytest.raises(InputError, match="none of 0 documents has 1 tokens; give documents"):
-        Rows(corpus, [], objective, packed=True, pad_id=PAD)
+        DenoisingRows(corpus, [], objective, packed=True, pad_id=PAD)

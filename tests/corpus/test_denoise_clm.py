@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxprompt.corpus.denoise.clm import Objective, make
+from jaxprompt.corpus.denoise.clm import Denoiser, make
 from jaxprompt.corpus.denoise.rows import encoded, row_rng
 from jaxprompt.data.batching import collate
 from jaxprompt.errors import InputError
@@ -13,7 +13,7 @@ RNG = row_rng(0, 0)
 
 
 def test_each_token_predicts_the_next():
-    sample = Objective(6, (9,))(PIECES, RNG)
+    sample = Denoiser(6, (9,))(PIECES, RNG)
     assert sample.encoder.ids.tolist() == [10, 11, 12, 9, 20, 21]
     assert sample.label_pos.tolist() == [0, 1, 2, 3, 4]
     assert sample.targets.tolist() == [11, 12, 9, 20, 21]
@@ -21,14 +21,14 @@ def test_each_token_predicts_the_next():
 
 
 def test_no_token_predicts_another_document():
-    sample = Objective(6, (9,), apart=True)(PIECES, RNG)
+    sample = Denoiser(6, (9,), apart=True)(PIECES, RNG)
     assert sample.label_pos.tolist() == [0, 1, 2, 4]
     assert sample.targets.tolist() == [11, 12, 9, 21]
     assert sample.encoder.positions.tolist() == [0, 1, 2, 3, 0, 1]
 
 
 def test_batches_tell_documents_apart():
-    row = encoded(Objective(6, (9,), apart=True)(PIECES, RNG))
+    row = encoded(Denoiser(6, (9,), apart=True)(PIECES, RNG))
     batch = collate([[row]], [-1], [0], batch=1, length=8, pad_id=9, label_width=5)
     assert batch.encoder.segments.tolist() == [[1, 1, 1, 1, 2, 2, 0, 0]]
     assert not batch.encoder.types.any()

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxprompt.corpus.denoise.mlm import Objective, make, predictions
+from jaxprompt.corpus.denoise.mlm import Denoiser, make, predictions
 from jaxprompt.corpus.denoise.rows import encoded, row_rng
 from jaxprompt.data.batching import collate
 from jaxprompt.data.tokenizer import encode_texts
@@ -19,7 +19,7 @@ WORDS = np.arange(10, 50, dtype=np.int32)
 
 
 def masking(length=66, **changes):
-    return Objective(length, MASK, (CLS,), (SEP,), WORDS, **changes)
+    return Denoiser(length, MASK, (CLS,), (SEP,), WORDS, **changes)
 
 
 def within(count, total, share, sigmas=5.0):

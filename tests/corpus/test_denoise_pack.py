@@ -15,7 +15,7 @@ PLAIN = Fit(np.arange(11)[None], (10,))
 
 
 def framed(length, **changes):
-    return mlm.Objective(length, 3, (1,), (2,), WORDS, **changes)
+    return mlm.Denoiser(length, 3, (1,), (2,), WORDS, **changes)
 
 
 def test_a_plan_by_hand():
@@ -49,13 +49,13 @@ def test_pieces_may_end_within_the_tail():
 OBJECTIVES = [
     framed(32),
     framed(32, apart=True),
-    span_corruption.Objective(32, 0, 1, MARKS),
-    span_corruption.Objective(32, 0, 1, MARKS, apart=True),
-    prefix_lm.Objective(32, 0, 1, (1,)),
-    prefix_lm.Objective(32, 0, 1, (1,), apart=True),
-    prefix_lm.Objective(32, 0, 1, (), 0.5, (99,), apart=True),
-    clm.Objective(32, (9,)),
-    clm.Objective(32, (9,), apart=True),
+    span_corruption.Denoiser(32, 0, 1, MARKS),
+    span_corruption.Denoiser(32, 0, 1, MARKS, apart=True),
+    prefix_lm.Denoiser(32, 0, 1, (1,)),
+    prefix_lm.Denoiser(32, 0, 1, (1,), apart=True),
+    prefix_lm.Denoiser(32, 0, 1, (), 0.5, (99,), apart=True),
+    clm.Denoiser(32, (9,)),
+    clm.Denoiser(32, (9,), apart=True),
 ]
 
 
@@ -96,7 +96,7 @@ def test_every_token_is_in_one_row_that_fits(objective, packed):
 
 
 def test_one_text_fills_rows_to_the_last_token():
-    objective = span_corruption.Objective(64, 0, 1, MARKS)
+    objective = span_corruption.Denoiser(64, 0, 1, MARKS)
     plan = plan_rows(LENGTHS[LENGTHS > 1], objective.fit)
     used = [sum(stop - start for _, start, stop in plan.row(i)) for i in range(len(plan) - 1)]
     assert min(used) >= objective.tokens - 1  # where one place is left, no piece of two fits

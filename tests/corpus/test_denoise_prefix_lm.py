@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxprompt.corpus.denoise.prefix_lm import Objective, make
+from jaxprompt.corpus.denoise.prefix_lm import Denoiser, make
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.errors import InputError
 
@@ -12,7 +12,7 @@ START, EOS, MARK = 0, 1, 99
 
 @pytest.mark.parametrize("end", [(), (EOS,)])
 def test_front_and_rest_are_the_text(end):
-    objective = Objective(16, START, EOS, end)
+    objective = Denoiser(16, START, EOS, end)
     ids = np.arange(10, 10 + objective.tokens)
     for index in range(100):
         sample = objective([ids], row_rng(0, index))
@@ -26,7 +26,7 @@ def test_front_and_rest_are_the_text(end):
 
 
 def test_every_place_is_as_likely():
-    objective, ids = Objective(8, START, EOS), np.arange(10, 18)
+    objective, ids = Denoiser(8, START, EOS), np.arange(10, 18)
     rng = row_rng(0, 0)
     fronts = np.bincount([len(objective([ids], rng).encoder.ids) for _ in range(7000)])
     assert objective.tokens == 8 and fronts[0] == 0 and len(fronts) == 8  # 1 to 7
@@ -38,7 +38,7 @@ def test_every_place_is_as_likely():
 )
 @pytest.mark.parametrize("length", [4, 5, 8, 33])
 def test_the_longest_rows_just_fit(length, end, mark):
-    objective = Objective(length, START, EOS, end, mark=mark)
+    objective = Denoiser(length, START, EOS, end, mark=mark)
     ids = np.arange(100, 100 + objective.tokens)
     rows = [objective([ids], row_rng(0, index)) for index in range(300)]
     longest = max(len(row.encoder.ids) for row in rows), max(len(row.decoder.ids) for row in rows)
@@ -46,7 +46,7 @@ def test_the_longest_rows_just_fit(length, end, mark):
 
 
 def test_a_fixed_share_fills_the_input():
-    objective = Objective(512, START, EOS, mark=(MARK,), share=0.5)  # as PPT adapts T5
+    objective = Denoiser(512, START, EOS, mark=(MARK,), share=0.5)  # as PPT adapts T5
     assert objective.tokens == 1022 and objective.lengths == (512, 513)
     ids = np.arange(100, 1122)
     sample = objective([ids], row_rng(0, 0))
@@ -58,9 +58,9 @@ def test_a_fixed_share_fills_the_input():
 
 def test_documents_are_one_text_or_apart():
     pieces = [np.arange(10, 20), np.arange(30, 35)]
-    one = Objective(16, START, EOS)(pieces, row_rng(0, 0))
+    one = Denoiser(16, START, EOS)(pieces, row_rng(0, 0))
     assert [*one.encoder.ids, *one.targets] == [*pieces[0], *pieces[1], EOS]
-    apart = Objective(32, START, EOS, (EOS,), apart=True)(pieces, row_rng(0, 0))
+    apart = Denoiser(32, START, EOS, (EOS,), apart=True)(pieces, row_rng(0, 0))
     for number, piece in enumerate(pieces, 1):
         front = apart.encoder.ids[apart.encoder.segments == number]
         rest = apart.targets[apart.decoder.segments == number]

@@ -7,7 +7,7 @@ import pytest
 
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.corpus.denoise.span_corruption import (
-    Objective,
+    Denoiser,
     corrupt,
     corrupted_lengths,
     make,
@@ -95,7 +95,7 @@ def test_lengths_equal_the_published_rule():
 @pytest.mark.parametrize(("density", "span"), SETTINGS)
 def test_inputs_have_exactly_the_length_asked_for(density, span):
     for length in (3, 4, 7, 16, 61, 128, 512):
-        objective = Objective(length, START, EOS, np.arange(5000, 4000, -1), density, span)
+        objective = Denoiser(length, START, EOS, np.arange(5000, 4000, -1), density, span)
         ids = np.arange(2, 2 + objective.tokens, dtype=np.int32)
         sample = objective([ids], row_rng(0, length))
         assert len(sample.encoder.ids) == length
@@ -133,7 +133,7 @@ def test_every_mask_is_as_likely():
 
 
 def test_rows_equal_a_corruption_by_hand_and_give_the_text_back():
-    objective = Objective(128, START, EOS, MARKS)
+    objective = Denoiser(128, START, EOS, MARKS)
     ids = np.random.RandomState(0).randint(2, 900, objective.tokens).astype(np.int32)
     before = ids.copy()
     for index in range(50):
@@ -151,12 +151,12 @@ def test_rows_equal_a_corruption_by_hand_and_give_the_text_back():
 
 def test_documents_are_one_text_or_apart():
     pieces = [np.arange(2, 40, dtype=np.int32), np.arange(100, 120, dtype=np.int32)]
-    one = Objective(64, START, EOS, MARKS)(pieces, row_rng(0, 0))
+    one = Denoiser(64, START, EOS, MARKS)(pieces, row_rng(0, 0))
     whole = np.concatenate(pieces)
     assert rebuild(one.encoder.ids[:-1], one.targets[:-1]) == whole.tolist()
     assert one.encoder.segments is one.decoder.segments is None
 
-    apart = Objective(64, START, EOS, MARKS, apart=True)(pieces, row_rng(0, 0))
+    apart = Denoiser(64, START, EOS, MARKS, apart=True)(pieces, row_rng(0, 0))
     for number, piece in enumerate(pieces, 1):
         of = apart.encoder.segments == number
         said = apart.decoder.segments == number

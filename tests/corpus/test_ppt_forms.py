@@ -5,7 +5,7 @@ import pytest
 from ppt_corpus import CHINESE, LETTERS, bert_forms, tiny_bert
 
 from jaxprompt.corpus.ppt import PATTERNS, TASKS, Pattern, get_pattern, make_forms
-from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks import Example
@@ -34,7 +34,7 @@ def downstream(tokenizer, style, pattern, options, max_len, slots):
         plan = masked_plan(words.ids)
     else:
         plan = branch_plan(words.ids, around, whole=False)
-    return Encoder(
+    return ExampleEncoder(
         tokenizer, parse(pattern.text(options)), specials, num_slots=slots,
         num_masks=words.num_masks, max_len=max_len, needs_mask=True, num_types=2,
         answer=Answer(plan, stem, 2 * (style == "seq2seq")),

@@ -8,7 +8,7 @@ import pytest
 from ppt_corpus import CHINESE, LETTERS, tiny_bert
 
 from jaxprompt.corpus.ppt import get_pattern, make_forms, unify
-from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.files import read_file
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
@@ -33,7 +33,7 @@ def make_encoder(tokenizer, style, task, *, max_len=512, slots=0, eos=False):
     if style != "masked":
         plan = branch_plan(words.ids, around, whole=False)
     template = task.causal if style == "causal" else task.template
-    return Encoder(
+    return ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=slots, num_masks=words.num_masks,
         max_len=max_len, needs_mask=True, num_types=2, option=task.option,
         names=[group[0] for group in task.words],

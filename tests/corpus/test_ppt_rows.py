@@ -9,7 +9,14 @@ from test_ppt_selection import guess_by_length as guess_options
 from jaxprompt.corpus import divide, index_corpus
 from jaxprompt.corpus.denoise.batches import Pass, Visits
 from jaxprompt.corpus.denoise.rows import row_rng
-from jaxprompt.corpus.ppt import Rows, get_pattern, make_forms, nsp, numbers_of_options, selection
+from jaxprompt.corpus.ppt import (
+    PptRows,
+    get_pattern,
+    make_forms,
+    nsp,
+    numbers_of_options,
+    selection,
+)
 from jaxprompt.data.batching import Layout
 from jaxprompt.data.tokenizer import load_tokenizer
 
@@ -33,7 +40,7 @@ def make_rows(name, corpus, documents, **layout):
     else:
         forms = bert_forms(name, options=(2, 5, 7))
         task = selection.make(name, corpus, documents, forms)
-    return Rows(task, forms, Layout(1, MAX_LEN, forms.pad, **layout))
+    return PptRows(task, forms, Layout(1, MAX_LEN, forms.pad, **layout))
 
 
 def arrays(batch):

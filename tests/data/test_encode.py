@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxprompt.data.encode import Encoder, kept_lengths
+from jaxprompt.data.encode import ExampleEncoder, kept_lengths
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
@@ -30,7 +30,7 @@ def encoder(tokenizer, template, **changes):
     parsed = parse(template)
     needs = dict(eos=True, sentinel=SENTINEL, masks=int(parsed.has_mask))
     specials = read_specials(tokenizer, "masked", **needs)
-    return Encoder(tokenizer, parsed, specials, **settings | changes)
+    return ExampleEncoder(tokenizer, parsed, specials, **settings | changes)
 
 
 def shown(tokenizer, row):

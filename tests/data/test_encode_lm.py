@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.batching import EvalBatches, Layout
-from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Frame, branch_plan
 from jaxprompt.data.tasks import Example
@@ -19,7 +19,7 @@ def make_encoder(tokenizer, style, template, *, eos=True, slots=0, max_len=40, *
     parsed = parse(template)
     masks = int(parsed.has_mask)
     specials = read_specials(tokenizer, style, eos=eos, sentinel=SENTINEL, masks=masks)
-    return Encoder(
+    return ExampleEncoder(
         tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
         needs_mask=False, num_types=1, **changes,
     )  # fmt: skip

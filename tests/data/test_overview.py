@@ -3,7 +3,7 @@
 import pytest
 
 from jaxprompt.data import overview
-from jaxprompt.data.encode import Answer, Encoder
+from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import count_cut
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks import Example
@@ -43,7 +43,7 @@ def test_texts_that_are_cut(request, kind):
     tokenizer, style = request.getfixturevalue(kind), STYLES[kind]
     specials = read_specials(tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=0)
     answer = Answer(text=2) if style == "causal" else Answer()
-    rows = lambda examples, most: Encoder(
+    rows = lambda examples, most: ExampleEncoder(
         tokenizer, parse("{a} {b}"), specials, num_slots=2, num_masks=1, max_len=most,
         needs_mask=False, num_types=1, answer=answer,
     ).encode_all(examples)  # fmt: skip
@@ -59,7 +59,7 @@ def test_texts_that_are_cut(request, kind):
 
 def test_an_example_of_several_rows_is_cut_once(tokenizer):
     specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
-    encoder = Encoder(
+    encoder = ExampleEncoder(
         tokenizer, parse("{a} {choice}"), specials, num_slots=0, num_masks=1, max_len=9,
         needs_mask=False, num_types=1,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
@@ -57,7 +57,7 @@ def test_task_words_come_from_the_text():
 
 
 def test_text_ids_leave_the_template_out(bert):
-    encoder = Encoder(
+    encoder = ExampleEncoder(
         bert,
         parse("{a} It was [mask]."),
         read_specials(bert, "masked", eos=True, sentinel=SENTINEL, masks=1),

@@ -7,7 +7,7 @@ import torch
 import transformers
 from tiny import assert_close, make_batch, make_tiny
 
-from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks import Example, custom_task, read_example, with_labels
 from jaxprompt.data.template import parse
@@ -34,7 +34,7 @@ def read(rows=ROWS, **fields):
 
 def make_encoder(tokenizer, max_len, template="{tokens}"):
     specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
-    return Encoder(
+    return ExampleEncoder(
         tokenizer, parse(template), specials, num_slots=0, num_masks=1, max_len=max_len,
         needs_mask=False, num_types=2,
     )  # fmt: skip
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused():
 def test_a_hard_word_and_a_soft_token_may_stand_around(bert):
     task, examples = read()
     specials = read_specials(bert, "masked", eos=True, sentinel="", masks=0)
-    encoder = Encoder(
+    encoder = ExampleEncoder(
         bert, parse("[soft*2] Tag : {tokens} ."), specials, num_slots=2, num_masks=1, max_len=24,
         needs_mask=False, num_types=2,
     )  # fmt: skip

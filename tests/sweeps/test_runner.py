@@ -10,7 +10,7 @@ import optax
 import pytest
 from tiny import PAD, assert_close, assert_equal, jit, make_batch, make_params, make_tiny, widen
 
-from jaxprompt.assembly.grid import Run, select
+from jaxprompt.assembly.grid import GridRun, select
 from jaxprompt.data.batching import empty, stack
 from jaxprompt.heads import linear
 from jaxprompt.heads.verbalizer import AnswerHead, LabelWords
@@ -21,7 +21,7 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.sweeps import memory
 from jaxprompt.sweeps.batched_loop import halves
-from jaxprompt.sweeps.batched_steps import Own, Programs, make_group_scores, make_group_step
+from jaxprompt.sweeps.batched_steps import PerRun, Programs, make_group_scores, make_group_step
 from jaxprompt.sweeps.runs import Member, varying_words
 from jaxprompt.training.optim import make_optimizer
 from jaxprompt.training.state import make_state
@@ -31,7 +31,7 @@ from jaxprompt.types import ABSENT
 
 OBJECTIVES = (Objective("main", cross_entropy),)
 RATES = (0.1, 0.03, 0.3)
-NONE = Own({}, {})
+NONE = PerRun({}, {})
 SLOTS = dict(slots=3)
 CASES = {  # family, method, its fields, of batches, patterns of what trains
     "soft": ("bert", "soft", dict(length=3), SLOTS, None),
@@ -158,7 +158,7 @@ def test_each_run_has_its_own_label_words(scores):
     words = [dict(main=dict(rows=np.array(h.rows), where=word, at=0 * word)) for h in heads]
     batch = batch_of("soft", 3)
     group = jit(make_group_scores(model, is_shared=True))
-    found = group(stack_trees(starts[:2]), frozen, batch, Own(stack_trees(words), {}))
+    found = group(stack_trees(starts[:2]), frozen, batch, PerRun(stack_trees(words), {}))
     for i, head in enumerate(heads):
         own = Model(model.backbone, model.prompt, {"main": head})
         expected = jit(make_eval_step(own))(starts[i], frozen, batch)
@@ -178,9 +178,10 @@ def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
     wrap = AnswerHead if two_parts else lambda head, _: head
     models = [dataclasses.replace(model, heads={"main": wrap(head, head)}) for head in heads]
     members = [
-        Member(Run(str(i), {}, None, None), None, own, *[None] * 8) for i, own in enumerate(models)
+        Member(GridRun(str(i), {}, None, None), None, own, *[None] * 8)
+        for i, own in enumerate(models)
     ]
-    words = [Own(own, {}) for own in varying_words(members).values()]
+    words = [PerRun(own, {}) for own in varying_words(members).values()]
     batch = batch_of("soft", 3)
     group = jit(make_group_scores(models[0], is_shared=True))
     found = group(stack_trees(starts[:2]), frozen, batch, stack_trees(words))

@@ -19,11 +19,11 @@ from jaxprompt.tree import split, trainable_mask
 
 LENGTH = 36
 OBJECTIVES = {
-    "mlm": ("bert", mlm.Objective(LENGTH, 3, (1,), (2,), np.arange(4, 53), apart=True)),
-    "clm": ("gpt2", clm.Objective(LENGTH, (2,), apart=True)),
-    "prefix_lm": ("t5", prefix_lm.Objective(LENGTH, 0, 1, (1,), apart=True)),
+    "mlm": ("bert", mlm.Denoiser(LENGTH, 3, (1,), (2,), np.arange(4, 53), apart=True)),
+    "clm": ("gpt2", clm.Denoiser(LENGTH, (2,), apart=True)),
+    "prefix_lm": ("t5", prefix_lm.Denoiser(LENGTH, 0, 1, (1,), apart=True)),
     "span_corruption": (
-        "t5", span_corruption.Objective(LENGTH, 0, 1, np.arange(52, 45, -1), 0.5, 2.0, apart=True)
+        "t5", span_corruption.Denoiser(LENGTH, 0, 1, np.arange(52, 45, -1), 0.5, 2.0, apart=True)
     ),
 }  # fmt: skip
 ROWS = ((9, 14, 3), (20,), (2, 2, 2, 11))  # lengths of documents

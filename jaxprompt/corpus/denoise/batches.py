@@ -11,11 +11,11 @@ from jaxprompt.corpus.denoise.pack import cut, plan_rows
 from jaxprompt.corpus.denoise.rows import encoded, own_part, row_rng
 from jaxprompt.data.batching import collate
 from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.stream import ENDLESS, Stream
+from jaxprompt.data.stream import ENDLESS, BatchStream
 from jaxprompt.types import Batch
 
 
-class Rows:
+class DenoisingRows:
     """The rows that documents are cut into, once; a visit to a row draws what is hidden anew."""
 
     def __init__(
@@ -58,14 +58,14 @@ class Rows:
         return encoded(self._objective(pieces, row_rng(seed, visit)))
 
 
-class Visits(Stream):
+class Visits(BatchStream):
     """Endless batches: each epoch visits every row once, in an order of its own.
 
     Prefetched by grain's threads. All depends on (seed, number of the batch).
     """
 
     def __init__(
-        self, rows: Rows, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
+        self, rows: DenoisingRows, *, batch: int, seed: int, share: tuple[int, int] = (0, 1),
         prefetch: int = 4,
     ):  # fmt: skip
         """Starts at batch 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
@@ -89,7 +89,13 @@ class Pass:
     """One pass over the first rows of a plan, with the same draws in every pass."""
 
     def __init__(
-        self, rows: Rows, *, batch: int, seed: int, limit: int, share: tuple[int, int] = (0, 1)
+        self,
+        rows: DenoisingRows,
+        *,
+        batch: int,
+        seed: int,
+        limit: int,
+        share: tuple[int, int] = (0, 1),
     ):
         """Takes at most `limit` rows."""
         self._rows, self._batch, self._seed, self._share = rows, batch, seed, share

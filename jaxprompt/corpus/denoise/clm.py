@@ -14,7 +14,7 @@ from jaxprompt.types import Role
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
+class Denoiser:
     """Asks for the next token of the same segment; `tail` ends a document, not a piece of it."""
 
     length: int
@@ -50,6 +50,6 @@ class Objective:
         return Sample(text, at.astype(np.int32), text.ids[at + 1])
 
 
-def make(tokenizer: Any, length: int, *, apart: bool = False) -> Objective:
+def make(tokenizer: Any, length: int, *, apart: bool = False) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError where it has no end of text."""
-    return Objective(length, (need(tokenizer, "eos", "causal language modelling"),), apart)
+    return Denoiser(length, (need(tokenizer, "eos", "causal language modelling"),), apart)

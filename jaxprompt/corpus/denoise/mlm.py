@@ -22,7 +22,7 @@ def predictions(candidates: int, rate: float) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
+class Denoiser:
     """Hides tokens of text, never specials, and asks for them.
 
     Of the tokens chosen, `masked` become the mask, `random` any word, the rest stay as they are.
@@ -122,10 +122,10 @@ def make(
     random: float = 0.1,
     whole_words: bool = False,
     apart: bool = False,
-) -> Objective:
+) -> Denoiser:
     """Builds the objective for a tokenizer. Raises InputError where it lacks a token."""
     mask, cls, sep = (need(tokenizer, name, "masking") for name in ("mask", "cls", "sep"))
-    return Objective(
+    return Denoiser(
         length,
         mask,
         (cls,),

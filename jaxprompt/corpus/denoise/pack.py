@@ -17,7 +17,7 @@ class Fit(NamedTuple):
     least: int = 1  # tokens that a piece must have
 
 
-class Plan(NamedTuple):
+class Packing(NamedTuple):
     """Pieces of documents, row by row. Row r holds the pieces first[r] to first[r + 1]."""
 
     first: np.ndarray  # int64 [R + 1]
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
         return list(zip(*(part[at].tolist() for part in parts), strict=True))
 
 
-def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Plan:
+def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Packing:
     """Fills rows with documents in their order, greedily.
 
     A document that is too long for what is left of a row is cut there and goes on in the next one.
@@ -67,7 +67,7 @@ def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Plan:
             f"none of {len(lengths)} documents has {least} tokens; give documents with text"
         )
     first.append(len(documents))
-    return Plan(*(np.frombuffer(x, np.int64) for x in (first, documents, starts, stops)))
+    return Packing(*(np.frombuffer(x, np.int64) for x in (first, documents, starts, stops)))
 
 
 def cut(document: np.ndarray, start: int, stop: int, tail: tuple[int, ...] = ()) -> np.ndarray:

@@ -19,7 +19,7 @@ from jaxprompt.types import Role
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
+class Denoiser:
     """Feeds the encoder the front of a text, and has the decoder say the rest.
 
     The place to split is drawn evenly, or fixed by the `share` of the front. With a `mark`, behind
@@ -115,11 +115,11 @@ def make(
     mark: bool = False,
     pattern: str = SENTINEL,
     apart: bool = False,
-) -> Objective:
+) -> Denoiser:
     """Builds the objective for a tokenizer; `start` is what the model's decoder is fed first.
 
     `eos`: the encoder's input ends with </s> too. `mark`: the first sentinel stands between.
     """
     last = need(tokenizer, "eos", "prefix language modelling")
     marks = tuple(sentinels(tokenizer, 1, pattern).tolist()) if mark else ()
-    return Objective(length, start, last, (last,) if eos else (), share, marks, apart)
+    return Denoiser(length, start, last, (last,) if eos else (), share, marks, apart)

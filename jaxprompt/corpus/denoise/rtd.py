@@ -26,7 +26,7 @@ def make(
     rate: float = 0.15,
     whole_words: bool = False,
     apart: bool = False,
-) -> mlm.Objective:
+) -> mlm.Denoiser:
     """Builds the generator's objective. The paper's rate for large models is 0.25."""
     return mlm.make(
         tokenizer, length, rate=rate, masked=1.0, random=0.0, whole_words=whole_words, apart=apart

@@ -74,7 +74,7 @@ def _divide(total: int, parts: int, rng: np.random.RandomState) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
+class Denoiser:
     """Drops spans of the text and asks for them. A full row's input is just `length` long."""
 
     length: int
@@ -133,7 +133,7 @@ def make(
     span: float = 3.0,
     pattern: str = SENTINEL,
     apart: bool = False,
-) -> Objective:
+) -> Denoiser:
     """Builds the objective for a tokenizer; `start` is what the model's decoder is fed first.
 
     Raises InputError where the tokenizer has too few sentinels, or a number is out of range.
@@ -145,4 +145,4 @@ def make(
     eos = need(tokenizer, "eos", "span corruption")
     _, needed = noise_counts(tokens_for(length, density, span), density, span)
     marks = sentinels(tokenizer, needed, pattern)
-    return Objective(length, start, eos, marks, density, span, apart)
+    return Denoiser(length, start, eos, marks, density, span, apart)

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.corpus.ppt.patterns import Pattern, fields
-from jaxprompt.data.encode import Answer, Encoder, kept_lengths
+from jaxprompt.data.encode import Answer, ExampleEncoder, kept_lengths
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.specials import SENTINEL, read_specials
-from jaxprompt.data.target import Frame, Plan, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.target import Branches, Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import Template, parse
 from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
@@ -22,7 +22,7 @@ _PROBE = "a"  # stands for a text while a form is made
 class Form:
     """A row of which all but the texts is known; `fill` puts their tokens in."""
 
-    def __init__(self, encoder: Encoder, template: Template, max_len: int, options: int = 0):
+    def __init__(self, encoder: ExampleEncoder, template: Template, max_len: int, options: int = 0):
         """Takes the form from what `encoder` makes of an example, without cutting it."""
         where = f"template {template.source!r}"
         parts = template.parts
@@ -90,7 +90,7 @@ class Forms(NamedTuple):
     """All that turns the texts of a task into rows, and what a head must know to score them."""
 
     verbalizer: Verbalizer
-    plan: Plan
+    plan: Branches
     forms: dict[int, Form]  # by the number of options; 0 where there are none
     pad: int
 
@@ -120,7 +120,7 @@ def make_forms(
     for number in sorted(options, reverse=True):  # the longest first, for the errors
         template = parse(pattern.text(number))
         _check_fields(task, template, number)
-        encoder = Encoder(
+        encoder = ExampleEncoder(
             tokenizer, template, specials, num_slots=num_slots, num_masks=verbalizer.num_masks,
             max_len=NO_LIMIT, needs_mask=True, num_types=num_types,
             answer=Answer(plan, stem, decoder_slots),

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt.forms import Form
-from jaxprompt.data.encode import Encoder
+from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import Template
@@ -25,7 +25,12 @@ class Reader:
     """Makes rows of units. Those out of the limits above are left out."""
 
     def __init__(
-        self, corpus: Corpus, tokenizer: Any, encoder: Encoder, template: Template, max_len: int
+        self,
+        corpus: Corpus,
+        tokenizer: Any,
+        encoder: ExampleEncoder,
+        template: Template,
+        max_len: int,
     ):
         """Takes the classifier's tokenizer, by which the corpus is indexed too, and its layout, of
         one text.

@@ -11,7 +11,7 @@ from jaxprompt.data.encoded import Encoded
 from jaxprompt.types import Batch
 
 
-class Rows:
+class PptRows:
     """The rows of a task as `Visits` and `Pass` take them; a visit draws its example anew."""
 
     def __init__(self, task: Any, forms: Forms, layout: Layout):
