@@ -112,7 +112,9 @@ def _read(path: Path) -> dict[str, Any]:
 # -- the runs of a cell --------------------------------------------------------------------------
 
 
-def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) -> list[sweep.Run]:
+def list_runs(
+    cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()
+) -> list[sweep.SweepRun]:
     """Lists the runs of a cell: every learning rate with every seed, which draws the examples too.
 
     What `overrides` say of prompts is not said of full tuning, which has none.
@@ -140,7 +142,7 @@ def list_runs(cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()) 
         for seed in _numbers("--seeds", args.seeds, int):
             own = {"optim.lr": lr, "seed": seed, "data.seed": seed}
             folder = Path(args.workdir) / f"{name}-{cell.task},lr={lr},seed={seed}"
-            runs.append(sweep.Run(folder.name, config, changes | own, folder))
+            runs.append(sweep.SweepRun(folder.name, config, changes | own, folder))
     return runs
 
 
@@ -151,7 +153,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         raise InputError(f"{flag}={text!r} must be numbers with commas between") from error
 
 
-def check_inputs(run: sweep.Run, args: Any) -> None:
+def check_inputs(run: sweep.SweepRun, args: Any) -> None:
     """Raises InputError for what a run lacks: a prompt, data, or a field of its config."""
     start, source = run.changes.get("prompt.init"), run.changes.get("data.source")
     if start and not Path(start).is_dir():
@@ -167,7 +169,7 @@ def check_inputs(run: sweep.Run, args: Any) -> None:
         raise InputError(f"{run.row}: {error}") from error
 
 
-def execute(runs: Sequence[tuple[Cell, list[sweep.Run]]], args: Any) -> dict[str, str] | None:
+def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dict[str, str] | None:
     """Trains the runs without a result. -> errors by name, None where SIGTERM ended it early
 
     Raises InputError before the first where any cannot run, for a table takes hours.
@@ -183,13 +185,13 @@ def execute(runs: Sequence[tuple[Cell, list[sweep.Run]]], args: Any) -> dict[str
 
 
 def estimate(
-    runs: Sequence[tuple[Cell, list[sweep.Run]]], overrides: Sequence[tuple[str, str]]
+    runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], overrides: Sequence[tuple[str, str]]
 ) -> str:
     """Lists how many runs there are of each size, with the command that estimates a step of one.
 
     Runs with a prompt on one backbone are of one size, and so is full tuning: batches are alike.
     """
-    sizes: dict[tuple[str, str], list[sweep.Run]] = {}
+    sizes: dict[tuple[str, str], list[sweep.SweepRun]] = {}
     for cell, own in runs:
         c = sweep.load(own[0], ())
         examples = {"fraction": "all examples", "kshot": f"{c.data.k} examples per class"}
@@ -228,7 +230,7 @@ class Measured(NamedTuple):
         )
 
 
-def measure(runs: Sequence[sweep.Run]) -> Measured:
+def measure(runs: Sequence[sweep.SweepRun]) -> Measured:
     """Reads what the runs of a cell gave; NaN where none has a result."""
     from jaxprompt.scoring.metrics import mean_std
     from jaxprompt.sweeps.runner import select

@@ -71,7 +71,7 @@ def execute(
             return None
         failed |= outcome.failed
     over = [
-        runner.Run(run.workdir.name, run.changes, c, run.workdir)
+        runner.GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in single
         if run_folder.read_result(run.workdir) is not None
     ]
@@ -114,7 +114,7 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
 
     pairs = list(zip(runs, configs, strict=True))
     fresh = [
-        runner.Run(run.workdir.name, run.changes, c, run.workdir)
+        runner.GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
         if Checkpoints(run.workdir).latest() is None and not settings_of(c).keeps
     ]

@@ -36,7 +36,7 @@ class BatchedRuns:
         self.shared, self.members, self.programs = shared, members, programs
         self.group, self.log = group, log
         self.plan, self.settings = members[0].plan, settings_of(shared.config)
-        self.looks = shared.looks(shared, members, programs)
+        self.scorer = shared.make_scorer(shared, members, programs)
         self.stands = [Progress() for _ in members]
         self.rows = list(range(len(members)))  # the member of each row of the state; some done
         self.owns = owns
@@ -170,12 +170,12 @@ class BatchedRuns:
 
     def _evaluate(self, last: bool) -> None:
         live = self._live()
-        found = self.looks.score("dev", self.rows, self.state.trainable, self.own)
+        found = self.scorer.score("dev", self.rows, self.state.trainable, self.own)
         better, values = np.zeros(len(self.rows), bool), []
         for row in live:
             stand, dev = self.stands[self.rows[row]], found[row]
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
-            value = self.looks.value(dev)
+            value = self.scorer.value(dev)
             values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
             better[row] = stand.note_dev(
                 self.step, value, dev, last=last, patience=self.settings.patience
@@ -240,14 +240,14 @@ class BatchedRuns:
         if not done:
             return
         template, tests = self.programs.one_trainable(), [None] * len(done)
-        if self.settings.test and self.looks.has("test"):
+        if self.settings.test and self.scorer.has("test"):
             steps = [self.stands[i].best["step"] for i in done]
             best = [
                 self.bests[i].restore_best(template, step)[0]
                 for i, step in zip(done, steps, strict=True)
             ]
             own = self.programs.put_own([self.owns[i] for i in done])
-            tests = self.looks.score("test", done, self.programs.stack_trained(best), own)
+            tests = self.scorer.score("test", done, self.programs.stack_trained(best), own)
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
             settings = member.run.settings

@@ -46,7 +46,7 @@ class Member(NamedTuple):
     source: Any  # what its batches are made of; of runs with the same batches the same object
     feed: Callable[[], RunBatches]
     longest: Callable[[], Batch]  # a training batch as long as any
-    held: Any  # what it is scored by, see the Looks of its kind
+    held: Any  # what it is scored by, see the scorer of its kind
     record: Mapping[str, Any]  # what it learns from
     counts: np.ndarray | None = None  # of the text that its prompt starts from
     about: Mapping[str, Any] = {}  # what its result begins with
@@ -73,7 +73,9 @@ class Shared(NamedTuple):
     placement: Placement
     loaded: Any
     objectives: Sequence[Objective]
-    looks: Callable[[Any, Sequence[Member], Any], Any]  # (Shared, members, Programs) -> Looks
+    make_scorer: Callable[
+        [Any, Sequence[Member], Any], Any
+    ]  # (Shared, members, Programs) -> scorer
     says: Sequence[str]  # what is told at the start
     scored: str = "dev"  # what a result calls the scores that it is chosen by
 
