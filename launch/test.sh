@@ -33,7 +33,8 @@ fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 # The tests write many thousands of small files: in memory, where there is room for them.
-room=$(df --output=avail --block-size=G /dev/shm 2>/dev/null | tail -1 | tr -dc 0-9) || room=0
+room=$(df --output=avail --block-size=G /dev/shm 2>/dev/null) || room=0
+room=${room//[!0-9]/}
 if [ -z "${TMPDIR:-}" ] && [ "${room:-0}" -ge 4 ]; then
   TMPDIR=$(mktemp -d /dev/shm/jaxprompt.XXXXXX)
   export TMPDIR
