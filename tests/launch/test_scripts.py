@@ -312,7 +312,8 @@ def pod(tool, tmp_path, states: str, looks: str, *words: str):
     given = (*TPU, "--poll=0", f"--logs={logs}", *words, *VERB)
     code, out, err = call("tpu_pod.sh", *given, PATH=tool.path)
     names = {
-        "tpu-vm create": "create", "tpu-vm delete": "delete", f"scp {tempfile.gettempdir()}": "copy",
+        "tpu-vm create": "create", "tpu-vm delete": "delete",
+        f"scp {tempfile.gettempdir()}": "copy",
         "pip install": "install", "setsid": "start", "queued-resources create": "request",
         "queued-resources delete": "forget", "worker-0.log": "log0", "worker-1.log": "log1",
     }  # fmt: skip
