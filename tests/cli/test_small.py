@@ -7,7 +7,6 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-from tiny_adapt import QUICK
 from tiny_run import ROOT, sentences, write_rows
 
 from jaxprompt.__main__ import main
@@ -31,7 +30,6 @@ def corpus(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """Runs the verbs in this process; notes them."""
-    monkeypatch.setattr("jaxprompt.parallel.compilation._options", lambda dropped: QUICK)
     called = []
 
     def call(verb, *words):
