@@ -36,7 +36,7 @@ fi
 room=$(df --output=avail --block-size=G /dev/shm 2>/dev/null) || room=0
 room=${room//[!0-9]/}
 if [ -z "${TMPDIR:-}" ] && [ "${room:-0}" -ge 4 ]; then
-  TMPDIR=$(mktemp -d /dev/shm/jaxprompt.XXXXXX)
+  TMPDIR=$(mktemp -d -p /dev/shm)
   export TMPDIR
   trap 'rm -rf "$TMPDIR"' EXIT
 fi

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # As for users: transformers would load torch for a second and a half, which nothing here needs.
-PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "without_torch")))
+PYTHON_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "without_torch")))
 
 
 def free_port() -> int:
@@ -52,7 +52,7 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self.all = folder, []
         self._env = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
-        self._env |= quick_env(devices) | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+        self._env |= quick_env(devices) | {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
         self._env |= env or {}
 
     def __enter__(self) -> "Processes":

@@ -6,6 +6,7 @@ Parameters under "layers/" and "decoder_layers/" stand in the file once a layer,
 stacked on a leading axis, L or K, the decoder's number of layers.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -37,6 +38,8 @@ class Family(NamedTuple):
     sizes: dict[str, str]  # axis letter -> field of config.json, or another letter
     always: tuple[str, ...] = ()  # heads that need no tensors of their own
     bare: bool = False  # today's checkpoints leave the prefix out
+    # head -> how transformers ends the name of the class that loads it, in order of precedence
+    classes: Mapping[str, str] = {}
 
 
 # Buffers of some versions, no weights.
@@ -165,6 +168,7 @@ _T5 = Family(
     },
     always=("lm",),
     bare=True,
+    classes={"lm": "ForConditionalGeneration"},
 )  # fmt: skip
 
 
@@ -205,8 +209,11 @@ _GPT2 = Family(
         "L": "n_layer", "E": "H", "X": "E",
     },
     always=("lm",),
+    classes={"lm": "LMHeadModel"},
 )  # fmt: skip
 
+
+_MASKED = {"mlm": "ForMaskedLM"}
 
 # Where decoder.bias and bias are both in a file, torch adds decoder.bias.
 FAMILIES = {
@@ -224,6 +231,7 @@ FAMILIES = {
         },
         decoder=_decoder("cls.predictions.decoder.weight"),
         sizes=_SIZES,
+        classes=_MASKED,
     ),
     "roberta": Family(
         prefix="roberta.",
@@ -236,6 +244,7 @@ FAMILIES = {
         },
         decoder=_decoder("lm_head.decoder.weight"),
         sizes=_SIZES,
+        classes=_MASKED,
     ),
     "electra": Family(
         prefix="electra.",
@@ -253,6 +262,7 @@ FAMILIES = {
         },
         decoder=_decoder("generator_lm_head.weight"),
         sizes=_SIZES | {"E": "embedding_size"},
+        classes={"rtd": "ForPreTraining"} | _MASKED,
     ),
     "t5": _T5,
     "gpt2": _GPT2,

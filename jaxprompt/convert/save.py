@@ -35,12 +35,6 @@ _RENEWED = (
     "architectures", "auto_map", "dtype", "quantization_config", "torch_dtype",
     "transformers_version", "_name_or_path",
 )  # fmt: skip
-# How transformers ends the name of the class with a head; the first of these counts.
-_ENDINGS = {
-    "rtd": "ForPreTraining",
-    "mlm": "ForMaskedLM",
-    "lm": {"t5": "ForConditionalGeneration", "gpt2": "LMHeadModel"},
-}
 
 
 class _Entry(NamedTuple):
@@ -139,10 +133,9 @@ def describe(
         raise InputError(
             f"transformers refuses the config ({reason}); give the config.json of a {kind}"
         ) from error
-    # Their tables of classes can be read only where torch is.
-    ending = next((_ENDINGS[head] for head in _ENDINGS if head in heads), "Model")
-    if isinstance(ending, dict):
-        ending = ending[family]
+    # Not by transformers' own tables of classes: those can be read only where torch is installed.
+    classes = family_of(family).classes
+    ending = next((classes[head] for head in classes if head in heads), "Model")
     name = type(filled).__name__.removesuffix("Config") + ending
     own = json.loads(filled.to_json_string())
     return own | given | {"architectures": [name], "dtype": dtype}

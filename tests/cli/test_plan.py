@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
-from processes import PATH, quick_env
+from processes import PYTHON_PATH, quick_env
 from tiny_pretrain import BATCH, CASES, fields_of
 from tiny_run import ROOT, jaxprompt
 
@@ -34,7 +34,7 @@ PPT = sorted((ROOT / "configs/ppt").glob("*t5_*.py"))
 def run_alone(*argv):
     """Runs the verb in a process of its own. -> stdout"""
     command = [sys.executable, "-m", "jaxprompt", "plan", *map(str, argv)]
-    own = quick_env() | {"PYTHONPATH": PATH, "JAX_PLATFORMS": ""}
+    own = quick_env() | {"PYTHONPATH": PYTHON_PATH, "JAX_PLATFORMS": ""}
     done = subprocess.run(
         command, env=os.environ | own, cwd=ROOT, capture_output=True, text=True, check=True
     )

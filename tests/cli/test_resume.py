@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from processes import PATH
+from processes import PYTHON_PATH
 from tiny_run import LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
 from jaxprompt.cli.options import resolved
@@ -52,7 +52,7 @@ def killed(config, whole, compiled, tmp_path_factory):
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        "PYTHONPATH": PATH,
+        "PYTHONPATH": PYTHON_PATH,
     }
     script = Path(__file__).with_name("killed.py")
     running = {}
