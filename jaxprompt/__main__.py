@@ -85,7 +85,7 @@ def _run(argv: list[str]) -> int:
 def _what_to_lower(argv: Sequence[str]) -> str:
     """Says of a command that ran out of memory which fields to lower, and how to plan it."""
     from jaxprompt.assembly.grid import is_grid
-    from jaxprompt.cli.options import fields, load_config
+    from jaxprompt.assembly.load_config import fields, load_config
 
     try:
         own, args = _config_words(argv)

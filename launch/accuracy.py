@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from configs.accuracy import SEEDS, get_config  # noqa: E402
-from jaxprompt.cli.options import override  # noqa: E402
+from jaxprompt.assembly.load_config import override  # noqa: E402
 from jaxprompt.cli.results import collect  # noqa: E402
 from jaxprompt.cli.sweep import list_runs  # noqa: E402
 from jaxprompt.training.tables import table  # noqa: E402

@@ -30,8 +30,9 @@ from paper_ppt import TABLES, Cell, Published  # noqa: E402
 from configs.parts import ppt  # noqa: E402
 from configs.ppt import learning_rates  # noqa: E402
 from jaxprompt.assembly import from_config  # noqa: E402
+from jaxprompt.assembly.load_config import fields, resolved  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
-from jaxprompt.cli.options import Parser, fields, resolved  # noqa: E402
+from jaxprompt.cli.options import Parser  # noqa: E402
 from jaxprompt.data.tasks import get_task  # noqa: E402
 from jaxprompt.errors import InputError, choose  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402

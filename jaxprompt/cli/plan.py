@@ -5,8 +5,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.settings import settings_of
-from jaxprompt.cli.options import Parser, load_config, need
+from jaxprompt.cli.options import Parser, need
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import parse_devices
 

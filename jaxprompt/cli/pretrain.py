@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.cli.options import Parser, add_hosts, load_config, need, several_hosts
+from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
 from jaxprompt.training.log import dumps
 
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jaxprompt.assembly.blocks import make_block, names
+from jaxprompt.assembly.config_files import load_module, shipped
 from jaxprompt.assembly.fields import Block, Field
 from jaxprompt.assembly.open_blocks import own_notes
 from jaxprompt.assembly.schema import FIELDS, OPEN
-from jaxprompt.cli.blocks import make_block, names
-from jaxprompt.cli.configs import load_module, shipped
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number",
           tuple: "list of texts"}  # fmt: skip

@@ -69,7 +69,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     `adapt` are left out: they have no method. Raises InputError where there is no finished run.
     """
     from jaxprompt.assembly.from_config import FREE
-    from jaxprompt.cli.options import fields, load_config
+    from jaxprompt.assembly.load_config import fields, load_config
     from jaxprompt.training.run_folder import read_result
 
     found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]

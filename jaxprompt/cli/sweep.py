@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.cli.options import Parser, apply, call, load_config, load_module, need
+from jaxprompt.assembly.config_files import call, load_module
+from jaxprompt.assembly.load_config import apply, load_config
+from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
 from jaxprompt.training.tables import failures

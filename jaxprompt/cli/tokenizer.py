@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from jaxprompt.cli.options import Parser, load_config, need
+from jaxprompt.assembly.load_config import load_config
+from jaxprompt.cli.options import Parser, need
 from jaxprompt.errors import escape
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from configs.parts import ppt
 from jaxprompt.assembly.examples import in_form, read_task
-from jaxprompt.cli.options import load_config
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.data.tasks import get_task
 from jaxprompt.training.optim import make_schedule

@@ -9,12 +9,13 @@ from tiny_run import ROOT, jaxprompt, make_backbone, tiny_fields, write_rows
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.config_files import load_module
 from jaxprompt.assembly.fields import Block
+from jaxprompt.assembly.load_config import fields, load_config, override, resolved
 from jaxprompt.assembly.open_blocks import names as block_names
 from jaxprompt.assembly.open_blocks import own_fields, own_notes
 from jaxprompt.assembly.pipeline import load_weights
 from jaxprompt.assembly.schema import FIELDS, OPEN
-from jaxprompt.cli.options import fields, load_config, load_module, override, resolved
 from jaxprompt.cli.reference import write_page
 from jaxprompt.data.tasks import get_task, task_names
 from jaxprompt.training import steps

@@ -12,9 +12,10 @@ from tiny_run import make_backbone, make_config
 
 from jaxprompt.__main__ import verbs
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.prompt_artifact import read_export, unpack
 from jaxprompt.assembly.schema import FIELDS
-from jaxprompt.cli.options import Parser, load_config
+from jaxprompt.cli.options import Parser
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.parallel.sharding import make_placement

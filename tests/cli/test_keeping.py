@@ -18,8 +18,8 @@ from tiny_run import (
     write_rows,
 )
 
+from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
-from jaxprompt.cli.options import resolved
 
 # Dropout above what is kept stays.
 COMMON = dict(

@@ -10,7 +10,7 @@ import pytest
 from tiny_run import ROOT, flags, sentences, write_rows
 
 from configs.parts import ppt
-from jaxprompt.cli.options import load_config
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.corpus.ppt import get_pattern
 from jaxprompt.errors import InputError
 from jaxprompt.sweeps.batched_loop import BatchedRuns

@@ -13,7 +13,7 @@ from tiny_run import ROOT, jaxprompt
 
 from jaxprompt.assembly import ppt
 from jaxprompt.assembly.abstract_run import open_run
-from jaxprompt.cli.options import load_config
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.data.batching import buckets
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.parallel.hlo import DeviceWork

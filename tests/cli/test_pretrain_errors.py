@@ -17,7 +17,7 @@ from tiny_pretrain import (
 )
 from tiny_run import flags, make_config, tiny_fields, write_rows
 
-from jaxprompt.cli.options import resolved
+from jaxprompt.assembly.load_config import resolved
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from processes import PYTHON_PATH
 from tiny_run import LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
-from jaxprompt.cli.options import resolved
+from jaxprompt.assembly.load_config import resolved
 from jaxprompt.training import checkpoint
 from jaxprompt.training.checkpoint import Checkpoints
 

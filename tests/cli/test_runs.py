@@ -17,9 +17,9 @@ from tiny_run import (
 )
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.load_config import load_config, resolved
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.cli.options import load_config, resolved
 from jaxprompt.errors import InputError
 from jaxprompt.sweeps import batched_loop, runner
 from jaxprompt.sweeps.batched_loop import BatchedRuns

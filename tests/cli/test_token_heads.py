@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
 
+from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.cli.options import resolved
 from jaxprompt.convert.artifact import read_artifact, write_artifact
 
 STILL = {

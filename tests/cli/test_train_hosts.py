@@ -12,7 +12,7 @@ from spoil import BASE
 from test_resume import assert_same_end
 from tiny_run import flags, make_config, make_data, read_lines, tiny_fields
 
-from jaxprompt.cli.options import resolved
+from jaxprompt.assembly.load_config import resolved
 from jaxprompt.training.checkpoint import Checkpoints
 
 STEPS = 8

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from jaxprompt.assembly import open_blocks
+from jaxprompt.assembly.config_files import load_module, shipped_root
 from jaxprompt.assembly.open_blocks import names, own_fields
-from jaxprompt.cli.configs import load_module, shipped_root
 from jaxprompt.errors import InputError, nearest
 
 # The part of a config that fills a block, and what the block names.

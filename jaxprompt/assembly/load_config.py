@@ -1,0 +1,118 @@
+"""Loads a config and sets its fields from text. Imports nothing heavy."""
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from jaxprompt.assembly.blocks import replace_blocks, unknown_field
+from jaxprompt.assembly.config_files import call, load_module
+from jaxprompt.errors import InputError, brief
+from jaxprompt.files import read_json, user_path
+
+
+def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """Loads a config and applies overrides. The result is locked.
+
+    Raises InputError for an unreadable file, an unknown field or a value of another type.
+    """
+    file, colon, argument = path.partition(":") if path[-5:] != ".json" else (path, "", "")
+    if file.endswith(".json"):
+        config = _from_json(read_json(user_path(file), "a .py file or a saved config.json"))
+    else:
+        config = call(load_module(file), "get_config", file, *([argument] if colon else []))
+    if not isinstance(config, ConfigDict):
+        raise InputError(
+            f"{path}: get_config() must return a ConfigDict, not {type(config).__name__}"
+        )
+    config.lock()
+    apply(config, overrides)
+    return config
+
+
+def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
+    """Sets fields from text, in any order: a method that is named brings its block first."""
+    overrides = [(field, str(value)) for field, value in overrides]
+    replace_blocks(config, overrides)
+    for field, value in overrides:
+        override(config, field, value)
+
+
+def override(config: ConfigDict, field: str, text: str) -> None:
+    """Sets one field ("optim.lr") from text, in the type it has."""
+    *parents, last = field.split(".")
+    block = config
+    for part in [*parents, last]:
+        if not isinstance(block, ConfigDict) or part not in block:
+            raise unknown_field(config, field, list(fields(config)))
+        owner, block = block, block[part]
+    if isinstance(block, ConfigDict):
+        inside = ", ".join(f"{field}.{key}" for key in block)
+        raise InputError(f"config field {field!r} is a block; set one of {inside}")
+    owner[last] = _parse(field, text, owner.get_type(last))
+
+
+def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Lists the leaves of a config by dotted name."""
+    leaves = {}
+    for key in config:
+        value, name = config[key], f"{prefix}{key}"
+        leaves |= (
+            fields(value, f"{name}.") if isinstance(value, Mapping | ConfigDict) else {name: value}
+        )
+    return leaves
+
+
+def _parse(field: str, text: str, kind: type) -> Any:
+    wrong = InputError(
+        f"config field {field}={brief(text)} must be {_KINDS.get(kind, kind.__name__)}"
+    )
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise wrong
+        return text.lower() == "true"
+    if text == "None" and kind is float:
+        return None
+    if field in _NUMBERS and text[:1] not in ("(", "["):
+        text = f"({text},)"
+    elif kind is tuple and text[:1] not in ("(", "["):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        value = ast.literal_eval(text)
+        return kind(value) if kind is not int or isinstance(value, int) else int("")
+    except _NO_VALUE as error:
+        raise wrong from error
+
+
+# What Python's parser raises; the last three for what is nested too deeply or is too large.
+_NO_VALUE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
+_NUMBERS = tuple(f"runs.{name}" for name in ("seeds", "data_seeds", "lr", "weight_decay"))
+_NUMBERS += ("ppt.thresholds",)
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    tuple: "a list, as in a,b or ('a', 'b')",
+}
+
+
+def _from_json(value: Any) -> Any:
+    """Turns JSON back into config values: lists are tuples, null is a number not set."""
+    if isinstance(value, dict):
+        for key in value:  # a dotted one, or the name of a method, makes ConfigDict another thing
+            if not key.isidentifier() or hasattr(ConfigDict, key):
+                raise InputError(f"unknown config field {brief(key)}; train --help lists them all")
+        return ConfigDict({key: _from_json(part) for key, part in value.items()})
+    if isinstance(value, list):
+        return tuple(_from_json(part) for part in value)
+    return placeholder(float) if value is None else value
+
+
+def resolved(config: ConfigDict) -> dict[str, Any]:
+    """Returns the config as plain JSON values."""
+    return json.loads(json.dumps(config.to_dict()))
