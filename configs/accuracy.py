@@ -21,7 +21,7 @@ EPOCHS = {
     "mpqa": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
     "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
     "conll2003": {"prefix": 2.0, "prefix_as_peft": 2.0, "full": 1.0},
-    "squad": {"prefix": 2.0, "prefix_as_peft": 2.0, "full": 2.0},
+    "squad": {"prefix": 1.0, "prefix_as_peft": 1.0, "full": 1.0},
 }
 FEW = ("trec", "sst2", "sst2_mlm")  # with listed rows of 16 a class
 
