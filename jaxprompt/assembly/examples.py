@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data import fewshot, sources
 from jaxprompt.data.digest import describe
+from jaxprompt.data.files import Rows
 from jaxprompt.data.tasks import (
     Example,
     Task,
@@ -93,18 +94,20 @@ class Examples(NamedTuple):
 
 
 def read_examples(
-    c: Any, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None
-) -> Examples:
+    c: Any, wanted: Sequence[str] = SPLITS, record: Mapping[str, Any] | None = None,
+    given: Mapping[str, Rows] | None = None,
+) -> Examples:  # fmt: skip
     """Reads the splits that are there, and draws train and dev by the protocol.
 
     With the `record` of a run the task is that run's: no label is looked for in the training data.
+    `given` rows take the place of those that the config names.
     Raises InputError where dev is wanted and there is none.
     """
     check_tunes(c)
     data = c.data
     task = read_task(c.task) if record is None else task_from_json(record["task"])
     files = {name: path for name, path in data.files.items() if path}
-    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
+    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None, given=given)
     splits: dict[str, list[Example]] = {}
 
     def read(split: str) -> sources.Rows:

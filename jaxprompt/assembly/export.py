@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.assembly import from_config, ppt
+from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.prompt_artifact import pack
 from jaxprompt.training.run_folder import read_result
 
@@ -17,10 +18,12 @@ class Packed(NamedTuple):
     card: dict[str, Any]
 
 
-def pack_run(c: Any, workdir: str) -> Packed:
+def pack_run(c: Any, workdir: str, given: Given = NOTHING) -> Packed:
     """Reads the best prompt of a run, tuned or pre-trained, folds it and describes it."""
-    restore = ppt.restore if c.ppt.task else from_config.restore
-    trained = restore(c, workdir)
+    if c.ppt.task:
+        trained = ppt.restore(c, workdir)
+    else:
+        trained = from_config.restore(c, workdir, given=given)
     result = read_result(workdir) or {}
     metrics = {name: result[name] for name in ("dev", "test", "held_out") if name in result}
     origin = {name: trained.record[name] for name in ("init",) if name in trained.record}

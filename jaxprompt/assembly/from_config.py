@@ -19,14 +19,15 @@ from jaxprompt.assembly.examples import (
 from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.initial_params import Weights, check_init, start
 from jaxprompt.assembly.pipeline import (
+    NOTHING,
     Backbone,
+    Given,
     Scorer,
     Split,
     build_scorer,
     check_fit,
     check_template,
     choose_template,
-    load_weights,
     open_backbone,
 )
 from jaxprompt.assembly.records import (
@@ -285,7 +286,7 @@ def is_zero_shot(c: Any) -> bool:
     return not method_of(c).LEARNS and not c.trainable and head_of(c).READS_WORDS
 
 
-def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
+def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOTHING) -> Trained:
     """Reads the best prompt of a workdir and the `wanted` splits.
 
     Where nothing trains (zero-shot) no checkpoint is read. Raises InputError for a workdir that is
@@ -302,10 +303,10 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = ()) -> Trained:
     backbone = open_fitting(c, placement, restored=True)
     if from_text:
         wanted = (*wanted, "train")
-    examples = read_examples(c, wanted, record)
+    examples = read_examples(c, wanted, record, given.rows)
     scorer = scorer_from_config(c, backbone, examples, placement)
     splits = encode_splits(scorer, examples)
-    backbone, loaded = load_weights(backbone, placement)
+    backbone, loaded = given.load(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     if record is None:
         params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, placement=placement)

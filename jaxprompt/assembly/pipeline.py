@@ -11,6 +11,7 @@ from jaxprompt.convert import folder, load
 from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
+from jaxprompt.data.files import Rows
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -153,6 +154,30 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
         cfg, rows=placement.padded(cfg.vocab), tied=cfg.tied and loaded.report.tied
     )
     return backbone._replace(module=backbone.module.clone(cfg=cfg)), loaded
+
+
+class LoadedBackbone(NamedTuple):
+    """A backbone and its weights, where they live."""
+
+    backbone: Backbone
+    loaded: load.Loaded
+    placement: Placement
+
+
+class Given(NamedTuple):
+    """What a run is handed in place of what its config names, by who calls it from Python."""
+
+    rows: Mapping[str, Rows] | None = None  # by split
+    backbone: LoadedBackbone | None = None
+
+    def load(self, backbone: Backbone, placement: Placement) -> tuple[Backbone, load.Loaded]:
+        """Reads the weights, unless they are handed over. -> see `load_weights`"""
+        if self.backbone is None:
+            return load_weights(backbone, placement)
+        return self.backbone.backbone, self.backbone.loaded
+
+
+NOTHING = Given()
 
 
 def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> Template:

@@ -11,7 +11,14 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
-from jaxprompt.assembly.pipeline import Scorer, build_scorer, load_weights, open_backbone
+from jaxprompt.assembly.pipeline import (
+    Backbone,
+    LoadedBackbone,
+    Scorer,
+    build_scorer,
+    load_weights,
+    open_backbone,
+)
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks import Example, Task, task_from_json
@@ -141,17 +148,31 @@ def unpack(
     if not block["path"]:
         block |= {"path": known["id"], "revision": known["revision"]}
     opened = open_backbone(block)
-    task = task_from_json(card["task"])
-    layout = card["layout"]
-    scorer = build_scorer(
-        opened, task, prompt=card["prompt"], head=card["head"],
-        template=card["template"], batch=batch, **layout,
+    scorer = scorer_of_card(opened, card, batch)
+    whole = LoadedBackbone(*load_weights(opened, placement), placement)
+    check_fingerprint(card, whole.loaded.report.fingerprint, force=force)
+    return Exported(scorer.with_backbone(whole.backbone), join(path, tensors, scorer, whole), card)
+
+
+def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Scorer:
+    """Builds the scorer that a card describes."""
+    return build_scorer(
+        opened, task_from_json(card["task"]), prompt=card["prompt"], head=card["head"],
+        template=card["template"], batch=batch, **card["layout"],
     )  # fmt: skip
-    opened, loaded = load_weights(opened, placement)
-    check_fingerprint(card, loaded.report.fingerprint, force=force)
-    scorer = scorer.with_backbone(opened)
+
+
+def join(
+    path: str, tensors: Mapping[str, np.ndarray], scorer: Scorer, whole: LoadedBackbone
+) -> dict[str, Any]:
+    """Puts the tensors of a prompt beside the backbone's. -> params, nested, on the device
+
+    `path` names the prompt in messages. Raises InputError where a tensor is missing, unknown or of
+    another shape.
+    """
+    scorer, loaded, placement = scorer.with_backbone(whole.backbone), whole.loaded, whole.placement
     flat = tree.flatten({"backbone": loaded.params})
-    init = functools.partial(scorer.model.init, choices=layout["choices"])
+    init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)
     wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
         name: leaf for name, leaf in flat.items() if name in tensors
@@ -164,7 +185,7 @@ def unpack(
             shape = list(tensors[name].shape)
             raise InputError(f"{path}: {name} is {shape}, the backbone needs {list(leaf.shape)}")
     own = put(tensors, placement.parameters(tensors))
-    return Exported(scorer, tree.unflatten(flat | own), card)
+    return tree.unflatten(flat | own)
 
 
 def soft_tokens(tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:

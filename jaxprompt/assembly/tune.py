@@ -7,7 +7,7 @@ import jax
 from jaxprompt import tree
 from jaxprompt.assembly import feature_cache, from_config, records, starting_text
 from jaxprompt.assembly.examples import describe_examples
-from jaxprompt.assembly.pipeline import load_weights
+from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.parallel import processes
 from jaxprompt.training.log import RunLog
@@ -16,15 +16,19 @@ from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
 
-def run(c: Any, workdir: str) -> dict[str, Any] | None:
+def run(c: Any, workdir: str, given: Given = NOTHING) -> dict[str, Any] | None:
     """Tunes by a config in a workdir. -> the result, see `running.carry_out`"""
-    return carry_out(Tuning(c, workdir))
+    return carry_out(Tuning(c, workdir, given))
 
 
 class Tuning(Work):
     """Trains on the train split, chooses on dev, and scores test once."""
 
     DONE = "trained"
+
+    def __init__(self, c: Any, workdir: str, given: Given):
+        super().__init__(c, workdir)
+        self.given = given
 
     def check(self) -> None:
         """Checks the config."""
@@ -36,7 +40,7 @@ class Tuning(Work):
         c = self.config
         placement = from_config.build_placement(c)
         backbone = from_config.open_fitting(c, placement)
-        examples = from_config.read_examples(c)
+        examples = from_config.read_examples(c, given=self.given.rows)
         scorer = from_config.scorer_from_config(c, backbone, examples, placement)
         self.splits = from_config.encode_splits(scorer, examples)
         if jax.process_count() > 1:
@@ -44,7 +48,7 @@ class Tuning(Work):
             processes.agree(rows)
         self.batches = from_config.train_batches(c, scorer, self.splits["train"])
         self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
-        self.backbone, self.loaded = load_weights(backbone, placement)
+        self.backbone, self.loaded = self.given.load(backbone, placement)
         self.scorer, self.placement = scorer.with_backbone(self.backbone), placement
         self.record = records.make_record(
             c, describe_examples(examples), scorer.template, backbone.family,

@@ -22,14 +22,20 @@ def read_split(
     source: str = "",
     files: Mapping[str, str] | None = None,
     cache_dir: str | None = None,
+    given: Mapping[str, Rows] | None = None,
 ) -> Rows:
     """Reads `split` ("train", "dev", "test") of a task; raises InputError if it cannot be had.
 
-    `files` gives the file of each split and goes before `source`, which is one of: "" (the place
-    where the task lives), "hub", "hub:owner/name[:subset]", "tfds:name", "package", or a folder
-    with `<split>` + .jsonl .json .csv .tsv .parquet, each also with .gz but for Parquet.
+    `given` holds the rows of each split and goes before all else. `files` gives the file of each
+    split and goes before `source`, which is one of: "" (the place where the task lives), "hub",
+    "hub:owner/name[:subset]", "tfds:name", "package", or a folder with `<split>` + .jsonl .json
+    .csv .tsv .parquet, each also with .gz but for Parquet.
     """
-    if files:
+    if given is not None:
+        if split not in given:
+            raise InputError(f"no {split!r} rows are given; there are: {', '.join(given)}")
+        rows = given[split]
+    elif files:
         if not files.get(split):
             raise InputError(f"data.files has no {split!r} file; it has: {', '.join(files)}")
         rows = read_file(files[split])
@@ -58,8 +64,11 @@ def has_split(
     source: str = "",
     files: Mapping[str, str] | None = None,
     cache_dir: str | None = None,
+    given: Mapping[str, Rows] | None = None,
 ) -> bool:
     """Whether `split` is there, without reading its rows. Arguments as in `read_split`."""
+    if given is not None:
+        return split in given
     if files:
         return bool(files.get(split))
     kind, _, name = _place(task, source).partition(":")
