@@ -1,3 +1,91 @@
-"""jaxprompt learns prompts for frozen pre-trained language models."""
+"""Learn prompts for frozen pre-trained language models: `import jaxprompt as jp`.
+
+Names resolve when they are first used, so that the import itself is quick. Methods and heads are
+found by their names: jp.prefix, jp.soft, jp.full, jp.linear, jp.verbalizer and so on.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxprompt.api.backbones import load_backbone
+    from jaxprompt.api.choices import Choice, task
+    from jaxprompt.api.models import (
+        PromptedModel,
+        attach,
+        evaluate,
+        generate,
+        predict,
+        scores,
+    )
+    from jaxprompt.api.prompts import Prompt, load_prompt, save_prompt
+    from jaxprompt.api.training import TrainedPrompt, train
+    from jaxprompt.assembly.pipeline import LoadedBackbone
+    from jaxprompt.errors import InputError
 
 __version__ = "0.1.0"
+
+# Where each public name lives.
+_PLACES = {
+    "load_backbone": "api.backbones",
+    "LoadedBackbone": "assembly.pipeline",
+    "Choice": "api.choices",
+    "task": "api.choices",
+    "PromptedModel": "api.models",
+    "attach": "api.models",
+    "evaluate": "api.models",
+    "generate": "api.models",
+    "predict": "api.models",
+    "scores": "api.models",
+    "Prompt": "api.prompts",
+    "load_prompt": "api.prompts",
+    "save_prompt": "api.prompts",
+    "TrainedPrompt": "api.training",
+    "train": "api.training",
+    "InputError": "errors",
+}
+
+__all__ = [
+    "Choice",
+    "InputError",
+    "LoadedBackbone",
+    "Prompt",
+    "PromptedModel",
+    "TrainedPrompt",
+    "attach",
+    "evaluate",
+    "generate",
+    "load_backbone",
+    "load_prompt",
+    "predict",
+    "save_prompt",
+    "scores",
+    "task",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    elif name.startswith("_"):  # of tools that look for special names
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        value = _choice(name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    known = importlib.import_module(f"{__name__}.api.choices").known
+    return sorted({*__all__, *known("prompt"), *known("head"), "__version__"})
+
+
+def _choice(name: str) -> Any:
+    choices = importlib.import_module(f"{__name__}.api.choices")
+    found = choices.find(name)
+    if found is None:
+        known = sorted({*__all__, *choices.known("prompt"), *choices.known("head")})
+        told = importlib.import_module(f"{__name__}.errors").nearest(name, known)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {told}")
+    return found

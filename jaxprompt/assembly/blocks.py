@@ -1,6 +1,7 @@
 """Puts the block of a named method or head in place, and names what an unknown field may mean."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -33,13 +34,18 @@ def replace_blocks(config: ConfigDict, overrides: Sequence[tuple[str, str]]) -> 
 
 def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
     """Makes the block of a method or head: as its part fills it, else with its class's defaults."""
-    part = load_module(str(shipped_root() / f"configs/parts/{_OPEN[block][0]}.py"))
+    part = part_of(block)
     if hasattr(part, name):
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
             getattr(part, name)(scratch)
         return scratch[block]
     return open_blocks.make_block(block, name)
+
+
+def part_of(block: str) -> Any:
+    """Imports the part of the configs that fills a block: its functions, and a table of them."""
+    return load_module(str(shipped_root() / f"configs/parts/{_OPEN[block][0]}.py"))
 
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:

@@ -25,6 +25,7 @@ from jaxprompt.data.tasks import Example, Task, task_from_json
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put
+from jaxprompt.prompts import Method
 
 # What the blocks of a card hold that are read here.
 _NEEDED = {
@@ -70,9 +71,7 @@ def pack(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Folds the prompt and describes it. -> (tensors by flat name, card)
 
-    `config` is the run's, `backbone` its block with the family found; trained weights of the
-    backbone, where there are any, go along. `origin` tells of pre-training: {"pretrained": ...} of
-    its own, {"init": ...} of the export that it started from, or nothing.
+    Trained weights of the backbone, where there are any, go along. The rest as in `describe`.
     """
     params = tree.merge(trainable, frozen)
     batch = scorer.one_batch(_encode(scorer, ""))
@@ -83,8 +82,25 @@ def pack(
         for name, leaf in tree.flatten(params).items()
         if name.startswith("head/") or (name in trainable and name.startswith("backbone/"))
     }
+    card = describe(
+        scorer, prompt, backbone=backbone, fingerprint=fingerprint, config=config, metrics=metrics,
+        origin=origin,
+    )  # fmt: skip
+    return tensors, card
+
+
+def describe(
+    scorer: Scorer, prompt: Method, *, backbone: Mapping[str, Any], fingerprint: str,
+    config: Mapping[str, Any], metrics: Mapping[str, Any], origin: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Makes the card of a prompt. `prompt` is the method that its numbers are params of.
+
+    `config` is the run's, `backbone` its block with the family found. `origin` tells of
+    pre-training: {"pretrained": ...} of its own, {"init": ...} of the export that it started from,
+    or nothing.
+    """
     layout, data, form = scorer.layout, config["data"], config["task"]
-    card = {
+    return {
         "method": config["prompt"]["name"],
         "hyper": dict(config["prompt"]),
         "prompt": prompt.block(),
@@ -118,7 +134,6 @@ def pack(
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **origin,
     }
-    return tensors, card
 
 
 def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -143,15 +158,18 @@ def unpack(
     where the backbone's weights are others than the prompt was learned on, unless `force`.
     """
     tensors, card = read_export(path)
-    known = card["backbone"]
-    block = dict(backbone) | {name: known[name] for name in ("sentinel", "rescale")}
-    if not block["path"]:
-        block |= {"path": known["id"], "revision": known["revision"]}
-    opened = open_backbone(block)
+    opened = open_backbone(block_of_card(card, backbone))
     scorer = scorer_of_card(opened, card, batch)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     check_fingerprint(card, whole.loaded.report.fingerprint, force=force)
     return Exported(scorer.with_backbone(whole.backbone), join(path, tensors, scorer, whole), card)
+
+
+def block_of_card(card: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[str, Any]:
+    """Fills a backbone's config block with what a card says; it has its own path where given."""
+    known = card["backbone"]
+    block = dict(backbone) | {name: known[name] for name in ("sentinel", "rescale")}
+    return block if block["path"] else block | {"path": known["id"], "revision": known["revision"]}
 
 
 def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Scorer:

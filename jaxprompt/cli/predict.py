@@ -6,7 +6,7 @@ labels, the task's metric is told on stderr.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"--batch={args.batch} must be at least 1")
     choose("--on-error", args.on_error, ON_ERROR)
 
+    from jaxprompt.assembly.answers import answer
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records
     from jaxprompt.files import write_atomic
@@ -81,9 +82,10 @@ def main(argv: Sequence[str]) -> int:
     examples = [record.example for record in given if record.example]
     answers = []
     if examples:
-        answers, told = answer(exported, scorer, examples, placement)
-        for line in told:
+        found = answer(scorer, exported.params, examples, how=card["generate"], placement=placement)
+        for line in _tell(found, scorer.layout.max_len, len(examples)):
             _say(line)
+        answers = found.columns
     lines = "".join(records.to_lines(given, answers, args.prefix))
     if args.output:
         write_atomic(args.output, lines)
@@ -92,37 +94,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def answer(
-    exported: Any, scorer: Any, examples: Sequence[Any], placement: Any
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Answers for each example. -> the columns of each, and what to say of them all"""
-    from jaxprompt.data.batching import EvalBatches
-    from jaxprompt.training.evaluation import make_answering
-
-    split, head = scorer.encode(examples), scorer.head
-    how, pad = exported.card["generate"], scorer.layout.pad_id
-    answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, pad)
-    batches = EvalBatches(split.rows, split.labels, scorer.layout)
-    found = answering({}, exported.params, batches, len(split.rows))
-    head.check_found(found)
-    told = _cut(scorer, split)
-    values, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
-    if known:
-        told.append(_measured(values, known, len(examples)))
-    return list(scorer.answers(examples, split, found)), told
-
-
-def _cut(scorer: Any, split: Any) -> list[str]:
-    from jaxprompt.data.encoded import count_cut
-
-    cut = count_cut(split.rows)
-    shown = f"texts cut to {scorer.layout.max_len} tokens: {cut} of {len(split.rows)}"
-    return [shown] if cut else []
-
-
-def _measured(values: dict[str, float], labelled: int, total: int) -> str:
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-    return f"{shown} on {labelled} of {total} examples, those with a label"
+def _tell(found: Any, length: int, total: int) -> Iterator[str]:
+    """Says how many texts were cut, and how good the answers are where that is known."""
+    if found.cut:
+        yield f"texts cut to {length} tokens: {found.cut} of {total}"
+    if found.known:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.measured.items())
+        yield f"{shown} on {found.known} of {total} examples, those with a label"
 
 
 def _say(line: str) -> None:

@@ -117,8 +117,8 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def import_npy(path: str | os.PathLike, width: int) -> np.ndarray:
-    """Reads a prompt saved with numpy.save. [P, E=width], any float type -> float32
+def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
+    """Reads a prompt saved with numpy.save. [P, E], any float type -> float32; E = `width` if given
 
     Raises InputError for a file that is missing, no .npy, holds objects, or has another shape.
     """
@@ -142,10 +142,9 @@ def import_npy(path: str | os.PathLike, width: int) -> np.ndarray:
         ) from error
     if not np.issubdtype(prompt.dtype, np.floating):
         raise InputError(f"{path} holds {prompt.dtype}; a prompt is float16, float32 or float64")
-    if prompt.ndim != 2 or not len(prompt) or prompt.shape[1] != width:
-        raise InputError(
-            f"{path} has shape {list(prompt.shape)}; this backbone takes [length, {width}]"
-        )
+    if prompt.ndim != 2 or not prompt.size or prompt.shape[1] != (width or prompt.shape[1]):
+        wanted = f"this backbone takes [length, {width}]" if width else "a prompt is [length, E]"
+        raise InputError(f"{path} has shape {list(prompt.shape)}; {wanted}")
     if not np.isfinite(prompt).all():
         raise InputError(f"{path} holds NaN or infinity; save a prompt that is finite")
     return prompt.astype(np.float32)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxprompt.data.files import decode_line, parse_row, raw_lines, read_file
+from jaxprompt.data.files import Rows, decode_line, parse_row, raw_lines, read_file
 from jaxprompt.data.tasks import Example, Task, has_label, read_example
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
@@ -34,7 +34,11 @@ def from_file(path: str) -> list[Record]:
     where = user_path(path)
     if where.name.removesuffix(".gz").endswith(".jsonl"):
         return list(_from_lines(raw_lines(where), str(where), ()))
-    rows = read_file(where)
+    return from_rows(read_file(where))
+
+
+def from_rows(rows: Rows) -> list[Record]:
+    """Makes a record of each row."""
     return [Record(rows.origin(i), dict(row)) for i, row in enumerate(rows)]
 
 

@@ -162,7 +162,7 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
             {old: new for old, new in task.renames.items() if old in data.column_names}
         )
         data = _unnest(data, task.nested) if task.nested in data.column_names else data
-    return Rows(data, f"{name or task.hub}/{part}", convert=_named(task, names))
+    return Rows(data, f"{name or task.hub}/{part}", convert=name_labels(task, names))
 
 
 def _unnest(rows: Iterable[Mapping[str, Any]], column: str) -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows
         data = builder.as_data_source(split=found[0])
     features = builder.info.features
     names = getattr(features[task.label], "names", None) if task.label in features else None
-    label_name = _named(task, names)
+    label_name = name_labels(task, names)
 
     def convert(row: Mapping[str, Any]) -> dict[str, Any]:
         plain = {column: _python(value) for column, value in row.items()}
@@ -272,7 +272,7 @@ def _python(value: Any) -> Any:
 # -- both ---------------------------------------------------------------------------------------
 
 
-def _named(task: Task, names: Sequence[str] | None) -> Callable[[dict], dict] | None:
+def name_labels(task: Task, names: Sequence[str] | None) -> Callable[[dict], dict] | None:
     """Writes class names for the data set's own numbers.
 
     Of a known task only where its classes have these names and another order.

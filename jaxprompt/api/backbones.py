@@ -1,0 +1,34 @@
+"""A frozen model, opened and loaded."""
+
+from typing import Any
+
+from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
+from jaxprompt.assembly.schema import check_fields, make_defaults
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.parallel.sharding import make_placement
+
+_OWN = ("path", "init")  # fields that `load_backbone` has besides, or that a run alone has
+
+
+def load_backbone(path: str, *, mesh: tuple[int, int] = (1, 1), **fields: Any) -> LoadedBackbone:
+    """Loads the weights of a pre-trained model onto the devices.
+
+    Args:
+        path: a folder of save_pretrained, a hub id, or pkg:PACKAGE/FOLDER.
+        mesh: the devices that it lies on, data x model; -1 takes the rest.
+        **fields: of the config's block `backbone`: dtype="bfloat16", remat="full", dropout=0.0,
+            revision="main" and so on, as docs/config.md lists them.
+
+    Raises InputError for a model that is not there, or whose family is unknown, and for fields
+    that a backbone has not.
+    """
+    block = make_defaults().backbone.to_dict()
+    for name in fields:
+        if name not in block or name in _OWN:
+            known = [field for field in block if field not in _OWN]
+            raise InputError(f"load_backbone has no {name}; {nearest(name, known)}")
+    block |= {"path": str(path), **fields}
+    check_fields(block, "backbone")
+    opened = open_backbone(block)
+    placement = make_placement(*mesh)
+    return LoadedBackbone(*load_weights(opened, placement), placement)

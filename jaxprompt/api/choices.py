@@ -1,0 +1,111 @@
+"""Methods, heads and tasks as `train` takes them: jp.prefix(16), jp.linear(), jp.task("text")."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxprompt.assembly.blocks import part_of
+from jaxprompt.assembly.load_config import apply, fields
+from jaxprompt.assembly.open_blocks import make_block, names, own_fields
+from jaxprompt.assembly.schema import SYNONYMS
+from jaxprompt.errors import InputError, nearest
+
+_ROOMS = {"prompt": "METHODS", "head": "HEADS"}  # block -> the table of its part of the configs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method or a head and its settings. Call it to set more: `jp.prefix(16, lr=0.02)`.
+
+    What is not set has the default of configs/parts, which a method's own learning rate is part
+    of. docs/config.md lists the fields of each.
+    """
+
+    block: str  # "prompt" or "head"
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, length: int | None = None, **values: Any) -> "Choice":
+        """Sets fields. `length` is the number of prompt tokens, of a method that has any."""
+        own = {} if length is None else {"length": length}
+        return Choice(self.block, self.name, {**self.values, **own, **values})
+
+    def fill(self, c: ConfigDict) -> None:
+        """Puts it into a config. Raises InputError for a field that it has not."""
+        part = getattr(part_of(self.block), _ROOMS[self.block]).get(self.name)
+        known = set(own_fields(self.block, self.name)) if self.name in names(self.block) else set()
+        if part is not None:
+            own = inspect.signature(part).parameters.values()
+            known |= {p.name for p in list(own)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
+            if not any(p.kind is p.VAR_KEYWORD for p in own):
+                known = {p.name for p in list(own)[1:]}
+        elif self.block == "prompt":
+            known |= {"init", "lr"}
+        for name in self.values:
+            if name not in known:
+                told = nearest(name, sorted(known)) if known else "it has no fields"
+                raise InputError(f"jp.{self.name} has no {name}; {told}")
+        if part is not None:
+            part(c, **self.values)
+            return
+        values = dict(self.values)
+        if self.block == "prompt":
+            c.trainable, c.optim.lr = (), values.pop("lr", c.optim.lr)
+        c[self.block] = make_block(self.block, self.name, **values)
+
+
+def find(name: str) -> Choice | None:
+    """Finds a method or a head by its name, None where there is none."""
+    for block in _ROOMS:
+        if name in known(block):
+            return Choice(block, name)
+    return None
+
+
+def known(block: str) -> list[str]:
+    """Lists the methods or heads: those of configs/parts, and files without a part of their own."""
+    own = [name for name in names(block) if name not in ("constant", "none")]
+    return list(dict.fromkeys([*getattr(part_of(block), _ROOMS[block]), *own]))
+
+
+def task(*fields: str, **values: Any) -> dict[str, Any]:
+    """Describes a task of your own: the columns that are read, in order, and what they answer.
+
+    `values` are fields of the config's block `task`: label="label" (the column), labels, words,
+    template, metric, target (a column of texts to be written), tags, answers and so on, as
+    docs/config.md lists them.
+    """
+    return {"name": "custom", "fields": fields or ("text",), **values}
+
+
+def fill_task(c: ConfigDict, given: str | Mapping[str, Any]) -> None:
+    """Puts the task into a config: a known one's name, or what `task` gives."""
+    values = {"name": given} if isinstance(given, str) else given
+    apply(c, [(f"task.{name}", value) for name, value in values.items()])
+
+
+def fill_fields(c: ConfigDict, overrides: Mapping[str, Any]) -> None:
+    """Sets other fields of a config, by their last name where one field alone has it.
+
+    "optim.lr" is `lr`, and `optim__lr` where the block is to be told.
+    """
+    held = fields(c)
+    apply(c, [(_field(name, held), value) for name, value in overrides.items()])
+
+
+def _field(name: str, held: Mapping[str, Any]) -> str:
+    dotted = name.replace("__", ".")
+    if dotted in held or "." in dotted:
+        return dotted
+    if SYNONYMS.get(name) in held:
+        return SYNONYMS[name]
+    found = [other for other in held if other.rpartition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        return name  # refused where it is set, with the nearest one
+    shown = ", ".join(other.replace(".", "__") for other in found)
+    raise InputError(f"{name} is a field of several blocks; say which: {shown}")

@@ -1,0 +1,166 @@
+"""A prompt on its backbone: it predicts, it writes, and it is a pure function of its numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprompt.api.choices import Choice, fill_fields, fill_task
+from jaxprompt.api.prompts import Prompt
+from jaxprompt.api.rows import AnyRows, make_records
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.answers import Answered, answer
+from jaxprompt.assembly.examples import Examples, read_task
+from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
+from jaxprompt.assembly.prompt_artifact import describe, join, scorer_of_card
+from jaxprompt.convert.artifact import check_fingerprint
+from jaxprompt.errors import InputError
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.types import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class PromptedModel:
+    """A backbone, a prompt and a head: what `attach` gives."""
+
+    scorer: Scorer
+    params: Mapping[str, Any]  # {"backbone", "prompt", "head"}, nested, on the devices
+    prompt: Prompt  # with a card
+    placement: Placement
+
+    def encode(self, rows: AnyRows | Sequence[str]) -> Batch:
+        """Lays texts or rows into one batch, as `scores` takes it; labels come along.
+
+        Raises InputError for a row that is no example of the task.
+        """
+        examples = [record.example for record in make_records(rows, self.scorer.task)]
+        split = self.scorer.encode(examples)
+        return self.scorer.one_batch(split.rows, split.labels)
+
+
+def attach(
+    backbone: LoadedBackbone, prompt: Prompt, *, task: str | Mapping[str, Any] | None = None,
+    head: Choice | None = None, batch: int = 64, force: bool = False, **fields: Any,
+) -> PromptedModel:  # fmt: skip
+    """Puts a prompt on a backbone.
+
+    Args:
+        backbone: what `load_backbone` gives. Several prompts may share it.
+        prompt: what `train` or `load_prompt` gives.
+        task, head, **fields: for a PEFT adapter or an .npy array, which say nothing of their task:
+            as in `train`. Of an export the card says all.
+        batch: how many examples are computed at once.
+        force: takes a backbone of other weights than the prompt was learned on.
+
+    Raises InputError where the two do not fit.
+    """
+    card = prompt.card
+    if not card:
+        return _adopt(backbone, prompt, task, head, batch, fields)
+    if task is not None or head is not None or fields:
+        raise InputError(
+            f"{prompt.path} says its task and head itself; leave out task, head and fields"
+        )
+    check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
+    held, known = backbone.backbone.block, card["backbone"]
+    if held["rescale"] != known["rescale"]:
+        raise InputError(
+            f"the prompt was learned with rescale={known['rescale']}, the backbone has "
+            f"{held['rescale']}; load_backbone(..., rescale={known['rescale']})"
+        )
+    opened = backbone.backbone._replace(block={**held, "sentinel": known["sentinel"]})
+    scorer = scorer_of_card(opened, card, batch).with_backbone(opened)
+    params = join(prompt.path, prompt.tensors, scorer, backbone)
+    return PromptedModel(scorer, params, prompt, backbone.placement)
+
+
+def _adopt(
+    backbone: LoadedBackbone, prompt: Prompt, task: Any, head: Choice | None, batch: int,
+    fields: Mapping[str, Any],
+) -> PromptedModel:  # fmt: skip
+    """Attaches a prompt without a card."""
+    if task is None:
+        raise InputError(f"{prompt.path} says nothing of its task; give task=, and head= if needed")
+    c, opened = load_config("base"), backbone.backbone
+    with c.unlocked():
+        c.backbone.update(opened.block)
+        fill_task(c, task)
+        if head is not None:
+            head.fill(c)
+        elif prompt.adopted.head:
+            c.head = type(c)(prompt.adopted.head)
+        c.prompt = type(c)(prompt.adopted.prompt)
+        c.data.eval_batch = batch
+    fill_fields(c, fields)
+    asked = read_task(c.task)
+    if asked.kind == "classes" and not (asked.labels or asked.choices):
+        raise InputError("the classes are not known without training rows; give the task's labels")
+    examples = Examples(asked, max(1, len(asked.choices)), {})
+    scorer = from_config.scorer_from_config(c, opened, examples, backbone.placement)
+    report = backbone.loaded.report
+    card = describe(
+        scorer, scorer.model.prompt, backbone={**opened.block, "family": opened.family},
+        fingerprint=report.fingerprint, config=c.to_dict(), metrics={}, origin={},
+    )  # fmt: skip
+    whole = Prompt(prompt.tensors, card, prompt.path)
+    params = join(prompt.path, prompt.tensors, scorer, backbone)
+    return PromptedModel(scorer.with_backbone(opened), params, whole, backbone.placement)
+
+
+def predict(model: PromptedModel, rows: AnyRows | Sequence[str]) -> list[dict[str, Any]]:
+    """Answers texts or rows. -> for each, in order, the columns that the command `predict` writes
+
+    Of a class these are prediction, score and scores; of tags prediction and entities; of a span
+    prediction, score, start and end; of a text generated. A row may have a label or none. Raises
+    InputError for a row that is no example of the task.
+    """
+    return _answer(model, rows).columns
+
+
+def evaluate(model: PromptedModel, rows: AnyRows) -> dict[str, float]:
+    """Measures the answers to rows with labels. -> the task's metric first
+
+    Raises InputError where no row has a label that the task knows.
+    """
+    found = _answer(model, rows)
+    if not found.known:
+        raise InputError("no row has a label that the task knows; see model.scorer.task")
+    return found.measured
+
+
+def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) -> list[str]:
+    """Writes a text for each of some texts or rows, whatever the task of the prompt is.
+
+    `how` is max_new (tokens), beams, length_penalty or early_stopping; by default as the prompt's
+    card says. Raises InputError for a backbone that does not write.
+    """
+    c = load_config("base")
+    fill_fields(c, {f"generate__{name}": value for name, value in how.items()})
+    held = dict(model.prompt.card["generate"]) | {name: c.generate[name] for name in how}
+    writing = model.scorer.writing(held["max_new"])
+    (column,) = writing.head.COLUMNS
+    return [row[column] for row in _answer(model, rows, writing, held).columns]
+
+
+def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax.Array:
+    """Scores a batch. -> float32 [B, C]; of spans and tags [B, M, C]
+
+    Pure: it may be compiled (`jax.jit(jp.scores, static_argnums=1)`), differentiated by `params`,
+    mapped and exported. `params` are `model.params` or others of their form, `batch` is what
+    `model.encode` gives.
+    """
+    return model.scorer.model.forward(params, batch)
+
+
+def _answer(
+    model: PromptedModel, rows: Any, scorer: Scorer | None = None,
+    how: Mapping[str, Any] | None = None,
+) -> Answered:  # fmt: skip
+    scorer = scorer or model.scorer
+    examples = [record.example for record in make_records(rows, scorer.task)]
+    if not examples:
+        return Answered([], {}, 0, 0)
+    how = how or model.prompt.card["generate"]
+    return answer(scorer, model.params, examples, how=how, placement=model.placement)

@@ -1,0 +1,96 @@
+"""A learned prompt in memory: read from files, written to files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.assembly.adapters import Adopted, adopt, is_adapter
+from jaxprompt.assembly.pipeline import LoadedBackbone, open_backbone
+from jaxprompt.assembly.prompt_artifact import (
+    as_peft,
+    block_of_card,
+    plain_tokens,
+    read_export,
+    scorer_of_card,
+    soft_tokens,
+)
+from jaxprompt.assembly.schema import make_defaults
+from jaxprompt.convert.artifact import write_artifact, write_npy
+from jaxprompt.convert.peft import write_peft
+from jaxprompt.errors import InputError, choose
+
+FORMATS = ("jaxprompt", "peft", "npy")
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """The numbers of a prompt and its head, and the card that says what they belong to.
+
+    `card` holds the method, the backbone, the task, the template, the scores and more, as
+    prompt.json does. It is empty for an .npy array and a PEFT adapter, which say none of it:
+    `attach` is told the task.
+    """
+
+    tensors: Mapping[str, np.ndarray]  # prompt/slots [S, E], prompt/k [L, P, N, D], head/...
+    card: Mapping[str, Any] = field(default_factory=dict)
+    path: str = "the prompt"  # where it was read, for messages
+    adopted: Adopted | None = None  # what is known of one without a card
+
+    def __repr__(self) -> str:
+        """Says what it is in one line."""
+        parts = ", ".join(f"{name} {list(x.shape)}" for name, x in self.tensors.items())
+        of = f"{self.card['method']} for {self.card['task']['name']}: " if self.card else ""
+        return f"Prompt({of}{parts})"
+
+
+def load_prompt(path: str | Path) -> Prompt:
+    """Reads a prompt: the folder of an export or of a PEFT adapter, or an .npy array [S, E].
+
+    Raises InputError for one that is missing, cut, or of another kind.
+    """
+    path = str(path)
+    if is_adapter(path):
+        adopted = adopt(path)
+        return Prompt(adopted.tensors, {}, path, adopted)
+    tensors, card = read_export(path)
+    return Prompt(tensors, card, path)
+
+
+def save_prompt(
+    prompt: Prompt, path: str | Path, format: str = "jaxprompt",
+    *, backbone: LoadedBackbone | None = None,
+) -> tuple[Path, ...]:  # fmt: skip
+    """Writes a prompt. -> the files
+
+    Args:
+        prompt: of `train`, of `load_prompt`, or the `prompt` of what `attach` gives.
+        path: the folder, or the .npy file, to write.
+        format: "jaxprompt" = prompt.safetensors and its card, "peft" = a folder that PEFT loads,
+            "npy" = the soft tokens [S, E] alone; the last two as the unmodified backbone takes
+            them.
+        backbone: for "peft", the one that it belongs to; by default the card's is opened.
+
+    Raises InputError for a prompt that the format cannot hold.
+    """
+    choose("format", format, FORMATS)
+    if format == "npy":
+        if soft_tokens(prompt.tensors) is None:
+            raise InputError("format='npy': the prompt has no soft tokens; take 'jaxprompt'")
+        known = prompt.card or {"backbone": {"rescale": 1.0}}
+        write_npy(path, plain_tokens(prompt.tensors, known))
+        return (Path(path),)
+    if not prompt.card:
+        raise InputError(
+            f"{prompt.path} says nothing of its task; save what `attach` gives: "
+            "jp.attach(backbone, prompt, task=...).prompt"
+        )
+    if format == "jaxprompt":
+        return write_artifact(path, dict(prompt.tensors), dict(prompt.card))
+    opened = backbone.backbone if backbone else open_backbone(
+        block_of_card(prompt.card, make_defaults().backbone.to_dict())
+    )  # fmt: skip
+    scorer = scorer_of_card(opened, prompt.card, batch=1)
+    return write_peft(path, **as_peft(scorer, prompt.tensors, prompt.card))

@@ -1,0 +1,54 @@
+"""Rows of any kind as the data rooms read them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.data.files import Rows, read_file
+from jaxprompt.data.records import Record, from_rows, from_texts, with_examples
+from jaxprompt.data.sources import name_labels
+from jaxprompt.data.tasks import Task
+from jaxprompt.errors import InputError, brief
+
+# Dicts, a `datasets.Dataset`, a pandas DataFrame, or the path of a file.
+AnyRows = Iterable[Mapping[str, Any]] | str | Path | Any
+
+
+def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
+    """Takes the rows of a split. Raises InputError for what holds no rows."""
+    if isinstance(given, str | Path):
+        return read_file(given)
+    if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas: a column is a Series
+        return Rows(given.to_dict("records"), split)
+    if hasattr(given, "features") and hasattr(given, "column_names"):
+        names = getattr(given.features.get(task.label), "names", None)
+        return Rows(given, split, convert=name_labels(task, names))
+    rows = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else None
+    if rows is None or not all(isinstance(row, Mapping) for row in rows):
+        odd = brief(given if rows is None else next(r for r in rows if not isinstance(r, Mapping)))
+        raise InputError(
+            f"{split}: {odd} is no row; give dicts, a datasets.Dataset, a pandas DataFrame or the "
+            "path of a file"
+        )
+    return Rows([dict(row) for row in rows], split)
+
+
+def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
+    """Takes texts, or rows as `make_rows` does, that are to be answered; a label may be missing.
+
+    Raises InputError for the first that is no example of the task.
+    """
+    texts = given if isinstance(given, list | tuple) else [given]
+    if texts and all(isinstance(text, str) for text in texts) and not _is_file(given):
+        records = from_texts(texts, task.fields)
+    else:
+        records = from_rows(make_rows(given, "rows", task))
+    records = with_examples(task, records)
+    for record in records:
+        if record.error:
+            raise InputError(record.error)
+    return records
+
+
+def _is_file(given: Any) -> bool:
+    return isinstance(given, Path)

@@ -1,0 +1,100 @@
+"""Learns a prompt from rows in memory."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxprompt import signals
+from jaxprompt.api.choices import Choice, fill_fields, fill_task
+from jaxprompt.api.prompts import Prompt
+from jaxprompt.api.rows import AnyRows, make_rows
+from jaxprompt.assembly import tune
+from jaxprompt.assembly.examples import read_task
+from jaxprompt.assembly.export import pack_run
+from jaxprompt.assembly.grid import is_grid
+from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.pipeline import Given, LoadedBackbone
+from jaxprompt.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedPrompt:
+    """What `train` gives."""
+
+    prompt: Prompt  # the best on dev
+    result: Mapping[str, Any]  # best_step, dev, test, trained, ..., as result.json has them
+    history: list[dict[str, Any]]  # the records of metrics.jsonl: step, loss, lr or dev
+    workdir: Path | None  # the run's folder, None where it was not to be kept
+
+
+def train(
+    backbone: LoadedBackbone, train: AnyRows, dev: AnyRows | None = None,
+    *, test: AnyRows | None = None, task: str | Mapping[str, Any] | None = None,
+    method: Choice | None = None, head: Choice | None = None,
+    workdir: str | Path | None = None, **overrides: Any,
+) -> TrainedPrompt:  # fmt: skip
+    """Learns a prompt for a frozen backbone; it is the command `train` on rows in memory.
+
+    Args:
+        backbone: what `load_backbone` gives. It stays as it is, also under full fine-tuning.
+        train, dev, test: dicts, a datasets.Dataset, a pandas DataFrame, or the path of a file.
+            Without dev give data__protocol="holdout" and size=200, or another protocol.
+        task: `jp.task("text", label="label")`, which is the default, or a known task's name.
+        method: jp.prefix(16), jp.soft(20), jp.full() and so on; by default jp.prefix().
+        head: jp.linear(), jp.verbalizer() and so on; by default jp.linear().
+        workdir: the run's folder. The same call takes a run up that was cut, and gives a finished
+            one's prompt at once. None keeps nothing.
+        **overrides: fields of the config by their last name, as lr=0.02, epochs=10, batch=16,
+            seed=1, or with their block, as optim__lr=0.02; docs/config.md lists them.
+
+    Raises InputError for all that the command refuses, and KeyboardInterrupt where Ctrl-C ended it,
+    with what it had saved in the workdir.
+    """
+    c = load_config("base")
+    with c.unlocked():
+        c.backbone.update(backbone.backbone.block)
+        c.mesh.data, c.mesh.model = (backbone.placement.mesh.shape[a] for a in ("data", "model"))
+        fill_task(c, {"name": "custom", "fields": ("text",)} if task is None else task)
+        for choice in (head, method):
+            if choice is not None:
+                choice.fill(c)
+        if workdir is None:
+            c.train.tensorboard = False
+    _refuse_blocks(overrides)
+    fill_fields(c, overrides)
+    if is_grid(c):
+        raise InputError("train learns one run; call it once per run, or take the command sweep")
+    asked = read_task(c.task)
+    parts = {"train": train, "dev": dev, "test": test}
+    rows = {name: make_rows(x, name, asked) for name, x in parts.items() if x is not None}
+    given = Given(rows, backbone)
+    with _folder(workdir) as folder, signals.handled():
+        result = tune.run(c, str(folder), given)
+        if result is None:
+            raise KeyboardInterrupt(f"stopped; the same call resumes {folder}")
+        packed = pack_run(c, str(folder), given)
+        prompt = Prompt(packed.tensors, packed.card, str(folder))
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        history = [json.loads(line) for line in lines]
+    return TrainedPrompt(prompt, result, history, None if workdir is None else folder)
+
+
+@contextlib.contextmanager
+def _folder(workdir: str | Path | None) -> Iterator[Path]:
+    if workdir is not None:
+        yield Path(workdir)
+        return
+    with tempfile.TemporaryDirectory(prefix="jaxprompt-") as folder:
+        yield Path(folder)
+
+
+def _refuse_blocks(overrides: Mapping[str, Any]) -> None:
+    """Raises InputError for what is set elsewhere: the backbone, its mesh, the rows."""
+    for name in overrides:
+        block, _, field = name.replace("__", ".").partition(".")
+        if field and block in ("backbone", "mesh"):
+            raise InputError(f"{name} is of the backbone; give it to load_backbone")

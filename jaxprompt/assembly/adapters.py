@@ -1,0 +1,77 @@
+"""Prompts that others wrote, PEFT's folders and .npy arrays, as what an export holds."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.convert.artifact import import_npy
+from jaxprompt.convert.peft import Adapter, read_peft
+from jaxprompt.errors import InputError
+from jaxprompt.files import user_path
+
+
+class Adopted(NamedTuple):
+    """A prompt without a card."""
+
+    tensors: dict[str, np.ndarray]  # by flat name, as of an export
+    prompt: dict[str, Any]  # the block of the method `constant` whose params they are
+    head: dict[str, Any]  # the block of the head that came along, {} where none did
+
+
+def is_adapter(path: str) -> bool:
+    """Tells whether `path` is a folder of PEFT's or an .npy array."""
+    where = user_path(path)
+    return where.suffix == ".npy" or (where / "adapter_config.json").exists()
+
+
+def adopt(path: str) -> Adopted:
+    """Reads a folder of PEFT's or an .npy array [S, E].
+
+    A head is taken over from a prefix alone: beside soft tokens PEFT pools the first of them, not
+    [CLS]. Raises InputError for a head of a form that is not known here.
+    """
+    if Path(path).suffix == ".npy":
+        rows = import_npy(path)
+        return Adopted({"prompt/slots": rows}, {"name": "constant", "slots": len(rows)}, {})
+    adapter = read_peft(path)
+    block: dict[str, Any] = {"name": "constant"}
+    if adapter.soft is not None:
+        if adapter.head:
+            raise InputError(
+                f"{path} scores the state of its first soft token, which no head does here; train "
+                f"with prompt.start=file and prompt.file={path}, which takes its soft tokens"
+            )
+        block["slots"] = len(adapter.soft)
+        return Adopted({"prompt/slots": adapter.soft}, block, {})
+    layers, length = adapter.k.shape[:2]
+    part = "decoder_" if adapter.stream == "decoder" else ""
+    block |= {f"{part}length": length, f"{part}first": 0, f"{part}last": layers}
+    block["shift_decoder" if part else "shift"] = length
+    tensors = {f"prompt/{part}k": adapter.k, f"prompt/{part}v": adapter.v}
+    head, own = _head_of(path, adapter)
+    return Adopted(tensors | head, block, own)
+
+
+def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Takes a head over: BERT's linear layer, or RoBERTa's two. -> tensors, its block"""
+    names = {name.rpartition(".")[0] for name in adapter.head}
+    layers = {
+        frozenset({"classifier"}): {"classifier": "out"},
+        frozenset({"classifier.dense", "classifier.out_proj"}): {
+            "classifier.dense": "pooler", "classifier.out_proj": "out",
+        },
+    }  # fmt: skip
+    if not names:
+        return {}, {}
+    if frozenset(names) not in layers:
+        raise InputError(
+            f"{path} has a head of {', '.join(sorted(adapter.head))}, which is not read; read are "
+            "classifier, and classifier.dense with classifier.out_proj"
+        )
+    tensors = {}
+    for name, own in layers[frozenset(names)].items():
+        tensors[f"head/main/{own}/kernel"] = np.ascontiguousarray(adapter.head[f"{name}.weight"].T)
+        tensors[f"head/main/{own}/bias"] = adapter.head[f"{name}.bias"]
+    pooler = "trained" if "classifier.dense" in names else "checkpoint"
+    return tensors, {"name": "linear", "pooler": pooler, "dropout": 0.0}

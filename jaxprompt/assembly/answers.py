@@ -1,0 +1,36 @@
+"""Answers of a prompt on its backbone, for examples that are there at once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.assembly.pipeline import Scorer
+from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.encoded import count_cut
+from jaxprompt.data.tasks import Example
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.training.evaluation import make_answering
+
+
+class Answered(NamedTuple):
+    """What was found of some examples."""
+
+    columns: list[dict[str, Any]]  # of each, by the names of the head
+    measured: dict[str, float]  # over those whose right answer is known, {} where there are none
+    known: int  # how many these are
+    cut: int  # texts that were longer than the scorer reads
+
+
+def answer(
+    scorer: Scorer, params: Mapping[str, Any], examples: Sequence[Example],
+    *, how: Mapping[str, Any], placement: Placement,
+) -> Answered:  # fmt: skip
+    """Answers for each example, in their order. `how` is the `generate` block of a card."""
+    split, head = scorer.encode(examples), scorer.head
+    pad = scorer.layout.pad_id
+    answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, pad)
+    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    found = answering({}, params, batches, len(split.rows))
+    head.check_found(found)
+    measured, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
+    columns = list(scorer.answers(examples, split, found))
+    return Answered(columns, measured, known, count_cut(split.rows))
