@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxprompt.api.backbones import load_backbone
-    from jaxprompt.api.choices import Choice, task
     from jaxprompt.api.models import (
         PromptedModel,
         attach,
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     )
     from jaxprompt.api.prompts import Prompt, load_prompt, save_prompt
     from jaxprompt.api.training import TrainedPrompt, train
+    from jaxprompt.assembly.choices import Choice
+    from jaxprompt.assembly.choices import custom as task
     from jaxprompt.assembly.pipeline import LoadedBackbone
     from jaxprompt.errors import InputError
 
@@ -29,8 +30,8 @@ __version__ = "0.1.0"
 _PLACES = {
     "load_backbone": "api.backbones",
     "LoadedBackbone": "assembly.pipeline",
-    "Choice": "api.choices",
-    "task": "api.choices",
+    "Choice": "assembly.choices",
+    "task": "assembly.choices",
     "PromptedModel": "api.models",
     "attach": "api.models",
     "evaluate": "api.models",
@@ -67,7 +68,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+        module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
+        value = getattr(module, "custom" if name == "task" else name)
     elif name.startswith("_"):  # of tools that look for special names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:
@@ -77,12 +79,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    known = importlib.import_module(f"{__name__}.api.choices").known
+    known = importlib.import_module(f"{__name__}.assembly.choices").known
     return sorted({*__all__, *known("prompt"), *known("head"), "__version__"})
 
 
 def _choice(name: str) -> Any:
-    choices = importlib.import_module(f"{__name__}.api.choices")
+    choices = importlib.import_module(f"{__name__}.assembly.choices")
     found = choices.find(name)
     if found is None:
         known = sorted({*__all__, *choices.known("prompt"), *choices.known("head")})

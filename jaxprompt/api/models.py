@@ -6,15 +6,13 @@ from typing import Any
 
 import jax
 
-from jaxprompt.api.choices import Choice, fill_fields, fill_task
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
-from jaxprompt.assembly import from_config
+from jaxprompt.assembly.adapters import card_of_adopted
 from jaxprompt.assembly.answers import Answered, answer
-from jaxprompt.assembly.examples import Examples, read_task
-from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.choices import Choice, make_config, writing
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
-from jaxprompt.assembly.prompt_artifact import describe, join, scorer_of_card
+from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
@@ -56,13 +54,21 @@ def attach(
 
     Raises InputError where the two do not fit.
     """
-    card = prompt.card
-    if not card:
-        return _adopt(backbone, prompt, task, head, batch, fields)
-    if task is not None or head is not None or fields:
+    if prompt.adopted is not None:
+        if task is None:
+            raise InputError(
+                f"{prompt.path} says nothing of its task; give task=, and head= if it needs one"
+            )
+        own = prompt.adopted.head
+        head = head or (Choice("head", own["name"], own) if own else None)
+        c = make_config(backbone, task=task, choices=[head], overrides=fields)
+        card = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
+        prompt = Prompt(prompt.tensors, card, prompt.path)
+    elif task is not None or head is not None or fields:
         raise InputError(
             f"{prompt.path} says its task and head itself; leave out task, head and fields"
         )
+    card = prompt.card
     check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
     held, known = backbone.backbone.block, card["backbone"]
     if held["rescale"] != known["rescale"]:
@@ -74,39 +80,6 @@ def attach(
     scorer = scorer_of_card(opened, card, batch).with_backbone(opened)
     params = join(prompt.path, prompt.tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)
-
-
-def _adopt(
-    backbone: LoadedBackbone, prompt: Prompt, task: Any, head: Choice | None, batch: int,
-    fields: Mapping[str, Any],
-) -> PromptedModel:  # fmt: skip
-    """Attaches a prompt without a card."""
-    if task is None:
-        raise InputError(f"{prompt.path} says nothing of its task; give task=, and head= if needed")
-    c, opened = load_config("base"), backbone.backbone
-    with c.unlocked():
-        c.backbone.update(opened.block)
-        fill_task(c, task)
-        if head is not None:
-            head.fill(c)
-        elif prompt.adopted.head:
-            c.head = type(c)(prompt.adopted.head)
-        c.prompt = type(c)(prompt.adopted.prompt)
-        c.data.eval_batch = batch
-    fill_fields(c, fields)
-    asked = read_task(c.task)
-    if asked.kind == "classes" and not (asked.labels or asked.choices):
-        raise InputError("the classes are not known without training rows; give the task's labels")
-    examples = Examples(asked, max(1, len(asked.choices)), {})
-    scorer = from_config.scorer_from_config(c, opened, examples, backbone.placement)
-    report = backbone.loaded.report
-    card = describe(
-        scorer, scorer.model.prompt, backbone={**opened.block, "family": opened.family},
-        fingerprint=report.fingerprint, config=c.to_dict(), metrics={}, origin={},
-    )  # fmt: skip
-    whole = Prompt(prompt.tensors, card, prompt.path)
-    params = join(prompt.path, prompt.tensors, scorer, backbone)
-    return PromptedModel(scorer.with_backbone(opened), params, whole, backbone.placement)
 
 
 def predict(model: PromptedModel, rows: AnyRows | Sequence[str]) -> list[dict[str, Any]]:
@@ -136,12 +109,10 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
     `how` is max_new (tokens), beams, length_penalty or early_stopping; by default as the prompt's
     card says. Raises InputError for a backbone that does not write.
     """
-    c = load_config("base")
-    fill_fields(c, {f"generate__{name}": value for name, value in how.items()})
-    held = dict(model.prompt.card["generate"]) | {name: c.generate[name] for name in how}
-    writing = model.scorer.writing(held["max_new"])
-    (column,) = writing.head.COLUMNS
-    return [row[column] for row in _answer(model, rows, writing, held).columns]
+    held = writing(model.prompt.card["generate"], how)
+    scorer = model.scorer.writing(held["max_new"])
+    (column,) = scorer.head.COLUMNS
+    return [row[column] for row in _answer(model, rows, scorer, held).columns]
 
 
 def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax.Array:

@@ -1,5 +1,6 @@
 """A learned prompt in memory: read from files, written to files."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,10 @@ class Prompt:
     card: Mapping[str, Any] = field(default_factory=dict)
     path: str = "the prompt"  # where it was read, for messages
     adopted: Adopted | None = None  # what is known of one without a card
+
+    def __post_init__(self) -> None:
+        # As it is read back: tuples are lists.
+        object.__setattr__(self, "card", json.loads(json.dumps(self.card)))
 
     def __repr__(self) -> str:
         """Says what it is in one line."""

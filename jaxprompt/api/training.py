@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt import signals
-from jaxprompt.api.choices import Choice, fill_fields, fill_task
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
 from jaxprompt.assembly import tune
-from jaxprompt.assembly.examples import read_task
+from jaxprompt.assembly.choices import Choice, make_config, without_events
+from jaxprompt.assembly.examples import asked_task
 from jaxprompt.assembly.export import pack_run
 from jaxprompt.assembly.grid import is_grid
-from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.pipeline import Given, LoadedBackbone
 from jaxprompt.errors import InputError
 
@@ -54,21 +53,12 @@ def train(
     Raises InputError for all that the command refuses, and KeyboardInterrupt where Ctrl-C ended it,
     with what it had saved in the workdir.
     """
-    c = load_config("base")
-    with c.unlocked():
-        c.backbone.update(backbone.backbone.block)
-        c.mesh.data, c.mesh.model = (backbone.placement.mesh.shape[a] for a in ("data", "model"))
-        fill_task(c, {"name": "custom", "fields": ("text",)} if task is None else task)
-        for choice in (head, method):
-            if choice is not None:
-                choice.fill(c)
-        if workdir is None:
-            c.train.tensorboard = False
-    _refuse_blocks(overrides)
-    fill_fields(c, overrides)
+    c = make_config(backbone, task=task, choices=(head, method), overrides=overrides)
+    if workdir is None:
+        without_events(c)
     if is_grid(c):
         raise InputError("train learns one run; call it once per run, or take the command sweep")
-    asked = read_task(c.task)
+    asked = asked_task(c)
     parts = {"train": train, "dev": dev, "test": test}
     rows = {name: make_rows(x, name, asked) for name, x in parts.items() if x is not None}
     given = Given(rows, backbone)
@@ -90,11 +80,3 @@ def _folder(workdir: str | Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="jaxprompt-") as folder:
         yield Path(folder)
-
-
-def _refuse_blocks(overrides: Mapping[str, Any]) -> None:
-    """Raises InputError for what is set elsewhere: the backbone, its mesh, the rows."""
-    for name in overrides:
-        block, _, field = name.replace("__", ".").partition(".")
-        if field and block in ("backbone", "mesh"):
-            raise InputError(f"{name} is of the backbone; give it to load_backbone")

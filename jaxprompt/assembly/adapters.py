@@ -1,10 +1,14 @@
-"""Prompts that others wrote, PEFT's folders and .npy arrays, as what an export holds."""
+"""Prompts that others wrote, PEFT's folders and .npy arrays, as exports of ours."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import Examples, read_task
+from jaxprompt.assembly.pipeline import LoadedBackbone
+from jaxprompt.assembly.prompt_artifact import describe
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
 from jaxprompt.errors import InputError
@@ -51,6 +55,36 @@ def adopt(path: str) -> Adopted:
     tensors = {f"prompt/{part}k": adapter.k, f"prompt/{part}v": adapter.v}
     head, own = _head_of(path, adapter)
     return Adopted(tensors | head, block, own)
+
+
+def card_of_adopted(
+    c: Any, path: str, adopted: Adopted, backbone: LoadedBackbone
+) -> dict[str, Any]:
+    """Makes the card that a prompt without one would have on a backbone, by a config.
+
+    The config says task, head and layout, and is taken over. Raises InputError where they do not
+    fit, and where the classes are not known.
+    """
+    opened = backbone.backbone
+    if adopted.head and c.head.to_dict() == adopted.head:
+        # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
+        fitting = "roberta" if c.head.pooler == "trained" else "bert"
+        if opened.family != fitting:
+            raise InputError(
+                f"{path} has a head as {fitting} has it, and the backbone is a {opened.family}; "
+                "give a head of your own, or the backbone that it was learned on"
+            )
+    with c.unlocked():
+        c.prompt = type(c)(adopted.prompt)
+    task = read_task(c.task)
+    if task.kind == "classes" and not (task.labels or task.choices):
+        raise InputError("without training rows the classes are not known; give the task's labels")
+    examples = Examples(task, max(1, len(task.choices)), {})
+    scorer = from_config.scorer_from_config(c, opened, examples, backbone.placement)
+    return describe(
+        scorer, scorer.model.prompt, backbone={**opened.block, "family": opened.family},
+        fingerprint=backbone.loaded.report.fingerprint, config=c.to_dict(), metrics={}, origin={},
+    )  # fmt: skip
 
 
 def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

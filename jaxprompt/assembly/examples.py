@@ -46,6 +46,11 @@ def read_task(block: Mapping[str, Any]) -> Task:
     return dataclasses.replace(task, words=given, causal_words=(), targets=first)
 
 
+def asked_task(c: Any) -> Task:
+    """Makes the task of a config, see `read_task`."""
+    return read_task(c.task)
+
+
 def in_form(c: Any, task: Task) -> Task:
     """Lays the task out as a pre-training task where task.form names one.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
-from jaxprompt.data.batching import EvalBatches, Layout
+from jaxprompt.data.batching import Layout, one_batch
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.files import Rows
@@ -57,8 +57,7 @@ class Scorer(NamedTuple):
 
     def one_batch(self, rows: Sequence[Sequence[Encoded]], labels: Any = None) -> Batch:
         """Lays a few encoded examples into one batch, without labels where none are given."""
-        size = dataclasses.replace(self.layout, batch=len(rows), host=0, hosts=1)
-        return next(iter(EvalBatches(rows, [-1] * len(rows) if labels is None else labels, size)))
+        return one_batch(rows, [-1] * len(rows) if labels is None else labels, self.layout)
 
     def writing(self, tokens: int) -> "Scorer":
         """Lets the model write freely. Raises InputError for a backbone that cannot."""

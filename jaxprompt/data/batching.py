@@ -1,7 +1,7 @@
 """Padded numpy batches of few shapes: a shuffled stream for training, one sorted pass besides."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -271,6 +271,12 @@ class EvalBatches:
         rows = at.batch // at.hosts * at.num_rows
         longest = (self._examples.lengths[chosen].max() for chosen in self._plan)
         return frozenset((rows, at.length(length)) for length in longest)
+
+
+def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:
+    """Lays a few examples into one batch, in the order given."""
+    layout = replace(layout, batch=len(rows), host=0, hosts=1)
+    return _Examples(rows, labels, layout).batch(np.arange(len(rows)))
 
 
 def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:

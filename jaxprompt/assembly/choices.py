@@ -1,18 +1,23 @@
 """Methods, heads and tasks as `train` takes them: jp.prefix(16), jp.linear(), jp.task("text")."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from jaxprompt.assembly.blocks import part_of
-from jaxprompt.assembly.load_config import apply, fields
+from jaxprompt.assembly.load_config import apply, fields, load_config
 from jaxprompt.assembly.open_blocks import make_block, names, own_fields
-from jaxprompt.assembly.schema import SYNONYMS
+from jaxprompt.assembly.schema import SYNONYMS, check_fields
 from jaxprompt.errors import InputError, nearest
 
+if TYPE_CHECKING:  # it loads JAX, which naming a method does not need
+    from jaxprompt.assembly.pipeline import LoadedBackbone
+
+_BACKBONES = ("backbone", "mesh")  # blocks that `load_backbone` fills
+_NAMED = ("optim", "train", "data", "task", "generate")  # whose fields go by their last names
 _ROOMS = {"prompt": "METHODS", "head": "HEADS"}  # block -> the table of its part of the configs
 
 
@@ -44,14 +49,14 @@ class Choice:
                 known = {p.name for p in list(own)[1:]}
         elif self.block == "prompt":
             known |= {"init", "lr"}
-        for name in self.values:
+        values = {name: x for name, x in self.values.items() if name != "name"}
+        for name in values:
             if name not in known:
                 told = nearest(name, sorted(known)) if known else "it has no fields"
                 raise InputError(f"jp.{self.name} has no {name}; {told}")
         if part is not None:
-            part(c, **self.values)
+            part(c, **values)
             return
-        values = dict(self.values)
         if self.block == "prompt":
             c.trainable, c.optim.lr = (), values.pop("lr", c.optim.lr)
         c[self.block] = make_block(self.block, self.name, **values)
@@ -71,7 +76,7 @@ def known(block: str) -> list[str]:
     return list(dict.fromkeys([*getattr(part_of(block), _ROOMS[block]), *own]))
 
 
-def task(*fields: str, **values: Any) -> dict[str, Any]:
+def custom(*fields: str, **values: Any) -> dict[str, Any]:
     """Describes a task of your own: the columns that are read, in order, and what they answer.
 
     `values` are fields of the config's block `task`: label="label" (the column), labels, words,
@@ -79,12 +84,6 @@ def task(*fields: str, **values: Any) -> dict[str, Any]:
     docs/config.md lists them.
     """
     return {"name": "custom", "fields": fields or ("text",), **values}
-
-
-def fill_task(c: ConfigDict, given: str | Mapping[str, Any]) -> None:
-    """Puts the task into a config: a known one's name, or what `task` gives."""
-    values = {"name": given} if isinstance(given, str) else given
-    apply(c, [(f"task.{name}", value) for name, value in values.items()])
 
 
 def fill_fields(c: ConfigDict, overrides: Mapping[str, Any]) -> None:
@@ -102,10 +101,53 @@ def _field(name: str, held: Mapping[str, Any]) -> str:
         return dotted
     if SYNONYMS.get(name) in held:
         return SYNONYMS[name]
-    found = [other for other in held if other.rpartition(".")[2] == name]
+    found = [f"{block}.{name}" for block in _NAMED if f"{block}.{name}" in held]
     if len(found) == 1:
         return found[0]
     if not found:
         return name  # refused where it is set, with the nearest one
     shown = ", ".join(other.replace(".", "__") for other in found)
     raise InputError(f"{name} is a field of several blocks; say which: {shown}")
+
+
+# -- configs from Python values -------------------------------------------------------------------
+
+
+def make_config(
+    backbone: "LoadedBackbone", *, task: str | Mapping[str, Any] | None,
+    choices: Sequence[Choice | None] = (), overrides: Mapping[str, Any],
+) -> ConfigDict:  # fmt: skip
+    """Makes the config of a run on a backbone that is loaded.
+
+    `task` is a known one's name or what `task` gives, `choices` are the head and the method, in
+    this order. Raises InputError for an unknown field, and for one that is the backbone's.
+    """
+    for name in overrides:
+        block, _, field = name.replace("__", ".").partition(".")
+        if field and block in _BACKBONES:
+            raise InputError(f"{name} is of the backbone; give it to load_backbone")
+    c, shape = load_config("base"), backbone.placement.mesh.shape
+    with c.unlocked():
+        c.backbone.update(backbone.backbone.block)
+        c.mesh.data, c.mesh.model = shape["data"], shape["model"]
+        values = {"name": task} if isinstance(task, str) else task or custom()
+        apply(c, [(f"task.{name}", value) for name, value in values.items()])
+        for choice in choices:
+            if choice is not None:
+                choice.fill(c)
+    fill_fields(c, overrides)
+    return c
+
+
+def without_events(c: ConfigDict) -> ConfigDict:
+    """Turns off what a run writes that nobody is to keep."""
+    c.train.tensorboard = False
+    return c
+
+
+def writing(held: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets fields of the block `generate`. Raises InputError for an unknown one, or its value."""
+    c = load_config("base")
+    fill_fields(c, {f"generate__{name}": value for name, value in how.items()})
+    check_fields(c.generate.to_dict(), "generate")
+    return dict(held) | {name: c.generate[name] for name in how}

@@ -1,0 +1,225 @@
+"""A prompt on its backbone: predictions, pure scores, files in and out."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import jaxprompt, make_backbone, read_lines, write_rows
+
+import jaxprompt as jp
+
+# PEFT calls what transformers deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def model(backbone, trained):
+    return jp.attach(backbone, trained.prompt)
+
+
+@pytest.fixture(scope="module")
+def texts(rows):
+    return [row["text"] for row in rows[1]]
+
+
+def test_predictions_are_those_of_the_command(model, trained, texts, tmp_path, capsys):
+    jp.save_prompt(trained.prompt, tmp_path / "export")
+    given = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    out = tmp_path / "out.jsonl"
+    words = [f"--prompt={tmp_path / 'export'}", f"--input={given}", f"--output={out}"]
+    assert jaxprompt(capsys, "predict", *words)[0] == 0
+    told = [{k: v for k, v in line.items() if k != "text"} for line in read_lines(out)]
+    assert jp.predict(model, texts) == told
+    assert jp.predict(model, texts[0]) == told[:1]
+    assert jp.predict(model, given) == told
+    assert jp.predict(model, []) == []
+
+
+def test_a_saved_prompt_is_the_same_prompt(trained, backbone, texts, tmp_path):
+    jp.save_prompt(trained.prompt, tmp_path / "first")
+    jp.save_prompt(jp.load_prompt(tmp_path / "first"), tmp_path / "second")
+    for name in ("prompt.safetensors", "prompt.json"):
+        first, second = ((tmp_path / x / name).read_bytes() for x in ("first", "second"))
+        assert first == second
+    assert "prefix for custom" in repr(jp.load_prompt(tmp_path / "first"))
+
+
+def test_dev_is_measured_as_in_training(model, trained, rows):
+    assert jp.evaluate(model, rows[1]) == pytest.approx(trained.result["dev"])
+    with pytest.raises(jp.InputError, match="no row has a label"):
+        jp.evaluate(model, [{"text": "a hammer"}])
+
+
+# -- pure scores ----------------------------------------------------------------------------------
+
+
+def test_scores_are_a_pure_function(model, rows):
+    batch = model.encode(rows[1][:6])
+    plain = jp.scores(model.params, model, batch)
+    compiled = jax.jit(jp.scores, static_argnums=1)(model.params, model, batch)
+    np.testing.assert_allclose(plain, compiled, atol=1e-5)
+    told = [list(row["scores"].values()) for row in jp.predict(model, rows[1][:6])]
+    np.testing.assert_allclose(jax.nn.softmax(plain), told, atol=1e-5)
+
+
+def test_scores_have_gradients_by_the_prompt(model, rows):
+    batch = model.encode(rows[1][:6])
+
+    def loss(prompt):
+        found = jp.scores({**model.params, "prompt": prompt}, model, batch)
+        return -jax.nn.log_softmax(found)[jnp.arange(6), batch.labels].mean()
+
+    prompt = model.params["prompt"]
+    slope = jax.grad(loss)(prompt)
+    assert jax.tree.structure(slope) == jax.tree.structure(prompt)
+    # A step against the gradient lowers the loss by what the gradient says.
+    size = sum(float((g**2).sum()) for g in jax.tree.leaves(slope))
+    step = 10.0
+    moved = jax.tree.map(lambda x, g: x - step * g, prompt, slope)
+    assert loss(prompt) - loss(moved) == pytest.approx(step * size, rel=0.05)
+
+
+def test_scores_map_over_prompts(model, rows):
+    batch = model.encode(rows[1][:6])
+    two = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), model.params["prompt"])
+    mapped = jax.vmap(lambda prompt: jp.scores({**model.params, "prompt": prompt}, model, batch))
+    both = mapped(two)
+    for number, factor in enumerate((1.0, 0.5)):
+        own = jax.tree.map(lambda x, f=factor: f * x, model.params["prompt"])
+        alone = jp.scores({**model.params, "prompt": own}, model, batch)
+        np.testing.assert_allclose(both[number], alone, atol=1e-5)
+
+
+# -- prompts of others ----------------------------------------------------------------------------
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+LABELS = ("beast", "food", "tool")
+
+
+def torch_scores(model, folder, texts):
+    """Scores texts by a torch model. -> [B, C]"""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(list(texts), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**batch).logits.softmax(-1).numpy()
+
+
+def our_scores(model, texts):
+    return np.array([list(row["scores"].values()) for row in jp.predict(model, texts)])
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_prefix_of_pefts_scores_as_there(family, folder, texts, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    where = folder if family == "bert" else make_backbone(tmp_path / family, family)
+    base = AutoModelForSequenceClassification.from_pretrained(where, num_labels=3)
+    setting = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5)
+    theirs = peft.get_peft_model(base, setting).eval()
+    theirs.save_pretrained(tmp_path / "peft")
+    backbone = jp.load_backbone(str(where))
+    task = jp.task("text", labels=LABELS)
+    model = jp.attach(backbone, jp.load_prompt(tmp_path / "peft"), task=task, max_len=40)
+    expected = torch_scores(theirs, where, texts)
+    np.testing.assert_allclose(our_scores(model, texts), expected, atol=1e-5)
+    # Now it has a card, and needs to be told nothing.
+    jp.save_prompt(model.prompt, tmp_path / "export")
+    again = jp.attach(backbone, jp.load_prompt(tmp_path / "export"))
+    assert jp.predict(again, texts) == jp.predict(model, texts)
+
+
+def test_a_prompt_goes_to_peft_and_scores_there(model, trained, folder, texts, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    jp.save_prompt(trained.prompt, tmp_path / "peft", "peft")
+    base = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
+    np.testing.assert_allclose(
+        our_scores(model, texts), torch_scores(theirs, folder, texts), atol=1e-5
+    )
+
+
+def test_soft_tokens_of_an_array_stand_in_front(backbone, folder, texts, tmp_path):
+    rows = np.random.default_rng(0).normal(0, 0.5, (3, 32)).astype(np.float32)
+    np.save(tmp_path / "soft.npy", rows)
+    prompt = jp.load_prompt(tmp_path / "soft.npy")
+    task = jp.task(
+        "text", labels=LABELS, words=("cat", "rice", "saw"), template="[soft] [cls] {text} [mask]"
+    )
+    model = jp.attach(backbone, prompt, task=task, head=jp.verbalizer(), max_len=40)
+    found = our_scores(model, texts)
+    assert found.shape == (30, 3)
+    np.save(tmp_path / "other.npy", 0 * rows)
+    other = jp.attach(
+        backbone, jp.load_prompt(tmp_path / "other.npy"), task=task, head=jp.verbalizer(),
+        max_len=40,
+    )  # fmt: skip
+    assert np.abs(found - our_scores(other, texts)).max() > 1e-3
+    jp.save_prompt(model.prompt, tmp_path / "again.npy", "npy")
+    assert np.array_equal(np.load(tmp_path / "again.npy"), rows)
+
+
+def refused(*told):
+    return pytest.raises(jp.InputError, match=".*".join(told))
+
+
+def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_path):
+    with refused("format", "jaxprompt"):
+        jp.save_prompt(trained.prompt, tmp_path / "x", "onnx")
+    with refused("no soft tokens"):
+        jp.save_prompt(trained.prompt, tmp_path / "x.npy", "npy")
+    with refused("says its task", "leave out"):
+        jp.attach(backbone, trained.prompt, task="sst2")
+    np.save(tmp_path / "soft.npy", np.ones((3, 32), np.float32))
+    bare = jp.load_prompt(tmp_path / "soft.npy")
+    with refused("says nothing of its task", "give task="):
+        jp.attach(backbone, bare)
+    with refused("says nothing of its task", "jp.attach"):
+        jp.save_prompt(bare, tmp_path / "x")
+    with refused("classes are not known", "labels"):
+        jp.attach(backbone, bare, task=jp.task("text"))
+    with refused("max_new|generate|writes|T5"):
+        jp.generate(model, ["a text"])
+    with refused("2 fields|cannot tell|text"):
+        jp.predict(model, [{"other": "a text"}])
+    other = jp.load_backbone(str(make_backbone(tmp_path / "other", seed=1)))
+    with refused("learned on weights"):
+        jp.attach(other, trained.prompt)
+    assert jp.predict(jp.attach(other, trained.prompt, force=True), ["a saw"])
+    with refused("prompt.json"):
+        jp.load_prompt(tmp_path)
+
+
+def test_a_prompt_of_a_divided_backbone_names_the_cure(folder, trained, backbone):
+    card = json.loads(json.dumps(trained.prompt.card))
+    card["backbone"]["rescale"] = 100.0
+    prompt = jp.Prompt(trained.prompt.tensors, card)
+    with refused("rescale=100.0", r"load_backbone\(..., rescale=100.0\)"):
+        jp.attach(backbone, prompt)
+
+
+# -- the package ----------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_there():
+    for name in jp.__all__:
+        assert getattr(jp, name).__doc__, name
+    assert {"prefix", "soft", "full", "linear", "verbalizer", "train"} <= set(dir(jp))
+    for name in ("prefix", "linear"):
+        assert isinstance(getattr(jp, name), jp.Choice)
+    with pytest.raises(AttributeError, match="prefx.*nearest: prefix"):
+        jp.prefx  # noqa: B018
+
+
+def test_the_import_loads_nothing_heavy():
+    code = "import sys, jaxprompt as jp; assert jp.__version__; assert 'jax' not in sys.modules"
+    code += "; jp.prefix(3); assert 'jax' not in sys.modules, 'a method'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

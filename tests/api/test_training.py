@@ -1,0 +1,169 @@
+"""jp.train learns what the command learns, from rows of any kind, and leaves the backbone alone."""
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import jaxprompt, write_rows
+
+import jaxprompt as jp
+from jaxprompt.training.run_folder import read_result
+
+
+def equal(first, second):
+    """Tells whether two prompts hold the same bits."""
+    assert first.keys() == second.keys()
+    return all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_it_learns_what_the_command_learns(trained, folder, rows, tmp_path, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, part in zip(("train", "dev"), rows, strict=True):
+        write_rows(data / f"{name}.jsonl", part)
+    given = {
+        "backbone.path": folder, "task.name": "custom", "task.fields": "text", "data.source": data,
+        "data.max_len": 24, "data.multiple": 24, "data.batch": 16, "train.total_epochs": 0,
+        "train.total_steps": 3, "prompt.length": 4, "mesh.data": 1,
+    }  # fmt: skip
+    words = [f"--config.{name}={value}" for name, value in given.items()]
+    run = ["--config=base", f"--workdir={tmp_path / 'run'}"]
+    assert jaxprompt(capsys, "train", *run, *words)[0] == 0
+    assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'run'}")[0] == 0
+    told = jp.load_prompt(tmp_path / "run" / "export")
+    assert equal(trained.prompt.tensors, told.tensors)
+    assert trained.result["dev"] == read_result(tmp_path / "run")["dev"]
+    of = ("method", "hyper", "prompt", "head", "task", "template", "layout", "metrics")
+    for name in of:
+        assert trained.prompt.card[name] == told.card[name]
+    assert trained.workdir is None
+
+
+def test_history_has_the_losses_and_dev(trained):
+    assert [line["step"] for line in trained.history if "dev" in line] == [3]
+    assert all("loss" in line or "dev" in line for line in trained.history)
+
+
+def test_rows_of_every_kind_are_the_same_rows(trained, backbone, rows, small, tmp_path):
+    import datasets
+    import pandas
+
+    labels = sorted({row["label"] for row in rows[0]})
+    features = datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=labels)
+    )
+    kinds = (
+        lambda part, name: (dict(row) for row in part),
+        lambda part, name: datasets.Dataset.from_list(part, features=features),
+        lambda part, name: pandas.DataFrame(part),
+        lambda part, name: write_rows(tmp_path / f"{name}.jsonl", part),
+    )
+    for make in kinds:
+        parts = [make(part, name) for part, name in zip(rows, ("train", "dev"), strict=True)]
+        again = jp.train(backbone, *parts, method=jp.prefix(4), **small)
+        assert equal(again.prompt.tensors, trained.prompt.tensors)
+
+
+def test_the_backbone_stays_as_it_is_when_all_of_it_trains(backbone, rows, small):
+    before = jax.tree.map(np.array, backbone.loaded.params)
+    tuned = jp.train(backbone, *rows, method=jp.full(lr=0.1), **small)
+    after = jax.tree.map(np.array, backbone.loaded.params)
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+    word = tuned.prompt.tensors["backbone/embed/word/table"]
+    assert not np.array_equal(word, before["embed"]["word"]["table"])
+    model = jp.attach(backbone, tuned.prompt)
+    assert jp.evaluate(model, rows[1]) == pytest.approx(tuned.result["dev"])
+
+
+def test_a_workdir_is_taken_up_and_guarded(backbone, rows, small, tmp_path):
+    run = dict(method=jp.prefix(4), workdir=tmp_path / "run", **small)
+    first = jp.train(backbone, *rows, **run)
+    again = jp.train(backbone, *rows, **run)
+    assert equal(first.prompt.tensors, again.prompt.tensors)
+    assert first.history == again.history and again.workdir == tmp_path / "run"
+    changed = [*rows[0][:-1], {"text": "another hammer", "label": "tool"}]
+    with pytest.raises(jp.InputError, match="learned from something else"):
+        jp.train(backbone, changed, rows[1], **run)
+    with pytest.raises(jp.InputError, match="another config.*optim.lr"):
+        jp.train(backbone, *rows, **run, lr=0.5)
+
+
+def test_dev_is_drawn_from_train_where_it_is_asked_for(backbone, rows, small):
+    drawn = jp.train(backbone, rows[0], method=jp.prefix(4), protocol="holdout", size=12, **small)
+    assert drawn.result["best_step"] == 3
+
+
+def test_methods_and_heads_bring_their_own_fields(backbone, rows, small):
+    about = jp.task(
+        "text", label="label", labels=("beast", "food", "tool"), words=("cat", "rice", "saw"),
+        template="{text} is [mask].",
+    )  # fmt: skip
+    soft = jp.train(
+        backbone, *rows, task=about, method=jp.soft(3, start="text", text="new red big"),
+        head=jp.verbalizer(scores="full"), **small,
+    )  # fmt: skip
+    card = soft.prompt.card
+    assert soft.prompt.tensors.keys() == {"prompt/slots"}
+    assert soft.prompt.tensors["prompt/slots"].shape == (3, 32)
+    assert card["head"]["scores"] == "full" and card["label_words"] == [["cat"], ["rice"], ["saw"]]
+    assert card["hyper"]["start"] == "text"
+
+
+def test_a_method_without_settings_needs_no_call(backbone, rows, small):
+    run = jp.train(backbone, *rows, method=jp.head_only, head=jp.linear, **small)
+    assert run.prompt.tensors.keys() == {"head/main/out/kernel", "head/main/out/bias"}
+
+
+def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
+    from tiny_run import make_backbone
+
+    t5 = jp.load_backbone(str(make_backbone(tmp_path / "t5", "t5")), dropout=0.0)
+    titles = [{"text": row["text"], "title": row["label"]} for row in rows[0][:16]]
+    task = jp.task("text", target="title", metric="rouge_l")
+    run = jp.train(
+        t5, titles, titles, task=task, method=jp.soft(4), head=jp.text(), max_new=4, **small
+    )
+    model = jp.attach(t5, run.prompt)
+    found = jp.predict(model, titles[:3])
+    assert [list(row) for row in found] == [["generated"]] * 3
+    assert jp.generate(model, titles[:3]) == [row["generated"] for row in found]
+    longer = jp.generate(model, titles[:3], max_new=8, beams=2)
+    assert len(longer) == 3
+    assert set(jp.evaluate(model, titles)) >= {"rouge_l"}
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+WRONG = {
+    "no dev": (dict(dev=None), "has no dev split"),
+    "an unknown field": (dict(learning=0.1), "unknown config field 'learning'"),
+    "a backbone's field": (dict(path="x"), "unknown config field 'path'"),
+    "several blocks": (dict(name="x"), "several blocks; say which: optim__name, task__name"),
+    "the backbone's": (dict(backbone__dtype="bfloat16"), "give it to load_backbone"),
+    "a grid": (dict(seeds=(0, 1)), "train learns one run"),
+    "a method's typo": (dict(method=lambda: jp.prefix(lenght=3)), "prefix has no lenght.*length"),
+    "a head's typo": (dict(head=lambda: jp.linear(poolr="cls")), "linear has no poolr.*pooler"),
+    "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
+    "no rows": (dict(train=[]), "has no rows"),
+    "no dicts": (dict(train=["a text"]), "'a text' is no row; give dicts"),
+    "a number": (dict(train=7), "7 is no row"),
+    "no column": (dict(task="news"), "unknown task 'news'"),
+    "a missing column": (dict(task=lambda: jp.task("message")), "message"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named(case, backbone, rows, small):
+    changes, told = WRONG[case]
+    changes = {name: x() if callable(x) else x for name, x in changes.items()}
+    given = dict(train=rows[0], dev=rows[1]) | small | changes
+    with pytest.raises(jp.InputError, match=told):
+        jp.train(backbone, **given)
+
+
+def test_a_backbone_has_its_own_fields(folder):
+    with pytest.raises(jp.InputError, match="load_backbone has no dtyp; nearest: dtype"):
+        jp.load_backbone(str(folder), dtyp="float32")
+    with pytest.raises(jp.InputError, match="dtype"):
+        jp.load_backbone(str(folder), dtype="float8")
+    with pytest.raises(jp.InputError, match="nowhere"):
+        jp.load_backbone("nowhere/at/all/here")
