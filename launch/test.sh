@@ -2,10 +2,12 @@
 # Makes the environment, checks the style and runs the tests.
 # usage: bash launch/test.sh [pytest arguments]
 #        bash launch/test.sh --fast [pytest arguments]
+#        bash launch/test.sh --all [pytest arguments]
 #        bash launch/test.sh --accelerators [pytest arguments]
-# The second runs the unit tests, the data tests and the contract on two backbones: all that is not
-# marked slow, by hand or for its folder (tests/conftest.py). The third compiles what ships for TPUs
-# and GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
+# --fast runs the unit tests, the data tests and the contract on two backbones: all that is not
+# marked slow, by hand or for its folder (tests/conftest.py). --all adds what takes long while a
+# shorter case goes the same way (tests/long.py). --accelerators compiles what ships for TPUs and
+# GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
 # environment of its own (.venv-accelerators, 3 GB).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,11 +27,11 @@ if [ "${1:-}" = --accelerators ]; then
   exit "$failed"
 fi
 environment requirements.txt tests/requirements.txt launch/backbone.txt
-selected=()
-if [ "${1:-}" = --fast ]; then
-  selected=(-m "not slow")
-  shift
-fi
+selected=(-m "not long")
+case "${1:-}" in
+  --fast) selected=(-m "not slow") && shift ;;
+  --all) selected=() && shift ;;
+esac
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 # The tests write many thousands of small files: in memory, where there is room for them.

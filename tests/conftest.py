@@ -23,6 +23,7 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent))  # `configs`
 
 import jax  # noqa: E402
+from long import is_long  # noqa: E402
 
 from jaxprompt.data.tokenizer import load_tokenizer  # noqa: E402
 
@@ -42,13 +43,15 @@ SLOW = (
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """Marks what `launch/test.sh --fast` leaves out, and puts the files that take long first.
+    """Marks what is left out unless it is asked for, and puts the files that take long first.
 
     A file is run by one process: a long one near the end would keep the others waiting.
     """
     for item in items:
         if any(item.path.is_relative_to(TESTS / name) for name in SLOW):
             item.add_marker("slow")
+        if is_long(item.path.relative_to(TESTS).as_posix(), item.name):
+            item.add_marker("long")
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from long import LONG
 from rules import ROOT, label, report
 
 MODULES = sorted((ROOT / "jaxprompt").rglob("*.py"))
@@ -68,3 +69,15 @@ def test_nothing_points_outside_the_repository():
 
 def test_nothing_is_left_for_later():
     report(found(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", SHIPPED))
+
+
+def test_what_takes_long_is_there():
+    """A name in tests/long.py that no test has any more would leave nothing out."""
+    report(
+        [
+            f"tests/long.py: {file} has no {name}"
+            for file, names in LONG.items()
+            for name in names
+            if f"def {name.partition('[')[0]}(" not in (ROOT / "tests" / file).read_text()
+        ]
+    )

@@ -1,0 +1,96 @@
+"""What `launch/test.sh --all` adds to the tests that run by default: cases that take long.
+
+A case stands here where a shorter one beside it goes the same way, or where what it holds is one
+part of the product that few changes touch. A name without brackets is the whole test.
+"""
+
+LONG = {
+    "backbones/test_parity.py": ("test_scan_unroll_and_remat_agree_exactly[electra-rtd-narrow]",),
+    "backbones/test_segments.py": (
+        "test_a_packed_document_reads_as_it_does_alone[roberta-prefix-packed]",
+        "test_a_packed_document_reads_as_it_does_alone[electra-prefix-packed]",
+        "test_a_packed_document_reads_as_it_does_alone[t5-slots-packed]",
+    ),
+    "cli/test_adapt.py": (
+        "test_it_learns_held_out_text[rtd-bert]",
+        "test_it_learns_held_out_text[mlm-roberta]",
+    ),
+    "cli/test_adapt_hosts.py": ("test_eight_devices_adapt_as_one[span_corruption-t5]",),
+    "cli/test_annotate.py": ("test_two_processes_label_as_one",),
+    "cli/test_decoders.py": (
+        "test_learns_exports_and_predicts[t5_full_target]",
+        "test_learns_exports_and_predicts[t5_full_text]",
+        "test_learns_exports_and_predicts[t5_soft_linear]",
+        "test_learns_exports_and_predicts[gpt2_soft_linear]",
+    ),
+    "cli/test_keeping.py": (
+        "test_a_run_that_keeps_is_the_same_run[bert_mesh]",
+        "test_a_run_that_keeps_is_the_same_run[t5_decoder]",
+        "test_a_run_that_keeps_is_the_same_run[bert_bfloat16]",
+        "test_a_run_that_keeps_is_the_same_run[gpt2_upper]",
+    ),
+    "cli/test_learns.py": (
+        "test_learns[bias_only]",
+        "test_learns[layernorm_only]",
+        "test_learns[soft_labels]",
+        "test_learns[soft_text]",
+        "test_what_is_exported_predicts_as_what_was_trained[prefix_mlp]",
+    ),
+    "cli/test_measure.py": ("test_a_computed_prompt_is_folded_once_a_pass[eight]",),
+    "cli/test_mesh.py": ("test_a_run_on_eight_devices_is_that_on_one[full]",),
+    "cli/test_paper.py": ("test_a_table_that_was_stopped_goes_on[pt]",),
+    "cli/test_plan.py": ("test_the_largest_is_planned_over_four_devices",),
+    "cli/test_pretrain.py": (
+        "test_it_learns[nsp-t5]",
+        "test_it_learns[cls-bert]",
+        "test_two_processes_pretrain_as_one",
+    ),
+    "cli/test_pretrain_runs.py": ("test_killed_and_stopped_it_ends_with_the_same_bits",),
+    "cli/test_runs.py": (
+        "test_other_backbones_and_all_that_trains[electra]",
+        "test_other_backbones_and_all_that_trains[gpt2]",
+        "test_a_group_that_is_killed_resumes_bit_for_bit[step 5]",
+        "test_a_group_that_is_killed_resumes_bit_for_bit[tests]",
+    ),
+    "cli/test_small.py": ("test_a_t5_is_made_from_nothing",),
+    "cli/test_train_hosts.py": (
+        "test_several_processes_train_as_one[4]",
+        "test_sigterm_then_sigkill_then_the_same_end",
+    ),
+    "convert/test_save.py": ("test_two_processes_save_what_they_share[t5-gated]",),
+    "corpus/test_corpus.py": ("test_memory_does_not_grow_with_the_corpus", "test_full_disk[2]"),
+    "launch/test_bench.py": ("test_it_measures[words2", "test_it_measures[words1"),
+    "launch/test_bench_gpu.py": (
+        "test_a_dry_run_takes_every_path[soft-scan-0.0-inductor",
+        "test_no_gpu_is_one_line[cpu]",
+    ),
+    "layers/test_stack.py": (
+        "test_every_way_is_bit_equal_forward[unroll-dots]",
+        "test_every_way_drops_the_same_elements[unroll-full]",
+        "test_layers_without_the_prefix_are_spared_it[unroll-dots]",
+        "test_layers_without_the_prefix_are_spared_it[unroll-none]",
+    ),
+    "models/test_generation.py": ("test_a_prompt_is_read_once[prefix-t5-outside]",),
+    "parallel/test_sharding.py": (
+        "test_every_way_to_run_a_stack_is_one_computation_on_a_mesh[unroll-full-both]",
+        "test_every_way_to_run_a_stack_is_one_computation_on_a_mesh[scan-full-all]",
+        "test_loss_and_gradients_are_those_of_one_device[t5-prefix-fsdp]",
+        "test_loss_and_gradients_are_those_of_one_device[t5-prefix-both]",
+    ),
+    "planning/test_cost.py": ("test_memory_is_that_of_real_steps",),
+    "sweeps/test_runner.py": (
+        "test_adam_and_dropout_follow_the_curve_of_a_run_alone[t5",
+        "test_runs_divide_over_the_data_axis[soft-mesh3",
+    ),
+    "training/test_feature_store.py": (
+        "test_the_rest_of_a_model_gives_the_same[t5-decoder",
+        "test_the_rest_of_a_model_gives_the_same[t5-middle",
+        "test_the_rest_of_a_model_gives_the_same[roberta-upper",
+    ),
+    "training/test_packed.py": ("test_a_step_is_that_of_the_documents[span_corruption]",),
+}  # fmt: skip
+
+
+def is_long(file: str, name: str) -> bool:
+    """Tells whether a test of `file`, by its name with the brackets, is one of these."""
+    return any(name.partition("[")[0] == own or name.startswith(own) for own in LONG.get(file, ()))
