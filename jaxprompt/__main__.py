@@ -1,4 +1,4 @@
-"""The command line: `python -m jaxprompt VERB ...`, also installed as `jaxprompt`."""
+"""The command line: `python -m jaxprompt COMMAND ...`, also installed as `jaxprompt`."""
 
 import importlib
 import os
@@ -12,8 +12,8 @@ from jaxprompt import cli, signals
 from jaxprompt.errors import InputError, escape, has_surrogate, nearest, out_of_memory
 
 
-def verbs() -> dict[str, str]:
-    """Lists the verbs, the files with a main(), each with the first line of its docstring."""
+def commands() -> dict[str, str]:
+    """Lists the commands, the files with a main(), each with the first line of its docstring."""
     found = {}
     for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
         module = importlib.import_module(f"{cli.__name__}.{name}")
@@ -29,7 +29,7 @@ def _shorten(message: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one verb. Returns the exit code: 0, or 2 for bad input, said in one line on stderr.
+    """Runs one command. Returns the exit code: 0, or 2 for bad input, said in one line on stderr.
 
     SIGTERM and Ctrl-C end it with one line too, and 0 or 130.
     """
@@ -48,28 +48,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    known = verbs()
+    known = commands()
     if not argv or argv[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:10s}{line}" for name, line in known.items())
-        print(f"usage: jaxprompt VERB [--help]\n       jaxprompt --version\n\n{lines}")
+        print(f"usage: jaxprompt COMMAND [--help]\n       jaxprompt --version\n\n{lines}")
         return 0 if argv else 2
     if argv[0] == "--version":
         own = importlib.import_module(__package__).__version__
         print(f"jaxprompt {own}, jax {metadata.version('jax')}")
         return 0
-    verb, *rest = argv
+    command, *rest = argv
     debug = "--debug" in rest
     try:
         for word in argv:
             if has_surrogate(word):  # Python's stand-in for bytes that are no UTF-8
                 raise InputError(f"argument {word!r} is not UTF-8; convert it, or rename the file")
-        if verb not in known:
-            raise InputError(f"unknown verb {verb!r}; {nearest(verb, known)}")
-        return importlib.import_module(f"{cli.__name__}.{verb}").main(rest) or 0
+        if command not in known:
+            raise InputError(f"unknown command {command!r}; {nearest(command, known)}")
+        return importlib.import_module(f"{cli.__name__}.{command}").main(rest) or 0
     except InputError as error:
         if debug:
             raise
-        print(escape(f"jaxprompt {verb}: {_shorten(str(error))}"), file=sys.stderr)
+        print(escape(f"jaxprompt {command}: {_shorten(str(error))}"), file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()
@@ -78,7 +78,7 @@ def _run(argv: list[str]) -> int:
         reason = out_of_memory(error)
         if debug or not reason:
             raise
-        print(escape(f"jaxprompt {verb}: {reason}; {_what_to_lower(rest)}"), file=sys.stderr)
+        print(escape(f"jaxprompt {command}: {reason}; {_what_to_lower(rest)}"), file=sys.stderr)
         return 2
 
 
@@ -99,6 +99,8 @@ def _what_to_lower(argv: Sequence[str]) -> str:
     cures = [f"lower {', '.join(lower)}", f"raise {now('optim.accumulate')}"]
     if fields(c)["backbone.remat"] != "full":
         cures.append("set backbone.remat=full")
+    if fields(c)["objective.name"]:  # of adapt, which plan does not weigh
+        return ", ".join(cures)
     words = [word for word in own if not word.startswith("--config.runs.")]
     plan = shlex.join(["python", "-m", "jaxprompt", "plan", *words])
     return f"{', '.join(cures)}. To see how much this config needs: {plan}"
@@ -120,6 +122,10 @@ def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple
 
 def entry() -> None:
     """Is the process of a command: it ends at a signal whatever it is at."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next
+        from jaxprompt.cli.completion import complete
+
+        complete(commands())
     signals.watch()
     code = main()
     signals.note("after all was done")

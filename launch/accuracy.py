@@ -40,7 +40,7 @@ def run_all(args: argparse.Namespace) -> None:
         name = run.config.rpartition(":")[2]
         task = name.partition("-")[0]
         folder = Path(args.data) / task.removesuffix("_mlm")
-        flags = {"data.source": folder, "train.tensorboard": False, **run.changes}
+        flags = {"data.source": folder, "train.tracker": "none", **run.changes}
         if name.endswith("-16"):
             flags["data.rows"] = folder / "kshot_16.jsonl.gz"
         if task.endswith("_mlm"):
@@ -159,7 +159,7 @@ def write(args: argparse.Namespace, result: dict) -> None:
 def main() -> None:
     """Reads the flags and does one of the three."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("verb", choices=("run", "peft", "table"))
+    parser.add_argument("command", choices=("run", "peft", "table"))
     parser.add_argument("--data", default="")
     parser.add_argument("--mlm", default="")
     parser.add_argument("--workdir", required=True)
@@ -168,9 +168,9 @@ def main() -> None:
     parser.add_argument("--task", default="trec")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
     args = parser.parse_args()
-    if args.verb != "table" and not args.data:
+    if args.command != "table" and not args.data:
         parser.error("give --data, the folder of the tasks")
-    {"run": run_all, "peft": peft_run, "table": show}[args.verb](args)
+    {"run": run_all, "peft": peft_run, "table": show}[args.command](args)
 
 
 if __name__ == "__main__":

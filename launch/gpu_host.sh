@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a verb on the GPUs of this host; one process drives them all.
+# Runs a command on the GPUs of this host; one process drives them all.
 set -euo pipefail
 # shellcheck source=launch/shell.sh
 . "$(dirname "${BASH_SOURCE[0]}")/shell.sh"
 
 usage() {
   cat <<'TEXT'
-usage: bash launch/gpu_host.sh [options] VERB [flags of python -m jaxprompt VERB]
+usage: bash launch/gpu_host.sh [options] COMMAND [flags of python -m jaxprompt COMMAND]
   --gpus=0,1,...  take these GPUs (default: all)
   --memory=0.9    share of each GPU's memory that JAX takes at the start (default: 0.9)
   --retries=3     starts again after a crash, at most so often; a run resumes (default: 3)
@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ $# -gt 0 ] || refuse "no verb given; see --help"
+[ $# -gt 0 ] || refuse "no command given; see --help"
 [[ "$gpus" =~ ^([0-9]+(,[0-9]+)*)?$ ]] || refuse "--gpus=$gpus must list numbers, as in 0,1"
 [[ "$memory" =~ ^(0?\.[0-9]*[1-9][0-9]*|1(\.0*)?)$ ]] ||
   refuse "--memory=$memory must be a share, as in 0.9"

@@ -48,7 +48,7 @@ PLACE = (
     *FLAGS, "corpus.", "data.source", "data.files.", "data.cache_dir", "data.multiple",
     "data.eval_batch",
     "mesh.", "cache.", "runs.", "backbone.stack", "backbone.remat", "backbone.attention",
-    "train.log_steps", "train.save_steps", "train.tensorboard",
+    "train.log_steps", "train.save_steps", "train.tracker",
 )  # fmt: skip
 
 

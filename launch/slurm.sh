@@ -4,7 +4,7 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
-# Runs a verb on the nodes of a Slurm job; outside of a job it submits itself.
+# Runs a command on the nodes of a Slurm job; outside of a job it submits itself.
 set -euo pipefail
 # In a job this is Slurm's copy of the script, so the repository is named.
 # shellcheck source=launch/shell.sh
@@ -13,7 +13,7 @@ name=slurm.sh
 
 usage() {
   cat <<'TEXT'
-usage: bash launch/slurm.sh [options] VERB [flags of python -m jaxprompt VERB]
+usage: bash launch/slurm.sh [options] COMMAND [flags of python -m jaxprompt COMMAND]
   --nodes=1          nodes (default: 1)
   --gpus-per-node=8  GPUs of a node (default: 8)
   --per-gpu          a process a GPU; by default a process a node drives all of its GPUs
@@ -40,7 +40,7 @@ while [ $# -gt 0 ]; do
   [ "$1" = --dry-run ] || given+=("$1")
   shift
 done
-[ $# -gt 0 ] || refuse "no verb given; see --help"
+[ $# -gt 0 ] || refuse "no command given; see --help"
 at_least --nodes "$nodes" 1
 at_least --gpus-per-node "$gpus" 1
 tasks=1

@@ -86,9 +86,9 @@ def make_t5(args: argparse.Namespace, work: Path) -> Path:
     return config
 
 
-def call(verb: str, *words: str) -> str:
-    """Runs a verb, passing SIGTERM on; what it prints is returned. Raises CalledProcessError."""
-    line = [sys.executable, "-m", "jaxprompt", verb, *words]
+def call(command: str, *words: str) -> str:
+    """Runs a command, passing SIGTERM on; what it prints is returned. Raises CalledProcessError."""
+    line = [sys.executable, "-m", "jaxprompt", command, *words]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     given = dict(stdout=subprocess.PIPE, text=True, env=environment)

@@ -34,6 +34,7 @@ case "${1:-}" in
 esac
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
+.venv/bin/mypy
 # The tests write many thousands of small files: in memory, where there is room for them.
 room=$(df --output=avail --block-size=G /dev/shm 2>/dev/null) || room=0
 room=${room//[!0-9]/}

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a verb on all workers of a Cloud TPU slice: makes it, installs, runs, watches, fetches logs.
+# Runs a command on all workers of a Cloud TPU slice: makes it, installs, runs, watches, fetches logs.
 set -euo pipefail
 # shellcheck source=launch/shell.sh
 . "$(dirname "${BASH_SOURCE[0]}")/shell.sh"
 
 usage() {
   cat <<'TEXT'
-usage: bash launch/tpu_pod.sh --name=NAME --zone=ZONE [options] VERB [flags of jaxprompt VERB]
+usage: bash launch/tpu_pod.sh --name=NAME --zone=ZONE [options] COMMAND [flags of jaxprompt COMMAND]
        bash launch/tpu_pod.sh --name=NAME --zone=ZONE --delete
   --type=TYPE        accelerator type, to make the slice where it is not there (v5litepod-16)
   --version=VERSION  runtime of its hosts (v2-alpha-tpuv5-lite)
@@ -17,7 +17,7 @@ usage: bash launch/tpu_pod.sh --name=NAME --zone=ZONE [options] VERB [flags of j
   --logs=FOLDER      where logs are brought (default: logs/NAME)
   --poll=60          seconds between two looks (default: 60)
   --retries=3        starts again after a crash, at most so often; a run resumes (default: 3)
-  --delete           delete the slice when the verb has ended; without a verb, now
+  --delete           delete the slice when the command has ended; without a command, now
   --dry-run          print the commands, run nothing
 A preempted slice is made again and goes on by the same command. Bad input (exit code 2) is final.
 The workdir must lie on the shared disk. Stopping this script leaves the run alone: call it again.
@@ -49,7 +49,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$slice" ] || refuse "--name is missing; see --help"
 [ -n "$zone" ] || refuse "--zone is missing; see --help"
-[ $# -gt 0 ] || [ -n "$delete" ] || refuse "no verb given; see --help"
+[ $# -gt 0 ] || [ -n "$delete" ] || refuse "no command given; see --help"
 at_least --poll "$poll" 0
 at_least --retries "$retries" 0
 [ -n "$dry" ] || command -v gcloud >/dev/null || refuse "no gcloud here; install the Google Cloud CLI"
@@ -109,12 +109,12 @@ install() ( # a subshell: its trap is its own
   [ -z "$before" ] || on_workers all "$before"
 )
 
-# Starts the verb on all workers; it goes on without this script. A worker waits for its last run.
+# Starts the command on all workers; it goes on without this script. A worker waits for its last run.
 start() {
-  local verb
-  verb="$(quoted .venv/bin/python -m jaxprompt "$@" --cluster)"
+  local command
+  command="$(quoted .venv/bin/python -m jaxprompt "$@" --cluster)"
   on_workers all "cd jaxprompt && rm -f run.exit &&\
- (setsid flock run.lock bash -c $(quoted "$verb >>run.log 2>&1; echo \$? >run.exit") \
+ (setsid flock run.lock bash -c $(quoted "$command >>run.log 2>&1; echo \$? >run.exit") \
 </dev/null >/dev/null 2>&1 &)"
 }
 

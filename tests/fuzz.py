@@ -112,13 +112,13 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def survive(monkeypatch: Any, given: Any, action: Callable, *args: Any) -> int:
-    """Runs an action as a verb of the command line. -> exit code; fails with what was `given`."""
+    """Runs an action as a command. -> exit code; fails with what was `given`."""
 
-    def verb(_argv: list[str]) -> int:
+    def command(_argv: list[str]) -> int:
         action(*args)
         return 0
 
-    monkeypatch.setattr(evaluate, "main", verb)
+    monkeypatch.setattr(evaluate, "main", command)
     return judge(given, ["evaluate"])
 
 

@@ -90,7 +90,7 @@ def test_nothing_in_a_message_moves_a_terminal(capsys, monkeypatch):
 
 
 def test_nor_in_a_line_of_a_log(tmp_path, capsys):
-    with RunLog(tmp_path, tensorboard=False, terminal=False) as log:
+    with RunLog(tmp_path, tracker="none", terminal=False) as log:
         log.say("classes a\x1b[0m\nb")
         log.progress(1)
         log.write(1, dev={"x": "\x1b"})

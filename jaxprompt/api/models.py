@@ -33,7 +33,8 @@ class PromptedModel:
 
         Raises InputError for a row that is no example of the task.
         """
-        examples = [record.example for record in make_records(rows, self.scorer.task)]
+        records = make_records(rows, self.scorer.task)
+        examples = [record.example for record in records if record.example]
         split = self.scorer.encode(examples)
         return self.scorer.one_batch(split.rows, split.labels)
 
@@ -62,8 +63,8 @@ def attach(
         own = prompt.adopted.head
         head = head or (Choice("head", own["name"], own) if own else None)
         c = make_config(backbone, task=task, choices=[head], overrides=fields)
-        card = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
-        prompt = Prompt(prompt.tensors, card, prompt.path)
+        made = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
+        prompt = Prompt(prompt.tensors, made, prompt.path)
     elif task is not None or head is not None or fields:
         raise InputError(
             f"{prompt.path} says its task and head itself; leave out task, head and fields"
@@ -130,7 +131,8 @@ def _answer(
     how: Mapping[str, Any] | None = None,
 ) -> Answered:  # fmt: skip
     scorer = scorer or model.scorer
-    examples = [record.example for record in make_records(rows, scorer.task)]
+    records = make_records(rows, scorer.task)
+    examples = [record.example for record in records if record.example]
     if not examples:
         return Answered([], {}, 0, 0)
     how = how or model.prompt.card["generate"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxprompt.api.backbones import load_backbone
 from jaxprompt.assembly.adapters import Adopted, adopt, is_adapter
 from jaxprompt.assembly.pipeline import LoadedBackbone, open_backbone
 from jaxprompt.assembly.prompt_artifact import (
@@ -16,14 +17,14 @@ from jaxprompt.assembly.prompt_artifact import (
     plain_tokens,
     read_export,
     scorer_of_card,
-    soft_tokens,
 )
 from jaxprompt.assembly.schema import make_defaults
 from jaxprompt.convert.artifact import write_artifact, write_npy
+from jaxprompt.convert.model_card import write_peft_card
 from jaxprompt.convert.peft import write_peft
 from jaxprompt.errors import InputError, choose
 
-FORMATS = ("jaxprompt", "peft", "npy")
+FORMATS = ("jaxprompt", "peft", "npy", "stablehlo")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,18 +75,19 @@ def save_prompt(
         prompt: of `train`, of `load_prompt`, or the `prompt` of what `attach` gives.
         path: the folder, or the .npy file, to write.
         format: "jaxprompt" = prompt.safetensors and its card, "peft" = a folder that PEFT loads,
-            "npy" = the soft tokens [S, E] alone; the last two as the unmodified backbone takes
-            them.
-        backbone: for "peft", the one that it belongs to; by default the card's is opened.
+            "npy" = the soft tokens [S, E] alone; these two as the unmodified backbone takes them.
+            "stablehlo" = a folder that scores texts without jaxprompt, the backbone included.
+        backbone: for "peft" and "stablehlo", the one that it belongs to; by default the card's, in
+            float32.
 
     Raises InputError for a prompt that the format cannot hold.
     """
     choose("format", format, FORMATS)
     if format == "npy":
-        if soft_tokens(prompt.tensors) is None:
+        rows = plain_tokens(prompt.tensors, prompt.card or {"backbone": {"rescale": 1.0}})
+        if rows is None:
             raise InputError("format='npy': the prompt has no soft tokens; take 'jaxprompt'")
-        known = prompt.card or {"backbone": {"rescale": 1.0}}
-        write_npy(path, plain_tokens(prompt.tensors, known))
+        write_npy(path, rows)
         return (Path(path),)
     if not prompt.card:
         raise InputError(
@@ -94,8 +96,23 @@ def save_prompt(
         )
     if format == "jaxprompt":
         return write_artifact(path, dict(prompt.tensors), dict(prompt.card))
+    if format == "stablehlo":
+        # These modules import this one.
+        from jaxprompt.api.models import attach
+        from jaxprompt.api.stablehlo import write_stablehlo
+
+        return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
     opened = backbone.backbone if backbone else open_backbone(
         block_of_card(prompt.card, make_defaults().backbone.to_dict())
     )  # fmt: skip
     scorer = scorer_of_card(opened, prompt.card, batch=1)
-    return write_peft(path, **as_peft(scorer, prompt.tensors, prompt.card))
+    paths = write_peft(path, **as_peft(scorer, prompt.tensors, prompt.card))
+    return (*paths, write_peft_card(path, prompt.card))
+
+
+def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
+    """Loads the backbone that a prompt's card names."""
+    known = prompt.card["backbone"]
+    return load_backbone(
+        known["id"], revision=known["revision"], rescale=known["rescale"], dtype=dtype
+    )

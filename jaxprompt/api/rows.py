@@ -38,8 +38,8 @@ def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
 
     Raises InputError for the first that is no example of the task.
     """
-    texts = given if isinstance(given, list | tuple) else [given]
-    if texts and all(isinstance(text, str) for text in texts) and not _is_file(given):
+    texts: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if texts and all(isinstance(text, str) for text in texts):
         records = from_texts(texts, task.fields)
     else:
         records = from_rows(make_rows(given, "rows", task))
@@ -48,7 +48,3 @@ def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
         if record.error:
             raise InputError(record.error)
     return records
-
-
-def _is_file(given: Any) -> bool:
-    return isinstance(given, Path)

@@ -12,7 +12,7 @@ from jaxprompt import signals
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
 from jaxprompt.assembly import tune
-from jaxprompt.assembly.choices import Choice, make_config, without_events
+from jaxprompt.assembly.choices import Choice, make_config
 from jaxprompt.assembly.examples import asked_task
 from jaxprompt.assembly.export import pack_run
 from jaxprompt.assembly.grid import is_grid
@@ -53,9 +53,9 @@ def train(
     Raises InputError for all that the command refuses, and KeyboardInterrupt where Ctrl-C ended it,
     with what it had saved in the workdir.
     """
-    c = make_config(backbone, task=task, choices=(head, method), overrides=overrides)
-    if workdir is None:
-        without_events(c)
+    c = make_config(
+        backbone, task=task, choices=(head, method), overrides=overrides, keeps=workdir is not None
+    )
     if is_grid(c):
         raise InputError("train learns one run; call it once per run, or take the command sweep")
     asked = asked_task(c)

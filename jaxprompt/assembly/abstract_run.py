@@ -76,6 +76,11 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
     Every row is as long as data.max_len allows. A `device` may have a kernel for attention.
     """
     from_config.check_config(c)
+    if c.objective.name:
+        raise InputError(
+            f"objective.name={c.objective.name} pre-trains a backbone, which plan does not weigh; "
+            "launch/small_*.sh try what fits, or give a config of train or pretrain"
+        )
     if c.ppt.task:
         ppt.check_learner(c)
     backbone, notes = find_backbone(c.backbone.to_dict())

@@ -115,12 +115,13 @@ def _field(name: str, held: Mapping[str, Any]) -> str:
 
 def make_config(
     backbone: "LoadedBackbone", *, task: str | Mapping[str, Any] | None,
-    choices: Sequence[Choice | None] = (), overrides: Mapping[str, Any],
+    choices: Sequence[Choice | None] = (), overrides: Mapping[str, Any], keeps: bool = True,
 ) -> ConfigDict:  # fmt: skip
     """Makes the config of a run on a backbone that is loaded.
 
     `task` is a known one's name or what `task` gives, `choices` are the head and the method, in
-    this order. Raises InputError for an unknown field, and for one that is the backbone's.
+    this order. `keeps` says whether the run's folder stays, so that curves in it are worth drawing.
+    Raises InputError for an unknown field, and for one that is the backbone's.
     """
     for name in overrides:
         block, _, field = name.replace("__", ".").partition(".")
@@ -132,16 +133,12 @@ def make_config(
         c.mesh.data, c.mesh.model = shape["data"], shape["model"]
         values = {"name": task} if isinstance(task, str) else task or custom()
         apply(c, [(f"task.{name}", value) for name, value in values.items()])
+        if not keeps:
+            c.train.tracker, c.train.plot = "none", False
         for choice in choices:
             if choice is not None:
                 choice.fill(c)
     fill_fields(c, overrides)
-    return c
-
-
-def without_events(c: ConfigDict) -> ConfigDict:
-    """Turns off what a run writes that nobody is to keep."""
-    c.train.tensorboard = False
     return c
 
 

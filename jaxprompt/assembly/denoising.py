@@ -15,6 +15,7 @@ from jaxprompt import rng, tree
 from jaxprompt.assembly import new_backbone
 from jaxprompt.assembly.fill_report import make_fill_step, render
 from jaxprompt.assembly.from_config import check_mesh
+from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.pipeline import Backbone, load_weights, open_backbone, shape_backbone
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import (
@@ -71,6 +72,8 @@ class Adapted(NamedTuple):
 
 def check_objective(c: Any) -> None:
     """Raises InputError where a config lacks what only `adapt` needs."""
+    if is_grid(c):
+        raise InputError("adapt takes one run, and config.runs holds a grid; empty it")
     if not c.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     need_corpus(c)

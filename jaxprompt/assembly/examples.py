@@ -83,6 +83,11 @@ def _as_written(task: Task, block: Mapping[str, Any]) -> Task:
 
 def check_tunes(c: Any) -> None:
     """Raises InputError where a config is for pre-training a prompt."""
+    if c.objective.name:
+        raise InputError(
+            f"objective.name={c.objective.name} pre-trains a backbone, which only adapt takes; "
+            "give another config, or set objective.name=''"
+        )
     if c.ppt.task:
         raise InputError(
             f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain, plan and export "

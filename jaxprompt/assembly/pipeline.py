@@ -102,6 +102,11 @@ def choose_template(task: Task, head: Kind, style: str, form: str, template: str
     return text
 
 
+def family_of(model_type: str) -> str:
+    """Names the family that reads a model_type of transformers."""
+    return _KIN.get(model_type, model_type)
+
+
 def open_backbone(block: Mapping[str, Any]) -> Backbone:
     """Finds a backbone and reads its config and the names of its heads."""
     if not block["path"]:
@@ -119,7 +124,7 @@ def shape_backbone(
     `where` is the folder, or the file where the config alone is there.
     """
     kind = hf.get("model_type", "")
-    family = block["family"] or (_KIN.get(kind, kind) if isinstance(kind, str) else None)
+    family = block["family"] or (family_of(kind) if isinstance(kind, str) else None)
     if family not in families():
         known = ", ".join(families())
         raise InputError(

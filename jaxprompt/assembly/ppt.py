@@ -92,10 +92,10 @@ def check_learner(c: Any) -> None:
     options_of(c)
 
 
-def check_single(c: Any, verb: str) -> None:
+def check_single(c: Any, command: str) -> None:
     """Raises InputError where a config stands for several runs."""
     if any(c.runs[axis] for axis in c.runs if axis != "size"):
-        raise InputError(f"config.runs stands for several runs, {verb} does one; empty it")
+        raise InputError(f"config.runs stands for several runs, {command} does one; empty it")
 
 
 def options_of(c: Any) -> tuple[int, ...]:

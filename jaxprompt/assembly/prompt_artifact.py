@@ -20,6 +20,7 @@ from jaxprompt.assembly.pipeline import (
     open_backbone,
 )
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
+from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks import Example, Task, task_from_json
 from jaxprompt.errors import InputError
@@ -137,8 +138,11 @@ def describe(
 
 
 def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the tensors and the card of an export. Raises InputError for one that is not whole."""
-    tensors, card = read_artifact(path)
+    """Reads the tensors and the card of an export, a folder or hub:owner/name.
+
+    Raises InputError for one that is not whole.
+    """
+    tensors, card = read_artifact(fetch_prompt(path) if path.startswith(SCHEME) else path)
     for block, names in _NEEDED.items():
         held = card.get(block)
         lost = [name for name in names if not isinstance(held, dict) or name not in held]

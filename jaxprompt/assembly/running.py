@@ -3,6 +3,7 @@
 import abc
 import functools
 import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 from flax import traverse_util
@@ -18,7 +19,7 @@ from jaxprompt.errors import escape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training import loop, run_folder
+from jaxprompt.training import loop, pictures, run_folder
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import Ended, Job
@@ -142,6 +143,8 @@ def carry_out(work: Work) -> dict[str, Any] | None:
             return None
         result = work.finish(ended)
         run_folder.write_result(workdir, result)
+        if c.train.plot and processes.is_first() and pictures.can_draw():
+            pictures.draw_curves(workdir, f"{work.DONE}: {Path(workdir).resolve().name}")
         return result
 
 

@@ -127,7 +127,7 @@ FIELDS = Block(
         ),
         folds=size(4, "kfold: number of parts"),
         fold=count(0, "kfold: the part that is dev"),
-        size=size(500, "holdout: rows of train that become dev, of each class its share"),
+        size=size(500, "holdout: training examples that become dev, of each class its share"),
         rows=path("", "listed: JSONL file with the row numbers of each seed"),
         batch=size(32, "examples a step, over all hosts"),
         eval_batch=size(64, "examples a batch in evaluation"),
@@ -266,10 +266,15 @@ FIELDS = Block(
         eval_epochs=number(1.0, "and every n epochs"),
         patience=count(0, "evaluations without gain before the run stops; 0 = off"),
         save_steps=count(0, "save every n steps; 0 = at every evaluation"),
+        plot=flag(True, "draw curves.png at the end, where matplotlib is installed"),
         log_steps=size(10, "metrics of every n-th step are written"),
         max_streak=size(10, "steps in a row that are not finite before the run stops"),
         test=flag(True, "score the test split with the best prompt at the end"),
-        tensorboard=flag(True, "write event files"),
+        tracker=word(
+            "tensorboard", Words("training.trackers", "TRACKERS"),
+            "tensorboard: event files in the workdir; wandb, trackio: a run there, named after the "
+            "workdir; none: metrics.jsonl alone",
+        ),
         compilation_cache=text("", "folder of compiled programs; empty = the user's own, or none"),
     ),
 )  # fmt: skip
@@ -293,6 +298,7 @@ SYNONYMS = {
     **dict.fromkeys(("save_every", "save_interval", "checkpoint_every"), "train.save_steps"),
     **dict.fromkeys(("logging_steps", "log_every"), "train.log_steps"),
     **dict.fromkeys(("early_stopping_patience",), "train.patience"),
+    **dict.fromkeys(("report_to",), "train.tracker"),
     **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size", "bs"),
                     "data.batch"),
     **dict.fromkeys(("eval_batch_size", "per_device_eval_batch_size"), "data.eval_batch"),

@@ -20,7 +20,7 @@ class Settings:
     max_streak: int
     patience: int
     test: bool
-    tensorboard: bool
+    tracker: str
     compilation_cache: str
     at_once: int  # runs of a grid; 0 = all that memory holds
     keeps: bool  # what frozen layers give is kept
@@ -48,7 +48,7 @@ def settings_of(c: Any) -> Settings:
         max_streak=c.train.max_streak,
         patience=c.train.patience,
         test=c.train.test,
-        tensorboard=c.train.tensorboard,
+        tracker=c.train.tracker,
         compilation_cache=c.train.compilation_cache,
         at_once=c.runs.size,
         keeps=bool(c.cache.where),

@@ -1,1 +1,1 @@
-"""One file a verb; each has `main(argv) -> exit code`."""
+"""One file a command; each has `main(argv) -> exit code`."""

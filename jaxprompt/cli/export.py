@@ -1,11 +1,12 @@
 """Writes the best prompt of a workdir as safetensors and a JSON card."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxprompt.cli.options import Parser, load_run, need
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -14,25 +15,44 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", help="folder to write (default: WORKDIR/export)")
     parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
     parser.add_argument("--peft", help="also write a folder that PEFT loads")
+    parser.add_argument(
+        "--stablehlo",
+        help="also write a folder that scores texts without jaxprompt, the backbone included",
+    )
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also push it to the hub")
     args, overrides = parser.read(argv)
     need(args, "workdir")
     c = load_run(args, overrides)
 
+    from jaxprompt.api.prompts import Prompt, load_own_backbone, save_prompt
     from jaxprompt.assembly.export import pack_run
     from jaxprompt.assembly.prompt_artifact import as_peft, plain_tokens
+    from jaxprompt.assembly.settings import settings_of
     from jaxprompt.convert.artifact import write_artifact, write_npy
+    from jaxprompt.convert.hub import check_name, push_prompt
+    from jaxprompt.convert.model_card import write_peft_card
     from jaxprompt.convert.peft import write_peft
 
+    if args.push:
+        check_name(args.push)
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
         raise InputError(f"--npy: a {card['method']} prompt has no soft tokens")
     adapter = as_peft(scorer, tensors, card) if args.peft else {}
-    paths = write_artifact(args.output or Path(args.workdir) / "export", tensors, card)
+    program = ()
+    if args.stablehlo:
+        prompt = Prompt(tensors, card, args.workdir)
+        backbone = load_own_backbone(prompt, settings_of(c).dtype)
+        program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
+    folder = args.output or Path(args.workdir) / "export"
+    paths = write_artifact(folder, tensors, card)
     if args.npy:
         write_npy(args.npy, rows)
         paths = (*paths, Path(args.npy))
     if args.peft:
-        paths = (*paths, *write_peft(args.peft, **adapter))
-    print(json.dumps({str(path): path.stat().st_size for path in paths}))
+        paths = (*paths, *write_peft(args.peft, **adapter), write_peft_card(args.peft, card))
+    print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
+    if args.push:
+        print(escape(push_prompt(folder, args.push, card)), file=sys.stderr)
     return 0

@@ -8,17 +8,17 @@ from jaxprompt.cli.results import SEEDS, SweepRun, group_of, tell
 from jaxprompt.errors import InputError, escape
 
 
-def train_grid(c: Any, workdir: str, verb: str = "train") -> int:
-    """Trains the runs as few programs, as a verb does, and prints their table. -> exit code"""
+def train_grid(c: Any, workdir: str, command: str = "train") -> int:
+    """Trains the runs as few programs, as a command does, and prints their table. -> exit code"""
     from jaxprompt.sweeps import runner
 
-    grid, outcome = runner.train_grid(c, workdir, verb, heard=signals.heard)
+    grid, outcome = runner.train_grid(c, workdir, command, heard=signals.heard)
     if outcome is None:
         return 0
     if not outcome.results and len(set(outcome.failed.values())) == 1:
         raise InputError(next(iter(outcome.failed.values())))
     for name, error in outcome.failed.items():
-        print(escape(f"jaxprompt {verb}: {name}: {error}"), file=sys.stderr)
+        print(escape(f"jaxprompt {command}: {name}: {error}"), file=sys.stderr)
     runs = []
     for run in grid:
         names = zip(run.changes, run.name.split(","), strict=False)

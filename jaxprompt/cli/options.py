@@ -1,4 +1,4 @@
-"""What the verbs share: flags, config files, overrides and their errors. Imports nothing heavy."""
+"""What the commands share: flags, and their errors. Imports nothing heavy."""
 
 import argparse
 import contextlib
@@ -13,14 +13,14 @@ from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
-_PATHS = ("config", "workdir", "output", "input", "prompt", "backbone", "npy", "peft")
+_PATHS = ("config", "workdir", "output", "input", "prompt", "backbone", "npy", "peft", "stablehlo")
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of a verb; what argparse refuses becomes an InputError."""
+    """Flags of a command; what argparse refuses becomes an InputError."""
 
     def __init__(self, doc: str, config: bool = True, fields: bool = False):
-        """Starts with --debug, and with --config and --workdir where the verb takes them.
+        """Starts with --debug, and with --config and --workdir where the command takes them.
 
         `fields`: --help lists those of a config too.
         """

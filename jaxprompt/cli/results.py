@@ -116,13 +116,17 @@ def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
 # -- the table ------------------------------------------------------------------------------------
 
 
-def tell(runs: Sequence[SweepRun], failed: Mapping[str, str]) -> None:
-    """Prints the table. Raises InputError where runs failed."""
+def tell(runs: Sequence[SweepRun], failed: Mapping[str, str], plot: str = "") -> None:
+    """Prints the table, and draws it into the file `plot`. Raises InputError where runs failed."""
+    from jaxprompt.training.pictures import draw_table
     from jaxprompt.training.tables import table
 
     rows = collect(runs)
     if rows:
-        print(table(rows | best_on_dev(runs)))
+        rows |= best_on_dev(runs)
+        print(table(rows))
+        if plot:
+            draw_table(rows, plot)
     if failed:
         raise InputError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 

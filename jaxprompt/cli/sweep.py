@@ -12,6 +12,7 @@ from jaxprompt.assembly.load_config import apply, load_config
 from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
+from jaxprompt.training.pictures import need_matplotlib
 from jaxprompt.training.tables import failures
 
 
@@ -25,9 +26,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--run", action="store_true", help="run them here, those of equal shapes at once"
     )
+    parser.add_argument("--plot", default="", metavar="FILE", help="draw the table: .png or .svg")
     args, overrides = parser.read(argv)
+    if args.plot:
+        need_matplotlib("--plot")
     if args.table:
-        tell(read_folder(args.table), {})
+        tell(read_folder(args.table), {}, args.plot)
         return 0
     need(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
@@ -35,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         failed = execute(runs, overrides, args.workdir)
         if failed is None:
             return 0
-        tell(runs, failed)
+        tell(runs, failed, args.plot)
         return 0
     if args.table is None:
         for run in runs:
@@ -43,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             flags += [f"--config.{field}={value}" for field, value in run.changes.items()]
             words = ["python", "-m", "jaxprompt", "train", f"--config={run.config}"]
             print(shlex.join([*words, f"--workdir={run.workdir}", *flags]))
-    tell(runs, {})
+    tell(runs, {}, args.plot)
     return 0
 
 

@@ -10,9 +10,11 @@ import json
 import os
 import platform
 import warnings
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from tokenize import TokenError
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +94,7 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]
     return tensors, card
 
 
-def check_fingerprint(card: dict, fingerprint: str, *, force: bool) -> bool:
+def check_fingerprint(card: Mapping[str, Any], fingerprint: str, *, force: bool) -> bool:
     """Returns whether the prompt was learned on the weights that have this fingerprint.
 
     Raises InputError when it was not, unless `force`.

@@ -132,9 +132,14 @@ def _file_of(folder: Path, split: str) -> Path:
     return found[0]
 
 
+def is_shipped(task: Task) -> bool:
+    """Tells whether the examples of a task are in the package itself."""
+    return (resources.files("jaxprompt.data") / task.name).is_dir()
+
+
 def _package_folder(task: Task) -> Traversable:
     folder = resources.files("jaxprompt.data") / task.name
-    if not folder.is_dir():
+    if not is_shipped(task):
         raise InputError(
             f"task {task.name} is not in the package (only topics is); "
             "give data.source=hub, tfds:name or a folder"

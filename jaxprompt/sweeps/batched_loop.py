@@ -70,7 +70,7 @@ class BatchedRuns:
                 guard_workdir(member.run.folder, member.run.config.to_dict(), from_config.FREE)
                 write_record(member.run.folder, member.record)
                 best.rewind(self.step if resumed else -1)
-                logs.append(RunLog(member.run.folder, tensorboard=self.settings.tensorboard))
+                logs.append(RunLog(member.run.folder, tracker=self.settings.tracker))
                 open_now.enter_context(logs[-1])
                 logs[-1].resume(self.step if resumed else -1)
             self.logs = logs
@@ -91,7 +91,9 @@ class BatchedRuns:
             )
             if is_new := self.programs.is_new(batch):
                 shape = batch.encoder.ids.shape
-                self.log.say("compiling the step for {} runs x {} rows x {} tokens".format(*shape))
+                self.log.say(
+                    "compiling the step for {} runs x {} sequences x {} tokens".format(*shape)
+                )
             # Nothing is lost before the first step, which compiles.
             with signals.at_once() if self.step == first else nullcontext():
                 self.state, measured = self.programs.train(self.state, batch, self.own)

@@ -53,7 +53,7 @@ class RunKind(NamedTuple):
     prepare: Callable[..., tuple[Shared | None, list[Member]]]  # of runs, a workdir, and what fails
 
 
-KINDS = {  # by verb
+KINDS = {  # by command
     "train": RunKind(check_tunes, tune.prepare),
     "pretrain": RunKind(check_ppt, pretrain.prepare),
 }
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 
 
 def train(
-    runs: Sequence[GridRun], workdir: str, *, verb: str = "train", size: int = 0,
+    runs: Sequence[GridRun], workdir: str, *, command: str = "train", size: int = 0,
     heard: Callable[[], int], ready: Callable[[], None] = lambda: None,
 ) -> Outcome | None:  # fmt: skip
     """Trains runs as few programs, `size` at once at most (0 = what memory holds, see `at_once`).
@@ -86,41 +86,43 @@ def train(
     with lock(workdir):
         work = _Work(runs, workdir, size, heard)
         work.note()
-        return work.outcome() if _train(work, verb, ready) else None
+        return work.outcome() if _train(work, command, ready) else None
 
 
 def train_grid(
-    c: Any, workdir: str, verb: str = "train", *, heard: Callable[[], int]
+    c: Any, workdir: str, command: str = "train", *, heard: Callable[[], int]
 ) -> tuple[list[GridRun], Outcome | None]:
-    """Trains the runs of `config.runs` as a verb does. -> the runs, and their outcome as `train`"""
+    """Trains the runs of `config.runs` as a command does. -> the runs, and their outcome"""
     free = (*from_config.FREE, "runs.size")
     check_workdir(workdir, c.to_dict(), free)
     grid = list_runs(c, workdir)
     for run in grid:
-        KINDS[verb].check(run.config)
+        KINDS[command].check(run.config)
     settings = settings_of(c)
     keep_programs(settings.compilation_cache)
     bind = partial(guard_workdir, workdir, c.to_dict(), free)
-    return grid, train(grid, workdir, verb=verb, size=settings.at_once, heard=heard, ready=bind)
+    return grid, train(
+        grid, workdir, command=command, size=settings.at_once, heard=heard, ready=bind
+    )
 
 
-def verify(runs: Sequence[GridRun], workdir: str, verb: str = "train") -> None:
+def verify(runs: Sequence[GridRun], workdir: str, command: str = "train") -> None:
     """Raises InputError where a run of some has learned from anything else than it would now."""
 
     def refuse(run: GridRun, error: Exception) -> None:
         raise error
 
     for group in by_config(runs):
-        KINDS[verb].prepare(group, Path(workdir), refuse)
+        KINDS[command].prepare(group, Path(workdir), refuse)
 
 
-def _train(work: "_Work", verb: str, ready: Callable[[], None]) -> bool:
+def _train(work: "_Work", command: str, ready: Callable[[], None]) -> bool:
     """Trains what is left to train. Returns False where a signal ended it early."""
     # What the checkpoint holds goes first: the next to train take its place on the disk.
     groups = sorted(by_config(work.known()), key=lambda runs: not work.is_started(runs))
     for group in groups:
         try:
-            shared, members = KINDS[verb].prepare(group, work.workdir, work.fail)
+            shared, members = KINDS[command].prepare(group, work.workdir, work.fail)
         except InputError as error:
             if len(groups) == 1:
                 raise
@@ -176,7 +178,7 @@ class _Work:
     def train(self, shared: Shared, members: Sequence[Member]) -> bool:
         """Trains runs of one backbone. Returns False where a signal ended it early."""
         groups = by_shape(members)
-        with RunLog(self.workdir, tensorboard=False) as log:
+        with RunLog(self.workdir, tracker="none") as log:
             for line in shared.says:
                 log.say(line)
             if len(groups) > 1:
@@ -217,7 +219,7 @@ class _Work:
                 )  # fmt: skip
             return made[key], words
 
-        with RunLog(self.workdir, tensorboard=False, total=total) as log:
+        with RunLog(self.workdir, tracker="none", total=total) as log:
             log.say(tree.overview(own.state.trainable, frozen | own.own))
 
             def fit(some: Sequence[Member], rest: Sequence[Member]) -> int:

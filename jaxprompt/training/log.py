@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl, TensorBoard event files, and progress on stderr.
+"""What a run tells: metrics.jsonl, the tracker beside it, and progress on stderr.
 
 A line of metrics.jsonl is one JSON object, {"step": 100, "loss": 0.25, "time": {"seconds": 3.1}}.
 Numbers are written so that they read back exactly; NaN and the infinities, which JSON lacks, are
@@ -6,19 +6,17 @@ the strings "NaN", "Infinity" and "-Infinity", which float() reads. Wall-clock v
 "time" and nowhere else: without that key the lines of two equal runs are equal.
 """
 
-import importlib.util
 import json
 import math
 import os
-import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
+from jaxprompt.training.trackers import open_tracker
 
 
 class RunLog:
@@ -28,7 +26,7 @@ class RunLog:
         self,
         workdir: str | os.PathLike,
         *,
-        tensorboard: bool = True,
+        tracker: str = "tensorboard",
         terminal: bool | None = None,
         enabled: bool = True,
         total: int | None = None,
@@ -38,31 +36,27 @@ class RunLog:
 
         `terminal` chooses one updating line (True) or plain lines (False), one per evaluation and
         one after `every` seconds without a line; by default stderr decides. `total` is the number
-        of steps, for the time left.
+        of steps, for the time left. Raises InputError for a tracker that cannot be opened.
         """
-        if tensorboard and importlib.util.find_spec("tensorboardX") is None:
-            raise InputError(
-                "tensorboardX is not installed; pip install tensorboardX, or turn TensorBoard off"
-            )
-        self._folder = make_folder(workdir)
-        self._path = self._folder / "metrics.jsonl"
-        self._enabled, self._tensorboard = enabled, tensorboard
+        folder = make_folder(workdir)
+        self._path = folder / "metrics.jsonl"
+        self._enabled = enabled
         self._terminal = _is_terminal() if terminal is None else terminal
         self._total, self._every = total, every
-        self._resumed = -1  # records up to this step were there before
         self._first, self._started = 0, None  # step and time that the rate counts from
         self._newest = 0  # step that is done
         self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
-        self._writer = self._bar = self._beat = None
+        self._bar = self._beat = None
         self._opened = self._told = time.monotonic()  # when the newest line was printed
         self._closed = threading.Event()
+        self._tracker = open_tracker(tracker, folder, enabled=enabled)
 
     def resume(self, step: int) -> None:
         """Drops the records after `step` (-1: all) and a torn last line; the next one follows.
 
         Call it before the first write. Raises InputError for a broken line elsewhere.
         """
-        self._resumed = step
+        self._tracker.resume(step)
         if not self._enabled or not self._path.exists():
             return
         *lines, _torn = self._path.read_bytes().split(b"\n")
@@ -88,8 +82,9 @@ class RunLog:
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         except OSError as error:
             raise write_error(self._path, error) from error
-        if self._tensorboard:
-            self._write_events(int(step), values)
+        self._tracker.write(int(step), values)
+        if "dev" in values:
+            self._tracker.flush()
         self.show(**{name: record[name] for name in ("dev", "loss", "lr") if name in record})
 
     def show(self, **values: Any) -> None:
@@ -130,18 +125,14 @@ class RunLog:
             print(escape(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Closes the event file and ends the progress line. Raises InputError for a full disk."""
+        """Closes the tracker and ends the progress line. Raises InputError for a full disk."""
         self._closed.set()
         if self._beat is not None:
             self._beat.join()
-        writer, bar, self._writer, self._bar = self._writer, self._bar, None, None
+        bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
-        try:
-            if writer is not None:
-                writer.close()
-        except OSError as error:
-            raise write_error(self._folder / "tensorboard", error) from error
+        self._tracker.close()
 
     def __enter__(self) -> "RunLog":
         """Returns itself; the log closes when the block ends."""
@@ -157,31 +148,6 @@ class RunLog:
         except InputError:
             if kind is None:
                 raise
-
-    def _write_events(self, step: int, values: dict) -> None:
-        # Not by tensorboardX's SummaryWriter: its thread meets a full disk, and only prints that.
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.summary import scalar
-
-        now, folder = time.time(), self._folder / "tensorboard"
-        events = [
-            Event(wall_time=now, step=step, summary=scalar(name, number))
-            for name, number in _numbers(values)
-        ]
-        try:
-            if self._writer is None:
-                # The start of a session hides what a killed run wrote after the step resumed from.
-                first = self._resumed + 1
-                start = SessionLog(status=SessionLog.START)
-                events.insert(0, Event(wall_time=now, step=first, session_log=start))
-                events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
-                self._writer = _open_events(make_folder(folder), first)
-            for event in events:
-                self._writer.write(event.SerializeToString())
-            if "dev" in values:
-                self._writer.flush()
-        except OSError as error:
-            raise write_error(folder, error) from error
 
     def _update_bar(self, step: int) -> None:
         if self._bar is None:
@@ -237,14 +203,6 @@ def _is_terminal() -> bool:
     return size.columns > 0 and size.lines > 0  # both are 0 where nobody has set them
 
 
-def _open_events(folder: Path, first: int) -> Any:
-    """Opens an event file, named so that TensorBoard finds it."""
-    from tensorboardX.record_writer import RecordWriter
-
-    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{first}"
-    return RecordWriter(str(folder / name))
-
-
 def _plain(value: Any) -> Any:
     """Turns numpy and jax numbers into Python's, and what JSON lacks into strings."""
     if isinstance(value, dict):
@@ -256,14 +214,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
-
-
-def _numbers(values: dict, prefix: str = "") -> list[tuple[str, float]]:
-    found = []
-    for name, value in values.items():
-        value = value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(value, dict):
-            found += _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)):
-            found.append((prefix + name, float(value)))
-    return found

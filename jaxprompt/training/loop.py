@@ -39,7 +39,7 @@ class Job(abc.ABC):
     frozen: Flat
     batches: Any  # what `take` draws from: get_state, set_state, close
     milestones: Milestones
-    settings: Any  # log_steps, max_streak, patience, tensorboard
+    settings: Any  # log_steps, max_streak, patience, tracker
     drops = True  # its model has dropout
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ def drive(
     """
     stand = take_up(job, workdir)
     with RunLog(
-        workdir, tensorboard=job.settings.tensorboard, total=job.milestones.total,
+        workdir, tracker=job.settings.tracker, total=job.milestones.total,
         enabled=processes.is_first(),
     ) as log:  # fmt: skip
         log.resume(-1 if started is None else started)
@@ -146,7 +146,7 @@ def run(job: Job, stand: RunState, log: RunLog, heard: Callable[[], int]) -> End
         shape = batch.encoder.ids.shape
         if is_new := shape not in seen:
             seen.add(shape)
-            log.say(f"compiling the step for {shape[0]} rows x {shape[1]} tokens")
+            log.say(f"compiling the step for {shape[0]} sequences x {shape[1]} tokens")
         if not alone:
             flags = sharding.put_flag(place, heard())
         batch = sharding.put_batch(place, batch)

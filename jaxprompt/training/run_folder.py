@@ -66,6 +66,21 @@ def _hold(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
+def is_held(workdir: str | os.PathLike) -> bool:
+    """Tells whether a process holds a folder's lock at this moment."""
+    try:
+        held = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(held)  # which releases what was just taken
+    return False
+
+
 def _acquire(path: Path) -> int:
     """Opens and locks a file. -> its descriptor"""
     while True:

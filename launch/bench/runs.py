@@ -49,7 +49,8 @@ def make_cell(kind: str, runs: int, steps: int, data: str, size: int = 0):
     c.data.rows, c.data.batch = str(source / "kshot_16.jsonl.gz"), 16
     c.data.eval_batch = 32  # divides the 96 rows of dev: no filling
     c.train.total_epochs, c.train.total_steps, c.train.eval_steps = 0.0, steps, 6
-    c.train.save_steps, c.train.tensorboard, c.train.test = steps, False, False
+    c.train.save_steps, c.train.tracker, c.train.test = steps, "none", False
+    c.train.plot = False
     seeds, rates = SIZES[runs]
     c.runs.data_seeds, c.runs.lr, c.runs.size = SEEDS[:seeds], RATES[:rates], size
     return c

@@ -75,7 +75,7 @@ def model(backbone, tmp_path):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a verb that must refuse. -> its line on stderr, without "jaxprompt VERB: "
+    """Runs a command that must refuse. -> its line on stderr, without "jaxprompt COMMAND: "
 
     With `started` the run may have told of itself before.
     """

@@ -1,4 +1,4 @@
-"""Runs a verb that ends itself with SIGKILL: `python killed.py MOMENT STEP VERB ...`.
+"""Runs a command that ends itself with SIGKILL: `python killed.py MOMENT STEP COMMAND ...`.
 
 MOMENT: taken (STEP is, and not saved), saved (after STEP is saved), saving (its files are half
 written), between (the best of STEP is saved, STEP is not), best (while the best of STEP is

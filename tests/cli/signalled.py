@@ -1,4 +1,4 @@
-"""Runs a verb whose group of processes gets a signal: `python signalled.py MOMENT NUMBER VERB ...`.
+"""Runs a command whose process group gets a signal: `signalled.py MOMENT NUMBER COMMAND ...`.
 
 MOMENT: jax (as it is imported), indexing (as the first part of a corpus is written).
 """

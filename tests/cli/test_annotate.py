@@ -62,7 +62,7 @@ def fields(tmp_path_factory, texts):
         "data.source": root, "data.protocol": "", "data.max_len": 64, "data.batch": 16,
         "data.eval_batch": BATCH, "optim.lr": 3e-3, "optim.warmup_steps": 1,
         "train.total_epochs": 0, "train.total_steps": STEPS, "train.eval_steps": STEPS,
-        "train.tensorboard": False, "mesh.data": 1,
+        "train.tracker": "none", "mesh.data": 1,
         "corpus.path": root / "corpus.jsonl", "corpus.processes": 1,
     }  # fmt: skip
 

@@ -20,7 +20,7 @@ from jaxprompt.errors import InputError
 @pytest.mark.parametrize(
     "argv, parts",
     [
-        (["tran"], ["unknown verb 'tran'", "nearest: train"]),
+        (["tran"], ["unknown command 'tran'", "nearest: train"]),
         (["train", "--workdir=w"], ["--config is missing", "--help"]),
         (["train", f"--config={BASE}"], ["--workdir is missing", "--help"]),
         (["train", "--confg=x"], ["unrecognized arguments: --confg=x", "--help"]),
@@ -274,7 +274,10 @@ def test_a_process_says_one_line_and_exits_with_2(tmp_path):
     assert done.stderr.startswith("jaxprompt train: unknown task 'trek'; nearest: trec")
     done = subprocess.run([*command, *words, "--debug"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and "Traceback" in done.stderr and "InputError" in done.stderr
-    for words, part in ((["--help"], "usage: jaxprompt VERB"), (["train", "--help"], "--workdir")):
+    for words, part in (
+        (["--help"], "usage: jaxprompt COMMAND"),
+        (["train", "--help"], "--workdir"),
+    ):
         done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0 and part in done.stdout and done.stderr == ""
 

@@ -16,45 +16,45 @@ from jaxprompt.__main__ import main
 # -- workdirs, checkpoints, exports ---------------------------------------------------------------
 
 
-def again(run: Path, verb: str, *words: object) -> list[object]:
+def again(run: Path, command: str, *words: object) -> list[object]:
     """Writes the command that uses a run's own config."""
     config = run / "config.json"
     saved = run.parent / "config.json"
     if not saved.exists():
         shutil.copy(config, saved)
-    return [verb, f"--config={saved}", f"--workdir={run}", *words]
+    return [command, f"--config={saved}", f"--workdir={run}", *words]
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "export"])
-def test_a_workdir_of_another_config(refused, no_reading, run, verb):
+@pytest.mark.parametrize("command", ["train", "evaluate", "export"])
+def test_a_workdir_of_another_config(refused, no_reading, run, command):
     no_reading()
     before = files(run)
-    line = refused(*again(run, verb, "--config.seed=7"))
+    line = refused(*again(run, command, "--config.seed=7"))
     assert f"{run} holds a run of another config: seed (saved 0, given 7)" in line
     assert "another --workdir" in line
     (run / "result.json").unlink()
-    line = refused(*again(run, verb, "--config.head.pooler=mean"))
+    line = refused(*again(run, command, "--config.head.pooler=mean"))
     assert "head.pooler (saved 'auto', given 'mean')" in line
     assert files(run) == {k: v for k, v in before.items() if k != "result.json"}
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "export"])
-def test_a_workdir_without_a_run(refused, no_reading, backbone, data, tmp_path, verb):
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_a_workdir_without_a_run(refused, no_reading, backbone, data, tmp_path, command):
     no_reading()
     words = flags(tiny_fields(backbone, data))
-    line = refused(verb, f"--config={BASE}", f"--workdir={tmp_path / 'none'}", *words)
+    line = refused(command, f"--config={BASE}", f"--workdir={tmp_path / 'none'}", *words)
     assert "no checkpoint in" in line and "train first" in line
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "export"])
-def test_a_best_that_is_damaged(refused, no_reading, run, verb):
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_a_best_that_is_damaged(refused, no_reading, run, command):
     no_reading()
     (folder,) = (run / "checkpoints/best").iterdir()
     spoil = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     spoil.write_bytes(spoil.read_bytes()[:-10])
     before = files(run)
-    line = refused(*again(run, verb))
+    line = refused(*again(run, command))
     assert f"checkpoint {folder} is damaged or foreign" in line and "delete it" in line
     assert files(run) == before
 
@@ -80,16 +80,16 @@ def test_a_checkpoint_of_another_model(refused, run):
     Checkpoints(run).save_best(3, foreign, {})
     (run / "result.json").unlink()
     before = files(run)
-    for verb in ("train", "evaluate", "export"):
-        line = refused(*again(run, verb))
+    for command in ("train", "evaluate", "export"):
+        line = refused(*again(run, command))
         assert "is of another model or optimizer" in line and "use the config it was" in line
         assert files(run) == before
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "export"])
-def test_other_backbone_weights(refused, run, other_backbone, verb):
+@pytest.mark.parametrize("command", ["train", "evaluate", "export"])
+def test_other_backbone_weights(refused, run, other_backbone, command):
     (run / "result.json").unlink()
-    words = again(run, verb, f"--config.backbone.path={other_backbone}")
+    words = again(run, command, f"--config.backbone.path={other_backbone}")
     before = {k: v for k, v in files(run).items() if k != "config.json"}
     line = refused(*words)
     assert f"{run} was trained on weights" in line and "give the same backbone" in line

@@ -10,7 +10,7 @@ from fuzz import SEED, TEXTS, VALUES, dump, judge, leaves, mutated, replaced, sa
 from spoil import BASE
 from tiny_run import make_backbone, make_config
 
-from jaxprompt.__main__ import verbs
+from jaxprompt.__main__ import commands
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.prompt_artifact import read_export, unpack
@@ -119,10 +119,10 @@ def test_every_field_in_json(configs, tmp_path, rng, monkeypatch):
 
 def test_every_flag(tmp_path, rng, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ways = [(verb, flag) for verb in verbs() for flag in ("", *FLAGS)]
-    for (verb, flag), text in sample(rng, ways, TEXTS, count=COUNTS["flags"]):
-        argv = [verb, f"--config={BASE}", "--workdir=absent", f"--{flag}={text}"]
-        judge(argv, argv[:1] + argv[3:] if verb == "predict" else argv)
+    ways = [(command, flag) for command in commands() for flag in ("", *FLAGS)]
+    for (command, flag), text in sample(rng, ways, TEXTS, count=COUNTS["flags"]):
+        argv = [command, f"--config={BASE}", "--workdir=absent", f"--{flag}={text}"]
+        judge(argv, argv[:1] + argv[3:] if command == "predict" else argv)
 
 
 # -- exports --------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_a_run_that_keeps_is_the_same_run(case, folders, data, tmp_path, capsys)
     assert found == expected
     assert len(losses) == 4 and losses[0] != losses[-1]
     assert "GiB in host memory" in err
-    assert ("rows x 1 tokens" in err) == (case in SPARED)
+    assert ("sequences x 1 tokens" in err) == (case in SPARED)
 
 
 def test_texts_are_learned_from_what_is_kept_and_written_in_full(folders, tmp_path):

@@ -1,4 +1,4 @@
-"""The verbs on a mesh: the same run on other devices, and what a mesh cannot take."""
+"""The commands on a mesh: the same run on other devices, and what a mesh cannot take."""
 
 import json
 

@@ -20,7 +20,7 @@ import paper  # noqa: E402
 
 SMALL = {
     "data.n": 8, "data.max_len": 40, "data.multiple": 8, "prompt.length": 3, "mesh.data": 1,
-    "backbone.dtype": "float32", "train.total_epochs": 4, "train.tensorboard": False,
+    "backbone.dtype": "float32", "train.total_epochs": 4, "train.tracker": "none",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The verb `plan`: its numbers, its text, and what it refuses."""
+"""The command `plan`: its numbers, its text, and what it refuses."""
 
 import json
 import os
@@ -32,7 +32,7 @@ PPT = sorted((ROOT / "configs/ppt").glob("*t5_*.py"))
 
 
 def run_alone(*argv):
-    """Runs the verb in a process of its own. -> stdout"""
+    """Runs the command in a process of its own. -> stdout"""
     command = [sys.executable, "-m", "jaxprompt", "plan", *map(str, argv)]
     own = quick_env() | {"PYTHONPATH": PYTHON_PATH, "JAX_PLATFORMS": ""}
     done = subprocess.run(

@@ -92,8 +92,8 @@ def test_verbs_that_are_for_tuned_runs(refused, tmp_path_factory, data, backbone
     """A config that pre-trains is no config of a task, and the other way round."""
     config = pretrained(tmp_path_factory, "cls-bert") / "config.json"
     where = (f"--config={config}", f"--workdir={tmp_path / 'new'}")
-    for verb, more in (("train", ()), ("train", ("--config.runs.seeds=1,2",))):
-        line = refused(verb, *where, *more, started=True)
+    for command, more in (("train", ()), ("train", ("--config.runs.seeds=1,2",))):
+        line = refused(command, *where, *more, started=True)
         assert line.startswith("ppt.task=cls pre-trains a prompt, which only pretrain, plan")
     line = refused("evaluate", f"--config={config}", f"--workdir={config.parent}")
     assert line.startswith("ppt.task=cls pre-trains a prompt")

@@ -37,8 +37,8 @@ def place(finished, monkeypatch, tmp_path):
     return folder
 
 
-def again(verb="train"):
-    return [verb, "--config=run/config.json", "--workdir=run"]
+def again(command="train"):
+    return [command, "--config=run/config.json", "--workdir=run"]
 
 
 def rename_labels(folder, **names):
@@ -156,8 +156,8 @@ def test_the_best_checkpoint_is_the_one_of_the_result(place, refused):
     folder = place / "run/checkpoints/best"
     shutil.copytree(folder / str(best), folder / str(best + 7))
     shutil.rmtree(folder / str(best))
-    for verb in ("evaluate", "export"):
-        assert f"no checkpoint of step {best} in" in refused(*again(verb))
+    for command in ("evaluate", "export"):
+        assert f"no checkpoint of step {best} in" in refused(*again(command))
     (place / "run/result.json").unlink()
     shutil.rmtree(folder)
     assert "checkpoint" in refused(*again("export"))

@@ -37,7 +37,7 @@ def test_single_runs_side_by_side(tmp_path, capsys):
     for seed, test in ((0, 0.5), (1, 0.7), (2, 0.6)):
         write_run(tmp_path / f"mine-{seed}", seed=seed, test=test)
     write_run(tmp_path / "deep" / "er", "quickstart:soft", data__seed=4, metric="accuracy")
-    write_run(tmp_path / "bias", "quickstart:bias_only", train__tensorboard=False)
+    write_run(tmp_path / "bias", "quickstart:bias_only", train__tracker="none")
     (tmp_path / "mine-0" / "backbone").mkdir()  # a model's config is no run
     (tmp_path / "mine-0" / "backbone" / "config.json").write_text('{"model_type": "bert"}')
     adapted = write_run(tmp_path / "adapted")
@@ -85,18 +85,18 @@ def test_a_folder_without_results(tmp_path, refused):
     assert "holds no finished run" in refused("sweep", f"--table={tmp_path}")
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "export", "predict"])
-def test_a_folder_of_several_runs_says_which(verb, tmp_path, refused):
+@pytest.mark.parametrize("command", ["evaluate", "export", "predict"])
+def test_a_folder_of_several_runs_says_which(command, tmp_path, refused):
     folder = tmp_path / "cell"
     for seed in (1, 2):
         write_run(folder / f"seed={seed}", seed=seed)
-    words = [verb, f"--workdir={folder}"] + ["--text=x"] * (verb == "predict")
+    words = [command, f"--workdir={folder}"] + ["--text=x"] * (command == "predict")
     expected = f"name one as in --workdir={folder}/seed=1; there are seed=1, seed=2"
     assert expected in refused(*words)
     grid = resolved(load_config("quickstart", [("runs.seeds", "1,2")]))
     (folder / "config.json").write_text(json.dumps(grid))
     assert expected in refused(*words)
-    if verb != "predict":
+    if command != "predict":
         assert expected in refused(*words, "--config=quickstart")
 
 

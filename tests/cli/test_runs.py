@@ -390,7 +390,7 @@ def test_a_sweep_trains_together_what_it_can(config, tmp_path, capsys):
     file.write_text(SWEEP)
     given = {name: value for name, value in resolved(config).items() if name != "runs"}
     fields = {f"train.{n}": given["train"][n] for n in ("total_epochs", "total_steps")}
-    fields |= {f"train.{n}": given["train"][n] for n in ("eval_steps", "log_steps", "tensorboard")}
+    fields |= {f"train.{n}": given["train"][n] for n in ("eval_steps", "log_steps", "tracker")}
     fields |= {f"data.{n}": given["data"][n] for n in ("source", "max_len", "multiple", "batch")}
     fields |= {"task.name": "custom", "task.fields": "text", "mesh.data": 1}
     fields |= {"backbone.path": given["backbone"]["path"]}

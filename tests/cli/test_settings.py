@@ -73,7 +73,7 @@ def events(folder) -> dict[tuple[int, str], float]:
 
 def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
     fields = STILL | dict(train__total_steps=5, train__eval_steps=2, train__log_steps=2)
-    c = make_config(backbone, data, "prefix", **fields, train__tensorboard=True)
+    c = make_config(backbone, data, "prefix", **fields, train__tracker="tensorboard")
     result = run(c, str(tmp_path))
     lines, shown = read_lines(tmp_path / "metrics.jsonl"), events(tmp_path / "tensorboard")
     assert [r["step"] for r in lines if "loss" in r] == [2, 4, 5]

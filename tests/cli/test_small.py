@@ -29,15 +29,15 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    """Runs the verbs in this process; notes them."""
+    """Runs the commands in this process; notes them."""
     called = []
 
-    def call(verb, *words):
-        called.append((verb, *words))
+    def call(command, *words):
+        called.append((command, *words))
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            code = main([verb, *words])
+            code = main([command, *words])
         if code:
-            raise subprocess.CalledProcessError(code, verb)
+            raise subprocess.CalledProcessError(code, command)
         return out.getvalue()
 
     monkeypatch.setattr(small, "call", call)

@@ -127,7 +127,7 @@ def fields_of(tmp_path_factory, name: str) -> dict[str, object]:
         "corpus.held_out": 0.2, "prompt.length": SLOTS, "data.batch": BATCH,
         "data.eval_batch": BATCH, "backbone.dtype": "float32", "train.total_steps": STEPS,
         "train.eval_steps": SCORED, "train.save_steps": 0, "train.log_steps": 1,
-        "train.tensorboard": False, "mesh.data": 1, **own, **case.fields,
+        "train.tracker": "none", "train.plot": False, "mesh.data": 1, **own, **case.fields,
     }  # fmt: skip
 
 

@@ -187,7 +187,8 @@ def tiny_fields(backbone: Path, data: Path) -> dict[str, object]:
     return {
         "backbone.path": backbone, "task.name": "custom", "task.fields": "text",
         "data.source": data, "data.max_len": 24, "data.multiple": 24, "data.batch": 16,
-        "train.total_epochs": 0, "train.total_steps": 3, "train.tensorboard": False,
+        "train.total_epochs": 0, "train.total_steps": 3, "train.tracker": "none",
+        "train.plot": False,
         "prompt.length": 4, "mesh.data": 1,
     }  # fmt: skip
 
@@ -224,7 +225,7 @@ def flags(c_or_fields: dict[str, object]) -> list[str]:
 
 
 def jaxprompt(capsys, *argv: str) -> tuple[int, str, str]:
-    """Runs a verb in this process. -> (exit code, stdout, stderr)"""
+    """Runs a command in this process. -> (exit code, stdout, stderr)"""
     capsys.readouterr()
     code = main([str(word) for word in argv])
     return code, *capsys.readouterr()

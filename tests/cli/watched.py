@@ -1,4 +1,4 @@
-"""Runs a verb as one of several processes: `python watched.py FOLDER SIGNAL STEP WHO VERB ...`.
+"""Runs a command as one of several processes: `watched.py FOLDER SIGNAL STEP WHO COMMAND ...`.
 
 Writes which examples every batch of this process holds to FOLDER/batches-PROCESS.jsonl. Process WHO
 sends itself SIGNAL after STEP.

@@ -16,7 +16,7 @@ NONE = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "
 
 
 def bench(output: Path, *flags: str, **env: str) -> tuple[int, str, str]:
-    """Runs the verb. -> (exit code, stdout, stderr)"""
+    """Runs the command. -> (exit code, stdout, stderr)"""
     words = [ROOT / "launch" / "bench", "gpu", f"--output={output}", *flags]
     env = os.environ | quick_env() | NONE | env
     done = subprocess.run(

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 ODD = "--config.task.template={text} it's [mask]"
-VERB = ["train", "--config=configs/base.py", ODD, "--workdir=/shared/run"]
+COMMAND = ["train", "--config=configs/base.py", ODD, "--workdir=/shared/run"]
 
 
 def test_shellcheck():
@@ -25,6 +25,13 @@ def test_shellcheck():
         [shellcheck, "-x", *SCRIPTS], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert len(SCRIPTS) >= 6 and done.returncode == 0, done.stdout
+
+
+def test_hadolint():
+    hadolint = Path(sys.executable).with_name("hadolint")
+    files = sorted(LAUNCH.glob("Dockerfile.*"))
+    done = subprocess.run([hadolint, *files], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and len(files) == 2, done.stdout
 
 
 NEEDED = "bash basename cat dirname grep head mkdir mktemp rm sed seq sleep touch tr".split()
@@ -63,7 +70,7 @@ HIDING = "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true"
 
 
 def test_gpu_host_prints_its_commands():
-    lines = dry("gpu_host.sh", "--gpus=0,2", "--memory=.8", *VERB, XLA_FLAGS="--own=1")
+    lines = dry("gpu_host.sh", "--gpus=0,2", "--memory=.8", *COMMAND, XLA_FLAGS="--own=1")
     assert lines[:4] == [
         ["export", f"PYTHONPATH={ROOT}"],
         ["export", "CUDA_VISIBLE_DEVICES=0,2"],
@@ -71,32 +78,32 @@ def test_gpu_host_prints_its_commands():
         ["export", f"{HIDING} --own=1"],
     ]
     assert lines[4][:2] == ["/py/python", "-c"] and 'jax.devices("gpu")' in lines[4][2]
-    assert lines[5:] == [["/py/python", "-m", "jaxprompt", *VERB]]
+    assert lines[5:] == [["/py/python", "-m", "jaxprompt", *COMMAND]]
 
 
 def test_slurm_prints_its_commands():
     own = ["--nodes=2", "--gpus-per-node=4", "--sbatch=--partition=gpu", "--sbatch=--time=1:00:00"]
     sizes = ["--nodes=2", "--ntasks-per-node=1"]
-    lines = dry("slurm.sh", *own, *VERB)
+    lines = dry("slurm.sh", *own, *COMMAND)
     assert lines == [
         ["export", f"JAXPROMPT_ROOT={ROOT}"],
         ["sbatch", *sizes, "--gpus-per-node=4", "--partition=gpu", "--time=1:00:00",
-         f"{LAUNCH}/slurm.sh", *own, *VERB],
+         f"{LAUNCH}/slurm.sh", *own, *COMMAND],
         ["export", f"PYTHONPATH={ROOT}"],
         ["export", "JAX_LOCAL_DEVICE_IDS=0,1,2,3"],
         ["export", HIDING],
-        ["srun", *sizes, "--kill-on-bad-exit=1", "/py/python", "-m", "jaxprompt", *VERB,
+        ["srun", *sizes, "--kill-on-bad-exit=1", "/py/python", "-m", "jaxprompt", *COMMAND,
          "--cluster"],
     ]  # fmt: skip
-    lines = dry("slurm.sh", *own, "--per-gpu", *VERB)
+    lines = dry("slurm.sh", *own, "--per-gpu", *COMMAND)
     assert lines[-1][:3] == ["srun", "--nodes=2", "--ntasks-per-node=4"]
     assert not any("JAX_LOCAL_DEVICE_IDS" in word for line in lines for word in line)
-    assert dry("slurm.sh", *own, *VERB, SLURM_JOB_ID="7")[-1][0] == "srun"
+    assert dry("slurm.sh", *own, *COMMAND, SLURM_JOB_ID="7")[-1][0] == "srun"
 
 
 def test_tpu_pod_prints_its_commands():
     extra = ("--project=p", "--type=v5p-32", "--version=v2-alpha-tpuv5", "--spot", "--delete")
-    lines = dry("tpu_pod.sh", *TPU, *extra, "--before=sudo mount nfs:/x /shared", *VERB)
+    lines = dry("tpu_pod.sh", *TPU, *extra, "--before=sudo mount nfs:/x /shared", *COMMAND)
     tpu, where = ["gcloud", "compute", "tpus", "tpu-vm"], ["--zone=z", "--project=p"]
     kind = ["--accelerator-type=v5p-32", "--version=v2-alpha-tpuv5", "--spot"]
     assert lines[0] == [*tpu, "create", "pod", *where, *kind]
@@ -107,14 +114,14 @@ def test_tpu_pod_prints_its_commands():
     assert lines[4] == [*ssh, "--worker=all", "--command=sudo mount nfs:/x /shared"]
     # The command on the workers reads back as the words that were given.
     inner = shlex.split(lines[5][-1].partition("bash -c ")[2])[0]
-    verb = shlex.split(inner.partition(" >>run.log")[0])
-    assert verb == [".venv/bin/python", "-m", "jaxprompt", *VERB, "--cluster"]
+    command = shlex.split(inner.partition(" >>run.log")[0])
+    assert command == [".venv/bin/python", "-m", "jaxprompt", *COMMAND, "--cluster"]
     assert lines[6] == [*tpu, "describe", "pod", *where, "--format=value(state)"]
     assert lines[7][:-1] == [*ssh, "--worker=0"]
     logs = "logs/pod/worker-0.log"
     assert lines[8] == [*tpu, "scp", "pod:jaxprompt/run.log", logs, *where, "--worker=0"]
     assert lines[9:] == [[*tpu, "delete", "pod", *where, "--quiet"]]
-    lines = dry("tpu_pod.sh", *TPU, "--queued", "--spot", *VERB)
+    lines = dry("tpu_pod.sh", *TPU, "--queued", "--spot", *COMMAND)
     request = ["gcloud", "compute", "tpus", "queued-resources"]
     kind = ["--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite", "--spot"]
     assert lines[0] == [*request, "create", "pod", "--node-id=pod", "--zone=z", *kind]
@@ -125,14 +132,14 @@ def test_tpu_pod_prints_its_commands():
 
 REFUSED = {
     "gpu_host.sh": [
-        ([], "no verb given; see --help"),
+        ([], "no command given; see --help"),
         (["--gpu=1", "train"], "unknown option --gpu=1; see --help"),
         (["--gpus=a", "train"], "--gpus=a must list numbers, as in 0,1"),
         (["--memory=2", "train"], "--memory=2 must be a share, as in 0.9"),
         (["--retries=x", "train"], "--retries=x must be a whole number of at least 0"),
     ],
     "slurm.sh": [
-        ([], "no verb given; see --help"),
+        ([], "no command given; see --help"),
         (["--nodes=0", "train"], "--nodes=0 must be a whole number of at least 1"),
         (["--gpus-per-node=x", "train"], "--gpus-per-node=x must be a whole number of at least 1"),
         (["-x", "train"], "unknown option -x; see --help"),
@@ -141,7 +148,7 @@ REFUSED = {
     "tpu_pod.sh": [
         (["train"], "--name is missing; see --help"),
         (["--name=pod", "train"], "--zone is missing; see --help"),
-        ([*TPU], "no verb given; see --help"),
+        ([*TPU], "no command given; see --help"),
         ([*TPU, "--poll=x", "train"], "--poll=x must be a whole number of at least 0"),
         ([*TPU, "train"], "no gcloud here; install the Google Cloud CLI"),
     ],
@@ -182,7 +189,13 @@ def tool(tmp_path):
 
 @pytest.mark.parametrize(
     "words, selected",
-    [("", ""), ("--fast", " -m not slow"), ("--fast -k one", " -m not slow -k one")],
+    [
+        ("", " -m not long"),
+        ("-k one", " -m not long -k one"),
+        ("--fast", " -m not slow"),
+        ("--fast -k one", " -m not slow -k one"),
+        ("--all", ""),
+    ],
 )
 def test_what_the_test_script_runs(tool, tmp_path, words, selected):
     (tmp_path / "launch").mkdir()
@@ -190,13 +203,14 @@ def test_what_the_test_script_runs(tool, tmp_path, words, selected):
     (tmp_path / "launch/environment.sh").write_text("environment() { :; }\n")
     tool("python", "exit 0")
     tool("ruff", "exit 0")
+    tool("mypy", "exit 0")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/bin").symlink_to(tmp_path / "bin")
     code, _, err = call(tmp_path / "launch/test.sh", *words.split(), PATH=tool.path, WORKERS="3")
     assert code == 0 and err == ""
     files = "--dist loadfile --no-loadscope-reorder"
-    assert tool.calls()[2:] == [f"python -m pytest -n 3 {files}{selected}"]
-    assert tool.calls()[:2] == ["ruff check .", "ruff format --check ."]
+    assert tool.calls()[3:] == [f"python -m pytest -n 3 {files}{selected}"]
+    assert tool.calls()[:3] == ["ruff check .", "ruff format --check .", "mypy "]
 
 
 def test_what_is_slow_is_there(request):
@@ -309,7 +323,7 @@ def pod(tool, tmp_path, states: str, looks: str, *words: str):
     tool("gcloud", GCLOUD.format(tmp_path))
     tool("tar", "exit 0")
     logs = tmp_path / "logs"
-    given = (*TPU, "--poll=0", f"--logs={logs}", *words, *VERB)
+    given = (*TPU, "--poll=0", f"--logs={logs}", *words, *COMMAND)
     code, out, err = call("tpu_pod.sh", *given, PATH=tool.path)
     names = {
         "tpu-vm create": "create", "tpu-vm delete": "delete",

@@ -1,11 +1,7 @@
 """The log reads back exactly, and a resumed run's log equals that of a run without a break."""
 
-import gc
-import io
 import json
 import math
-import resource
-import sys
 import time
 
 import jax.numpy as jnp
@@ -25,14 +21,14 @@ def loss(step):
 
 
 def run(folder, start, stop):
-    with RunLog(folder, tensorboard=False, terminal=False) as log:
+    with RunLog(folder, tracker="none", terminal=False) as log:
         log.resume(start)
         for step in range(start + 1, stop + 1):
             log.write(step, loss=loss(step), time={"seconds": np.random.rand()})
 
 
 def test_numbers_read_back_exactly(tmp_path):
-    log = RunLog(tmp_path, tensorboard=False)
+    log = RunLog(tmp_path, tracker="none")
     values = {"a": 0.1 + 0.2, "b": np.float32(0.1), "c": jnp.float32(1 / 3), "d": np.int64(2**53)}
     log.write(jnp.int32(4), **values, name="prefix", per_class={"x": [np.float64(5e-324), 1]})
     log.write(5, a=np.nan, b=jnp.float32(np.inf), c={"d": -math.inf}, e=jnp.bfloat16(0.5))
@@ -73,12 +69,12 @@ def test_broken_line_elsewhere_is_an_error(tmp_path):
     for line in ('{"step": 1, ', "7", '{"loss": 1}'):
         path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
         with pytest.raises(InputError, match=r"metrics.jsonl:2 is no record") as error:
-            RunLog(tmp_path, tensorboard=False).resume(2)
+            RunLog(tmp_path, tracker="none").resume(2)
         assert "\n" not in str(error.value)
 
 
 def test_each_line_is_on_disk_at_once(tmp_path):
-    log = RunLog(tmp_path, tensorboard=False)
+    log = RunLog(tmp_path, tracker="none")
     for step in range(3):
         log.write(step)
         assert len(records(tmp_path)) == step + 1
@@ -86,84 +82,18 @@ def test_each_line_is_on_disk_at_once(tmp_path):
 
 def test_failed_write_is_one_error(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with RunLog(tmp_path, tensorboard=False) as log:
+    with RunLog(tmp_path, tracker="none") as log:
         with pytest.raises(InputError, match="cannot write .*metrics.jsonl: Is a directory"):
             log.write(1)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write .*file"):
-        RunLog(tmp_path / "file", tensorboard=False)
-
-
-def read_events(folder):
-    """Reads scalars as TensorBoard shows them: a session start hides what stood at later steps."""
-    from tensorboardX.proto import event_pb2
-    from tensorboardX.record_writer import masked_crc32c
-
-    shown = []
-    for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns):
-        data = io.BytesIO(path.read_bytes())
-        while header := data.read(8):
-            data.read(4)
-            body = data.read(int.from_bytes(header, "little"))
-            assert int.from_bytes(data.read(4), "little") == masked_crc32c(body)
-            event = event_pb2.Event.FromString(body)
-            if event.session_log.status == event_pb2.SessionLog.START:
-                shown = [scalar for scalar in shown if scalar[0] < event.step]
-            shown += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
-    return shown
-
-
-def test_tensorboard_events(tmp_path):
-    for start, stop in ((-1, 5), (3, 6)):
-        with RunLog(tmp_path, terminal=False) as log:
-            log.resume(start)
-            for step in range(start + 1, stop + 1):
-                log.write(step, loss=loss(step), name="x", dev={"f1": 0.5}, time={"rate": 2})
-    found = read_events(tmp_path / "tensorboard")
-    expected = []
-    for step in range(7):
-        expected += [
-            (step, "loss", float(loss(step))),
-            (step, "dev/f1", 0.5),
-            (step, "time/rate", 2),
-        ]
-    assert found == expected
-    assert "tensorflow" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    "name, more", [("metrics.jsonl", {}), ("tensorboard", {}), ("tensorboard", {"dev": 1.0})]
-)
-def test_a_full_disk_is_one_error(name, more, tmp_path, capfd):
-    """In whichever file and write it shows first; nothing is printed, no closing masks it."""
-    if name == "tensorboard":  # the records go elsewhere, the events alone meet the limit
-        (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
-    values = {f"value{i}": 1.0 for i in range(30)}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with pytest.raises(InputError, match=f"cannot write .*{name}: File too large; mend that"):
-            with RunLog(tmp_path, terminal=False) as log:
-                log.write(1, loss=1.0)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
-                log.write(2, **values, **more)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    gc.collect()  # a file that is not closed would be flushed again
-    assert capfd.readouterr() == ("", "")
-
-
-def test_tensorboard_absent(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match="pip install tensorboardX"):
-        RunLog(tmp_path)
-    RunLog(tmp_path, tensorboard=False).write(1)
-    assert records(tmp_path) == [{"step": 1}]
+        RunLog(tmp_path / "file", tracker="none")
 
 
 def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    log = RunLog(tmp_path, tensorboard=False, terminal=False, total=125)
+    log = RunLog(tmp_path, tracker="none", terminal=False, total=125)
     log.resume(49)
     for step in range(50, 126):
         clock[0] += 0.2
@@ -186,7 +116,7 @@ def test_plain_progress_is_a_line_at_each_evaluation(tmp_path, capsys, monkeypat
 
 def test_plain_progress_is_a_line_at_regular_times(tmp_path, capsys):
     """Also while nothing is done; a line at an evaluation counts."""
-    with RunLog(tmp_path, tensorboard=False, terminal=False, total=9, every=0.2) as log:
+    with RunLog(tmp_path, tracker="none", terminal=False, total=9, every=0.2) as log:
         time.sleep(0.5)
         early = capsys.readouterr().err.splitlines()
         log.progress(3)
@@ -215,7 +145,7 @@ def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch)
         monkeypatch.setattr("sys.stderr", terminal)
         for size, is_bar in ((0, False), (24, True)):
             fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("4H", size, 4 * size, 0, 0))
-            with RunLog(tmp_path, tensorboard=False, total=2) as log:
+            with RunLog(tmp_path, tracker="none", total=2) as log:
                 for step in (1, 2):
                     log.progress(step)
                     log.show(dev=0.5)
@@ -225,7 +155,7 @@ def test_a_terminal_without_room_gets_plain_lines(tmp_path, capsys, monkeypatch)
 def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    log = RunLog(tmp_path, tensorboard=False, terminal=False, total=100)
+    log = RunLog(tmp_path, tracker="none", terminal=False, total=100)
     for seconds in (1.0, 0.25):
         for step in range(1, 101):
             clock[0] += seconds
@@ -237,7 +167,7 @@ def test_the_next_run_has_a_rate_of_its_own(tmp_path, capsys, monkeypatch):
 
 
 def test_the_next_run_has_a_bar_of_its_own(tmp_path, capsys):
-    with RunLog(tmp_path, tensorboard=False, terminal=True, total=30) as log:
+    with RunLog(tmp_path, tracker="none", terminal=True, total=30) as log:
         for first in (21, 1):  # a run that was resumed, then one from its start
             for step in range(first, 31):
                 log.progress(step)
@@ -246,7 +176,7 @@ def test_the_next_run_has_a_bar_of_its_own(tmp_path, capsys):
 
 
 def test_terminal_progress_is_one_updating_line(tmp_path, capsys):
-    with RunLog(tmp_path, tensorboard=False, terminal=True, total=30) as log:
+    with RunLog(tmp_path, tracker="none", terminal=True, total=30) as log:
         for step in range(11, 31):
             log.write(step, loss=1 / step, dev=0.75)
             log.progress(step)

@@ -1,0 +1,144 @@
+"""Draws the pictures of docs/results.md from the tables there and in docs/devices.md.
+
+usage: python docs/draw_results.py [FOLDER]            (default: docs/pictures)
+       python docs/draw_results.py --record RUNS       (reads the learning curves off four runs)
+
+The learning curves are recorded in docs/pictures/curves.json; RUNS is the workdir of
+`python -m jaxprompt sweep --config=configs/quickstart.py --run --workdir=RUNS`.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+matplotlib.rcParams |= {"svg.hashsalt": "jaxprompt", "font.size": 10}
+from matplotlib.figure import Figure  # noqa: E402
+
+HERE = Path(__file__).parent
+CURVES = HERE / "pictures" / "curves.json"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+NAMES = {
+    "prefix": "P-tuning v2", "soft": "soft prompt tuning", "head_only": "linear head alone",
+    "full": "full fine-tuning",
+}  # fmt: skip
+
+
+def read_table(page: str, first: str) -> list[list[str]]:
+    """Reads the table of a page whose heading begins with `first`. -> its rows, the heading too"""
+    lines = (HERE / page).read_text("utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(first))
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [rows[0], *rows[2:]]
+
+
+def mean_std(cell: str) -> tuple[float, float]:
+    """Reads "0.472 ± 0.090"."""
+    mean, _, std = cell.partition("±")
+    return float(mean), float(std)
+
+
+def few_shot(folder: Path) -> None:
+    """Draws accuracy with 16 examples per class."""
+    head, *rows = read_table("results.md", "| method | TREC | SST-2 | MPQA |")
+    rows = [row for row in rows if row[4]]
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    for axis, column in zip(figure.subplots(1, 2), (4, 5), strict=True):
+        values = [mean_std(row[column]) for row in rows]
+        for place, (mean, std) in enumerate(values):
+            axis.errorbar(mean, place, xerr=std, fmt="o", capsize=4, color=COLOURS[place])
+        axis.set_yticks(range(len(rows)), [row[0] for row in rows] if column == 4 else [""] * 4)
+        axis.invert_yaxis()
+        axis.set(title=head[column], xlabel="test accuracy, mean ± standard deviation, 3 seeds")
+        axis.grid(axis="x", alpha=0.3)
+    save(figure, folder / "few_shot.svg")
+
+
+def group_size(folder: Path) -> None:
+    """Draws runs per minute and memory over the runs that train at once."""
+    head, speed, memory = read_table("results.md", "| runs at once |")
+    sizes = [int(cell) for cell in head[1:]]
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    titles = ("runs per minute", "peak memory, GiB")
+    for axis, row, title, colour in zip(
+        figure.subplots(1, 2), (speed, memory), titles, COLOURS, strict=False
+    ):
+        axis.plot(sizes, [float(cell) for cell in row[1:]], "o-", color=colour)
+        axis.set(xlabel="runs at once", ylabel=title, ylim=(0, None), xticks=sizes)
+        axis.grid(alpha=0.3)
+    save(figure, folder / "group_size.svg")
+
+
+def memory_by_device(folder: Path) -> None:
+    """Draws what compiled training steps hold on one device: arguments and temporary arrays."""
+    head, *rows = read_table("devices.md", "| config | backbone | v5e |")
+    wanted = ("base", "ppt/t5_large", "ppt/t5_xxl", "adapt/mlm")
+    rows = [row for row in rows if row[0].strip("`") in wanted]
+    devices = head[2:]
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    for axis, row in zip(figure.subplots(1, len(rows), sharey=True), rows, strict=True):
+        for place, cell in enumerate(row[2:]):
+            held, temporary = map(float, re.findall(r"(\d+\.\d+) \+ (\d+\.\d+)", cell)[0])
+            axis.bar(place, held, color=COLOURS[0], label="arguments" if not place else None)
+            axis.bar(
+                place, temporary, bottom=held, color=COLOURS[4],
+                label="temporary" if not place else None,
+            )  # fmt: skip
+        axis.set_xticks(range(len(devices)), devices, rotation=60)
+        axis.set_title(f"{row[0].strip('`')}\n{row[1].strip('`')}", fontsize=9)
+    figure.axes[0].set_ylabel("GiB per device")
+    figure.axes[0].legend(fontsize=8)
+    save(figure, folder / "memory_by_device.svg")
+
+
+def learning_curves(folder: Path) -> None:
+    """Draws the dev accuracy of four methods over their steps."""
+    curves = json.loads(CURVES.read_text())
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for number, (name, title) in enumerate(NAMES.items()):
+        steps = curves[name]["step"]
+        runs = curves[name]["dev"]
+        means = [sum(values) / len(values) for values in zip(*runs, strict=True)]
+        axis.plot(steps, means, color=COLOURS[number], label=title)
+        low, high = ([pick(v) for v in zip(*runs, strict=True)] for pick in (min, max))
+        axis.fill_between(steps, low, high, color=COLOURS[number], alpha=0.15)
+    axis.set(xlabel="step", ylabel="dev accuracy", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, title="mean and range of 3 seeds", title_fontsize=8)
+    save(figure, folder / "learning_curves.svg")
+
+
+def record(runs: Path) -> None:
+    """Reads dev accuracy off the runs of four methods, and writes CURVES."""
+    found = {}
+    for name in NAMES:
+        parts = []
+        for path in sorted(runs.glob(f"{name}-*/metrics.jsonl")):
+            lines = map(json.loads, path.read_text().splitlines())
+            parts.append([(x["step"], round(x["dev"]["accuracy"], 4)) for x in lines if "dev" in x])
+        steps = [step for step, _ in parts[0]]
+        found[name] = {"step": steps, "dev": [[value for _, value in part] for part in parts]}
+    CURVES.write_text(json.dumps(found) + "\n")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a picture without the time of its making."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--record"]:
+        record(Path(sys.argv[2]))
+    else:
+        target = Path(sys.argv[1]) if sys.argv[1:] else HERE / "pictures"
+        for draw in (few_shot, group_size, memory_by_device, learning_curves):
+            draw(target)

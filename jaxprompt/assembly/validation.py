@@ -1,0 +1,57 @@
+"""What a config would train on, found without training: its data is read, weights are not."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxprompt import tree
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.grid import is_grid, list_runs
+from jaxprompt.assembly.initial_params import divide
+from jaxprompt.data.encoded import Encoded
+from jaxprompt.models.model import backbone_shapes
+
+
+def validate(c: Any) -> Iterator[str]:
+    """Checks a tuning config with its data and its backbone. Yields what a run would say of them.
+
+    Raises InputError for what a run would refuse before it reads weights.
+    """
+    if is_grid(c):
+        runs = list_runs(c, "")
+        yield f"{len(runs)} runs, the first of them:"
+        c = runs[0].config
+    from_config.check_config(c)
+    placement = from_config.build_placement(c)
+    backbone = from_config.open_fitting(c, placement)
+    examples = from_config.read_examples(c)
+    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+    splits = from_config.encode_splits(scorer, examples)
+    yield f"backbone {c.backbone.path} ({backbone.family})"
+    heads = sorted(backbone.module.cfg.model_heads)
+    yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
+    yield f"task {scorer.task.name}, template {scorer.template!r}"
+    yield "  " + ", ".join(f"{name} {part.size}" for name, part in splits.items())
+    for line in from_config.tell_examples(scorer, splits):
+        yield f"  {line}"
+    yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
+    shapes = tree.unflatten(backbone_shapes(backbone.module))["backbone"]
+    init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
+    params = jax.eval_shape(init, jax.random.key(0), shapes)
+    yield tree.overview(*divide(c, scorer, params))
+    batches = from_config.train_batches(c, scorer, splits["train"])
+    batches.close()
+    plan = from_config.plan_of(c, batches.steps_per_epoch)
+    longest = from_config.longest_batch(c, scorer, splits["train"]).encoder.ids.shape
+    most = f"{longest[0]} x {longest[1]} tokens"
+    yield f"{plan.total} steps of up to {most}, dev every {plan.evaluate} steps"
+
+
+def spell(scorer: Any, encoded: Encoded) -> str:
+    """Writes an encoded example as its tokens; a soft token is [soft]."""
+    names = scorer.tokenizer.convert_ids_to_tokens(list(map(int, encoded.ids)))
+    return " ".join(
+        "[soft]" if slot >= 0 else name for name, slot in zip(names, encoded.slot, strict=True)
+    )

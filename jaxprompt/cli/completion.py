@@ -1,0 +1,72 @@
+"""Completes commands, flags and config fields in a shell, by argcomplete.
+
+With `pip install argcomplete`, in bash or zsh:
+
+    eval "$(register-python-argcomplete jaxprompt)"
+"""
+
+import argparse
+import importlib
+import os
+import shlex
+from collections.abc import Iterable
+from unittest import mock
+
+from jaxprompt import cli
+from jaxprompt.assembly.fields import Block, Field
+from jaxprompt.assembly.load_config import fields, load_config
+from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.cli.options import Parser
+
+
+class _Caught(Exception):
+    """Carries the parser of a command."""
+
+
+def complete(commands: Iterable[str]) -> None:
+    """Answers the shell and ends the process; does nothing where argcomplete is missing."""
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    words = shlex.split(os.environ.get("COMP_LINE", ""), posix=False)
+    argcomplete.autocomplete(make_parser(commands, words[1] if len(words) > 1 else ""))
+
+
+def make_parser(commands: Iterable[str], command: str) -> argparse.ArgumentParser:
+    """Makes the parser of all commands, with the flags and fields of the one that is typed."""
+    whole = argparse.ArgumentParser(prog="jaxprompt")
+    kinds = whole.add_subparsers(dest="command")
+    for name in commands:
+        if name != command:
+            kinds.add_parser(name)
+            continue
+        own = parser_of(name)
+        kinds.add_parser(name, parents=[own], add_help=False)
+        if any(action.dest == "config" for action in own._actions):
+            add_fields(kinds.choices[name])
+    return whole
+
+
+def parser_of(command: str) -> Parser:
+    """Gives the parser of a command, as it stands when its flags are read."""
+
+    def catch(self: Parser, argv: list[str]) -> None:
+        raise _Caught(self)
+
+    with mock.patch.object(Parser, "read", catch):
+        try:
+            importlib.import_module(f"{cli.__name__}.{command}").main([])
+        except _Caught as caught:
+            return caught.args[0]
+    raise TypeError(f"{command} reads no flags")
+
+
+def add_fields(parser: argparse.ArgumentParser) -> None:
+    """Adds every field of a config as a flag, with the words that it may hold."""
+    for name in fields(load_config("base")):
+        field: Block | Field | None = FIELDS
+        for part in name.split("."):
+            field = field.get(part) if isinstance(field, Block) else None
+        words = field.words if isinstance(field, Field) else ()
+        parser.add_argument(f"--config.{name}", choices=words or None)

@@ -1,0 +1,120 @@
+"""Shows where a run stands: its state, its best score, and its curves in the terminal."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.cli.listing import columns
+from jaxprompt.cli.options import Parser
+from jaxprompt.cli.results import runs_below
+from jaxprompt.errors import InputError
+from jaxprompt.files import user_path
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 60  # characters of a curve
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints one run, or a line for each run that a folder holds. Exit code 0."""
+    parser = Parser(__doc__, config=False)
+    parser.add_argument("workdir", help="folder of a run, or of several")
+    args, overrides = parser.read(argv)
+    if overrides:
+        raise InputError("show takes no --config; it reads the folder's own")
+    folder = user_path(args.workdir, "workdir")
+    runs = runs_below(folder)
+    if not runs:
+        raise InputError(f"{folder} holds no run, no config.json of one; give a --workdir of train")
+    if runs == [folder]:
+        print(show(folder))
+        return 0
+    print(columns([("run", "state", "best step", "dev"), *(_row(folder, run) for run in runs)]))
+    return 0
+
+
+def show(workdir: Path) -> str:
+    """Shows one run."""
+    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.run_folder import is_held, read_record, read_result
+
+    result, record, lines = read_result(workdir), read_record(workdir), read_metrics(workdir)
+    step = Checkpoints(workdir).latest()
+    rows: list[tuple[str, object]] = [
+        ("run", workdir),
+        ("state", _state(result, step, is_held(workdir))),
+    ]
+    if record is not None:
+        rows += _learned_from(record)
+    for split in ("dev", "test", "held_out"):
+        if result and split in result:
+            rows.append((split, _scores(result[split])))
+    best = result["best_step"] if result else None
+    parts = [columns(rows)]
+    dev = [(line["step"], next(iter(line["dev"].values()))) for line in lines if "dev" in line]
+    loss = [(line["step"], float(line["loss"])) for line in lines if "loss" in line]
+    name = next((next(iter(line["dev"])) for line in lines if "dev" in line), "")
+    parts += [_curve(f"dev {name}", dev, best), _curve("loss", loss, None)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """Reads metrics.jsonl; a last line that is torn is left out. [] where there is none yet."""
+    path = workdir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    *lines, _torn = path.read_text("utf-8").split("\n")
+    return [json.loads(line) for line in lines]
+
+
+def _state(result: Any, step: int | None, held: bool) -> str:
+    if result:
+        return f"finished after {result['steps']} steps, best at step {result['best_step']}"
+    at = "before its first checkpoint" if step is None else f"saved at step {step}"
+    return f"running, {at}" if held else f"stopped, {at}; the same command resumes"
+
+
+def _learned_from(record: dict[str, Any]) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    if "task" in record:
+        rows.append(("task", record["task"]["name"]))
+    if "splits" in record:
+        sizes = (f"{name} {own['examples']}" for name, own in record["splits"].items())
+        rows.append(("examples", ", ".join(sizes)))
+    if "template" in record:
+        rows.append(("template", record["template"]))
+    return rows
+
+
+def _scores(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+
+
+def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:
+    """Draws values over steps as bars, the lowest and the highest beside them."""
+    points = [(step, value) for step, value in points if value == value and abs(value) < 1e30]
+    if not points:
+        return ""
+    size = -(-len(points) // WIDTH)
+    means = [
+        sum(value for _, value in points[i : i + size]) / len(points[i : i + size])
+        for i in range(0, len(points), size)
+    ]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0
+    bars = "".join(BARS[round((mean - low) * scale)] for mean in means)
+    values = [value for _, value in points]
+    said = f"{title}: {min(values):.4g} to {max(values):.4g}, the last {values[-1]:.4g}"
+    said += f", best at step {best}" if best is not None else ""
+    return f"{said}\n  {bars}\n  step {points[0][0]} to {points[-1][0]}"
+
+
+def _row(folder: Path, workdir: Path) -> tuple[object, ...]:
+    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.run_folder import is_held, read_result
+
+    result = read_result(workdir)
+    state = _state(result, Checkpoints(workdir).latest(), is_held(workdir)).partition(",")[0]
+    scores = (result or {}).get("dev") or (result or {}).get("held_out") or {}
+    best = result["best_step"] if result else "-"
+    return workdir.relative_to(folder), state, best, _scores(dict(list(scores.items())[:1])) or "-"

@@ -1,0 +1,56 @@
+"""Lists the known tasks, or shows one: its columns, labels, words, templates and source."""
+
+from collections.abc import Sequence
+
+from jaxprompt.cli.listing import choose_name, columns, pairs, read_name
+from jaxprompt.data.sources import is_shipped
+from jaxprompt.data.tasks import Task, get_task, task_names
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what there is. Exit code 0."""
+    name = read_name(__doc__, argv, "task")
+    if name:
+        print(show(choose_name("task", name, task_names())))
+        return 0
+    found = [get_task(name) for name in task_names()]
+    print(columns([("task", "answers", "metric", "columns", "source")] + [
+        (t.name, _answers(t), t.metric, ", ".join(t.fields), _source(t)) for t in found
+    ]))  # fmt: skip
+    return 0
+
+
+def show(name: str) -> str:
+    """Shows a task."""
+    task = get_task(name)
+    words = ["|".join(own) for own in task.words]
+    return pairs(
+        {
+            "task": task.name,
+            "answers": _answers(task),
+            "columns": ", ".join(task.fields),
+            "label": task.target or task.answers or task.tags or task.label,
+            "labels": ", ".join(task.labels),
+            "label words": ", ".join(words),
+            "template": task.template,
+            "of GPT-2": task.causal,
+            "text form": task.text,
+            "linear": task.plain,
+            "metric": task.metric,
+            "source": _source(task),
+            "splits": ", ".join(f"{own} = {there}" for own, there in task.splits.items()),
+            "config": f"--config.task.name={task.name}",
+        }
+    )
+
+
+def _answers(task: Task) -> str:
+    if task.kind != "classes":
+        return task.kind
+    return f"{len(task.labels)} classes" if task.labels else "choices"
+
+
+def _source(task: Task) -> str:
+    if task.hub:
+        return f"hub:{task.hub}" + f":{task.subset}" * bool(task.subset)
+    return "package" if is_shipped(task) else "your files"

@@ -1,0 +1,27 @@
+"""Checks a config with its data and its backbone, and trains nothing."""
+
+from collections.abc import Sequence
+
+from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.settings import settings_of
+from jaxprompt.cli.options import Parser, need
+from jaxprompt.errors import InputError, escape
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what a run would learn from, and what would train. Exit code 0."""
+    parser = Parser(__doc__, fields=True)
+    args, overrides = parser.read(argv)
+    need(args, "config")
+    c = load_config(args.config, overrides)
+    if settings_of(c).pretrains:
+        raise InputError(
+            "validate is for tuning, and ppt.task pre-trains a prompt; `plan` checks such a config "
+            "without its corpus"
+        )
+    from jaxprompt.assembly.validation import validate
+
+    for line in validate(c):
+        print(escape(line))
+    print("the config is valid")
+    return 0

@@ -1,0 +1,66 @@
+"""The README.md beside a prompt: what it is for, how good it is, and the lines that use it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.files import make_folder, read_json, write_atomic
+
+README = "README.md"
+_AUTO = {
+    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+    "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
+    "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
+}
+
+
+def write_model_card(folder: str | Path, card: Mapping[str, Any], name: str = "") -> Path:
+    """Writes the README.md of an export. `name` is its place, "hub:owner/name" or a folder."""
+    place = name or str(folder)
+    code = [
+        "import jaxprompt as jp",
+        "",
+        f"backbone = jp.load_backbone({card['backbone']['id']!r})",
+        f"model = jp.attach(backbone, jp.load_prompt({place!r}))",
+        'print(jp.predict(model, ["a text"]))',
+    ]
+    return _write(folder, card, "jaxprompt", code)
+
+
+def write_peft_card(folder: str | Path, card: Mapping[str, Any]) -> Path:
+    """Writes the README.md of a PEFT folder, with the labels where it has a head.
+
+    PEFT makes the base model anew and is told how many labels it has.
+    """
+    task_type = read_json(Path(folder) / "adapter_config.json", "a PEFT folder")["task_type"]
+    auto, labels = _AUTO[task_type], card["task"]["labels"]
+    given = f", id2label={dict(enumerate(labels))!r}" if task_type == "SEQ_CLS" else ""
+    call = f"{auto}.from_pretrained({str(folder)!r}{given})"
+    return _write(folder, card, "peft", [f"from peft import {auto}", "", f"model = {call}"])
+
+
+def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list[str]) -> Path:
+    task, known = card["task"], card["backbone"]
+    scores = [
+        f"| {split} | {name} | {value:.4f} |"
+        for split, values in card["metrics"].items()
+        for name, value in (values or {}).items()
+        if isinstance(value, int | float)
+    ]
+    lines = [
+        "---", f"base_model: {known['id']}", f"library_name: {library}",
+        "tags: [prompt-tuning, jaxprompt]", "---", "",
+        f"# A {card['method']} prompt for {task['name']}", "",
+        f"It was learned for the frozen model `{known['id']}`, weights "
+        f"`{known['fingerprint'][:12]}`, with seed {card['seed']}. Its template is "
+        f"`{card['template']}`.", "",
+    ]  # fmt: skip
+    if task["labels"]:
+        lines += [f"Labels: {', '.join(task['labels'])}.", ""]
+    if scores:
+        lines += ["| split | metric | value |", "|---|---|---|", *scores, ""]
+    lines += ["```python", *code, "```", ""]
+    path = make_folder(folder) / README
+    write_atomic(path, "\n".join(lines))
+    return path

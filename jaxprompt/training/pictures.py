@@ -1,0 +1,106 @@
+"""Pictures of runs: curves.png of one, a chart of several. They need matplotlib, an extra."""
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.errors import InputError
+from jaxprompt.files import write_error
+from jaxprompt.scoring.metrics import mean_std
+
+CURVES = "curves.png"
+# Okabe and Ito's palette, which colour-blind readers tell apart too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+
+
+def can_draw() -> bool:
+    """Tells whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def need_matplotlib(flag: str) -> None:
+    """Raises InputError where it is not."""
+    if not can_draw():
+        raise InputError(f"{flag} draws with matplotlib, which is missing; pip install matplotlib")
+
+
+def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
+    """Reads the curves of a run off metrics.jsonl. -> by name, (step, value) of finite values"""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for line in (Path(workdir) / "metrics.jsonl").read_text("utf-8").splitlines():
+        record = json.loads(line)
+        values = {"loss": record["loss"]} if "loss" in record else {}
+        if "dev" in record:
+            name, value = next(iter(record["dev"].items()))  # the first is the task's metric
+            values[f"dev {name}"] = value
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                curves.setdefault(name, []).append((record["step"], value))
+    return curves
+
+
+def draw_curves(workdir: str | Path, title: str = "") -> Path:
+    """Draws the loss and the dev score of a run over its steps. -> WORKDIR/curves.png"""
+    from matplotlib.figure import Figure
+
+    curves = read_curves(workdir)
+    figure = Figure(figsize=(6.4, 1.6 + 2.2 * len(curves)), layout="constrained")
+    axes = figure.subplots(max(len(curves), 1), sharex=True, squeeze=False)[:, 0]
+    for number, (axis, (name, points)) in enumerate(zip(axes, curves.items(), strict=False)):
+        steps, values = zip(*points, strict=True)
+        marker = "o" if len(points) < 30 else ""
+        axis.plot(steps, values, marker=marker, markersize=4, color=COLOURS[number])
+        axis.set_ylabel(name)
+        axis.grid(alpha=0.3)
+        if name.startswith("dev"):
+            best = max(points, key=lambda point: point[1])
+            axis.axvline(best[0], color="#999999", linestyle=":", linewidth=1)
+            axis.annotate(
+                f"best {best[1]:.3f} at step {best[0]}", (0.98, 0.06), ha="right",
+                xycoords="axes fraction",
+            )  # fmt: skip
+    axes[-1].set_xlabel("step")
+    if title:
+        axes[0].set_title(title)
+    return _save(figure, Path(workdir) / CURVES)
+
+
+def draw_table(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
+    """Draws the mean test score (dev where there is no test) of each row, with error bars.
+
+    `rows` are as `tables.table` takes them. The bars are the population standard deviation over
+    the runs of a row, and its points the runs.
+    """
+    from matplotlib.figure import Figure
+
+    every = [result for results in rows.values() for result in results]
+    split = next((s for s in ("test", "dev", "held_out") if all(s in r for r in every)), None)
+    if split is None:
+        raise InputError("--plot: the runs have no score in common; give runs of one kind")
+    metric = next(iter(every[0][split]))
+    figure = Figure(figsize=(7.2, 1.4 + 0.42 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    for place, results in enumerate(rows.values()):
+        values = [next(iter(result[split].values())) for result in results]
+        mean, std = mean_std(values)
+        axis.barh(place, mean, xerr=std if len(values) > 1 else None, color=COLOURS[5], capsize=3)
+        axis.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=4, alpha=0.7)
+        axis.annotate(f" {mean:.3f}", (mean + std, place), va="center")
+    axis.set_yticks(range(len(rows)), list(rows))
+    axis.invert_yaxis()
+    axis.set_xlabel(f"{split} {metric}, mean and standard deviation over the runs")
+    axis.margins(x=0.12)
+    return _save(figure, Path(path))
+
+
+def _save(figure: Any, path: Path) -> Path:
+    try:
+        # Without the time of its making: equal runs give equal bytes.
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:  # the second for a format that is unknown
+        if isinstance(error, OSError):
+            raise write_error(path, error) from error
+        raise InputError(f"{path}: {error}; name it .png, .svg or .pdf") from error
+    return path

@@ -1,0 +1,219 @@
+"""Where a run's numbers go besides metrics.jsonl: TensorBoard event files, wandb, trackio.
+
+Nested values get one name, "dev/accuracy"; what is not a number stays in metrics.jsonl. A package
+is imported only where its tracker is asked for.
+"""
+
+import abc
+import contextlib
+import contextvars
+import hashlib
+import importlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jaxprompt.errors import InputError, choose
+from jaxprompt.files import make_folder, write_error
+
+PROJECT = "jaxprompt"  # that runs stand under, unless WANDB_PROJECT names another for wandb
+
+
+class Tracker:
+    """Takes the numbers of one run. This one, `none`, writes nothing."""
+
+    PACKAGE = ""  # that it needs
+
+    def __init__(self, workdir: Path):
+        """Opens the tracker of the run in `workdir`."""
+
+    def resume(self, step: int) -> None:
+        """Says that the run goes on after `step`, -1 = from its start; before the first write."""
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes the numbers of a step, nested as in metrics.jsonl. Raises InputError."""
+
+    def flush(self) -> None:
+        """Brings what was written to where readers see it. Raises InputError."""
+
+    def close(self) -> None:
+        """Ends the writing. Raises InputError."""
+
+
+class TensorBoard(Tracker):
+    """Event files in <workdir>/tensorboard."""
+
+    PACKAGE = "tensorboardX"
+
+    def __init__(self, workdir: Path):
+        """Opens nothing yet: the first write makes the file."""
+        self._folder = workdir / "tensorboard"
+        self._first = 0  # step that this session starts with
+        self._writer = None
+
+    def resume(self, step: int) -> None:
+        """Lets the session start after `step`."""
+        self._first = step + 1
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes a scalar for each number. Raises InputError for a full disk."""
+        # Not by tensorboardX's SummaryWriter: its thread meets a full disk, and only prints that.
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        events = [
+            Event(wall_time=now, step=step, summary=scalar(name, number))
+            for name, number in flat_numbers(values).items()
+        ]
+        with self._told():
+            if self._writer is None:
+                # The start of a session hides what a killed run wrote after the step resumed from.
+                start = SessionLog(status=SessionLog.START)
+                events.insert(0, Event(wall_time=now, step=self._first, session_log=start))
+                events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+                self._writer = _open_events(make_folder(self._folder), self._first)
+            for event in events:
+                self._writer.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        """Writes out what the file's buffer holds. Raises InputError for a full disk."""
+        if self._writer is not None:
+            with self._told():
+                self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the event file. Raises InputError for a full disk."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with self._told():
+                writer.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise write_error(self._folder, error) from error
+
+
+class _Service(Tracker, abc.ABC):
+    """A package, of the tracker's own name, whose `init` gives a run with `log` and `finish`."""
+
+    CURE = "mend that"
+
+    def __init__(self, workdir: Path):
+        """Opens the run of this workdir, or goes on with it. Raises InputError."""
+        package, path = _load(self.PACKAGE), workdir.resolve()
+        # The workdir tells runs apart: a command that resumes goes on with the run it began.
+        own = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        with self._told():
+            self._run = self._open(package, path, own)
+
+    @abc.abstractmethod
+    def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
+        """Opens the run; `own` is a name that no other workdir has."""
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Logs the numbers of a step."""
+        with self._told():
+            self._run.log(flat_numbers(values), step=step)
+
+    def close(self) -> None:
+        """Finishes the run; what is not sent yet is sent first."""
+        with self._told():
+            self._run.finish()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            # Standard output is for a command's result; trackio greets there.
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        except Exception as error:  # the errors of these packages have no class in common
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"train.tracker={self.PACKAGE}: {said[:300].rstrip('.')}; {self.CURE}, or resume "
+                "the run without it: train.tracker=none"
+            ) from error
+
+
+class Wandb(_Service):
+    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT and the like hold as ever."""
+
+    PACKAGE = "wandb"
+    CURE = "log in with `wandb login`, set WANDB_MODE=offline"
+
+    def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
+        return package.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=workdir.name, dir=str(workdir),
+            id=own, resume="allow", config=None,
+            reinit="create_new",  # the runs of a grid are open at once, in one process
+        )  # fmt: skip
+
+
+class Trackio(_Service):
+    """A run of trackio, which keeps it on this machine unless its environment says otherwise."""
+
+    PACKAGE = "trackio"
+
+    def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
+        # It knows a run by its name alone, and ends the one before it in the same context.
+        name = f"{workdir.name}-{own[:8]}"
+        new = contextvars.Context()
+        return new.run(package.init, project=PROJECT, name=name, resume="allow")
+
+
+TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "none": Tracker}
+
+
+def open_tracker(name: str, workdir: Path, *, enabled: bool = True) -> Tracker:
+    """Opens a tracker by its name; one that is not `enabled` writes nothing.
+
+    Raises InputError for a missing package, on every process alike.
+    """
+    made = TRACKERS[choose("train.tracker", name, TRACKERS)]
+    if made.PACKAGE:
+        _load(name)
+    return made(workdir) if enabled else Tracker(workdir)
+
+
+def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Picks the numbers of nested values. -> {"dev/accuracy": 0.5}"""
+    found = {}
+    for name, value in values.items():
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, dict):
+            found |= flat_numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            found[prefix + name] = float(value)
+    return found
+
+
+def _load(name: str) -> ModuleType:
+    """Imports the package of a tracker. Raises InputError where it is missing."""
+    package = TRACKERS[name].PACKAGE
+    try:
+        module = importlib.import_module(package)
+        # A mere folder of that name, as wandb leaves beside its runs, is imported too.
+        if getattr(module, "__file__", None) is None:
+            raise ImportError(f"No module named {package!r}, only a folder")
+    except ImportError as error:
+        raise InputError(
+            f"train.tracker={name} needs the package {package} ({error}); pip install {package}, "
+            "or set train.tracker=none"
+        ) from error
+    return module
+
+
+def _open_events(folder: Path, first: int) -> Any:
+    """Opens an event file, named so that TensorBoard finds it."""
+    from tensorboardX.record_writer import RecordWriter
+
+    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{first}"
+    return RecordWriter(str(folder / name))

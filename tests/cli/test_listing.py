@@ -1,0 +1,134 @@
+"""Commands that list what there is, check a config, and show where a run stands."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from spoil import BASE
+from tiny_run import flags, jaxprompt, tiny_fields
+
+from jaxprompt.assembly.choices import known
+from jaxprompt.data.tasks import task_names
+
+
+@pytest.mark.parametrize(
+    "command, names",
+    [
+        ("tasks", task_names()),
+        ("methods", known("prompt")),
+        ("heads", known("head")),
+        ("backbones", ("bert", "roberta", "electra", "t5", "gpt2")),
+    ],
+)
+def test_every_name_is_listed_and_shown(command, names, capsys):
+    code, out, _ = jaxprompt(capsys, command)
+    assert code == 0
+    first = [line.split()[0] for line in out.splitlines()]
+    assert set(first) - {"task"} == set(names)
+    for name in names:
+        code, out, _ = jaxprompt(capsys, command, name)
+        assert code == 0 and name in out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (("methods", "prefix"), ("prompt.length = 20", "prompt.shift = True", "jp.prefix(")),
+        (("methods", "full"), ("--config=base:full", "lr=5e-05")),
+        (("heads", "tags"), ("head.stride = 32", "--config.head.name=tags")),
+        (("tasks", "sst2"), ("negative, positive", "{sentence} It was [mask].", "hub:stanfordnlp")),
+        (("backbones", "t5"), ("google/t5-v1_1-xxl", "4096", "relative")),
+        (("backbones", "google/t5-v1_1-xl"), ("2048", "--config.backbone.path=google/t5-v1_1-xl")),
+    ],
+)
+def test_what_is_shown(words, told, capsys):
+    code, out, _ = jaxprompt(capsys, *words)
+    assert code == 0
+    for text in told:
+        assert text in out
+
+
+def test_what_is_unknown_is_named(refused):
+    assert "unknown method 'prefx'; nearest: prefix" in refused("methods", "prefx")
+    assert "unknown task 'sst3'; nearest: sst" in refused("tasks", "sst3")
+    assert "takes no --config" in refused("heads", "--config.head.name=tags")
+
+
+# -- validate -------------------------------------------------------------------------------------
+
+
+def test_a_config_is_checked_with_its_data(backbone, data, capsys):
+    words = flags(tiny_fields(backbone, data) | {"prompt.name": "soft", "prompt.length": 3})
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
+    assert code == 0
+    assert "train 48, dev 30, test 24" in out
+    assert "the first example: [soft] [soft] [soft] [CLS]" in out
+    assert f"{'prompt/table':48s} [3, 32]" in out
+    assert "3 steps of up to 16 x 24 tokens, dev every 3 steps" in out
+    assert out.endswith("the config is valid\n")
+
+
+def test_a_grid_is_checked_whole(backbone, data, capsys, refused):
+    words = flags(tiny_fields(backbone, data) | {"runs.seeds": "0,1"})
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
+    assert code == 0 and out.startswith("2 runs, the first of them:")
+    assert "twice" in refused("validate", f"--config={BASE}", *words, "--config.runs.seeds=1,1")
+
+
+def test_what_training_refuses_is_refused(backbone, data, refused):
+    words = flags(tiny_fields(backbone, data))
+    line = refused("validate", f"--config={BASE}", *words, "--config.data.max_len=200")
+    assert "lower data.max_len" in line
+    line = refused("validate", f"--config={BASE}", *words, "--config.data.source=nowhere")
+    assert "nowhere" in line
+    assert "pre-trains a prompt" in refused("validate", "--config=ppt/nsp")
+
+
+# -- show -----------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_shown(run, capsys):
+    code, out, _ = jaxprompt(capsys, "show", run)
+    result = json.loads((run / "result.json").read_text())
+    assert code == 0
+    assert f"finished after 3 steps, best at step {result['best_step']}" in out
+    assert f"dev       accuracy {result['dev']['accuracy']:.4f}" in out
+    assert "dev accuracy:" in out and "step 3 to 3" in out
+    assert "examples  train 48, dev 30, test 24" in out
+
+
+def test_runs_of_a_folder_are_a_line_each(run, capsys):
+    code, out, _ = jaxprompt(capsys, "show", run.parent)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["run", "run"]
+
+
+def test_a_run_is_seen_while_it_runs_and_when_it_was_cut(backbone, data, tmp_path, capsys):
+    fields = tiny_fields(backbone, data)
+    fields |= {"train.total_steps": 2000, "train.eval_steps": 2, "train.save_steps": 2}
+    words = [f"--config={BASE}", f"--workdir={tmp_path / 'long'}", *flags(fields)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "jaxprompt", "train", *words],
+        stderr=subprocess.PIPE, env=os.environ, cwd=BASE.parents[1],
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "long").glob("checkpoints/*")) and child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        time.sleep(1.0)
+        assert "running, " in jaxprompt(capsys, "show", tmp_path / "long")[1]
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=60)
+    out = jaxprompt(capsys, "show", tmp_path / "long")[1]
+    assert "stopped, saved at step" in out and "the same command resumes" in out
+
+
+def test_a_folder_without_a_run_is_named(refused, tmp_path):
+    assert "holds no run" in refused("show", tmp_path)
+    assert "workdir" in refused("show")

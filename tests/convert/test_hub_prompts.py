@@ -1,0 +1,115 @@
+"""Exports on the hub: fetched from its cache, pushed with a card that says how they are used."""
+
+import json
+import shutil
+
+import huggingface_hub
+import numpy as np
+import pytest
+
+from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.convert import hub
+from jaxprompt.convert.artifact import write_artifact
+from jaxprompt.convert.model_card import write_model_card, write_peft_card
+from jaxprompt.errors import InputError
+
+CARD = {
+    "method": "prefix", "hyper": {}, "seed": 3, "template": "{text}", "label_words": None,
+    "backbone": {"id": "owner/bert", "fingerprint": "0123456789abcdef"},
+    "task": {"name": "news", "labels": ["bad", "good"]},
+    "metrics": {"dev": {"accuracy": 0.75}, "test": None}, "versions": {}, "created": "now",
+}  # fmt: skip
+TENSORS = {"prompt/k": np.ones((1, 2, 2, 3), np.float32)}
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """A cache of the hub that holds one export, owner/prompt, and no network. -> its folder"""
+    cache = tmp_path / "hub"
+    commit = "a" * 40
+    place = cache / "models--owner--prompt"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text(commit)
+    write_artifact(place / "snapshots" / commit, TENSORS, CARD)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return place / "snapshots" / commit
+
+
+def test_an_export_is_read_from_the_cache(offline):
+    assert hub.fetch_prompt("hub:owner/prompt") == offline
+    assert hub.fetch_prompt(f"hub:owner/prompt@{offline.name}") == offline
+    with pytest.raises(InputError, match="card lacks backbone.revision"):  # it is read, and checked
+        read_export("hub:owner/prompt")
+
+
+@pytest.mark.parametrize(
+    "place, told",
+    [
+        ("hub:owner/other", "hub:owner/other cannot be fetched"),
+        ("hub:prompt", "'prompt' is no name on the hub; give owner/name"),
+        ("hub:a/b/c", "is no name on the hub"),
+    ],
+)
+def test_what_is_not_there_is_named(offline, place, told):
+    with pytest.raises(InputError, match=told):
+        read_export(place)
+
+
+class Hub:
+    """Stands for the hub: keeps what is uploaded."""
+
+    def __init__(self, folder, error=None):
+        self.folder, self.error, self.made = folder, error, []
+
+    def create_repo(self, name, exist_ok):
+        if self.error:
+            raise self.error
+        self.made.append((name, exist_ok))
+        return f"https://hub/{name}"
+
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns, commit_message):
+        for name in allow_patterns:
+            shutil.copy(folder_path / name, self.folder)
+        self.message = commit_message
+
+
+def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
+    there = tmp_path / "there"
+    there.mkdir()
+    fake = Hub(there)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: fake)
+    write_artifact(tmp_path / "export", TENSORS, CARD)
+    assert hub.push_prompt(tmp_path / "export", "owner/news", CARD) == "https://hub/owner/news"
+    assert fake.made == [("owner/news", True)] and "prefix prompt for news" in fake.message
+    assert {path.name for path in there.iterdir()} == {
+        "prompt.safetensors", "prompt.json", "README.md",
+    }  # fmt: skip
+    text = (there / "README.md").read_text()
+    assert "jp.load_prompt('hub:owner/news')" in text and "| dev | accuracy | 0.7500 |" in text
+
+
+def test_a_refusal_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, OSError("403 Forbidden")))
+    write_artifact(tmp_path / "export", TENSORS, CARD)
+    with pytest.raises(InputError, match="refused it.*403 Forbidden.*hf auth login"):
+        hub.push_prompt(tmp_path / "export", "owner/news", CARD)
+    with pytest.raises(InputError, match="give owner/name"):
+        hub.push_prompt(tmp_path / "export", "news", CARD)
+
+
+def test_the_card_is_markdown_that_the_hub_reads(tmp_path):
+    path = write_model_card(tmp_path, CARD)
+    loaded = huggingface_hub.ModelCard.load(path)
+    assert loaded.data.base_model == "owner/bert" and loaded.data.library_name == "jaxprompt"
+    assert "prompt-tuning" in loaded.data.tags
+    code = path.read_text().split("```python\n")[1].split("```")[0]
+    compile(code, "card", "exec")
+
+
+def test_a_peft_folder_says_its_labels(tmp_path):
+    for kind, auto in (("SEQ_CLS", "SequenceClassification"), ("CAUSAL_LM", "CausalLM")):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"task_type": kind}))
+        text = write_peft_card(tmp_path, CARD).read_text()
+        assert f"AutoPeftModelFor{auto}.from_pretrained(" in text
+        assert ("id2label={0: 'bad', 1: 'good'}" in text) == (kind == "SEQ_CLS")

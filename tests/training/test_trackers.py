@@ -1,0 +1,255 @@
+"""Trackers get the numbers of a run, and what they fail at is one line."""
+
+import contextvars
+import gc
+import io
+import json
+import resource
+import sys
+from types import ModuleType, SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprompt.errors import InputError
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.trackers import TRACKERS
+
+SERVICES = ("wandb", "trackio")
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# -- event files ----------------------------------------------------------------------------------
+
+
+def read_events(folder):
+    """Reads scalars as TensorBoard shows them: a session start hides what stood at later steps."""
+    from tensorboardX.proto import event_pb2
+    from tensorboardX.record_writer import masked_crc32c
+
+    shown = []
+    for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns):
+        data = io.BytesIO(path.read_bytes())
+        while header := data.read(8):
+            data.read(4)
+            body = data.read(int.from_bytes(header, "little"))
+            assert int.from_bytes(data.read(4), "little") == masked_crc32c(body)
+            event = event_pb2.Event.FromString(body)
+            if event.session_log.status == event_pb2.SessionLog.START:
+                shown = [scalar for scalar in shown if scalar[0] < event.step]
+            shown += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+    return shown
+
+
+def loss(step):
+    return np.float32(1 / (step + 3))
+
+
+def test_events_of_a_resumed_run(tmp_path):
+    for start, stop in ((-1, 5), (3, 6)):
+        with RunLog(tmp_path, terminal=False) as log:
+            log.resume(start)
+            for step in range(start + 1, stop + 1):
+                log.write(step, loss=loss(step), name="x", dev={"f1": 0.5}, time={"rate": 2})
+    found = read_events(tmp_path / "tensorboard")
+    expected = []
+    for step in range(7):
+        expected += [
+            (step, "loss", float(loss(step))),
+            (step, "dev/f1", 0.5),
+            (step, "time/rate", 2),
+        ]
+    assert found == expected
+    assert "tensorflow" not in sys.modules
+
+
+def test_events_can_be_read_at_each_evaluation(tmp_path):
+    with RunLog(tmp_path, terminal=False) as log:
+        log.write(1, loss=0.5)
+        log.write(2, dev={"f1": 0.25})
+        assert read_events(tmp_path / "tensorboard") == [(1, "loss", 0.5), (2, "dev/f1", 0.25)]
+
+
+@pytest.mark.parametrize(
+    "name, more", [("metrics.jsonl", {}), ("tensorboard", {}), ("tensorboard", {"dev": 1.0})]
+)
+def test_a_full_disk_is_one_error(name, more, tmp_path, capfd):
+    """In whichever file and write it shows first; nothing is printed, no closing masks it."""
+    if name == "tensorboard":  # the records go elsewhere, the events alone meet the limit
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
+    values = {f"value{i}": 1.0 for i in range(30)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(InputError, match=f"cannot write .*{name}: File too large; mend that"):
+            with RunLog(tmp_path, terminal=False) as log:
+                log.write(1, loss=1.0)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+                log.write(2, **values, **more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    gc.collect()  # a file that is not closed would be flushed again
+    assert capfd.readouterr() == ("", "")
+
+
+# -- wandb and trackio ----------------------------------------------------------------------------
+
+
+class Service(ModuleType):
+    """Stands for a package: notes the runs that are opened, what they log, and their ends.
+
+    As in trackio, a run ends the one before it in the same context; wandb takes `reinit` for that.
+    """
+
+    __file__ = "stand-in"
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.opened, self.logged, self.finished, self.broken = [], [], 0, ""
+        self.current = contextvars.ContextVar("current", default=None)
+
+    def _call(self, name):
+        if name == self.broken:
+            raise RuntimeError("the server\nsaid no.")
+
+    def init(self, **given):
+        print("* hello")
+        self._call("init")
+        self.opened.append(given)
+        if self.current.get() is not None and given.get("reinit") != "create_new":
+            self.finish()
+        self.current.set(given)
+        return SimpleNamespace(log=self.log, finish=self.finish)
+
+    def log(self, values, *, step):
+        self._call("log")
+        self.logged.append((step, values))
+
+    def finish(self):
+        self._call("finish")
+        self.finished += 1
+
+
+@pytest.fixture(params=SERVICES)
+def service(request, monkeypatch):
+    made = Service(request.param)
+    monkeypatch.setitem(sys.modules, request.param, made)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return made
+
+
+def train(folder, name):
+    with RunLog(folder, tracker=name, terminal=False) as log:
+        log.resume(-1)
+        log.write(10, loss=np.float32(0.5), lr={"prompt": 1e-2}, name="x", skipped=0)
+        log.write(jnp.int32(10), dev={"accuracy": jnp.bfloat16(0.5), "f1": [0.25]})
+
+
+def identity(given):
+    """What both packages find a run again by."""
+    return given["id"] if "id" in given else given["name"]
+
+
+def test_a_service_gets_the_numbers(service, tmp_path, capsys):
+    train(tmp_path / "first", service.__name__)
+    assert service.logged == [
+        (10, {"loss": 0.5, "lr/prompt": 1e-2, "skipped": 0.0}),
+        (10, {"dev/accuracy": 0.5}),
+    ]
+    assert all(type(x) is float for _, values in service.logged for x in values.values())
+    assert service.finished == 1
+    assert [record["step"] for record in records(tmp_path / "first")] == [10, 10]
+    assert not (tmp_path / "first/tensorboard").exists()
+    assert capsys.readouterr() == ("", "* hello\n")  # stdout is for results
+
+
+def test_a_workdir_has_one_run_of_its_own(service, tmp_path, monkeypatch):
+    train(tmp_path / "first", service.__name__)
+    train(tmp_path / "second", service.__name__)
+    monkeypatch.chdir(tmp_path)
+    train("first/../first", service.__name__)
+    first, second, again = service.opened
+    assert again == first
+    assert identity(first) != identity(second)
+    assert [given["name"].partition("-")[0] for given in (first, second)] == ["first", "second"]
+    assert all(given["resume"] == "allow" for given in service.opened)
+    assert all(given["project"] == "jaxprompt" for given in service.opened)
+
+
+def test_wandb_keeps_its_files_in_the_workdir_and_obeys_its_environment(tmp_path, monkeypatch):
+    made = Service("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    train(tmp_path, "wandb")
+    (given,) = made.opened
+    assert given["dir"] == str(tmp_path) and given["project"] == "mine" and given["config"] is None
+    assert given["reinit"] == "create_new" and "mode" not in given
+
+
+def test_runs_of_a_grid_are_open_at_once(service, tmp_path):
+    with (
+        RunLog(tmp_path / "a", tracker=service.__name__) as first,
+        RunLog(tmp_path / "b", tracker=service.__name__) as second,
+    ):
+        first.write(1, loss=1.0)
+        second.write(1, loss=2.0)
+    assert len({identity(given) for given in service.opened}) == service.finished == 2
+
+
+def test_other_processes_open_nothing(service, tmp_path):
+    with RunLog(tmp_path, tracker=service.__name__, enabled=False) as log:
+        log.resume(3)
+        log.write(4, loss=1.0, dev=0.5)
+    assert service.opened == service.logged == [] and service.finished == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", ["init", "log", "finish"])
+def test_a_service_that_fails_is_one_line(broken, service, tmp_path):
+    service.broken = broken
+    with pytest.raises(InputError) as caught:
+        train(tmp_path, service.__name__)
+    line, name = str(caught.value), service.__name__
+    assert line.startswith(f"train.tracker={name}: the server said no; ") and "\n" not in line
+    assert line.endswith("or resume the run without it: train.tracker=none")
+    assert service.finished == (broken == "log")  # what was sent before is kept
+
+
+def test_an_error_of_the_run_is_not_masked(service, tmp_path):
+    service.broken = "finish"
+    with pytest.raises(ZeroDivisionError):
+        with RunLog(tmp_path, tracker=service.__name__):
+            raise ZeroDivisionError
+
+
+# -- any ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("name", [name for name in TRACKERS if name != "none"])
+def test_a_missing_package_is_named(name, enabled, tmp_path, monkeypatch):
+    package = TRACKERS[name].PACKAGE
+    monkeypatch.setitem(sys.modules, package, None)
+    for _ in range(2):
+        with pytest.raises(InputError, match=rf"train.tracker={name} needs the package") as caught:
+            RunLog(tmp_path, tracker=name, enabled=enabled)
+        assert f"pip install {package}, or set train.tracker=none" in str(caught.value)
+        # As Python imports a mere folder that an earlier run of wandb has left.
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+
+
+def test_none_needs_no_package(tmp_path, monkeypatch):
+    for name in TRACKERS:
+        monkeypatch.setitem(sys.modules, TRACKERS[name].PACKAGE or "none", None)
+    with RunLog(tmp_path, tracker="none") as log:
+        log.write(1, dev={"f1": 0.5})
+    assert records(tmp_path) == [{"step": 1, "dev": {"f1": 0.5}}]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_an_unknown_tracker_is_refused(tmp_path):
+    with pytest.raises(InputError, match="train.tracker='wandbx' is unknown; nearest: wandb"):
+        RunLog(tmp_path, tracker="wandbx")
