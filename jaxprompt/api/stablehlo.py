@@ -1,0 +1,252 @@
+"""A prompt on its backbone as a StableHLO program, which scores texts without jaxprompt."""
+
+import dataclasses
+import io
+import json
+import string
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from jaxprompt import tree
+from jaxprompt.api.models import PromptedModel, scores
+from jaxprompt.assembly.pipeline import Scorer
+from jaxprompt.convert.artifact import package_versions
+from jaxprompt.data.tasks import KINDS, Example
+from jaxprompt.errors import InputError, choose
+from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.parallel.sharding import Target, make_placement, within
+from jaxprompt.types import Batch, Tokens
+
+FORMAT = 1
+PROGRAM, WEIGHTS, CARD = "scorer.stablehlo", "scorer.safetensors", "scorer.json"
+EXAMPLE, SCRIPT = "example.npz", "run.py"
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # that a program may be lowered for
+TEXTS = ("a short text", "a second text, which has more words than the first one")
+_DECODER = "decoder_"  # what the names of the decoder's inputs begin with
+
+
+class _Program(NamedTuple):
+    exported: export.Exported
+    weights: dict[str, Any]  # by flat name
+    inputs: dict[str, jax.ShapeDtypeStruct]  # by name
+
+
+def write_stablehlo(
+    model: PromptedModel, folder: str | Path, *, platforms: Sequence[str] = ("cpu", "cuda", "tpu")
+) -> tuple[Path, ...]:
+    """Writes a program that scores texts, for any number b of them and any length t. -> the files
+
+    scorer.stablehlo maps (weights, inputs), two dicts by name, to scores before the softmax,
+    float32 [b, C]. scorer.safetensors holds the weights, scorer.json says what the inputs are,
+    example.npz holds those of two texts and their scores, and run.py scores these. Only what the
+    scores depend on is an input or a weight.
+
+    Raises InputError for a head that does not score classes, a template with a row per choice, an
+    unknown platform and a folder that cannot be written, and where flatbuffers is missing.
+    """
+    _check(model.scorer, platforms)
+    folder = make_folder(folder)
+    batch = _encode(model.scorer)
+    program = _export(model, batch, platforms)
+    classes = model.scorer.classes
+    expected = jax.jit(scores, static_argnums=1)(model.params, model, batch)[:, :classes]
+    flat = _flatten(batch)
+    example = {name: flat[name] for name in program.inputs} | {"scores": np.asarray(expected)}
+    card = json.dumps(_describe(model, program), indent=2, ensure_ascii=False) + "\n"
+    script = resources.files("jaxprompt.api").joinpath("run_scorer.py").read_text("utf-8")
+    files: dict[str, bytes | str] = {
+        PROGRAM: bytes(program.exported.serialize()),
+        WEIGHTS: _safetensors(program.weights),
+        EXAMPLE: _npz(example),
+        SCRIPT: script,
+        CARD: card,
+    }
+    for name, data in files.items():
+        write_atomic(folder / name, data)
+    return tuple(folder / name for name in files)
+
+
+def _check(scorer: Scorer, platforms: Sequence[str]) -> None:
+    for platform in platforms:
+        choose("platforms", platform, PLATFORMS)
+    head = scorer.head
+    if head.OF != "classes":
+        raise InputError(
+            f"stablehlo: head.name={head.name} answers a {KINDS[head.OF].name} task; the program "
+            "scores classes alone: take head.name=linear or head.name=verbalizer"
+        )
+    if scorer.layout.num_rows > 1:
+        raise InputError(
+            f"stablehlo: the template {scorer.template!r} makes {scorer.layout.num_rows} rows of "
+            "an example, one per choice; the program takes 1: list the choices by {choices}, with "
+            "head.name=verbalizer"
+        )
+    if find_spec("flatbuffers") is None:
+        raise InputError(
+            "stablehlo: the package flatbuffers, which jax.export serializes by, is missing; "
+            "pip install flatbuffers"
+        )
+
+
+def _encode(scorer: Scorer) -> Batch:
+    """Encodes TEXTS, each in all fields of the task. -> a batch of two rows"""
+    task = scorer.task
+    listed = task.options or (task.choices and ("a choice",) * scorer.classes)
+    examples = [Example(dict.fromkeys(task.fields, text), tuple(listed)) for text in TEXTS]
+    return scorer.one_batch(scorer.encode(examples).rows)
+
+
+# -- the program ----------------------------------------------------------------------------------
+
+
+def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Program:
+    """Lowers the scores of a batch, with b and t left open."""
+    params, arrays = tree.flatten(model.params), _flatten(batch)
+    # What is compiled for a CPU runs everywhere; other targets have kernels of their own.
+    placement = dataclasses.replace(make_placement(1, 1), compiled_for=Target("cpu"))
+    score = jax.jit(within(placement, _make_score(model, params, batch)))
+    whole = export.export(score, platforms=platforms[:1])(_specs(params), _specs(arrays))
+    names = [*sorted(params), *sorted(arrays)]
+    used = {names[i] for i in whole.module_kept_var_idx}
+    weights = {name: params[name] for name in sorted(used & params.keys())}
+    b, t = export.symbolic_shape("b, t")
+    inputs = {
+        name: jax.ShapeDtypeStruct(_shape(name, arrays[name], b, t), arrays[name].dtype)
+        for name in sorted(used & arrays.keys())
+    }
+    exported = export.export(score, platforms=platforms)(_specs(weights), inputs)
+    return _Program(exported, weights, inputs)
+
+
+def _make_score(model: PromptedModel, params: tree.Flat, batch: Batch) -> Callable[..., jax.Array]:
+    """Makes (weights, inputs) -> scores [b, C]; what it is not given is zero, and has no effect."""
+    arrays, classes, backbone = _flatten(batch), model.scorer.classes, model.scorer.model.backbone
+    # The device's own kernels are chosen by the length, which is open here.
+    cfg = dataclasses.replace(backbone.cfg, attention="einsum", remat="none")
+    whole = dataclasses.replace(model.scorer.model, backbone=backbone.clone(cfg=cfg))
+
+    def score(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> jax.Array:
+        b, t = inputs["ids"].shape
+        blank = {name: jnp.zeros(_shape(name, x, b, t), x.dtype) for name, x in arrays.items()}
+        rest = {name: jnp.zeros(x.shape, x.dtype) for name, x in params.items()}
+        own, given = tree.unflatten(rest | dict(weights)), _unflatten(blank | dict(inputs), batch)
+        return whole.forward(own, given)[:, :classes]
+
+    return score
+
+
+def _specs(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items()}
+
+
+def _shape(name: str, array: Any, b: Any, t: Any) -> tuple[Any, ...]:
+    """Gives the shape of an input for b texts of t tokens; a decoder's length is the template's."""
+    text = name in Tokens._fields and array.ndim == 2
+    return (b, t) if text else (b, *array.shape[1:])
+
+
+def _flatten(batch: Batch) -> dict[str, Any]:
+    """Names the arrays of a batch: the encoder's as they are called, others with a prefix."""
+    flat = batch._asdict()
+    encoder, decoder = flat.pop("encoder")._asdict(), flat.pop("decoder")
+    more = {} if decoder is None else decoder._asdict()
+    flat |= encoder | {_DECODER + name: array for name, array in more.items()}
+    return {name: array for name, array in flat.items() if array is not None}
+
+
+def _unflatten(flat: Mapping[str, Any], like: Batch) -> Batch:
+    """Inverts `_flatten`."""
+    decoder = None
+    if like.decoder is not None:
+        decoder = Tokens(*(flat.get(_DECODER + name) for name in Tokens._fields))
+    encoder = Tokens(*(flat.get(name) for name in Tokens._fields))
+    fields: dict[str, Any] = {name: flat.get(name) for name in Batch._fields}
+    return Batch(**fields | {"encoder": encoder, "decoder": decoder})
+
+
+# -- the files beside it --------------------------------------------------------------------------
+
+
+def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
+    scorer, card = model.scorer, model.prompt.card
+    classes, meanings = scorer.classes, _meanings(scorer)
+    names = scorer.task.labels or tuple(string.ascii_uppercase[:classes])
+    plain = lambda size: size if isinstance(size, int) else str(size)
+    inputs = [
+        {
+            "name": name,
+            "dtype": spec.dtype.name,
+            "shape": [plain(size) for size in spec.shape],
+            "meaning": meanings[name],
+        }
+        for name, spec in program.inputs.items()
+    ]
+    return {
+        "format": FORMAT,
+        "platforms": list(program.exported.platforms),
+        "dtype": jnp.dtype(scorer.model.backbone.cfg.dtype).name,
+        "symbols": {
+            "b": "number of texts",
+            "t": f"tokens of a text, padded on the {scorer.layout.side}",
+        },
+        "arguments": [
+            f"weights: a dict of the arrays in {WEIGHTS}, by sorted name",
+            "inputs: a dict of the arrays below, by sorted name",
+        ],
+        "inputs": inputs,
+        "output": {
+            "dtype": "float32",
+            "shape": ["b", classes],
+            "meaning": "scores of the classes before the softmax",
+        },
+        "classes": list(names),
+        "template": scorer.template,
+        "label_words": card["label_words"],
+        "tokenizer": {name: card["backbone"][name] for name in ("id", "revision")},
+        "max_len": scorer.layout.max_len,
+        "example": list(TEXTS),
+        "versions": package_versions(),
+    }
+
+
+def _meanings(scorer: Scorer) -> dict[str, str]:
+    """Says in a line what each array of a batch is."""
+    at, style = scorer.layout, scorer.model.backbone.STYLE
+    segment = "segment of each token, 0 or 1"
+    branch = "0 in front of the label words, then the number of the one that the token is part of"
+    position = "position of each token, from {} on; 0 at padding".format
+    tokens = {
+        "ids": f"token ids; {at.pad_id} at soft tokens and at padding",
+        "mask": "true at tokens, soft ones included; false at padding",
+        "slot": "number of the soft token that stands there, from 0 on; -1 at other places",
+        "positions": position(at.shift),
+        "types": branch if style == "causal" else segment,
+        "roles": "3 at soft tokens, 4 at the text, 0 at padding; others at words of the template",
+    }
+    decoder = tokens | {"positions": position(at.decoder_shift), "types": branch}
+    stream = "decoder" if style == "seq2seq" else "input"
+    return tokens | {
+        **{_DECODER + name: f"decoder, same for every text: {x}" for name, x in decoder.items()},
+        "label_pos": f"columns of the {stream} whose states the head reads, from 0 on",
+        "counts": "number of choices that each example has",
+    }
+
+
+def _safetensors(arrays: Mapping[str, Any]) -> bytes:
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
