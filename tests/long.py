@@ -128,6 +128,7 @@ LONG = {
         "test_the_numbers_stay[unroll]",
         "test_the_numbers_stay[remat_dots_unrolled]",
     ),
+    "docs/test_notebook.py": ("test_the_notebook_runs",),
 }  # fmt: skip
 
 

@@ -72,7 +72,9 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert (code, again) == (0, out)
     assert "-- " not in err
     assert times == {name: path.stat().st_mtime_ns for name, path in results.items()}
-    assert jaxprompt(capsys, "sweep", *given, "--table")[1] == out
+    chart = tmp_path / "chart.png"
+    assert jaxprompt(capsys, "sweep", *given, "--table", f"--plot={chart}")[1] == out
+    assert chart.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_how_many_train_at_once_is_no_part_of_a_run(given, capsys, tmp_path):

