@@ -128,6 +128,7 @@ class Asks(NamedTuple):
     classes: int = 0  # or choices, where these are the classes
     words: tuple[tuple[tuple[int, ...], ...], ...] = ()  # vocabulary ids of each label word's
     # subwords, by class; () where the head reads none
+    mask: int = -1  # the token that a masked model predicts; -1 where none is asked for
 
 
 class Dims(NamedTuple):

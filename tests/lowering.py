@@ -12,11 +12,13 @@ import probes
 from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.heads import linear, make_head, text, verbalizer
+from jaxprompt.heads import linear, make_head, verbalizer
+from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.heads.tags import TagScores
 from jaxprompt.heads.verbalizer import AnswerHead
+from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
 from jaxprompt.planning.compilers import standing_in
@@ -56,7 +58,9 @@ WEIGHTS = {
     (WIDTH, VOCAB), (WIDTH, WIDTH),
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
-TOKEN_HEADS = {"tags": TagScores(CLASSES), "spans": SpanScores()}
+HEAD_MODULES = {
+    "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows(CLASSES),
+}  # fmt: skip
 TX = optax.adamw(1e-3)
 
 
@@ -74,7 +78,7 @@ class Case:
     side: str = "right"
     target: Target = H100
     attention: str = "auto"
-    head: str = ""  # tags or spans; "" = what the work has
+    head: str = ""  # of HEAD_MODULES; "" = what the work has
 
     def __str__(self):
         data, model, fsdp = self.mesh
@@ -109,9 +113,9 @@ def make_model(case: Case):
         told = lambda scores, *given: count_classes(scores.words, *given)
         loss = Objective("main", whole, sums=told)
     elif case.head:
-        head, (loss,) = TOKEN_HEADS[case.head], make_head(case.head).objectives(0.0)
+        head, (loss,) = HEAD_MODULES[case.head], make_head(case.head).objectives(0.0)
     elif case.work == "generate" or case.work == "grid" and case.family == "gpt2":
-        head, loss = text.TextScores(), Objective("main", free_text)
+        head, loss = TargetScores(), Objective("main", free_text)
     return Model(backbone, prompt, {"main": head} | prompt.modules()), [loss, *prompt.objectives()]
 
 
@@ -133,8 +137,15 @@ def make_method(case: Case, dims):
     fields = dict(length=length)
     if case.method == "prefix" and decodes:
         fields |= dict(decoder=length, cross=length)
+    asks = Asks(CLASSES)
+    if case.head == "label_rows":
+        masked = not decodes and case.family != "gpt2"
+        fields |= {"fluency": 1.0} if masked else {}
+        asks = Asks(
+            CLASSES, tuple(((word,),) for word in range(5, 5 + CLASSES)), 4 if masked else -1
+        )
     with probes.known():
-        return make_prompt(case.method, dims, Asks(CLASSES), **fields)
+        return make_prompt(case.method, dims, asks, **fields)
 
 
 def make_numbers(case: Case, model):
@@ -159,8 +170,9 @@ def make_numbers(case: Case, model):
     patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in given]
     trainable, frozen = split(params, trainable_mask(params, patterns))
     trainable = jax.eval_shape(lambda x: cast(x, jnp.float32), trainable)
-    batch = make_batch(masks=3 if case.work == "adapt" or case.head else 1, **laid)
-    if case.head:  # one a read position, and how many of these there are
+    by_token = case.head in ("tags", "spans")
+    batch = make_batch(masks=3 if case.work == "adapt" or by_token else 1, **laid)
+    if by_token:  # one a read position, and how many of these there are
         counts = np.full(len(batch.labels), 3, np.int32)
         batch = batch._replace(labels=np.ones_like(batch.label_pos), counts=counts)
     batch = batch._replace(prompt=batch.index % 2)  # of a bank

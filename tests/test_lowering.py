@@ -79,6 +79,15 @@ TOKENS = [
         ("tags", "spans"),
     )
 ]  # fmt: skip
+# Label rows, and the words that the fluency objective hides.
+ROWS = [
+    Case(family, work, "dart", length, 27, mesh=mesh, target=target, head="label_rows")
+    for family, work, length, mesh, target in (
+        ("bert", "train", 5, MESHES[0], H100), ("bert", "train", 3, MESHES[2], TPU),
+        ("roberta", "grid", 3, MESHES[0], A100), ("electra", "train", 4, MESHES[1], H100),
+        ("t5", "train", 3, MESHES[1], TPU), ("gpt2", "evaluate", 2, MESHES[0], H100),
+    )
+]  # fmt: skip
 # Slots that a text lacks, label rows with a loss of their own.
 PROBES = [
     Case("bert", "train", "bank", 5, 27, target=H100),
@@ -113,6 +122,11 @@ def test_gpus_take_odd_lengths_and_grids(case):
 
 @pytest.mark.parametrize("case", TOKENS, ids=str)
 def test_every_step_that_answers_by_tokens(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_every_step_of_dart(case):
     check(case, lower(case))
 
 

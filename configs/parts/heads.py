@@ -13,6 +13,11 @@ def verbalizer(c, **fields):
     c.head = make_block("head", "verbalizer", **fields)
 
 
+def label_rows(c, **fields):
+    """Classes by rows that the method trains for their label words, as DART has them."""
+    c.head = make_block("head", "label_rows", **fields)
+
+
 def text(c):
     """Free text."""
     c.head = make_block("head", "text")
@@ -28,4 +33,4 @@ def spans(c, **fields):
     c.head = make_block("head", "spans", **fields)
 
 
-HEADS = {head.__name__: head for head in (linear, verbalizer, text, tags, spans)}
+HEADS = {head.__name__: head for head in (linear, verbalizer, label_rows, text, tags, spans)}

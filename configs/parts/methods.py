@@ -36,6 +36,15 @@ def lester(c, length=100, start="vocab"):
     c.train.total_examples = 0
 
 
+def dart(c, length=3, text="", fluency=1.0, lr=2e-5, **fields):
+    """DART: template and label rows, and the whole backbone with them (Zhang et al. 2022)."""
+    heads.label_rows(c)
+    c.prompt = make_block("prompt", "dart", length=length, text=text, fluency=fluency, **fields)
+    c.trainable = (r"prompt/.*", r"head/.*", r"backbone/.*")
+    c.optim.lr, c.optim.weight_decay = lr, 0.01  # appendix A.3: of its grids
+    c.optim.clip = 1.0
+
+
 def _no_prompt(c, trainable, lr):
     c.prompt = make_block("prompt", "none")
     c.trainable = trainable
@@ -71,6 +80,6 @@ def zero_shot(c):
 METHODS = {
     function.__name__: function
     for function in (
-        prefix, soft, lester, full, head_only, bias_only, layernorm_only, zero_shot
+        prefix, soft, dart, lester, full, head_only, bias_only, layernorm_only, zero_shot
     )
 }  # fmt: skip

@@ -14,7 +14,7 @@ from jaxprompt import tree
 from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.errors import InputError
-from jaxprompt.heads import take
+from jaxprompt.layers.reading import take
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training import feature_store

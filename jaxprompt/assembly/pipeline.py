@@ -12,6 +12,7 @@ from jaxprompt.data.batching import Layout, one_batch
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.files import Rows
+from jaxprompt.data.specials import Specials
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -206,13 +207,14 @@ def facts_of(backbone: Backbone) -> BackboneFacts:
     )  # fmt: skip
 
 
-def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None) -> Asks:
+def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
     """Tells a method what it may know of a task."""
     words = tuple(
         tuple(tuple(ids[ids >= 0].tolist()) for ids in own if (ids >= 0).any())
         for own in (verbalizer.ids if verbalizer else ())
     )
-    return Asks(len(task.labels) or choices, words)
+    masked = specials.style == "masked" and specials.masks
+    return Asks(len(task.labels) or choices, words, specials.masks[0] if masked else -1)
 
 
 def check_fit(
@@ -264,6 +266,6 @@ def build_scorer(
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
-    method = with_task(method, asks_of(task, choices, laid.verbalizer))
+    method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
     model = Model(backbone.module, method, method.modules() | laid.modules)
     return Scorer(task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer)

@@ -12,7 +12,6 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -24,10 +23,9 @@ from jaxprompt.data.tasks import KINDS, Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, check_kind, choose, nearest
-from jaxprompt.parallel.sharding import constrain
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
-from jaxprompt.types import ABSENT, Objective
+from jaxprompt.types import Objective
 
 
 class BackboneFacts(NamedTuple):
@@ -63,20 +61,6 @@ class HeadLayout(NamedTuple):
     masks: int = 1  # positions that [mask] widens to
     names: Sequence[str] = string.ascii_uppercase  # of the options that {choices} lists
     verbalizer: Verbalizer | None = None
-
-
-class Scores(nn.Module):
-    """What every head module shares."""
-
-    reads_all: ClassVar[bool] = False  # it reads every token, not `label_pos` alone
-
-    def arrays(self) -> dict[str, Any]:
-        """Gives the arrays that may differ between runs of one program, {} where there are none."""
-        return {}
-
-    def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
-        """Puts other arrays in their place; they may be traced."""
-        return self.clone(**arrays) if arrays else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,16 +247,3 @@ def _class(name: str) -> type[Kind]:
 
 
 # -- what modules share ---------------------------------------------------------------------------
-
-
-def take(hidden, positions):
-    """Picks hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
-    taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
-    return constrain(taken, "act_batch", None, None)
-
-
-def mask_absent(scores, counts):
-    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]"""
-    if counts is None:
-        return scores
-    return jnp.where(jnp.arange(scores.shape[1]) < counts[:, None], scores, ABSENT)

@@ -19,7 +19,8 @@ from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_with_offsets
 from jaxprompt.data.windows import cut_windows
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_ends
 from jaxprompt.types import ABSENT, Batch, Objective

@@ -19,8 +19,9 @@ from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.windows import cut_windows
 from jaxprompt.errors import InputError, check_share
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
 from jaxprompt.types import Batch, Objective

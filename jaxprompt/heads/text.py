@@ -5,17 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from flax import linen as nn
 
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.errors import InputError
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, take
-from jaxprompt.layers.output import score_targets
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.layers.reading import TargetScores
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import free_text
-from jaxprompt.types import Batch, Objective
+from jaxprompt.types import Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Head(Kind):
     def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads every token of the target where it is predicted."""
         specials = self.specials(facts, asked, tokenizer)
-        return HeadLayout(self, {"main": TextScores()}, specials, Answer(text=asked.max_target))
+        return HeadLayout(self, {"main": TargetScores()}, specials, Answer(text=asked.max_target))
 
     def encode(
         self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
@@ -90,16 +89,3 @@ class Head(Kind):
     ) -> Iterator[dict[str, Any]]:  # fmt: skip
         """Yields the texts."""
         return ({"generated": text} for text in found)
-
-
-class TextScores(Scores):
-    """Scores a free text, token by token. [B, T, H] -> float32 [B, M], ABSENT = no token there"""
-
-    block: int = 2048  # positions of a device whose logits are held at a time
-
-    @nn.compact
-    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
-        """Gives the log-probability of each token of the target."""
-        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
-        scored = score_targets(features, *backbone.lm_table(), batch.targets, block=self.block)
-        return scored.logp

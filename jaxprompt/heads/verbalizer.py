@@ -15,8 +15,9 @@ from jaxprompt.data.tasks import Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, Scores, TaskSetup, mask_absent, take
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.product import einsum
+from jaxprompt.layers.reading import Scores, mask_absent, take
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.scoring.losses import count_classes, make_loss
 from jaxprompt.types import ABSENT, Batch, Objective
@@ -25,21 +26,10 @@ SCORES, PIECES, SPANS = ("restricted", "full"), ("mean", "sum"), ("label", "targ
 _CLOZE, _TEXT = "[mask] {label}", "{label} [sep]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Head(Kind):
-    """Classes, or the choices of an example by their names, by what stands at [mask]."""
+class ByWords(Kind):
+    """What the kinds of answer share that name a class by words, on a language-model head."""
 
     READS_WORDS: ClassVar[bool] = True
-
-    scores: str = "restricted"  # restricted to the label words | full vocabulary
-    pieces: str = "mean"  # mean | sum over the subwords of a label word
-    span: str = "label"  # T5, GPT-2: loss on the label's tokens | the whole target's, full scores
-
-    def check(self) -> None:
-        """Raises InputError for an unknown word."""
-        choose("head.scores", self.scores, SCORES)
-        choose("head.pieces", self.pieces, PIECES)
-        choose("head.span", self.span, SPANS)
 
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone without a language-model head."""
@@ -71,6 +61,21 @@ class Head(Kind):
         """Raises InputError for a template of one row a choice."""
         if template.uses_choice:
             raise InputError("a verbalizer reads one row; write {choices} for {choice}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(ByWords):
+    """Classes, or the choices of an example by their names, by what stands at [mask]."""
+
+    scores: str = "restricted"  # restricted to the label words | full vocabulary
+    pieces: str = "mean"  # mean | sum over the subwords of a label word
+    span: str = "label"  # T5, GPT-2: loss on the label's tokens | the whole target's, full scores
+
+    def check(self) -> None:
+        """Raises InputError for an unknown word."""
+        choose("head.scores", self.scores, SCORES)
+        choose("head.pieces", self.pieces, PIECES)
+        choose("head.span", self.span, SPANS)
 
     def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""

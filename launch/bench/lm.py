@@ -82,7 +82,8 @@ def take_turns(args: argparse.Namespace, left: list[str], right: list[str], coun
 def make_model(args: argparse.Namespace):
     """Makes a model with a prompt and a head: free text, or scores of four label words."""
     from jaxprompt.backbones import make_backbone
-    from jaxprompt.heads import text, verbalizer
+    from jaxprompt.heads import verbalizer
+    from jaxprompt.layers.reading import TargetScores
     from jaxprompt.models.model import Model
     from jaxprompt.prompts import make_prompt
 
@@ -96,7 +97,7 @@ def make_model(args: argparse.Namespace):
         rows, column = np.arange(100, 104), np.arange(4)[:, None, None]
         head = verbalizer.LabelWords(rows, column, np.zeros_like(column), args.scores)
     else:
-        head = text.TextScores()
+        head = TargetScores()
     return Model(backbone, make_prompt(name, backbone.dims, **fields), {"main": head})
 
 

@@ -15,7 +15,7 @@ from jaxprompt.assembly.pipeline import shape_backbone
 from jaxprompt.convert.published import published
 from jaxprompt.corpus.denoise.span_corruption import corrupted_lengths, tokens_for
 from jaxprompt.heads.pretraining import TargetHead
-from jaxprompt.heads.text import TextScores
+from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.devices import DEVICES
 from jaxprompt.parallel.sharding import Placement, like, make_placement, within
@@ -92,7 +92,7 @@ def compile_writing(path: str, place: Placement, **fields: Any) -> tuple[Compile
     c = open_config(path, place, **fields)
     run = open_run(c)
     shapes = make_shapes(run, place, as_it_runs=True)
-    model = Model(_module(run, place), run.model.prompt, {"main": TextScores()})
+    model = Model(_module(run, place), run.model.prompt, {"main": TargetScores()})
     step = make_generate_step(model, **WRITES)
     prompt = {n: x for n, x in shapes.state.trainable.items() if n.startswith("prompt/")}
     given = prompt, shapes.frozen, shapes.batch

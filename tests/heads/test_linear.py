@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny import assert_close, assert_equal, fill, make_batch, make_tiny
 
-from jaxprompt.heads import take
 from jaxprompt.heads.linear import POOLERS
 from jaxprompt.heads.linear import Classifier as Head
+from jaxprompt.layers.reading import take
 from jaxprompt.types import ABSENT, Injection, Role
 
 BACKBONE, WEIGHTS = make_tiny()

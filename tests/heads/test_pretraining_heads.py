@@ -6,7 +6,7 @@ import pytest
 from tiny import assert_close, jit, make_batch, make_tiny
 
 from jaxprompt.heads.pretraining import ReplacedHead, TargetHead
-from jaxprompt.heads.text import TextScores
+from jaxprompt.layers.reading import TargetScores
 from jaxprompt.types import ABSENT, Injection
 
 torch = pytest.importorskip("torch")
@@ -29,7 +29,7 @@ def test_targets_are_scored_as_free_texts_are(family):
     targets = np.random.default_rng(0).integers(0, 53, (8, 3)).astype(np.int32)
     targets[1, 1:] = targets[5] = -1
     batch = batch._replace(targets=targets)
-    expected, _ = apply(TextScores(), family, batch)
+    expected, _ = apply(TargetScores(), family, batch)
     scored, _ = apply(TargetHead(block=5), family, batch)
     assert_close(scored.logp, expected)
     assert scored.drawn is None and (np.asarray(scored.logp) == ABSENT).sum() == 5

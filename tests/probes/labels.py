@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.heads import Scores, take
+from jaxprompt.layers.reading import Scores, take
 from jaxprompt.prompts import Method
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.types import Asks, Batch, Injection, Objective, Role, Stream

@@ -9,7 +9,7 @@ from tiny import assert_close, jit, make_tiny
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, span_corruption
 from jaxprompt.corpus.denoise.rows import Sample, Text, encoded, row_rng
 from jaxprompt.data.batching import collate
-from jaxprompt.heads.text import TextScores
+from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import free_text
@@ -65,7 +65,7 @@ def case(request):
     samples = [objective(row, row_rng(0, i)) for i, row in enumerate(pieces)]
     alone = [part for sample in samples for part in take_apart(sample)]
     backbone, weights = make_tiny(family)
-    model = Model(backbone, make_prompt("none", backbone.dims), {"main": TextScores()})
+    model = Model(backbone, make_prompt("none", backbone.dims), {"main": TargetScores()})
     params = {"backbone": weights, "prompt": {}, "head": {"main": {}}}
     packed = lay(samples, objective, len(samples) + 1)
     return model, params, packed, lay(alone, objective, len(alone) + 1)

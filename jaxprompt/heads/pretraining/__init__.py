@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.heads import Scores, take
 from jaxprompt.layers.output import Scored, score_targets
+from jaxprompt.layers.reading import Scores, take
 from jaxprompt.types import ABSENT, Batch
 
 

@@ -1,0 +1,87 @@
+"""DART with 16 examples per class (Zhang et al. 2022, section 4.1 and appendix A).
+
+The argument is TASK, or TASK,ABLATION: `--config=dart:sst2`, `--config=dart:trec,no_fluency`. The
+words of a task's template are trained rows, and so are its label words (appendix A.2). The backbone
+is the paper's; give another by backbone.path.
+"""
+
+from typing import NamedTuple
+
+from configs.base import get_config as base
+from configs.parts import heads, methods
+from jaxprompt.assembly.open_blocks import make_block
+from jaxprompt.data.tasks import get_task
+from jaxprompt.errors import choose
+
+SEEDS = (13, 21, 42, 87, 100)  # section 4.1: the splits of LM-BFF
+RATES = (1e-5, 5e-5, 1e-4, 2e-4)  # appendix A.3
+
+
+class Words(NamedTuple):
+    """A template whose words are rows, and the words that these start from."""
+
+    template: str
+    text: str
+    length: int
+    epochs: float = 20.0  # appendix A.3; 30 of pairs
+
+
+_IT_WAS = "[soft*2] [mask][soft*1]"
+TASKS = {
+    "sst2": Words("{sentence} " + _IT_WAS, "It was.", 3),
+    "mr": Words("{text} " + _IT_WAS, "It was.", 3),
+    "cr": Words("{text} " + _IT_WAS, "It was.", 3),
+    "mpqa": Words("{text} " + _IT_WAS, "It was.", 3),
+    "sst5": Words("{text} " + _IT_WAS, "It was.", 3),
+    "subj": Words("{text} [soft*2] [mask][soft*1]", "This is.", 3),
+    "trec": Words("[mask] [soft*1] {text}", ":", 1),
+    "mnli": Words(
+        "{premise|chop} [soft*1] [mask] [soft*1] {hypothesis|lower}", "? ,", 2, 30.0
+    ),
+    "snli": Words(
+        "{premise|chop} [soft*1] [mask] [soft*1] {hypothesis|lower}", "? ,", 2, 30.0
+    ),
+    "qnli": Words("{question|chop} [soft*1] [mask] [soft*1] {sentence|lower}", "? ,", 2, 30.0),
+    "mrpc": Words("{sentence1} [mask] [soft*1] {sentence2|lower}", ",", 1, 30.0),
+    "qqp": Words("{question1} [mask] [soft*1] {question2|lower}", ",", 1, 30.0),
+}  # fmt: skip
+ABLATIONS = ("", "no_fluency", "fixed_template", "fixed_labels", "frozen")  # section 5, table 3
+
+
+def get_config(name="sst2"):
+    """Returns one run."""
+    task, _, ablation = name.partition(",")
+    own = TASKS[choose("the task", task, TASKS)]
+    choose("the ablation", ablation, ABLATIONS)
+    c = base()
+    methods.dart(c, length=own.length, text=own.text, lr=RATES[0])
+    c.backbone.path = "FacebookAI/roberta-large"
+    c.task.name, c.task.template = task, own.template
+    c.data.protocol, c.data.k = "kshot", 16
+    c.data.max_len, c.data.batch = 256 if own.epochs > 20 else 128, 8
+    steps = own.epochs * 16 * len(get_task(task).labels) / c.data.batch
+    c.optim.schedule, c.optim.warmup_steps = "warmup_linear", round(steps / 10)
+    c.train.total_epochs = own.epochs
+    c.train.eval_epochs = 1.0
+    if ablation == "no_fluency":
+        c.prompt.fluency = 0.0
+    elif ablation == "fixed_template":
+        c.trainable = (r"prompt/labels", r"head/.*", r"backbone/.*")
+    elif ablation == "fixed_labels":
+        heads.verbalizer(c)
+        c.prompt = make_block(
+            "prompt", "dart", length=own.length, text=own.text, fluency=1.0, labels=False
+        )
+        c.trainable = (r"prompt/.*", r"backbone/.*")
+    elif ablation == "frozen":  # not the paper's: the rows and a bias alone
+        c.trainable = (r"prompt/.*", r"head/.*")
+        c.optim.lr = 3e-2
+    return c
+
+
+def sweep():
+    """Yields every run; of each split the learning rate that is best on dev counts."""
+    for task in TASKS:
+        for seed in SEEDS:
+            for lr in RATES:
+                yield {"config": task, "data.seed": seed, "optim.lr": lr}

@@ -1,0 +1,92 @@
+"""Classes by trained label rows, on the backbone's own language-model head (DART, section 3.2)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.data.encode import Answer
+from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.errors import InputError, choose
+from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
+from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
+from jaxprompt.layers.product import einsum
+from jaxprompt.layers.reading import Scores, mask_absent, take
+from jaxprompt.scoring.losses import make_loss
+from jaxprompt.types import Batch, Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(ByWords):
+    """Classes by the rows that the method trains for them; they start from the label words."""
+
+    scores: str = "restricted"  # restricted to the label rows | full: the vocabulary besides
+
+    def check(self) -> None:
+        """Raises InputError for an unknown word."""
+        choose("head.scores", self.scores, SCORES)
+
+    def check_form(self, form: str, style: str) -> None:
+        """Raises InputError for the text form, where an answer has several tokens."""
+        if form == "text":
+            raise InputError(
+                f"head.name={self.name} reads one position, task.form=text several; take cloze"
+            )
+
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+        """Reads the one position where a label would stand."""
+        style = facts.style
+        said, sentinels = read_answer(asked.answer or "[mask] {label}")
+        specials = self.specials(facts, asked, tokenizer, sentinels)
+        words = choose_words(asked.task, style, asked.form)
+        verbalizer = make_verbalizer(tokenizer, words, leading_space=asked.task.spaced)
+        first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
+        around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+        plan = masked_plan(first) if style == "masked" else branch_plan(first, around, whole=False)
+        module = LabelRows(len(words), self.scores)
+        return HeadLayout(
+            self, {"main": module}, specials, Answer(plan, around.stem), 1,
+            [entry[0] for entry in verbalizer.words], verbalizer,
+        )  # fmt: skip
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the cross entropy over the label rows, or over these and the vocabulary."""
+        return [Objective("main", make_loss(self.scores, smoothing))]
+
+
+class LabelRows(Scores):
+    """Scores each class by its row of `Injection.rows` and a bias. [B, T, H] -> float32 [B, C]
+
+    Normalised over the rows, or "full" over the vocabulary besides: then [B, C + 1], the last the
+    best log-probability of any token of the vocabulary. A class's row stands beside the table, so
+    the words that it started from stay words.
+    """
+
+    classes: int
+    scores: str = "restricted"
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
+        """Scores the classes."""
+        rows = injection.rows
+        if rows is None or len(rows) < self.classes:
+            raise InputError(
+                "head.name=label_rows scores rows that a method trains, and this one has none; "
+                "take prompt.name=dart with prompt.labels=True, or head.name=verbalizer"
+            )
+        features = backbone.lm_features(take(hidden, batch.label_pos[:, :1]))[:, 0]  # [B, X]
+        bias = self.param("bias", nn.initializers.zeros, (self.classes,))
+        rows = rows[: self.classes].astype(features.dtype)
+        logits = einsum("bx,cx->bc", features, rows, jnp.float32) + bias
+        logits = mask_absent(logits, batch.counts)
+        if self.scores == "restricted":
+            return jax.nn.log_softmax(logits)
+        table, more = backbone.lm_table()
+        words = einsum("bx,vx->bv", features, table.astype(features.dtype), jnp.float32)
+        words = words if more is None else words + more.astype(jnp.float32)
+        whole = jax.nn.log_softmax(jnp.concatenate([logits, words], axis=-1))
+        best = whole[:, self.classes :].max(-1, keepdims=True)
+        return jnp.concatenate([whole[:, : self.classes], best], axis=-1)

@@ -1,0 +1,51 @@
+"""What modules share that read hidden states and score: heads, and the terms of methods' own."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.layers.output import score_targets
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.types import ABSENT, Batch
+
+
+class Scores(nn.Module):
+    """What every head module shares."""
+
+    reads_all: ClassVar[bool] = False  # it reads every token, not `label_pos` alone
+
+    def arrays(self) -> dict[str, Any]:
+        """Gives the arrays that may differ between runs of one program, {} where there are none."""
+        return {}
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> nn.Module:
+        """Puts other arrays in their place; they may be traced."""
+        return self.clone(**arrays) if arrays else self
+
+
+def take(hidden, positions):
+    """Picks hidden states at positions. [B, T, H], [B, M] -> [B, M, H]"""
+    taken = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+    return constrain(taken, "act_batch", None, None)
+
+
+def mask_absent(scores, counts):
+    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]"""
+    if counts is None:
+        return scores
+    return jnp.where(jnp.arange(scores.shape[1]) < counts[:, None], scores, ABSENT)
+
+
+class TargetScores(Scores):
+    """Scores `batch.targets`, token by token. [B, T, H] -> float32 [B, M], ABSENT = none there"""
+
+    block: int = 2048  # positions of a device whose logits are held at a time
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
+        """Gives the log-probability of each among the whole vocabulary."""
+        features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
+        scored = score_targets(features, *backbone.lm_table(), batch.targets, block=self.block)
+        return scored.logp

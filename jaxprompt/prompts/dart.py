@@ -1,0 +1,112 @@
+"""DART: template and label words as trained rows, with a fluency objective (Zhang et al. 2022)."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.errors import InputError, at_least, check_share
+from jaxprompt.layers.reading import TargetScores
+from jaxprompt.prompts import Method, Source
+from jaxprompt.scoring.losses import free_text
+from jaxprompt.types import Asks, Batch, Injection, Objective, Role, Stream
+
+
+class Prompt(Method):
+    """Learns `length` rows for the template's words and one for each label word (section 3.2).
+
+    The template places them with [soft*n], in the order of the words of `text`, which they start
+    from, a row per subword. A label row starts from the mean of its word's subwords; it scores its
+    class and, in the fluency objective, stands at the mask (section 3.3).
+    """
+
+    asks: Asks = Asks()
+    length: int = 3  # rows of the template, one per subword of `text`
+    text: str = ""  # words of the template that they start from; "" = N(0, 0.02^2)
+    labels: bool = True  # label rows are trained; False = label words stay words
+    fluency: float = 0.0  # weight of the fluency objective; 0 = none
+    hide: float = 0.1  # fluency: share of the text's tokens that is hidden; 0 = one token
+
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+        at_least("prompt.length", self.length, 0)
+        at_least("prompt.fluency", self.fluency, 0)
+        check_share("prompt.hide", self.hide)
+
+    def num_slots(self) -> int:
+        """Tells how many soft tokens the template places; label rows stand in none of it."""
+        return self.length
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Makes what scores hidden words."""
+        return {"fluency": TargetScores()} if self.fluency else {}
+
+    def objectives(self) -> list[Objective]:
+        """Makes the fluency objective: -log p of hidden words beside the right label (eq. 7)."""
+        if not self.fluency:
+            return []
+        if self.asks.mask < 0 or not self.asks.words:
+            raise InputError(
+                f"prompt.fluency={self.fluency:g} needs a masked language model and label words, "
+                "with head.name=label_rows; set prompt.fluency=0"
+            )
+        return [Objective("fluency", free_text, "fluency", self.fluency, self._hide_words)]
+
+    def _hide_words(self, batch: Batch, key) -> Batch:
+        """Lays the right label in the place of the mask, and hides words of the text."""
+        tokens = batch.encoder
+        shape = tokens.ids.shape
+        text = (tokens.roles == Role.TEXT) & tokens.mask
+        chance = jnp.where(text, jax.random.uniform(key, shape), 2.0)  # [B, T]
+        most = min(shape[1], max(1, math.ceil(2 * self.hide * shape[1])))
+        order = jnp.argsort(chance, axis=1)[:, :most]  # [B, M], the least chances first
+        least = jnp.take_along_axis(chance, order, axis=1)
+        first = jnp.arange(most) == 0
+        chosen = (least < self.hide) | (first & (least < 2.0))  # at least one where there is text
+        targets = jnp.where(chosen, jnp.take_along_axis(tokens.ids, order, axis=1), -1)
+        row = jnp.arange(shape[0])[:, None]
+        hidden = jnp.zeros(shape, bool).at[row, order].set(chosen)
+        ids = jnp.where(hidden, self.asks.mask, tokens.ids)
+        there = jnp.arange(shape[1]) == batch.label_pos[:, :1]
+        if self.labels:
+            slot = jnp.where(there, self.length + batch.labels[:, None], tokens.slot)
+        else:
+            words = jnp.array([own[0][0] for own in self.asks.words])
+            ids, slot = jnp.where(there, words[batch.labels][:, None], ids), tokens.slot
+        tokens = tokens._replace(ids=ids, slot=slot)
+        return batch._replace(encoder=tokens, label_pos=order, targets=targets)
+
+    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Copies the embeddings of the template's words and of the label words. -> params"""
+        found = dict(params)
+        if self.text:
+            (ids,) = encode_texts(source.tokenizer, [f" {self.text.strip()}"])
+            if len(ids) != self.length:
+                raise InputError(
+                    f"prompt.text={self.text!r} has {len(ids)} subwords, prompt.length is "
+                    f"{self.length}; set prompt.length={len(ids)}, and as many [soft] in the "
+                    "template"
+                )
+            found["table"] = np.asarray(source.embed(ids), np.float32)
+        if "labels" in params:
+            means = [
+                np.mean([source.embed(list(ids)).mean(0) for ids in own], axis=0)
+                for own in self.asks.words
+            ]
+            found["labels"] = np.stack(means).astype(np.float32)
+        return found
+
+    @nn.compact
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """-> slots [1, S + C, E], of which the template places S; rows [C, E]"""
+        draw = nn.initializers.normal(0.02)
+        part = lambda name, count: self.param(name, draw, (count, self.dims.embed))
+        parts = [part("table", self.length)] if self.length else []
+        rows = part("labels", self.asks.classes) if self.labels and self.asks.words else None
+        whole = parts + ([] if rows is None else [rows])
+        slots = jnp.concatenate(whole)[None] if whole else None
+        return Injection(Stream(slots=slots if self.length or self.fluency else None), rows=rows)

@@ -1,0 +1,88 @@
+"""DART from a config to its predictions, on every kind of backbone."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines
+
+TEMPLATES = {
+    "bert": ("{text} [soft*2] [mask] [soft*1]", "it was ."),
+    "roberta": ("{text} [soft*2] [mask][soft*1]", "it was."),
+    "t5": ("{text} [soft*2] [mask] .", "it was"),
+    "gpt2": ("{text} [soft*2] [mask]", "it was"),
+}
+MASKED = ("bert", "roberta")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Makes a backbone of a family, once."""
+    root, made = tmp_path_factory.mktemp("backbones"), {}
+
+    def get(family):
+        if family not in made:
+            made[family] = make_backbone(root / family, family)
+        return made[family]
+
+    return get
+
+
+def prepare(folder, data, family, **fields):
+    """Fills a config with DART on a backbone."""
+    template, text = TEMPLATES[family]
+    own = {
+        "task.template": template, "prompt.length": 3 if family in MASKED else 2,
+        "prompt.text": text, "prompt.fluency": 0.5 if family in MASKED else 0.0,
+        "optim.lr": 1e-3 if family in MASKED else 5e-3, "task.labels": "beast,food,tool",
+        "train.total_steps": 18,
+        "train.eval_steps": 6, "data.multiple": 8, "data.max_len": 32,
+    }  # fmt: skip
+    return make_config(folder, data, "dart", **own | fields)
+
+
+def run(capsys, tmp_path, c):
+    """Trains and exports. -> result, workdir"""
+    config, workdir = tmp_path / "config.json", tmp_path / "run"
+    config.write_text(c.to_json())
+    given = [f"--config={config}", f"--workdir={workdir}"]
+    code, out, err = jaxprompt(capsys, "train", *given)
+    assert code == 0, err
+    assert jaxprompt(capsys, "export", *given)[0] == 0
+    return json.loads(out), workdir
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
+    result, workdir = run(capsys, tmp_path, prepare(folders(family), data, family))
+    assert result["trained"] == result["total"]  # the whole backbone, and the rows
+    measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    code, _, err = jaxprompt(capsys, "predict", *words)
+    assert code == 0, err
+    lines = read_lines(out)
+    right = np.mean([line["prediction"] == line["label"] for line in lines])
+    assert right == pytest.approx(measured["accuracy"]) == pytest.approx(result["test"]["accuracy"])
+    assert right > 0.6
+
+
+def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
+    c = prepare(folders("bert"), data, "bert", trainable="prompt/.*,head/.*", optim__lr=0.05)
+    result, workdir = run(capsys, tmp_path, c)
+    width = 32
+    assert result["trained"] == (3 + 3) * width + 3
+    size = (workdir / "export" / "prompt.safetensors").stat().st_size
+    assert size < 4 * result["trained"] + 600
+
+
+def test_what_does_not_fit_is_named(folders, data, refused, tmp_path):
+    def line(family, **fields):
+        config = tmp_path / "wrong.json"
+        config.write_text(prepare(folders(family), data, family, **fields).to_json())
+        return refused("train", f"--config={config}", f"--workdir={tmp_path / 'w'}", started=True)
+
+    assert "needs a masked language model" in line("gpt2", prompt__fluency=1.0)
+    assert "set prompt.length=3" in line("t5", prompt__text="it was very")
+    assert "prompt.labels=True" in line("bert", prompt__labels=False, prompt__fluency=0.0)
+    assert "reads one position" in line("t5", task__form="text")

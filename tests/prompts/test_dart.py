@@ -1,0 +1,248 @@
+"""DART against an independent statement of its equations in torch, and what it may not touch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny import assert_close
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.errors import InputError
+from jaxprompt.heads.label_rows import LabelRows
+from jaxprompt.heads.linear import Classifier
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.scoring.losses import make_loss
+from jaxprompt.training.steps import Objective
+from jaxprompt.tree import flatten, merge, split, trainable_mask
+from jaxprompt.types import Asks, Batch, Role, Tokens
+
+MASK, CLASSES, SLOTS, ROWS, LENGTH = 4, 3, 3, 5, 14
+WORDS = (((11, 12),), ((21,), (22, 23)), ((31,),))  # of each class, subwords of each word
+ASKS = Asks(CLASSES, WORDS, MASK)
+SIZES = dict(
+    vocab_size=60, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+    intermediate_size=40, max_position_embeddings=32, initializer_range=0.2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A random BERT with its MLM head, as torch reads it, and ours with its parameters."""
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    theirs = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))
+    with torch.no_grad():
+        theirs.cls.predictions.bias.normal_(0, 0.3)
+    theirs.save_pretrained(folder)
+    config = read_config(folder)
+    weights, report = load_backbone(folder, "bert", config)
+    module = make_backbone("bert", config, report.heads, dropout=0.0)
+    return theirs.eval(), module, weights
+
+
+def make_model(pair, scores="restricted", **fields):
+    """Makes DART on the BERT, its numbers random. -> model, params"""
+    _, module, weights = pair
+    prompt = make_prompt("dart", module.dims, ASKS, length=SLOTS, **fields)
+    head = LabelRows(CLASSES, scores) if prompt.labels else Classifier(CLASSES)
+    model = Model(module, prompt, {"main": head} | prompt.modules())
+    params = model.init(jax.random.key(1), weights)
+    draw = lambda x: jax.random.normal(jax.random.key(x.size), x.shape) * 0.3
+    own = {name: jax.tree.map(draw, params[name]) for name in ("prompt", "head")}
+    return model, params | own
+
+
+def make_batch():
+    """[CLS] text, slot, slot, [MASK], slot [SEP], of differing lengths."""
+    rng = np.random.default_rng(3)
+    ids = np.zeros((ROWS, LENGTH), np.int32)
+    slot, roles = np.full_like(ids, -1), np.full(ids.shape, Role.PAD, np.int8)
+    at = np.zeros((ROWS, 1), np.int32)
+    for row in range(ROWS):
+        text = 4 + row
+        ids[row, 0], ids[row, 1 : 1 + text] = 1, rng.integers(5, 60, text)
+        roles[row, 0], roles[row, 1 : 1 + text] = Role.SPECIAL, Role.TEXT
+        slot[row, 1 + text : 3 + text], roles[row, 1 + text : 3 + text] = (0, 1), Role.SOFT
+        ids[row, 3 + text], roles[row, 3 + text], at[row] = MASK, Role.LABEL, 3 + text
+        slot[row, 4 + text], roles[row, 4 + text] = 2, Role.SOFT
+        ids[row, 5 + text], roles[row, 5 + text] = 2, Role.SPECIAL
+    mask = roles != Role.PAD
+    positions = np.where(mask, mask.cumsum(1) - 1, 0).astype(np.int32)
+    tokens = Tokens(ids, mask, slot, positions, np.zeros_like(ids), roles)
+    labels = (np.arange(ROWS) % CLASSES).astype(np.int32)
+    index = np.arange(ROWS, dtype=np.int32)
+    weights = np.ones(ROWS, np.float32)
+    weights[-1] = 0.0  # an example that only fills the batch
+    return Batch(tokens, at, labels, weights, index)
+
+
+def torch_hidden(theirs, seen, slots):
+    """Runs torch's encoder on tokens whose slots are given rows. -> [B, T, H]"""
+    ids, slot = (torch.tensor(np.array(x)).long() for x in (seen.ids, seen.slot))
+    words = theirs.bert.embeddings.word_embeddings(ids)
+    words = torch.where((slot >= 0)[..., None], slots[slot.clamp(min=0)], words)
+    mask = torch.tensor(np.array(seen.mask)).long()
+    hidden = theirs.bert(inputs_embeds=words, attention_mask=mask).last_hidden_state
+    return theirs.cls.predictions.transform(hidden)
+
+
+def torch_loss(theirs, params, batch, seen, weight, full):
+    """States equations 4 to 8 of the paper. -> loss, and the rows that it depends on"""
+    own = params["prompt"]
+    table, labels = (
+        torch.tensor(np.array(own[n]), requires_grad=True) for n in ("table", "labels")
+    )
+    bias = torch.tensor(np.array(params["head"]["main"]["bias"]), requires_grad=True)
+    slots = torch.cat([table, labels])
+    there = torch.tensor(batch.weights)
+    gold = torch.tensor(batch.labels).long()
+    rows = torch.arange(ROWS)
+    features = torch_hidden(theirs, batch.encoder, slots)
+    read = features[rows, torch.tensor(batch.label_pos[:, 0]).long()]
+    scores = read @ labels.T + bias
+    out, out_bias = theirs.cls.predictions.decoder.weight, theirs.cls.predictions.bias
+    if full:
+        scores = torch.cat([scores, read @ out.T + out_bias], dim=1)
+    picked = scores.log_softmax(-1)[rows, gold]
+    loss = -(picked * there).sum() / there.sum()
+    if weight:
+        features = torch_hidden(theirs, seen.encoder, slots)
+        logits = features @ out.T + out_bias
+        total, count = 0.0, 0
+        targets, places = np.array(seen.targets), np.array(seen.label_pos)
+        for row, k in zip(*np.nonzero(targets >= 0), strict=True):
+            if batch.weights[row]:
+                own = logits[row, places[row, k]].log_softmax(-1)
+                total, count = total - own[targets[row, k]], count + 1
+        loss = loss + weight * total / count
+    return loss, {"prompt/table": table, "prompt/labels": labels, "head/main/bias": bias}
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize("scores", ["restricted", "full"])
+def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores):
+    theirs, _, _ = pair
+    model, params = make_model(pair, scores, fluency=weight, hide=0.3)
+    batch = make_batch()
+    objectives = [Objective("main", make_loss(scores, 0.0)), *model.prompt.objectives()]
+    key = jax.random.key(5)
+    trainable, frozen = split(params, trainable_mask(params, ("prompt/.*", "head/.*")))
+    seen = batch
+
+    def loss_of(trainable):
+        total = 0.0
+        for objective in objectives:
+            view = objective.view(batch, key) if objective.view else batch
+            found = model.forward(merge(trainable, frozen), view, head=objective.head)
+            part, n = objective.loss(found, view.labels, view.weights)
+            total += objective.weight * part / n
+        return total
+
+    ours, grads = jax.value_and_grad(loss_of)(trainable)
+    if weight:
+        seen = objectives[1].view(batch, key)
+    expected, leaves = torch_loss(theirs, params, batch, seen, weight, scores == "full")
+    expected.backward()
+    np.testing.assert_allclose(ours, expected.item(), rtol=1e-5)
+    for name, leaf in leaves.items():
+        np.testing.assert_allclose(grads[name], leaf.grad.numpy(), atol=1e-5, err_msg=name)
+
+
+def test_hidden_words_are_of_the_text_and_the_right_label_stands_at_the_mask(pair):
+    model, _ = make_model(pair, fluency=1.0, hide=0.3)
+    batch, counts = make_batch(), []
+    for seed in range(60):
+        seen = model.prompt._hide_words(batch, jax.random.key(seed))
+        ids, before = np.array(seen.encoder.ids), batch.encoder.ids
+        hidden = ids != before
+        assert (batch.encoder.roles[hidden] == Role.TEXT).all() and (ids[hidden] == MASK).all()
+        targets = np.array(seen.targets)
+        assert ((targets >= 0).sum(1) == hidden.sum(1)).all() and (hidden.sum(1) >= 1).all()
+        for row in range(ROWS):
+            places = np.array(seen.label_pos)[row][targets[row] >= 0]
+            assert sorted(places) == sorted(np.flatnonzero(hidden[row]))
+            assert (before[row, places] == targets[row][targets[row] >= 0]).all()
+        at = np.array(seen.encoder.slot)[np.arange(ROWS), batch.label_pos[:, 0]]
+        assert (at == SLOTS + batch.labels).all()
+        counts.append(hidden.sum(1) / (batch.encoder.roles == Role.TEXT).sum(1))
+    assert 0.27 < np.mean(counts) < 0.42  # 0.3, and at least one of 4 to 8 words
+
+
+def test_one_word_is_hidden_where_no_share_is_given(pair):
+    model, _ = make_model(pair, fluency=1.0, hide=0.0)
+    seen = model.prompt._hide_words(make_batch(), jax.random.key(0))
+    assert ((np.array(seen.targets) >= 0).sum(1) == 1).all()
+
+
+def test_a_label_that_stays_a_word_stands_at_the_mask(pair):
+    model, params = make_model(pair, fluency=1.0, labels=False)
+    assert "labels" not in params["prompt"]
+    batch = make_batch()
+    seen = model.prompt._hide_words(batch, jax.random.key(0))
+    at = np.array(seen.encoder.ids)[np.arange(ROWS), batch.label_pos[:, 0]]
+    assert at.tolist() == [WORDS[c][0][0] for c in batch.labels]
+
+
+def test_no_row_of_the_vocabulary_is_among_what_trains(pair):
+    model, params = make_model(pair, fluency=1.0)
+    mask = flatten(trainable_mask(params, model.prompt.TRAINABLE))
+    assert {n for n, trains in mask.items() if trains} == {
+        "prompt/table", "prompt/labels", "head/main/bias",
+    }  # fmt: skip
+
+
+# -- where the rows start -------------------------------------------------------------------------
+
+
+def source(words="it was ."):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"[UNK]": 0, "it": 1, "was": 2, ".": 3, "[PAD]": 4}
+    inner = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="[UNK]", pad_token="[PAD]"
+    )
+    table = np.arange(60 * 24, dtype=np.float32).reshape(60, 24)
+    return Source(tokenizer, 0, (), None, lambda ids: table[list(ids)], None, None), table
+
+
+def test_rows_start_from_the_words(pair):
+    given, table = source()
+    prompt = make_prompt(
+        "dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=3, text="it was ."
+    )
+    empty = {"table": np.zeros((3, 24)), "labels": np.zeros((3, 24))}
+    found = prompt.begin(empty, given)
+    assert_close(found["table"], table[[1, 2, 3]])
+    means = [table[[11, 12]].mean(0), (table[21] + table[[22, 23]].mean(0)) / 2, table[31]]
+    assert_close(found["labels"], np.stack(means))
+
+
+def test_a_text_of_another_length_is_named(pair):
+    given, _ = source()
+    prompt = make_prompt(
+        "dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=2, text="it was ."
+    )
+    with pytest.raises(InputError, match="3 subwords, prompt.length is 2; set prompt.length=3"):
+        prompt.begin({"table": np.zeros((2, 24))}, given)
+
+
+def test_fluency_needs_a_masked_model_and_label_words(pair):
+    for asks in (Asks(CLASSES, WORDS), Asks(CLASSES, (), MASK)):
+        prompt = make_prompt("dart", pair[1].dims, asks, fluency=0.5)
+        with pytest.raises(InputError, match="prompt.fluency=0.5 needs a masked language model"):
+            prompt.objectives()
+
+
+def test_label_rows_need_a_method_that_has_some(pair):
+    _, module, weights = pair
+    model = Model(module, make_prompt("none", module.dims), {"main": LabelRows(CLASSES)})
+    with pytest.raises(InputError, match="take prompt.name=dart"):
+        jax.eval_shape(lambda: model.init(jax.random.key(0), jax.tree.map(jnp.asarray, weights)))
