@@ -56,7 +56,7 @@ def few_shot(folder: Path) -> None:
             axis.errorbar(mean, place, xerr=std, fmt="o", capsize=4, color=COLOURS[place])
         axis.set_yticks(range(len(rows)), [row[0] for row in rows] if column == 4 else [""] * 4)
         axis.invert_yaxis()
-        axis.set(title=head[column], xlabel="test accuracy, mean ± standard deviation, 3 seeds")
+        axis.set(title=head[column], xlabel="test accuracy")
         axis.grid(axis="x", alpha=0.3)
     save(figure, folder / "few_shot.svg")
 
@@ -78,13 +78,13 @@ def group_size(folder: Path) -> None:
 
 def memory_by_device(folder: Path) -> None:
     """Draws what compiled training steps hold on one device: arguments and temporary arrays."""
-    head, *rows = read_table("devices.md", "| config | backbone | v5e |")
+    head, *rows = read_table("devices.md", "| step | backbone | v5e |")
     wanted = ("base", "ppt/t5_large", "ppt/t5_xxl", "adapt/mlm")
     rows = [row for row in rows if row[0].strip("`") in wanted]
-    devices = head[2:]
+    devices = head[2:-1]
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axis, row in zip(figure.subplots(1, len(rows), sharey=True), rows, strict=True):
-        for place, cell in enumerate(row[2:]):
+        for place, cell in enumerate(row[2:-1]):
             held, temporary = map(float, re.findall(r"(\d+\.\d+) \+ (\d+\.\d+)", cell)[0])
             axis.bar(place, held, color=COLOURS[0], label="arguments" if not place else None)
             axis.bar(

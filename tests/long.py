@@ -128,6 +128,19 @@ LONG = {
         "test_the_numbers_stay[unroll]",
         "test_the_numbers_stay[remat_dots_unrolled]",
     ),
+    "docs/test_commands.py": (
+        "test_commands_run[README]",
+        "test_commands_run[backbones]",
+        "test_commands_run[data]",
+        "test_commands_run[devices]",
+        "test_commands_run[grids]",
+        "test_commands_run[heads]",
+        "test_commands_run[methods]",
+        "test_commands_run[plan]",
+        "test_commands_run[ppt]",
+        "test_commands_run[results]",
+        "test_commands_run[troubleshooting]",
+    ),
     "docs/test_notebook.py": ("test_the_notebook_runs",),
 }  # fmt: skip
 
