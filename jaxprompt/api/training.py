@@ -44,7 +44,8 @@ def train(
             Without dev give data__protocol="holdout" and size=200, or another protocol.
         task: `jp.task("text", label="label")`, which is the default, or a known task's name.
         method: jp.prefix(16), jp.soft(20), jp.full() and so on; by default jp.prefix().
-        head: jp.linear(), jp.verbalizer() and so on; by default jp.linear().
+        head: jp.linear(), jp.verbalizer() and so on; by default what the method brings, else
+            jp.linear().
         workdir: the run's folder. The same call takes a run up that was cut, and gives a finished
             one's prompt at once. None keeps nothing.
         **overrides: fields of the config by their last name, as lr=0.02, epochs=10, batch=16,
@@ -54,7 +55,7 @@ def train(
     with what it had saved in the workdir.
     """
     c = make_config(
-        backbone, task=task, choices=(head, method), overrides=overrides, keeps=workdir is not None
+        backbone, task=task, choices=(method, head), overrides=overrides, keeps=workdir is not None
     )
     if is_grid(c):
         raise InputError("train learns one run; call it once per run, or take the command sweep")

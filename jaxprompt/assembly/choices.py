@@ -42,13 +42,15 @@ class Choice:
         """Puts it into a config. Raises InputError for a field that it has not."""
         part = getattr(part_of(self.block), _ROOMS[self.block]).get(self.name)
         known = set(own_fields(self.block, self.name)) if self.name in names(self.block) else set()
+        if self.block == "prompt" and known:
+            known |= {"init"}
         if part is not None:
             own = inspect.signature(part).parameters.values()
             known |= {p.name for p in list(own)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
             if not any(p.kind is p.VAR_KEYWORD for p in own):
                 known = {p.name for p in list(own)[1:]}
         elif self.block == "prompt":
-            known |= {"init", "lr"}
+            known |= {"lr"}
         values = {name: x for name, x in self.values.items() if name != "name"}
         for name in values:
             if name not in known:
@@ -119,9 +121,10 @@ def make_config(
 ) -> ConfigDict:  # fmt: skip
     """Makes the config of a run on a backbone that is loaded.
 
-    `task` is a known one's name or what `task` gives, `choices` are the head and the method, in
-    this order. `keeps` says whether the run's folder stays, so that curves in it are worth drawing.
-    Raises InputError for an unknown field, and for one that is the backbone's.
+    `task` is a known one's name or what `task` gives. `choices` are the method and the head, in
+    this order, for a method may bring a head. `keeps` says whether the run's folder stays, so that
+    curves in it are worth drawing. Raises InputError for an unknown field, and for one that is the
+    backbone's.
     """
     for name in overrides:
         block, _, field = name.replace("__", ".").partition(".")

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+from jaxprompt.convert.hub import asking
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 
@@ -70,21 +71,15 @@ def read_config(folder: str | Path) -> dict:
 
 def _hub_folder(repo: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     def fetch(weights: list[str]) -> Path:
         patterns = ["config.json", *TOKENIZER_FILES, *weights]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
 
     at = f" at revision {revision!r}" if revision else ""
-    try:
+    cure = "check the name and the network, or give the path of a downloaded folder."
+    with asking(f"backbone {repo!r}{at} is no folder here and the hub did not give it", cure):
         folder = fetch(_SAFETENSORS)
         if not any(folder.glob("*.safetensors")):
             folder = fetch(_SAFETENSORS + _TORCH_FILES)
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise InputError(
-            f"backbone {repo!r}{at} is no folder here and the hub did not give it ({reason}); "
-            "check the name and the network, or give the path of a downloaded folder."
-        ) from error
     return folder

@@ -1,7 +1,8 @@
 """Exports on the Hugging Face hub: fetched as hub:owner/name[@revision], and pushed."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,14 @@ def fetch_prompt(place: str) -> Path:
     HF_HUB_OFFLINE=1 answers from the cache alone. Raises InputError where the hub does not give it.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     name, _, revision = place.removeprefix(SCHEME).partition("@")
     check_name(name)
-    try:
+    cure = "check the name and the network, or log in with `hf auth login` where it is private"
+    with asking(f"{place} cannot be fetched", cure):
         found = snapshot_download(
             name, revision=revision or None, allow_patterns=[TENSORS, CARD, README]
         )
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise InputError(
-            f"{place} cannot be fetched ({reason}); check the name and the network, or log in with "
-            "`hf auth login` where it is private"
-        ) from error
     return Path(found)
 
 
@@ -42,24 +37,30 @@ def push_prompt(folder: str | Path, name: str, card: Mapping[str, Any]) -> str:
     A README.md that says what the prompt is goes along. Raises InputError where the hub refuses.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     check_name(name)
     write_model_card(folder, card, f"{SCHEME}{name}")
     api = HfApi()
-    try:
+    cure = "log in with `hf auth login`, and give a repository that is yours"
+    with asking(f"--push={name}: the export is written, but the hub refused it", cure):
         url = api.create_repo(name, exist_ok=True)
         api.upload_folder(
             repo_id=name, folder_path=folder, allow_patterns=[TENSORS, CARD, README],
             commit_message=f"Add a {card['method']} prompt for {card['task']['name']}",
         )  # fmt: skip
+    return str(url)
+
+
+@contextlib.contextmanager
+def asking(what: str, cure: str) -> Iterator[None]:
+    """Turns what the hub's library raises in a block into an InputError: what failed, and why."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise InputError(
-            f"--push={name}: the hub refused it ({reason}); log in with `hf auth login`, and give "
-            "a repository that is yours. The export itself is written"
-        ) from error
-    return str(url)
+        raise InputError(f"{what} ({reason}); {cure}") from error
 
 
 def check_name(name: str) -> None:

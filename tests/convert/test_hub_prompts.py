@@ -4,6 +4,7 @@ import json
 import shutil
 
 import huggingface_hub
+import huggingface_hub.constants
 import numpy as np
 import pytest
 
