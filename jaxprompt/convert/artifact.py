@@ -177,8 +177,9 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _read_card(path: Path) -> dict:
+    data = _read_bytes(path)  # outside: what it raises is a ValueError too
     try:
-        card = parse_json(_read_bytes(path))
+        card = parse_json(data)
     except ValueError as error:
         raise InputError(f"{path} is no whole JSON ({error}); export or copy it again") from error
     if not isinstance(card, dict) or "format" not in card:

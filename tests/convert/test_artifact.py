@@ -210,3 +210,9 @@ def test_npy_of_another_kind_is_refused(tmp_path):
 def test_needs_no_jax():
     code = "import sys, jaxprompt.convert.artifact; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_folder_without_an_export_is_said_once(tmp_path):
+    with pytest.raises(InputError) as caught:
+        read_artifact(tmp_path)
+    assert str(caught.value).count("prompt.json") == 1 and "whole JSON" not in str(caught.value)

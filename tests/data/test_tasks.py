@@ -392,7 +392,7 @@ def test_classes_from_rows():
     assert tasks.labels_from_rows([{"y": True}, {"y": False}], "y") == ("false", "true")
     named = tasks.get_task("sst2")
     assert tasks.with_labels(named, rows) is named
-    with pytest.raises(InputError, match="one class, 'a'; a task needs 2"):
+    with pytest.raises(InputError, match="every training row has the label 'a'; a task needs 2"):
         tasks.with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
     with pytest.raises(InputError, match="no label column 'label'; columns: text"):
         tasks.with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])

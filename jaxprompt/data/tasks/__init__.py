@@ -134,7 +134,13 @@ def with_labels(
         return with_tags(task, rows, origin)
     if task.labels or task.choices or task.kind != "classes":
         return task
-    return check_task(dataclasses.replace(task, labels=labels_from_rows(rows, task.label, origin)))
+    labels = labels_from_rows(rows, task.label, origin)
+    if len(labels) == 1:
+        raise InputError(
+            f"every training row has the {task.label} {labels[0]!r}; a task needs 2 classes or "
+            "more: check the file, or name them all by task.labels"
+        )
+    return check_task(dataclasses.replace(task, labels=labels))
 
 
 def labels_from_rows(
