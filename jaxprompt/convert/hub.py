@@ -54,11 +54,12 @@ def push_prompt(folder: str | Path, name: str, card: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def asking(what: str, cure: str) -> Iterator[None]:
     """Turns what the hub's library raises in a block into an InputError: what failed, and why."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    # The second is of the library below it, which a failed connection raises.
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     try:
         yield
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
+    except (HFValidationError, HTTPError, OSError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise InputError(f"{what} ({reason}); {cure}") from error
 

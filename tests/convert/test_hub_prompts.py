@@ -5,6 +5,7 @@ import shutil
 
 import huggingface_hub
 import huggingface_hub.constants
+import huggingface_hub.errors
 import numpy as np
 import pytest
 
@@ -90,8 +91,9 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
     assert "jp.load_prompt('hub:owner/news')" in text and "| dev | accuracy | 0.7500 |" in text
 
 
-def test_a_refusal_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, OSError("403 Forbidden")))
+@pytest.mark.parametrize("kind", [OSError, huggingface_hub.errors.HTTPError])
+def test_a_refusal_is_one_line(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(tmp_path, kind("403 Forbidden")))
     write_artifact(tmp_path / "export", TENSORS, CARD)
     with pytest.raises(InputError, match="refused it.*403 Forbidden.*hf auth login"):
         hub.push_prompt(tmp_path / "export", "owner/news", CARD)

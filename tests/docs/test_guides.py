@@ -35,7 +35,7 @@ def commands(page: Path) -> list[list[str]]:
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if "jaxprompt" in words[:3]:
+            if "jaxprompt" in words[:4]:
                 found.append(words[words.index("jaxprompt") + 1 :])
     return found
 
