@@ -55,6 +55,8 @@ def get_config(name="trec-prefix"):
     getattr(methods, "soft" if method == "hybrid" else method)(c, lr=RATE[method])
     if method in LENGTH:
         c.prompt.length = LENGTH[method]
+    if method in ("soft", "hybrid"):
+        c.prompt.top = 5_000  # the most common tokens, as Lester et al. (2021) take them
     if method == "prefix":
         c.prompt.dropout = 0.0
     c.data.group = 8

@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if any(item.path.is_relative_to(TESTS / name) for name in SLOW):
             item.add_marker("slow")
+        if item.path.is_relative_to(TESTS / "docs"):
+            item.add_marker("docs")
         if is_long(item.path.relative_to(TESTS).as_posix(), item.name):
             item.add_marker("long")
     long = {item.path for item in items if item.get_closest_marker("slow")}
