@@ -12,6 +12,8 @@ LONG = {
         "test_a_packed_document_reads_as_it_does_alone[t5-slots-packed]",
     ),
     "cli/test_adapt.py": (
+        "test_the_result_tells_the_best_look_at_it[rtd-bert]",
+        "test_the_result_tells_the_best_look_at_it[mlm-roberta]",
         "test_each_loss_has_its_learning_rate[rtd-bert]",
         "test_each_loss_has_its_learning_rate[mlm-roberta]",
         "test_it_learns_held_out_text[rtd-bert]",
@@ -74,6 +76,7 @@ LONG = {
         "test_a_masked_lm_is_made_once_and_compared",
         "test_a_t5_is_made_from_nothing",),
     "cli/test_train_hosts.py": (
+        "test_process_0_alone_writes_and_prints[4]",
         "test_each_process_reads_its_share[4]",
         "test_several_processes_train_as_one[4]",
         "test_sigterm_then_sigkill_then_the_same_end",
@@ -129,6 +132,7 @@ LONG = {
         "test_the_numbers_stay[remat_dots_unrolled]",
     ),
     "docs/test_commands.py": (
+        "test_commands_run[serving]",
         "test_commands_run[README]",
         "test_commands_run[backbones]",
         "test_commands_run[data]",
