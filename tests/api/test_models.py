@@ -136,14 +136,15 @@ def test_a_prefix_of_pefts_scores_as_there(family, folder, texts, tmp_path):
 
 
 def test_a_prompt_goes_to_peft_and_scores_there(model, trained, folder, texts, tmp_path):
-    from transformers import AutoModelForSequenceClassification
-
+    """By the lines of the README.md that stands beside the adapter."""
     jp.save_prompt(trained.prompt, tmp_path / "peft", "peft")
-    base = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
-    np.testing.assert_allclose(
-        our_scores(model, texts), torch_scores(theirs, folder, texts), atol=1e-5
-    )
+    lines = (tmp_path / "peft" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(lines, names)
+    theirs = names["model"].eval()
+    assert theirs.config.id2label == dict(enumerate(LABELS))
+    expected = torch_scores(theirs, folder, texts)
+    np.testing.assert_allclose(our_scores(model, texts), expected, atol=1e-5)
 
 
 def test_soft_tokens_of_an_array_stand_in_front(backbone, folder, texts, tmp_path):
