@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     )
     from jaxprompt.api.prompts import Prompt, load_prompt, save_prompt
     from jaxprompt.api.training import TrainedPrompt, train
-    from jaxprompt.assembly.choices import Choice
-    from jaxprompt.assembly.choices import custom as task
+    from jaxprompt.assembly.choices import Choice, task
     from jaxprompt.assembly.pipeline import LoadedBackbone
     from jaxprompt.errors import InputError
 
@@ -68,8 +67,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
-        value = getattr(module, "custom" if name == "task" else name)
+        value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     elif name.startswith("_"):  # of tools that look for special names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:

@@ -1,6 +1,7 @@
 """A prompt on its backbone: it predicts, it writes, and it is a pure function of its numbers."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ import jax
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.assembly.adapters import card_of_adopted
-from jaxprompt.assembly.answers import Answered, answer
+from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, make_config, writing
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.convert.artifact import check_fingerprint
+from jaxprompt.data.tasks import Example
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch
@@ -28,14 +30,28 @@ class PromptedModel:
     prompt: Prompt  # with a card
     placement: Placement
 
+    @functools.cached_property
+    def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
+        """Answers (params, examples); a later call of equal shape compiles nothing."""
+        how = self.prompt.card["generate"]
+        return make_answers(self.scorer, how=how, placement=self.placement)
+
+    @functools.cached_property
+    def writers(self) -> dict[tuple[Any, ...], Any]:
+        """The same of `generate`, by what it was asked for."""
+        return {}
+
+    def read(self, rows: AnyRows | Sequence[str]) -> list[Example]:
+        """Reads texts or rows as examples of the task. Raises InputError for one that is none."""
+        records = make_records(rows, self.scorer.task)
+        return [record.example for record in records if record.example]
+
     def encode(self, rows: AnyRows | Sequence[str]) -> Batch:
         """Lays texts or rows into one batch, as `scores` takes it; labels come along.
 
         Raises InputError for a row that is no example of the task.
         """
-        records = make_records(rows, self.scorer.task)
-        examples = [record.example for record in records if record.example]
-        split = self.scorer.encode(examples)
+        split = self.scorer.encode(self.read(rows))
         return self.scorer.one_batch(split.rows, split.labels)
 
 
@@ -60,8 +76,10 @@ def attach(
             raise InputError(
                 f"{prompt.path} says nothing of its task; give task=, and head= if it needs one"
             )
-        own = prompt.adopted.head
-        head = head or (Choice("head", own["name"], own) if own else None)
+        if prompt.adopted.head and head is None:
+            name, fields_of_head = prompt.adopted.head["name"], dict(prompt.adopted.head)
+            del fields_of_head["name"]
+            head = Choice("head", name, fields_of_head)
         c = make_config(backbone, task=task, choices=[head], overrides=fields)
         made = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
         prompt = Prompt(prompt.tensors, made, prompt.path)
@@ -90,7 +108,8 @@ def predict(model: PromptedModel, rows: AnyRows | Sequence[str]) -> list[dict[st
     prediction, score, start and end; of a text generated. A row may have a label or none. Raises
     InputError for a row that is no example of the task.
     """
-    return _answer(model, rows).columns
+    examples = model.read(rows)
+    return model.answer(model.params, examples).columns if examples else []
 
 
 def evaluate(model: PromptedModel, rows: AnyRows) -> dict[str, float]:
@@ -98,8 +117,9 @@ def evaluate(model: PromptedModel, rows: AnyRows) -> dict[str, float]:
 
     Raises InputError where no row has a label that the task knows.
     """
-    found = _answer(model, rows)
-    if not found.known:
+    examples = model.read(rows)
+    found = model.answer(model.params, examples) if examples else None
+    if found is None or not found.known:
         raise InputError("no row has a label that the task knows; see model.scorer.task")
     return found.measured
 
@@ -111,9 +131,13 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
     card says. Raises InputError for a backbone that does not write.
     """
     held = writing(model.prompt.card["generate"], how)
-    scorer = model.scorer.writing(held["max_new"])
-    (column,) = scorer.head.COLUMNS
-    return [row[column] for row in _answer(model, rows, scorer, held).columns]
+    scorer, asked = model.scorer.writing(held["max_new"]), tuple(sorted(held.items()))
+    if asked not in model.writers:
+        model.writers[asked] = make_answers(scorer, how=held, placement=model.placement)
+    examples, (column,) = model.read(rows), scorer.head.COLUMNS
+    if not examples:
+        return []
+    return [row[column] for row in model.writers[asked](model.params, examples).columns]
 
 
 def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax.Array:
@@ -124,16 +148,3 @@ def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax
     `model.encode` gives.
     """
     return model.scorer.model.forward(params, batch)
-
-
-def _answer(
-    model: PromptedModel, rows: Any, scorer: Scorer | None = None,
-    how: Mapping[str, Any] | None = None,
-) -> Answered:  # fmt: skip
-    scorer = scorer or model.scorer
-    records = make_records(rows, scorer.task)
-    examples = [record.example for record in records if record.example]
-    if not examples:
-        return Answered([], {}, 0, 0)
-    how = how or model.prompt.card["generate"]
-    return answer(scorer, model.params, examples, how=how, placement=model.placement)

@@ -1,7 +1,6 @@
 """Learns a prompt from rows in memory."""
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from jaxprompt.assembly.export import pack_run
 from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.pipeline import Given, LoadedBackbone
 from jaxprompt.errors import InputError
+from jaxprompt.training.log import read_metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +69,7 @@ def train(
             raise KeyboardInterrupt(f"stopped; the same call resumes {folder}")
         packed = pack_run(c, str(folder), given)
         prompt = Prompt(packed.tensors, packed.card, str(folder))
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        history = [json.loads(line) for line in lines]
+        history = read_metrics(folder)
     return TrainedPrompt(prompt, result, history, None if workdir is None else folder)
 
 

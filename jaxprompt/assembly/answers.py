@@ -1,6 +1,6 @@
 """Answers of a prompt on its backbone, for examples that are there at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.assembly.pipeline import Scorer
@@ -20,17 +20,23 @@ class Answered(NamedTuple):
     cut: int  # texts that were longer than the scorer reads
 
 
-def answer(
-    scorer: Scorer, params: Mapping[str, Any], examples: Sequence[Example],
-    *, how: Mapping[str, Any], placement: Placement,
-) -> Answered:  # fmt: skip
-    """Answers for each example, in their order. `how` is the `generate` block of a card."""
-    split, head = scorer.encode(examples), scorer.head
-    pad = scorer.layout.pad_id
+def make_answers(
+    scorer: Scorer, *, how: Mapping[str, Any], placement: Placement
+) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
+    """Makes (params, examples) -> their answers in order, compiled once per shape of a batch.
+
+    `how` is the `generate` block of a card.
+    """
+    head, pad = scorer.head, scorer.layout.pad_id
     answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, pad)
-    batches = EvalBatches(split.rows, split.labels, scorer.layout)
-    found = answering({}, params, batches, len(split.rows))
-    head.check_found(found)
-    measured, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
-    columns = list(scorer.answers(examples, split, found))
-    return Answered(columns, measured, known, count_cut(split.rows))
+
+    def answer(params: Mapping[str, Any], examples: Sequence[Example]) -> Answered:
+        split = scorer.encode(examples)
+        batches = EvalBatches(split.rows, split.labels, scorer.layout)
+        found = answering({}, params, batches, len(split.rows))
+        head.check_found(found)
+        measured, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
+        columns = list(scorer.answers(examples, split, found))
+        return Answered(columns, measured, known, count_cut(split.rows))
+
+    return answer

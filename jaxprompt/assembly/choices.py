@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # it loads JAX, which naming a method does not need
 
 _BACKBONES = ("backbone", "mesh")  # blocks that `load_backbone` fills
 _NAMED = ("optim", "train", "data", "task", "generate")  # whose fields go by their last names
+_CUSTOM = {"name": "custom", "fields": ("text",)}
 _ROOMS = {"prompt": "METHODS", "head": "HEADS"}  # block -> the table of its part of the configs
 
 
@@ -51,11 +52,11 @@ class Choice:
                 known = {p.name for p in list(own)[1:]}
         elif self.block == "prompt":
             known |= {"lr"}
-        values = {name: x for name, x in self.values.items() if name != "name"}
+        values = dict(self.values)
         for name in values:
             if name not in known:
-                told = nearest(name, sorted(known)) if known else "it has no fields"
-                raise InputError(f"jp.{self.name} has no {name}; {told}")
+                cure = nearest(name, sorted(known)) if known else "it has no fields"
+                raise InputError(f"jp.{self.name} has no {name}; {cure}")
         if part is not None:
             part(c, **values)
             return
@@ -78,14 +79,14 @@ def known(block: str) -> list[str]:
     return list(dict.fromkeys([*getattr(part_of(block), _ROOMS[block]), *own]))
 
 
-def custom(*fields: str, **values: Any) -> dict[str, Any]:
+def task(*fields: str, **values: Any) -> dict[str, Any]:
     """Describes a task of your own: the columns that are read, in order, and what they answer.
 
     `values` are fields of the config's block `task`: label="label" (the column), labels, words,
     template, metric, target (a column of texts to be written), tags, answers and so on, as
     docs/config.md lists them.
     """
-    return {"name": "custom", "fields": fields or ("text",), **values}
+    return {**_CUSTOM, "fields": fields or _CUSTOM["fields"], **values}
 
 
 def fill_fields(c: ConfigDict, overrides: Mapping[str, Any]) -> None:
@@ -134,7 +135,7 @@ def make_config(
     with c.unlocked():
         c.backbone.update(backbone.backbone.block)
         c.mesh.data, c.mesh.model = shape["data"], shape["model"]
-        values = {"name": task} if isinstance(task, str) else task or custom()
+        values = {"name": task} if isinstance(task, str) else task or _CUSTOM
         apply(c, [(f"task.{name}", value) for name, value in values.items()])
         if not keeps:
             c.train.tracker, c.train.plot = "none", False

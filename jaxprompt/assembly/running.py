@@ -15,7 +15,7 @@ from jaxprompt.assembly.from_config import FREE, build_optimizer
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
-from jaxprompt.errors import escape
+from jaxprompt.errors import InputError, escape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
@@ -144,7 +144,11 @@ def carry_out(work: Work) -> dict[str, Any] | None:
         result = work.finish(ended)
         run_folder.write_result(workdir, result)
         if c.train.plot and processes.is_first() and pictures.can_draw():
-            pictures.draw_curves(workdir, f"{work.DONE}: {Path(workdir).resolve().name}")
+            title = f"{work.DONE}: {Path(workdir).resolve().name}"
+            try:
+                pictures.draw_curves(workdir, title)
+            except InputError as error:  # a full disk, say: the run is finished all the same
+                print(escape(f"{pictures.CURVES} is not drawn: {error}"), file=sys.stderr)
         return result
 
 

@@ -10,7 +10,6 @@ import importlib
 import os
 import shlex
 from collections.abc import Iterable
-from unittest import mock
 
 from jaxprompt import cli
 from jaxprompt.assembly.fields import Block, Field
@@ -54,11 +53,13 @@ def parser_of(command: str) -> Parser:
     def catch(self: Parser, argv: list[str]) -> None:
         raise _Caught(self)
 
-    with mock.patch.object(Parser, "read", catch):
-        try:
-            importlib.import_module(f"{cli.__name__}.{command}").main([])
-        except _Caught as caught:
-            return caught.args[0]
+    read, Parser.read = Parser.read, catch
+    try:
+        importlib.import_module(f"{cli.__name__}.{command}").main([])
+    except _Caught as caught:
+        return caught.args[0]
+    finally:
+        Parser.read = read
     raise TypeError(f"{command} reads no flags")
 
 

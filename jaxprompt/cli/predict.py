@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"--batch={args.batch} must be at least 1")
     choose("--on-error", args.on_error, ON_ERROR)
 
-    from jaxprompt.assembly.answers import answer
+    from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records
     from jaxprompt.files import write_atomic
@@ -82,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
     examples = [record.example for record in given if record.example]
     answers = []
     if examples:
-        found = answer(scorer, exported.params, examples, how=card["generate"], placement=placement)
+        answer = make_answers(scorer, how=card["generate"], placement=placement)
+        found = answer(exported.params, examples)
         for line in _tell(found, scorer.layout.max_len, len(examples)):
             _say(line)
         answers = found.columns

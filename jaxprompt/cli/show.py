@@ -1,6 +1,5 @@
 """Shows where a run stands: its state, its best score, and its curves in the terminal."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,10 @@ def main(argv: Sequence[str]) -> int:
 def show(workdir: Path) -> str:
     """Shows one run."""
     from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.pictures import read_curves
     from jaxprompt.training.run_folder import is_held, read_record, read_result
 
-    result, record, lines = read_result(workdir), read_record(workdir), read_metrics(workdir)
+    result, record = read_result(workdir), read_record(workdir)
     step = Checkpoints(workdir).latest()
     rows: list[tuple[str, object]] = [
         ("run", workdir),
@@ -51,20 +51,9 @@ def show(workdir: Path) -> str:
             rows.append((split, _scores(result[split])))
     best = result["best_step"] if result else None
     parts = [columns(rows)]
-    dev = [(line["step"], next(iter(line["dev"].values()))) for line in lines if "dev" in line]
-    loss = [(line["step"], float(line["loss"])) for line in lines if "loss" in line]
-    name = next((next(iter(line["dev"])) for line in lines if "dev" in line), "")
-    parts += [_curve(f"dev {name}", dev, best), _curve("loss", loss, None)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Reads metrics.jsonl; a last line that is torn is left out. [] where there is none yet."""
-    path = workdir / "metrics.jsonl"
-    if not path.exists():
-        return []
-    *lines, _torn = path.read_text("utf-8").split("\n")
-    return [json.loads(line) for line in lines]
+    for name, points in read_curves(workdir).items():
+        parts.append(_curve(name, points, best if name.startswith("dev") else None))
+    return "\n\n".join(parts)
 
 
 def _state(result: Any, step: int | None, held: bool) -> str:
@@ -92,9 +81,6 @@ def _scores(values: dict[str, float]) -> str:
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:
     """Draws values over steps as bars, the lowest and the highest beside them."""
-    points = [(step, value) for step, value in points if value == value and abs(value) < 1e30]
-    if not points:
-        return ""
     size = -(-len(points) // WIDTH)
     means = [
         sum(value for _, value in points[i : i + size]) / len(points[i : i + size])

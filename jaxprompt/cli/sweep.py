@@ -12,8 +12,6 @@ from jaxprompt.assembly.load_config import apply, load_config
 from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, group_of, read_folder, tell
 from jaxprompt.errors import InputError, escape
-from jaxprompt.training.pictures import need_matplotlib
-from jaxprompt.training.tables import failures
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--plot", default="", metavar="FILE", help="draw the table: .png or .svg")
     args, overrides = parser.read(argv)
     if args.plot:
+        from jaxprompt.training.pictures import need_matplotlib
+
         need_matplotlib("--plot")
     if args.table:
         tell(read_folder(args.table), {}, args.plot)
@@ -65,6 +65,7 @@ def execute(
     from jaxprompt.parallel.compilation import keep_programs
     from jaxprompt.sweeps import runner
     from jaxprompt.training import run_folder
+    from jaxprompt.training.tables import failures
 
     loaded = [load(run, overrides) for run in runs]
     keep_programs(programs_folder(loaded[0]))

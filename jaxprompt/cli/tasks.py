@@ -1,14 +1,15 @@
 """Lists the known tasks, or shows one: its columns, labels, words, templates and source."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxprompt.cli.listing import choose_name, columns, pairs, read_name
-from jaxprompt.data.sources import is_shipped
-from jaxprompt.data.tasks import Task, get_task, task_names
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints what there is. Exit code 0."""
+    from jaxprompt.data.tasks import get_task, task_names
+
     name = read_name(__doc__, argv, "task")
     if name:
         print(show(choose_name("task", name, task_names())))
@@ -22,6 +23,8 @@ def main(argv: Sequence[str]) -> int:
 
 def show(name: str) -> str:
     """Shows a task."""
+    from jaxprompt.data.tasks import get_task
+
     task = get_task(name)
     words = ["|".join(own) for own in task.words]
     return pairs(
@@ -44,13 +47,15 @@ def show(name: str) -> str:
     )
 
 
-def _answers(task: Task) -> str:
+def _answers(task: Any) -> str:
     if task.kind != "classes":
         return task.kind
     return f"{len(task.labels)} classes" if task.labels else "choices"
 
 
-def _source(task: Task) -> str:
+def _source(task: Any) -> str:
     if task.hub:
         return f"hub:{task.hub}" + f":{task.subset}" * bool(task.subset)
+    from jaxprompt.data.sources import is_shipped
+
     return "package" if is_shipped(task) else "your files"

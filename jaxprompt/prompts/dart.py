@@ -1,19 +1,18 @@
 """DART: template and label words as trained rows, with a fluency objective (Zhang et al. 2022)."""
 
-import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.errors import InputError, at_least, check_share
+from jaxprompt.layers.hiding import hide_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import Method, Source
 from jaxprompt.scoring.losses import free_text
-from jaxprompt.types import Asks, Batch, Injection, Objective, Role, Stream
+from jaxprompt.types import Asks, Batch, Injection, Objective, Stream
 
 
 class Prompt(Method):
@@ -58,27 +57,17 @@ class Prompt(Method):
 
     def _hide_words(self, batch: Batch, key) -> Batch:
         """Lays the right label in the place of the mask, and hides words of the text."""
-        tokens = batch.encoder
-        shape = tokens.ids.shape
-        text = (tokens.roles == Role.TEXT) & tokens.mask
-        chance = jnp.where(text, jax.random.uniform(key, shape), 2.0)  # [B, T]
-        most = min(shape[1], max(1, math.ceil(2 * self.hide * shape[1])))
-        order = jnp.argsort(chance, axis=1)[:, :most]  # [B, M], the least chances first
-        least = jnp.take_along_axis(chance, order, axis=1)
-        first = jnp.arange(most) == 0
-        chosen = (least < self.hide) | (first & (least < 2.0))  # at least one where there is text
-        targets = jnp.where(chosen, jnp.take_along_axis(tokens.ids, order, axis=1), -1)
-        row = jnp.arange(shape[0])[:, None]
-        hidden = jnp.zeros(shape, bool).at[row, order].set(chosen)
-        ids = jnp.where(hidden, self.asks.mask, tokens.ids)
-        there = jnp.arange(shape[1]) == batch.label_pos[:, :1]
+        tokens, places, targets = hide_text(
+            batch.encoder, key, share=self.hide, mask=self.asks.mask
+        )
+        there = jnp.arange(tokens.ids.shape[1]) == batch.label_pos[:, :1]  # [B, T]
         if self.labels:
             slot = jnp.where(there, self.length + batch.labels[:, None], tokens.slot)
+            tokens = tokens._replace(slot=slot)
         else:
             words = jnp.array([own[0][0] for own in self.asks.words])
-            ids, slot = jnp.where(there, words[batch.labels][:, None], ids), tokens.slot
-        tokens = tokens._replace(ids=ids, slot=slot)
-        return batch._replace(encoder=tokens, label_pos=order, targets=targets)
+            tokens = tokens._replace(ids=jnp.where(there, words[batch.labels][:, None], tokens.ids))
+        return batch._replace(encoder=tokens, label_pos=places, targets=targets)
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
         """Copies the embeddings of the template's words and of the label words. -> params"""

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError, escape
@@ -187,6 +188,27 @@ class RunLog:
         for name, value in self._shown.items():
             parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
         return "  ".join(parts)
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+    """Reads the records of a run, [] where there are none yet; a torn last line is left out.
+
+    Raises InputError for a line that is no record.
+    """
+    path = Path(workdir) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            record = parse_json(line)
+            record["step"] + 0  # a number, of an object
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"{path}:{number} is no record of a run ({error}); mend or delete the file"
+            ) from error
+        records.append(record)
+    return records
 
 
 def dumps(value: Any, **given: Any) -> str:

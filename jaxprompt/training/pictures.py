@@ -1,14 +1,13 @@
 """Pictures of runs: curves.png of one, a chart of several. They need matplotlib, an extra."""
 
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_error
-from jaxprompt.scoring.metrics import mean_std
+from jaxprompt.training.log import read_metrics
 
 CURVES = "curves.png"
 # Okabe and Ito's palette, which colour-blind readers tell apart too.
@@ -29,8 +28,7 @@ def need_matplotlib(flag: str) -> None:
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     """Reads the curves of a run off metrics.jsonl. -> by name, (step, value) of finite values"""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for line in (Path(workdir) / "metrics.jsonl").read_text("utf-8").splitlines():
-        record = json.loads(line)
+    for record in read_metrics(workdir):
         values = {"loss": record["loss"]} if "loss" in record else {}
         if "dev" in record:
             name, value = next(iter(record["dev"].items()))  # the first is the task's metric
@@ -74,6 +72,8 @@ def draw_table(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path
     the runs of a row, and its points the runs.
     """
     from matplotlib.figure import Figure
+
+    from jaxprompt.scoring.metrics import mean_std  # numpy, which no command waits for in vain
 
     every = [result for results in rows.values() for result in results]
     split = next((s for s in ("test", "dev", "held_out") if all(s in r for r in every)), None)

@@ -71,7 +71,7 @@ class TensorBoard(Tracker):
             Event(wall_time=now, step=step, summary=scalar(name, number))
             for name, number in flat_numbers(values).items()
         ]
-        with self._told():
+        with self._errors():
             if self._writer is None:
                 # The start of a session hides what a killed run wrote after the step resumed from.
                 start = SessionLog(status=SessionLog.START)
@@ -84,18 +84,18 @@ class TensorBoard(Tracker):
     def flush(self) -> None:
         """Writes out what the file's buffer holds. Raises InputError for a full disk."""
         if self._writer is not None:
-            with self._told():
+            with self._errors():
                 self._writer.flush()
 
     def close(self) -> None:
         """Closes the event file. Raises InputError for a full disk."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            with self._told():
+            with self._errors():
                 writer.close()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -112,7 +112,7 @@ class _Service(Tracker, abc.ABC):
         package, path = _load(self.PACKAGE), workdir.resolve()
         # The workdir tells runs apart: a command that resumes goes on with the run it began.
         own = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-        with self._told():
+        with self._errors():
             self._run = self._open(package, path, own)
 
     @abc.abstractmethod
@@ -121,16 +121,16 @@ class _Service(Tracker, abc.ABC):
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs the numbers of a step."""
-        with self._told():
+        with self._errors():
             self._run.log(flat_numbers(values), step=step)
 
     def close(self) -> None:
         """Finishes the run; what is not sent yet is sent first."""
-        with self._told():
+        with self._errors():
             self._run.finish()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             # Standard output is for a command's result; trackio greets there.
             with contextlib.redirect_stdout(sys.stderr):

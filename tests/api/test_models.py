@@ -224,3 +224,15 @@ def test_the_import_loads_nothing_heavy():
     code += "; jp.prefix(3); assert 'jax' not in sys.modules, 'a method'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_second_prediction_compiles_nothing(backbone, trained, texts):
+    model, counts = jp.attach(backbone, trained.prompt), []
+    listen = lambda name, _, **__: counts.append(name) if "backend_compile" in name else None
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        first, some = jp.predict(model, texts[:3]), len(counts)
+        assert jp.predict(model, texts[:3]) == first
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert some > 0 and len(counts) == some

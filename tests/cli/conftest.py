@@ -3,10 +3,9 @@
 import shutil
 from pathlib import Path
 
-import jax
 import pytest
 from spoil import BASE
-from tiny_run import ROOT, flags, make_backbone, make_data, tiny_fields
+from tiny_run import ROOT, compile_cache, flags, make_backbone, make_data, tiny_fields
 
 from jaxprompt.__main__ import main
 
@@ -14,14 +13,8 @@ from jaxprompt.__main__ import main
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory):
     """A folder where compiled programs are kept: many runs here are of the same program."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    folder = tmp_path_factory.mktemp("compiled")
-    for name, value in zip(names, (str(folder), 0.2), strict=True):
-        jax.config.update(name, value)
-    yield folder
-    for name, value in before.items():
-        jax.config.update(name, value)
+    with compile_cache(tmp_path_factory.mktemp("compiled")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 from tiny_run import make_config, read_lines, split_scores
 
 from jaxprompt.assembly.tune import run
+from jaxprompt.errors import InputError
 
 STILL = dict(
     backbone__dropout=0, head__dropout=0, prompt__dropout=0, train__eval_steps=3, optim__lr=1e-2,
@@ -97,3 +98,17 @@ def test_tensorboard_and_metrics_agree(backbone, data, tmp_path):
 def test_no_event_files_where_they_are_not_wanted(backbone, data, tmp_path):
     run(make_config(backbone, data, "prefix", **STILL), str(tmp_path))
     assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "tensorboard").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_fails_no_run(backbone, data, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+
+    def full(*_, **__):
+        raise InputError("no space left")
+
+    monkeypatch.setattr("jaxprompt.training.pictures.draw_curves", full)
+    assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "run"))
+    assert "curves.png is not drawn: no space left" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run(make_config(backbone, data, "prefix", train__plot=True), str(tmp_path / "new"))
+    assert (tmp_path / "new" / "curves.png").stat().st_size > 1000

@@ -14,7 +14,7 @@ import pytest
 from test_guides import PAGES, commands
 from test_token_heads import asked, tagged
 from tiny_pretrain import DOCUMENTS, UNITS, make_corpus
-from tiny_run import flags, make_backbone, sentences, write_rows
+from tiny_run import compile_cache, flags, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.assembly.load_config import load_config
@@ -163,14 +163,8 @@ def files(backbones, tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def compiled(tmp_path_factory):
     """A folder where compiled programs are kept: many commands here are of the same program."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    folder = tmp_path_factory.mktemp("compiled")
-    for name, value in zip(names, (str(folder), 0.2), strict=True):
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+    with compile_cache(tmp_path_factory.mktemp("compiled")):
+        yield
 
 
 # -- commands -------------------------------------------------------------------------------------

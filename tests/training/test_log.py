@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.errors import InputError
-from jaxprompt.training.log import RunLog, dumps
+from jaxprompt.training.log import RunLog, dumps, read_metrics
 
 
 def records(folder):
@@ -201,3 +201,14 @@ def test_other_processes_write_nothing(tmp_path, capsys):
 def test_results_are_json_too():
     text = dumps({"loss": float("inf"), "accuracy": np.float32(0.5), "of": [float("nan")]})
     assert json.loads(text) == {"loss": "Infinity", "accuracy": 0.5, "of": ["NaN"]}
+
+
+def test_records_are_read_without_a_torn_line_and_a_broken_one_is_named(tmp_path):
+    assert read_metrics(tmp_path) == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
+    for broken in ("{}", "[1]", "not JSON", '{"step": "two"}'):
+        path.write_text(f'{{"step": 1}}\n{broken}\n')
+        with pytest.raises(InputError, match="metrics.jsonl:2 is no record of a run"):
+            read_metrics(tmp_path)
