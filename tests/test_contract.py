@@ -81,7 +81,20 @@ class Case(NamedTuple):
 
 # One with an encoder alone, and one with a decoder: what `launch/test.sh --fast` runs.
 FAST = ("bert", "t5")
-ALL = [pytest.param(x, marks=[pytest.mark.slow] * (x not in FAST)) for x in families()]
+# Every method runs on these, one of each kind, and on every backbone a prefix: the rest of the
+# table is left to `launch/test.sh --all`.
+KINDS = (*FAST, "gpt2")
+ALL = [
+    pytest.param(
+        (method, family), id=f"{method}-{family}",
+        marks=[
+            *[pytest.mark.slow] * (family not in FAST),
+            *[pytest.mark.long] * (family not in KINDS and method != "prefix"),
+        ],
+    )
+    for method in METHODS
+    for family in families()
+]  # fmt: skip
 
 
 def method_of(name):
@@ -90,29 +103,25 @@ def method_of(name):
 
 
 @pytest.fixture(scope="module", params=ALL)
-def family(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", params=METHODS)
-def case(request, family):
+def case(request):
     # Every method and every backbone sees both ways; that these agree, layers/test_stack.py shows.
-    turn = METHODS.index(request.param) + families().index(family)
+    method, family = request.param
+    turn = METHODS.index(method) + families().index(family)
     backbone, weights = make_tiny(family, stack=STACKS[turn % 2])
-    fields = FIELDS.get(request.param, DEFAULT)
+    fields = FIELDS.get(method, DEFAULT)
     if backbone.dims.decoder_layers:
-        known = method_of(request.param).__dataclass_fields__
-        given = DECODER_FIELDS.get(request.param, DECODER_DEFAULT)
+        known = method_of(method).__dataclass_fields__
+        given = DECODER_FIELDS.get(method, DECODER_DEFAULT)
         fields = fields | {name: given[name] for name in given if name in known}
     with probes.known():
-        prompt = make_prompt(request.param, backbone.dims, Asks(CLASSES), **fields)
+        prompt = make_prompt(method, backbone.dims, Asks(CLASSES), **fields)
     heads = {"main": linear.Classifier(CLASSES, dropout=0.1)} | prompt.modules()
     model = Model(backbone, prompt, heads)
     params = make_params(model, weights)
     parts = split(params, trainable_mask(params, prompt.TRAINABLE))
     objectives = [Objective("main", cross_entropy), *prompt.objectives()]
     step = make_train_step(model, TX, objectives)
-    return Case(request.param, family, model, params, *parts, step, jit(make_eval_step(model)))
+    return Case(method, family, model, params, *parts, step, jit(make_eval_step(model)))
 
 
 def test_injects_the_declared_shapes(case):
