@@ -18,6 +18,8 @@ _FLAGS = (
 _GIVEN = os.environ.get("XLA_FLAGS", "")
 _MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]
 os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_MISSING]).strip()
+# Nor need each operation say which lines of Python it comes from.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent))  # `configs`
