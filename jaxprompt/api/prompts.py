@@ -19,12 +19,13 @@ from jaxprompt.assembly.prompt_artifact import (
     scorer_of_card,
 )
 from jaxprompt.assembly.schema import make_defaults
-from jaxprompt.convert.artifact import write_artifact, write_npy
+from jaxprompt.assembly.tuned_backbone import as_delta
+from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import write_peft_card
 from jaxprompt.convert.peft import write_peft
 from jaxprompt.errors import InputError, choose
 
-FORMATS = ("jaxprompt", "peft", "npy", "stablehlo")
+FORMATS = ("jaxprompt", "delta", "peft", "npy", "stablehlo")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +75,12 @@ def save_prompt(
     Args:
         prompt: of `train`, of `load_prompt`, or the `prompt` of what `attach` gives.
         path: the folder, or the .npy file, to write.
-        format: "jaxprompt" = prompt.safetensors and its card, "peft" = a folder that PEFT loads,
-            "npy" = the soft tokens [S, E] alone; these two as the unmodified backbone takes them.
-            "stablehlo" = a folder that scores texts without jaxprompt, the backbone included.
-        backbone: for "peft" and "stablehlo", the one that it belongs to; by default the card's, in
-            float32.
+        format: "jaxprompt" = prompt.safetensors and its card, "delta" = the same with tuned weights
+            of the backbone as float16 differences, "peft" = a folder that PEFT loads, "npy" = the
+            soft tokens [S, E] alone; these two as the unmodified backbone takes them. "stablehlo" =
+            a folder that scores texts without jaxprompt, the backbone included.
+        backbone: for "delta", "peft" and "stablehlo", the one that it belongs to; by default the
+            card's, in float32.
 
     Raises InputError for a prompt that the format cannot hold.
     """
@@ -96,6 +98,11 @@ def save_prompt(
         )
     if format == "jaxprompt":
         return write_artifact(path, dict(prompt.tensors), dict(prompt.card))
+    if format == "delta":
+        whole = backbone or load_own_backbone(prompt)
+        check_fingerprint(prompt.card, whole.loaded.report.fingerprint, force=False)
+        own = as_delta(prompt.tensors, whole, "format='delta'").tensors
+        return write_artifact(path, own, dict(prompt.card))
     if format == "stablehlo":
         # These modules import this one.
         from jaxprompt.api.models import attach

@@ -19,6 +19,7 @@ from jaxprompt.assembly.pipeline import (
     load_weights,
     open_backbone,
 )
+from jaxprompt.assembly.tuned_backbone import tuned_names, without_delta
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.encoded import Encoded
@@ -194,6 +195,7 @@ def join(
     """
     scorer, loaded, placement = scorer.with_backbone(whole.backbone), whole.loaded, whole.placement
     flat = tree.flatten({"backbone": loaded.params})
+    tensors = without_delta(path, tensors, flat)
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)
     wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
@@ -244,6 +246,11 @@ def as_peft(
         raise InputError(
             f"--peft: a {card['method']} prompt is computed from each text, which PEFT has no form "
             "for; ship prompt.safetensors, which export writes without --peft"
+        )
+    if tuned_names(tensors):
+        raise InputError(
+            "--peft: the run tuned weights of the backbone, which an adapter does not hold; with "
+            "--tuned=FOLDER they become the model that it stands on"
         )
     if "prompt/rows" in tensors:
         raise InputError(

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxprompt.cli.options import Parser, load_run, need
 from jaxprompt.errors import InputError, escape
@@ -19,9 +20,19 @@ def main(argv: Sequence[str]) -> int:
         "--stablehlo",
         help="also write a folder that scores texts without jaxprompt, the backbone included",
     )
+    parser.add_argument(
+        "--delta", action="store_true",
+        help="write tuned weights of the backbone as float16 differences from it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tuned", metavar="FOLDER",
+        help="write the tuned backbone as a folder that transformers loads; the prompt names it",
+    )  # fmt: skip
     parser.add_argument("--push", metavar="OWNER/NAME", help="also push it to the hub")
     args, overrides = parser.read(argv)
     need(args, "workdir")
+    if args.delta and args.tuned:
+        raise InputError("--delta and --tuned are two ways to ship the same weights; give one")
     c = load_run(args, overrides)
 
     from jaxprompt.api.prompts import Prompt, load_own_backbone, save_prompt
@@ -39,12 +50,14 @@ def main(argv: Sequence[str]) -> int:
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
         raise InputError(f"--npy: a {card['method']} prompt has no soft tokens")
-    adapter = as_peft(scorer, tensors, card) if args.peft else {}
     program = ()
     if args.stablehlo:
         prompt = Prompt(tensors, card, args.workdir)
         backbone = load_own_backbone(prompt, settings_of(c).dtype)
         program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
+    if args.delta or args.tuned:
+        tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))
+    adapter = as_peft(scorer, tensors, card) if args.peft else {}
     folder = args.output or Path(args.workdir) / "export"
     paths = write_artifact(folder, tensors, card)
     if args.npy:
@@ -56,3 +69,27 @@ def main(argv: Sequence[str]) -> int:
     if args.push:
         print(escape(push_prompt(folder, args.push, card)), file=sys.stderr)
     return 0
+
+
+def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Takes tuned weights out of an export, or makes differences of them. -> (tensors, card)"""
+    from jaxprompt.api.prompts import load_backbone, load_own_backbone
+    from jaxprompt.assembly.tuned_backbone import as_delta, save_tuned
+
+    whole, card = load_own_backbone(prompt), dict(prompt.card)
+    if args.tuned:
+        tensors = save_tuned(
+            args.tuned, prompt.tensors, card, whole, f"export of {args.workdir}", "--tuned"
+        )
+        place = str(Path(args.tuned).absolute())
+        print(f"the prompt stands on {place}, which is to go along with it", file=sys.stderr)
+        mark = load_backbone(place).loaded.report.fingerprint
+        card["backbone"] = card["backbone"] | {"id": place, "revision": "", "fingerprint": mark}
+        return tensors, card
+    delta = as_delta(prompt.tensors, whole, "--delta")
+    print(
+        f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,}; no weight is off "
+        f"by more than {delta.error:.1e}",
+        file=sys.stderr,
+    )
+    return delta.tensors, card

@@ -10,19 +10,28 @@ CARD_FIELDS = (
     "steps",  # of how many tokens
     "held_out",  # scores on the documents held out
 )
+# The same of one that was tuned for a task.
+TUNED_FIELDS = (
+    "task",  # its name
+    "method",  # what else was learned beside the weights
+    "start",  # the weights that it started from
+    "metrics",  # dev, test
+)
 
 
 def render_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
     """Writes a card as Markdown, with the header that the hub reads.
 
     `card` is plain JSON: mappings become tables, lists become items. Raises ValueError where it
-    lacks one of CARD_FIELDS.
+    lacks one of CARD_FIELDS, or of TUNED_FIELDS where it names a task.
     """
-    missing = [field for field in CARD_FIELDS if field not in card]
+    tuned = "task" in card
+    missing = [field for field in (TUNED_FIELDS if tuned else CARD_FIELDS) if field not in card]
     if missing:
         raise ValueError(f"the card lacks {', '.join(missing)}")
     lines = ["---", "library_name: transformers", "tags: [jaxprompt]", "---", "", f"# {title}", ""]
-    lines += [f"`{architecture}`, pre-trained with jaxprompt.", ""]
+    how = "tuned" if tuned else "pre-trained"
+    lines += [f"`{architecture}`, {how} with jaxprompt.", ""]
     single = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
     lines += _table(single)
     for name, value in card.items():

@@ -52,7 +52,7 @@ def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list
         "---", f"base_model: {known['id']}", f"library_name: {library}",
         "tags: [prompt-tuning, jaxprompt]", "---", "",
         f"# A {card['method']} prompt for {task['name']}", "",
-        f"It was learned for the frozen model `{known['id']}`, weights "
+        f"It was learned for the model `{known['id']}`, weights "
         f"`{known['fingerprint'][:12]}`, with seed {card['seed']}. Its template is "
         f"`{card['template']}`.", "",
     ]  # fmt: skip

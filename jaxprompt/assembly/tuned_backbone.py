@@ -1,0 +1,123 @@
+"""What a run changed of its backbone: as differences in an export, or as a folder of its own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly.pipeline import LoadedBackbone
+from jaxprompt.convert.save import save_backbone
+from jaxprompt.errors import InputError
+
+_TUNED, _DELTA, _ROWS = "backbone/", "delta/", "delta_rows/"
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+class Delta(NamedTuple):
+    """Tensors with the backbone's as differences, and what that costs."""
+
+    tensors: dict[str, np.ndarray]
+    before: int  # bytes of the tuned weights
+    after: int  # bytes of their differences
+    error: float  # the largest difference of a weight that is read back
+
+
+def tuned_names(tensors: Mapping[str, Any]) -> list[str]:
+    """Lists the weights of the backbone that an export holds, whole or as differences."""
+    own = [name for name in tensors if name.startswith((_TUNED, _DELTA + _TUNED))]
+    return sorted(name.removeprefix(_DELTA) for name in own)
+
+
+def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str) -> Delta:
+    """Puts differences from the backbone in the place of tuned weights.
+
+    A difference is float16, within 2**-11 of itself or 3e-8. Of a table of which less than half of
+    the rows moved, delta_rows/NAME int32 [R] lists those that did and delta/NAME [R, ...] holds
+    them alone. Raises InputError, which names `flag`, where nothing of the backbone was tuned, and
+    for a difference that float16 does not reach.
+    """
+    base, found = tree.flatten({"backbone": whole.loaded.params}), dict(tensors)
+    if not (names := [name for name in tensors if name.startswith(_TUNED)]):
+        raise InputError(f"{flag}: the run tuned no weight of the backbone; export without it")
+    before = after = 0
+    error = 0.0
+    for name in names:
+        start, end = np.asarray(base[name], np.float32), found.pop(name)
+        moved = end - start
+        if np.abs(moved).max(initial=0.0) > _LARGEST:
+            raise InputError(f"{flag}: {name} moved by more than {_LARGEST:g}; export without it")
+        rows = np.flatnonzero(moved.reshape(len(moved), -1).any(axis=1)).astype(np.int32)
+        parts = {_DELTA + name: moved.astype(np.float16)}
+        if moved.ndim > 1 and 2 * len(rows) < len(moved):
+            parts = {_DELTA + name: moved[rows].astype(np.float16), _ROWS + name: rows}
+        back = _apply(start, parts[_DELTA + name], parts.get(_ROWS + name))
+        error = max(error, float(np.abs(back - end).max(initial=0.0)))
+        before, after = before + end.nbytes, after + sum(x.nbytes for x in parts.values())
+        found |= parts
+    return Delta(found, before, after, error)
+
+
+def without_delta(
+    path: str, tensors: Mapping[str, np.ndarray], base: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Puts tuned weights, float32, in the place of differences. The inverse of `as_delta`.
+
+    `base` holds the backbone's weights by flat name. Raises InputError where a difference does not
+    fit them; `path` names the export.
+    """
+    found = {name: x for name, x in tensors.items() if not name.startswith((_DELTA, _ROWS))}
+    for key in sorted(tensors.keys() - found.keys()):
+        name = key.removeprefix(_DELTA).removeprefix(_ROWS)
+        if name not in base or _DELTA + name not in tensors:
+            raise InputError(f"{path} holds the unknown tensor {key!r}; export the prompt again")
+        start, rows = np.asarray(base[name], np.float32), tensors.get(_ROWS + name)
+        wanted = (start if rows is None else start[: len(rows)]).shape
+        moved = tensors[_DELTA + name]
+        within = rows is None or (
+            rows.ndim == 1 and rows.min(initial=0) >= 0 and rows.max(initial=-1) < len(start)
+        )
+        if moved.shape != wanted or not within:
+            raise InputError(
+                f"{path}: {_DELTA}{name} is {list(moved.shape)}, the backbone needs "
+                f"{list(wanted)} and rows below {len(start)}; export the prompt again"
+            )
+        found[name] = _apply(start, moved, rows)
+    return found
+
+
+def _apply(start: np.ndarray, moved: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    if rows is None:
+        return start + moved.astype(np.float32)
+    whole = start.copy()
+    whole[rows] += moved.astype(np.float32)
+    return whole
+
+
+def save_tuned(
+    folder: str | Path, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any],
+    whole: LoadedBackbone, run: str, flag: str,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Writes the tuned backbone as a folder that transformers loads. -> the other tensors
+
+    `run` names what the folder belongs to, as in `save_backbone`, which says what it raises.
+    Raises InputError, which names `flag`, where nothing of the backbone was tuned.
+    """
+    if not tuned_names(tensors):
+        raise InputError(f"{flag}: the run tuned no weight of the backbone; export without it")
+    base = tree.flatten({"backbone": whole.loaded.params})
+    own = {name: x for name, x in tensors.items() if name.startswith(_TUNED)}
+    told = {
+        "task": card["task"]["name"],
+        "method": card["method"],
+        "start": f"{card['backbone']['id']} ({card['backbone']['fingerprint'][:12]})",
+        "seed": card["seed"],
+        "metrics": card["metrics"],
+    }
+    opened = whole.backbone
+    save_backbone(
+        folder, opened.family, opened.hf, tree.unflatten(base | own)["backbone"],
+        tokenizer=opened.folder, card=told, run=run, rescale=opened.block["rescale"],
+    )  # fmt: skip
+    return {name: x for name, x in tensors.items() if name not in own}

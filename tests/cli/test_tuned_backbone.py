@@ -1,0 +1,150 @@
+"""What a run changed of its backbone ships as differences, or as a folder of its own."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines
+
+import jaxprompt as jp
+from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.assembly.tuned_backbone import as_delta, without_delta
+from jaxprompt.errors import InputError
+from jaxprompt.tree import flatten
+
+MASKED = {
+    "head.name": "verbalizer", "task.words": "beast,food,tool",
+    "task.template": "{text} about [mask] .", "backbone.dropout": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, data):
+    """A finished run that tuned a whole BERT, its folder and its flags, and what it predicts."""
+    root = tmp_path_factory.mktemp("tuned")
+    folder = make_backbone(root / "bert")
+    c = make_config(folder, data, "full", **MASKED, optim__lr=1e-2, data__max_len=24)
+    (root / "config.json").write_text(c.to_json())
+    return folder, root, [f"--config={root / 'config.json'}", f"--workdir={root / 'run'}"]
+
+
+@pytest.fixture(scope="module")
+def whole(tuned):
+    """The export of that run as tensors, and its card."""
+    from jaxprompt.__main__ import main
+
+    _, root, given = tuned
+    assert main(["train", *given]) == 0
+    assert main(["export", *given, f"--output={root / 'whole'}"]) == 0
+    return read_export(str(root / "whole"))
+
+
+def predict(capsys, prompt, data, out, *words):
+    argv = [f"--prompt={prompt}", f"--input={data / 'test.jsonl'}", f"--output={out}", *words]
+    code, _, err = jaxprompt(capsys, "predict", *argv)
+    assert code == 0, err
+    return np.array([list(line["scores"].values()) for line in read_lines(out)])
+
+
+def test_differences_predict_as_the_weights_do(tuned, whole, data, tmp_path, capsys):
+    tensors, _ = whole
+    _, root, given = tuned
+    code, out, err = jaxprompt(capsys, "export", *given, f"--output={tmp_path / 'd'}", "--delta")
+    assert code == 0, err
+    held, _ = read_export(str(tmp_path / "d"))
+    own = {name for name in tensors if name.startswith("backbone/")}
+    assert own and not own & held.keys()
+    assert all(held[f"delta/{name}"].dtype == np.float16 for name in own)
+    # A word that stands in no text keeps its row, which is left out.
+    moved = {name: len(held[f"delta_rows/{name}"]) for name in own if f"delta_rows/{name}" in held}
+    assert any(0 < count == len(held[f"delta/{name}"]) for name, count in moved.items())
+    sizes = list(json.loads(out).values())
+    assert sizes[0] < 0.6 * (root / "whole" / "prompt.safetensors").stat().st_size
+    before = sum(tensors[name].nbytes for name in own)
+    assert f"tuned weights: {before:,} bytes, as differences " in err
+    found, wanted = (
+        predict(capsys, x, data, tmp_path / "out.jsonl") for x in (tmp_path / "d", root / "whole")
+    )
+    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    assert np.abs(found - wanted).max() > 0  # or nothing was rounded
+
+
+def test_the_tuned_folder_is_a_model(tuned, whole, data, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    _, root, given = tuned
+    tensors, _ = whole
+    place = tmp_path / "model"
+    words = [f"--tuned={place}", f"--output={tmp_path / 'prompt'}"]
+    for _ in range(2):  # the folder of the same run is replaced
+        code, _, err = jaxprompt(capsys, "export", *given, *words)
+        assert code == 0 and f"the prompt stands on {place}" in err, err
+    held, card = read_export(str(tmp_path / "prompt"))
+    assert not any("backbone/" in name for name in held)
+    assert card["backbone"]["id"] == str(place)
+    found, wanted = (
+        predict(capsys, x, data, tmp_path / "out.jsonl")
+        for x in (tmp_path / "prompt", root / "whole")
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(place).eval()
+    label_words = tokenizer.convert_tokens_to_ids(["beast", "food", "tool"])
+    rows = read_lines(data / "test.jsonl")
+    for row, ours in zip(rows[:3], found, strict=False):
+        ids = tokenizer(f"{row['text']} about [MASK] .", return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**ids).logits[ids["input_ids"] == tokenizer.mask_token_id][0]
+        np.testing.assert_allclose(ours, logits[label_words].softmax(-1), atol=1e-5)
+    assert "tuned with jaxprompt" in (place / "README.md").read_text()
+
+
+def test_from_python(tuned, whole, tmp_path):
+    folder, root, _ = tuned
+    backbone = jp.load_backbone(folder)
+    jp.save_prompt(jp.load_prompt(root / "whole"), tmp_path / "d", "delta", backbone=backbone)
+    texts = ["the old wolf with a hare", "a new saw"]
+    found, wanted = (
+        jp.predict(jp.attach(backbone, jp.load_prompt(x)), texts)
+        for x in (tmp_path / "d", root / "whole")
+    )
+    for one, other in zip(found, wanted, strict=True):
+        for label, score in other["scores"].items():
+            assert one["scores"][label] == pytest.approx(score, abs=2e-4)
+
+
+def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
+    given = [f"--config={run / 'config.json'}", f"--workdir={run}"]
+    for words in (["--delta"], [f"--tuned={tmp_path / 'm'}"]):
+        flag = words[0].partition("=")[0]
+        line = refused("export", *given, *words)
+        assert line == f"{flag}: the run tuned no weight of the backbone; export without it"
+    line = refused("export", *given, "--delta", f"--tuned={tmp_path / 'm'}")
+    assert line == "--delta and --tuned are two ways to ship the same weights; give one"
+    _, _, own = tuned
+    line = refused("export", *own, f"--peft={tmp_path / 'peft'}")
+    assert line.startswith("--peft: the run tuned weights of the backbone")
+    assert not (tmp_path / "m").exists() and not (tmp_path / "peft").exists()
+
+
+def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
+    folder, _, _ = tuned
+    backbone, tensors = jp.load_backbone(folder), whole[0]
+    base = flatten({"backbone": backbone.loaded.params})
+    held = as_delta(tensors, backbone, "--delta").tensors
+    back = without_delta("p", held, base)
+    assert back.keys() == tensors.keys()
+    name = next(name for name in held if name.startswith("delta_rows/") and len(held[name]))
+    own = name.replace("delta_rows/", "delta/")
+    for spoilt in (
+        {**held, name: held[name] + 10**6},
+        {**held, own: held[own][:, :-1]},
+        {**held, name: held[name][:-1]},
+        {n: x for n, x in held.items() if n != own},
+        {**held, "delta/backbone/nothing": held[own]},
+    ):
+        with pytest.raises(InputError, match="export the prompt again"):
+            without_delta("p", spoilt, base)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, back, dict(tensors)))
