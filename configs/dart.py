@@ -66,7 +66,7 @@ def get_config(name="sst2"):
     if ablation == "no_fluency":
         c.prompt.fluency = 0.0
     elif ablation == "fixed_template":
-        c.trainable = (r"prompt/labels", r"head/.*", r"backbone/.*")
+        c.trainable = (r"prompt/rows", r"head/.*", r"backbone/.*")
     elif ablation == "fixed_labels":
         heads.verbalizer(c)
         c.prompt = make_block(

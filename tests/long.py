@@ -38,6 +38,7 @@ LONG = {
     "cli/test_adapt_resume.py": ("test_sigkill_then_sigterm_then_the_same_end",),
     "cli/test_annotate.py": ("test_two_processes_label_as_one",),
     "cli/test_dart_runs.py": (
+        "test_learns_exports_and_predicts[electra]",
         "test_learns_exports_and_predicts[gpt2]",
         "test_learns_exports_and_predicts[roberta]",
     ),

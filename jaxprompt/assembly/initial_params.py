@@ -53,7 +53,9 @@ def start(
     if restored and trains:
         pass
     elif c.prompt.get("init"):
-        params["prompt"] = _inherit(c, loaded.report.fingerprint)
+        found = _inherit(c, loaded.report.fingerprint)
+        _check_shapes(c.prompt.init, found, params["prompt"])
+        params["prompt"] = found
     else:
         source = _make_source(c, scorer, params, counts, placement)
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
@@ -195,3 +197,14 @@ def _inherit(c: Any, fingerprint: str) -> dict[str, np.ndarray]:
         arrays[name] = _rescaled(arrays[name], known["rescale"], c.backbone.rescale)
     is_folded = card["prompt"]["name"] != card["method"]
     return unfold(arrays) if is_folded else tree.unflatten(arrays)
+
+
+def _check_shapes(path: str, found: dict[str, Any], drawn: dict[str, Any]) -> None:
+    """Raises InputError where an export's numbers are not those that this run trains."""
+    has, needs = ({n: list(x.shape) for n, x in tree.flatten(t).items()} for t in (found, drawn))
+    for name in sorted(has.keys() | needs.keys()):
+        if has.get(name) != needs.get(name):
+            raise InputError(
+                f"prompt.init={path}: {name} is {has.get(name, 'absent')}, this run needs "
+                f"{needs.get(name, 'none')}; give an export of a run like this one"
+            )

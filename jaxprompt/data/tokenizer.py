@@ -112,3 +112,15 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
             f"tokenizer {tokenizer.name_or_path!r} cannot encode a text ({reason}); its files are "
             "damaged: fetch them anew"
         ) from error
+
+
+def unused_ids(tokenizer: Any, count: int) -> list[int]:
+    """Finds the ids of BERT's [unused1] to [unusedN]. Raises InputError where there are fewer."""
+    vocab = tokenizer.get_vocab()
+    names = [f"[unused{i}]" for i in range(1, count + 1)]
+    if absent := [name for name in names if name not in vocab]:
+        raise InputError(
+            f"the vocabulary has no {absent[0]}, and {count} rows are to start from such; take "
+            "prompt.start=words"
+        )
+    return [vocab[name] for name in names]

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.data.encode import Answer
@@ -46,7 +47,8 @@ class Head(ByWords):
         first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
         around = frame(said, specials) if style == "seq2seq" else Frame((), ())
         plan = masked_plan(first) if style == "masked" else branch_plan(first, around, whole=False)
-        module = LabelRows(len(words), self.scores)
+        counts = tuple(int(n) for n in (verbalizer.ids >= 0).any(-1).sum(-1))
+        module = LabelRows(counts, self.scores)
         return HeadLayout(
             self, {"main": module}, specials, Answer(plan, around.stem), 1,
             [entry[0] for entry in verbalizer.words], verbalizer,
@@ -58,35 +60,47 @@ class Head(ByWords):
 
 
 class LabelRows(Scores):
-    """Scores each class by its row of `Injection.rows` and a bias. [B, T, H] -> float32 [B, C]
+    """Scores each class by its rows of `Injection.rows` and a bias. [B, T, H] -> float32 [B, C]
 
+    There is a row for each class, or for each of its words: then its score is the mean of theirs.
     Normalised over the rows, or "full" over the vocabulary besides: then [B, C + 1], the last the
-    best log-probability of any token of the vocabulary. A class's row stands beside the table, so
-    the words that it started from stay words.
+    best log-probability of any token of the vocabulary. A row stands beside the table, so the
+    words that it started from stay words.
     """
 
-    classes: int
+    words: tuple[int, ...]  # of each class, how many
     scores: str = "restricted"
 
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the classes."""
-        rows = injection.rows
-        if rows is None or len(rows) < self.classes:
+        rows, classes = injection.rows, len(self.words)
+        if rows is None or len(rows) < classes:
             raise InputError(
                 "head.name=label_rows scores rows that a method trains, and this one has none; "
                 "take prompt.name=dart with prompt.labels=True, or head.name=verbalizer"
             )
+        several = len(rows) >= sum(self.words) > classes
+        counts = self.words if several else (1,) * classes
         features = backbone.lm_features(take(hidden, batch.label_pos[:, :1]))[:, 0]  # [B, X]
-        bias = self.param("bias", nn.initializers.zeros, (self.classes,))
-        rows = rows[: self.classes].astype(features.dtype)
-        logits = einsum("bx,cx->bc", features, rows, jnp.float32) + bias
-        logits = mask_absent(logits, batch.counts)
+        bias = self.param("bias", nn.initializers.zeros, (classes,))
+        own = np.repeat(np.arange(classes), counts)  # the class of each row
+        rows = rows[: len(own)].astype(features.dtype)
+        logits = einsum("bx,rx->br", features, rows, jnp.float32) + bias[own]
+        if not several:
+            logits = mask_absent(logits, batch.counts)
+        whole = logits
+        if self.scores == "full":
+            table, more = backbone.lm_table()
+            words = einsum("bx,vx->bv", features, table.astype(features.dtype), jnp.float32)
+            words = words if more is None else words + more.astype(jnp.float32)
+            whole = jnp.concatenate([logits, words], axis=-1)
+        whole = jax.nn.log_softmax(whole)
+        scores = whole[:, : len(own)]
+        if several:
+            means = np.eye(classes, dtype=np.float32)[own] / np.asarray(counts, np.float32)
+            scores = einsum("br,rc->bc", scores, jnp.asarray(means), jnp.float32)
         if self.scores == "restricted":
-            return jax.nn.log_softmax(logits)
-        table, more = backbone.lm_table()
-        words = einsum("bx,vx->bv", features, table.astype(features.dtype), jnp.float32)
-        words = words if more is None else words + more.astype(jnp.float32)
-        whole = jax.nn.log_softmax(jnp.concatenate([logits, words], axis=-1))
-        best = whole[:, self.classes :].max(-1, keepdims=True)
-        return jnp.concatenate([whole[:, : self.classes], best], axis=-1)
+            return scores
+        best = whole[:, len(own) :].max(-1, keepdims=True)
+        return jnp.concatenate([scores, best], axis=-1)

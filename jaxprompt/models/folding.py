@@ -74,9 +74,10 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
 
 def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Gives the params that fold to constants, of a prompt that is computed from nothing else."""
-    rows = [arrays[name] for name in ("slots", "decoder_slots") if name in arrays]
-    if rows:
-        return {"table": np.concatenate(rows)}
+    slots = [arrays[name] for name in ("slots", "decoder_slots") if name in arrays]
+    if slots or "rows" in arrays:
+        more = {"rows": arrays["rows"]} if "rows" in arrays else {}
+        return ({"table": np.concatenate(slots)} if slots else {}) | more
     prefixes = [name for name in PARTS.values() if f"{name}k" in arrays]
     pair = lambda name: np.stack([arrays[f"{name}k"], arrays[f"{name}v"]], axis=1)
     return {f"{name}table": pair(name) for name in prefixes}  # [L, 2, P, N, D]

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.tokenizer import encode_texts
-from jaxprompt.errors import InputError, at_least, check_share
+from jaxprompt.data.tokenizer import encode_texts, unused_ids
+from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.hiding import hide_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import Method, Source
@@ -19,14 +19,17 @@ class Prompt(Method):
     """Learns `length` rows for the template's words and one for each label word (section 3.2).
 
     The template places them with [soft*n], in the order of the words of `text`, which they start
-    from, a row per subword. A label row starts from the mean of its word's subwords; it scores its
-    class and, in the fluency objective, stands at the mask (section 3.3).
+    from, a row per subword. A label row starts from its word; it scores its class and, in the
+    fluency objective, stands at the mask (section 3.3): of several rows of a class the first.
     """
 
     asks: Asks = Asks()
     length: int = 3  # rows of the template, one per subword of `text`
     text: str = ""  # words of the template that they start from; "" = N(0, 0.02^2)
+    start: str = "words"  # words | unused: BERT's [unused1], [unused2], ... for all rows
     labels: bool = True  # label rows are trained; False = label words stay words
+    each: str = "class"  # a label row for each class | word of a class
+    pieces: str = "mean"  # a label row starts from the mean of its subwords | from the first
     fluency: float = 0.0  # weight of the fluency objective; 0 = none
     hide: float = 0.1  # fluency: share of the text's tokens that is hidden; 0 = one token
 
@@ -35,6 +38,9 @@ class Prompt(Method):
         at_least("prompt.length", self.length, 0)
         at_least("prompt.fluency", self.fluency, 0)
         check_share("prompt.hide", self.hide)
+        choose("prompt.start", self.start, ("words", "unused"))
+        choose("prompt.each", self.each, ("class", "word"))
+        choose("prompt.pieces", self.pieces, ("mean", "first"))
 
     def num_slots(self) -> int:
         """Tells how many soft tokens the template places; label rows stand in none of it."""
@@ -62,16 +68,28 @@ class Prompt(Method):
         )
         there = jnp.arange(tokens.ids.shape[1]) == batch.label_pos[:, :1]  # [B, T]
         if self.labels:
-            slot = jnp.where(there, self.length + batch.labels[:, None], tokens.slot)
+            counts = [len(own) for own in self._words()]
+            first = self.length + np.cumsum([0, *counts[:-1]])
+            slot = jnp.where(there, jnp.asarray(first)[batch.labels][:, None], tokens.slot)
             tokens = tokens._replace(slot=slot)
         else:
             words = jnp.array([own[0][0] for own in self.asks.words])
             tokens = tokens._replace(ids=jnp.where(there, words[batch.labels][:, None], tokens.ids))
         return batch._replace(encoder=tokens, label_pos=places, targets=targets)
 
+    def _words(self) -> list[list[tuple[tuple[int, ...], ...]]]:
+        """Lists the words that each label row stands for, by class."""
+        return [[(w,) for w in own] if self.each == "word" else [own] for own in self.asks.words]
+
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
         """Copies the embeddings of the template's words and of the label words. -> params"""
         found = dict(params)
+        if self.start == "unused":
+            counts = {name: len(rows) for name, rows in params.items()}
+            rows = source.embed(unused_ids(source.tokenizer, sum(counts.values())))
+            cut = counts.get("table", 0)
+            parts = {"table": rows[:cut], "rows": rows[cut:]}
+            return found | {name: np.asarray(parts[name], np.float32) for name in counts}
         if self.text:
             (ids,) = encode_texts(source.tokenizer, [f" {self.text.strip()}"])
             if len(ids) != self.length:
@@ -81,21 +99,21 @@ class Prompt(Method):
                     "template"
                 )
             found["table"] = np.asarray(source.embed(ids), np.float32)
-        if "labels" in params:
-            means = [
-                np.mean([source.embed(list(ids)).mean(0) for ids in own], axis=0)
-                for own in self.asks.words
-            ]
-            found["labels"] = np.stack(means).astype(np.float32)
+        if "rows" in params:
+            upto = 1 if self.pieces == "first" else None
+            mean = lambda word: source.embed(list(word[:upto])).mean(0)
+            rows = [np.mean([*map(mean, row)], axis=0) for own in self._words() for row in own]
+            found["rows"] = np.stack(rows).astype(np.float32)
         return found
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
-        """-> slots [1, S + C, E], of which the template places S; rows [C, E]"""
+        """-> slots [1, S + R, E], of which the template places S; rows [R, E]"""
         draw = nn.initializers.normal(0.02)
         part = lambda name, count: self.param(name, draw, (count, self.dims.embed))
         parts = [part("table", self.length)] if self.length else []
-        rows = part("labels", self.asks.classes) if self.labels and self.asks.words else None
+        count = sum(len(own) for own in self._words()) if self.labels else 0
+        rows = part("rows", count) if count else None
         whole = parts + ([] if rows is None else [rows])
         slots = jnp.concatenate(whole)[None] if whole else None
         return Injection(Stream(slots=slots if self.length or self.fluency else None), rows=rows)

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines
 
+from jaxprompt.assembly.prompt_artifact import read_export
+
 TEMPLATES = {
     "bert": ("{text} [soft*2] [mask] [soft*1]", "it was ."),
     "roberta": ("{text} [soft*2] [mask][soft*1]", "it was."),
+    "electra": ("{text} [soft*2] [mask] [soft*1]", "it was ."),  # the generator
     "t5": ("{text} [soft*2] [mask] .", "it was"),
     "gpt2": ("{text} [soft*2] [mask]", "it was"),
 }
-MASKED = ("bert", "roberta")
+MASKED = ("bert", "roberta", "electra")
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,32 @@ def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
     assert result["trained"] == (3 + 3) * width + 3
     size = (workdir / "export" / "prompt.safetensors").stat().st_size
     assert size < 4 * result["trained"] + 600
+
+
+def test_in_two_stages(folders, data, tmp_path, capsys):
+    """The rows alone first, then everything from them: a run that starts from an export."""
+    rows = dict(trainable="prompt/.*,head/.*", optim__lr=0.05, train__total_steps=6)
+    first = prepare(folders("bert"), data, "bert", **rows)
+    _, workdir = run(capsys, tmp_path, first)
+    export = workdir / "export"
+    second = prepare(
+        folders("bert"), data, "bert", prompt__init=str(export), optim__lr=0.0,
+        train__total_steps=1, train__eval_steps=1,
+    )  # fmt: skip
+    (tmp_path / "second").mkdir()
+    _, workdir = run(capsys, tmp_path / "second", second)
+    (before, _), (after, _) = read_export(str(export)), read_export(str(workdir / "export"))
+    for name in ("prompt/slots", "prompt/rows"):
+        np.testing.assert_array_equal(after[name], before[name])
+    assert any(name.startswith("backbone/") for name in after)
+    other = prepare(
+        folders("bert"), data, "bert", prompt__init=str(export), task__labels="beast,food,tool,other",
+        task__words="beast,food,tool,old",
+    )  # fmt: skip
+    config = tmp_path / "other.json"
+    config.write_text(other.to_json())
+    code, _, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path / 'o'}")
+    assert code == 2 and "is [3, 32], this run needs [4, 32]; give an export of a run" in err, err
 
 
 def test_what_does_not_fit_is_named(folders, data, refused, tmp_path):

@@ -49,7 +49,8 @@ def make_model(pair, scores="restricted", **fields):
     """Makes DART on the BERT, its numbers random. -> model, params"""
     _, module, weights = pair
     prompt = make_prompt("dart", module.dims, ASKS, length=SLOTS, **fields)
-    head = LabelRows(CLASSES, scores) if prompt.labels else Classifier(CLASSES)
+    counts = tuple(len(own) for own in WORDS)
+    head = LabelRows(counts, scores) if prompt.labels else Classifier(CLASSES)
     model = Model(module, prompt, {"main": head} | prompt.modules())
     params = model.init(jax.random.key(1), weights)
     draw = lambda x: jax.random.normal(jax.random.key(x.size), x.shape) * 0.3
@@ -91,12 +92,13 @@ def torch_hidden(theirs, seen, slots):
     return theirs.cls.predictions.transform(hidden)
 
 
-def torch_loss(theirs, params, batch, seen, weight, full):
-    """States equations 4 to 8 of the paper. -> loss, and the rows that it depends on"""
+def torch_loss(theirs, params, batch, seen, weight, full, each):
+    """States equations 4 to 8 of the paper. -> loss, and the rows that it depends on
+
+    With a row for each word the score of a class is the mean over its words.
+    """
     own = params["prompt"]
-    table, labels = (
-        torch.tensor(np.array(own[n]), requires_grad=True) for n in ("table", "labels")
-    )
+    table, labels = (torch.tensor(np.array(own[n]), requires_grad=True) for n in ("table", "rows"))
     bias = torch.tensor(np.array(params["head"]["main"]["bias"]), requires_grad=True)
     slots = torch.cat([table, labels])
     there = torch.tensor(batch.weights)
@@ -104,11 +106,16 @@ def torch_loss(theirs, params, batch, seen, weight, full):
     rows = torch.arange(ROWS)
     features = torch_hidden(theirs, batch.encoder, slots)
     read = features[rows, torch.tensor(batch.label_pos[:, 0]).long()]
-    scores = read @ labels.T + bias
+    owner = [c for c in range(CLASSES) for _ in WORDS[c]] if each == "word" else range(CLASSES)
+    owner = torch.tensor(list(owner))
+    scores = read @ labels.T + bias[owner]
     out, out_bias = theirs.cls.predictions.decoder.weight, theirs.cls.predictions.bias
     if full:
         scores = torch.cat([scores, read @ out.T + out_bias], dim=1)
-    picked = scores.log_softmax(-1)[rows, gold]
+    logp = scores.log_softmax(-1)
+    means = [logp[:, : len(owner)][:, owner == c].mean(-1) for c in range(CLASSES)]
+    classes = torch.stack(means, -1)
+    picked = (classes if full else classes.log_softmax(-1))[rows, gold]
     loss = -(picked * there).sum() / there.sum()
     if weight:
         features = torch_hidden(theirs, seen.encoder, slots)
@@ -120,14 +127,16 @@ def torch_loss(theirs, params, batch, seen, weight, full):
                 own = logits[row, places[row, k]].log_softmax(-1)
                 total, count = total - own[targets[row, k]], count + 1
         loss = loss + weight * total / count
-    return loss, {"prompt/table": table, "prompt/labels": labels, "head/main/bias": bias}
+    return loss, {"prompt/table": table, "prompt/rows": labels, "head/main/bias": bias}
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 @pytest.mark.parametrize("scores", ["restricted", "full"])
-def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores):
+@pytest.mark.parametrize("each", ["class", "word"])
+def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores, each):
     theirs, _, _ = pair
-    model, params = make_model(pair, scores, fluency=weight, hide=0.3)
+    model, params = make_model(pair, scores, fluency=weight, hide=0.3, each=each)
+    assert len(params["prompt"]["rows"]) == {"class": 3, "word": 4}[each]
     batch = make_batch()
     objectives = [Objective("main", make_loss(scores, 0.0)), *model.prompt.objectives()]
     key = jax.random.key(5)
@@ -146,7 +155,7 @@ def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores):
     ours, grads = jax.value_and_grad(loss_of)(trainable)
     if weight:
         seen = objectives[1].view(batch, key)
-    expected, leaves = torch_loss(theirs, params, batch, seen, weight, scores == "full")
+    expected, leaves = torch_loss(theirs, params, batch, seen, weight, scores == "full", each)
     expected.backward()
     np.testing.assert_allclose(ours, expected.item(), rtol=1e-5)
     for name, leaf in leaves.items():
@@ -181,7 +190,7 @@ def test_one_word_is_hidden_where_no_share_is_given(pair):
 
 def test_a_label_that_stays_a_word_stands_at_the_mask(pair):
     model, params = make_model(pair, fluency=1.0, labels=False)
-    assert "labels" not in params["prompt"]
+    assert "rows" not in params["prompt"]
     batch = make_batch()
     seen = model.prompt._hide_words(batch, jax.random.key(0))
     at = np.array(seen.encoder.ids)[np.arange(ROWS), batch.label_pos[:, 0]]
@@ -192,7 +201,7 @@ def test_no_row_of_the_vocabulary_is_among_what_trains(pair):
     model, params = make_model(pair, fluency=1.0)
     mask = flatten(trainable_mask(params, model.prompt.TRAINABLE))
     assert {n for n, trains in mask.items() if trains} == {
-        "prompt/table", "prompt/labels", "head/main/bias",
+        "prompt/table", "prompt/rows", "head/main/bias",
     }  # fmt: skip
 
 
@@ -204,6 +213,7 @@ def source(words="it was ."):
     from transformers import PreTrainedTokenizerFast
 
     vocab = {"[UNK]": 0, "it": 1, "was": 2, ".": 3, "[PAD]": 4}
+    vocab |= {f"[unused{i}]": 40 + i for i in range(1, 8)}
     inner = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
@@ -218,11 +228,46 @@ def test_rows_start_from_the_words(pair):
     prompt = make_prompt(
         "dart", pair[1].dims, Asks(CLASSES, WORDS, MASK), length=3, text="it was ."
     )
-    empty = {"table": np.zeros((3, 24)), "labels": np.zeros((3, 24))}
+    empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
     found = prompt.begin(empty, given)
     assert_close(found["table"], table[[1, 2, 3]])
     means = [table[[11, 12]].mean(0), (table[21] + table[[22, 23]].mean(0)) / 2, table[31]]
-    assert_close(found["labels"], np.stack(means))
+    assert_close(found["rows"], np.stack(means))
+
+
+def test_a_row_for_each_word_and_from_its_first_piece(pair):
+    given, table = source()
+    empty = {"rows": np.zeros((4, 24))}
+    own = dict(length=0, each="word")
+    asks = Asks(CLASSES, WORDS, MASK)
+    found = make_prompt("dart", pair[1].dims, asks, **own).begin(empty, given)["rows"]
+    assert_close(found, np.stack([table[list(w)].mean(0) for own in WORDS for w in own]))
+    prompt = make_prompt("dart", pair[1].dims, asks, **own, pieces="first")
+    assert_close(prompt.begin(empty, given)["rows"], table[[11, 21, 22, 31]])
+    prompt = make_prompt("dart", pair[1].dims, asks, length=0, pieces="first")
+    first = prompt.begin({"rows": np.zeros((3, 24))}, given)["rows"]
+    assert_close(first, np.stack([table[11], (table[21] + table[22]) / 2, table[31]]))
+
+
+def test_rows_start_from_unused_words(pair):
+    given, table = source()
+    asks = Asks(CLASSES, WORDS, MASK)
+    prompt = make_prompt("dart", pair[1].dims, asks, length=3, start="unused", text="it was .")
+    empty = {"table": np.zeros((3, 24)), "rows": np.zeros((3, 24))}
+    found = prompt.begin(empty, given)
+    assert_close(found["table"], table[[41, 42, 43]])
+    assert_close(found["rows"], table[[44, 45, 46]])
+    prompt = make_prompt("dart", pair[1].dims, asks, length=5, start="unused")
+    with pytest.raises(InputError, match=r"no \[unused8\], and 8 rows .*; take prompt.start=words"):
+        prompt.begin({"table": np.zeros((5, 24)), "rows": np.zeros((3, 24))}, given)
+
+
+def test_of_several_rows_the_first_stands_at_the_mask(pair):
+    model, _ = make_model(pair, fluency=1.0, each="word")
+    batch = make_batch()
+    seen = model.prompt._hide_words(batch, jax.random.key(0))
+    at = np.array(seen.encoder.slot)[np.arange(ROWS), batch.label_pos[:, 0]]
+    assert at.tolist() == [SLOTS + (0, 1, 3)[c] for c in batch.labels]
 
 
 def test_a_text_of_another_length_is_named(pair):
@@ -243,6 +288,6 @@ def test_fluency_needs_a_masked_model_and_label_words(pair):
 
 def test_label_rows_need_a_method_that_has_some(pair):
     _, module, weights = pair
-    model = Model(module, make_prompt("none", module.dims), {"main": LabelRows(CLASSES)})
+    model = Model(module, make_prompt("none", module.dims), {"main": LabelRows((1,) * CLASSES)})
     with pytest.raises(InputError, match="take prompt.name=dart"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), jax.tree.map(jnp.asarray, weights)))
