@@ -59,7 +59,7 @@ WEIGHTS = {
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
 HEAD_MODULES = {
-    "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows(CLASSES),
+    "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows((1,) * CLASSES),
 }  # fmt: skip
 TX = optax.adamw(1e-3)
 
