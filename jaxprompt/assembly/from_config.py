@@ -358,8 +358,9 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_ep
     """Makes the optax chain of a config."""
     o = c.optim
     schedule = make_schedule(
-        o.schedule, total=plan.total, warmup=o.warmup_steps, gamma=o.gamma, epoch=steps_per_epoch
-    )
+        o.schedule, total=plan.total, warmup=o.warmup_steps or round(o.warmup_ratio * plan.total),
+        gamma=o.gamma, epoch=steps_per_epoch,
+    )  # fmt: skip
     own = {"head": o.lr_head, "backbone": o.lr_backbone}
     parts = sorted({name.split("/")[0] for name in trainable})
     rates = {part: o.lr if own.get(part) is None else own[part] for part in parts}

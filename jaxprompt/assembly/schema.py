@@ -208,6 +208,7 @@ FIELDS = Block(
         warmup_steps=count(
             0, "warmup_linear, cosine; inverse_sqrt: steps at 1 / sqrt(warmup_steps)"
         ),
+        warmup_ratio=share(0.0, "the same as a share of the run's steps, where warmup_steps is 0"),
         gamma=number(0.95, "exponential: factor an epoch", "above 0"),
         weight_decay=number(0.0, "a step, times the learning rate"),
         no_decay=texts(
@@ -285,6 +286,7 @@ SYNONYMS = {
     **dict.fromkeys(("optimizer", "optimiser"), "optim.name"),
     **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "scheduler"), "optim.schedule"),
     **dict.fromkeys(("warmup", "num_warmup_steps"), "optim.warmup_steps"),
+    **dict.fromkeys(("warmup_proportion", "warmup_fraction"), "optim.warmup_ratio"),
     **dict.fromkeys(("wd", "decay"), "optim.weight_decay"),
     **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_norm"), "optim.clip"),
     **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "optim.accumulate"),
