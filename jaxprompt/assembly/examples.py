@@ -11,6 +11,7 @@ from jaxprompt.data.files import Rows
 from jaxprompt.data.tasks import (
     Example,
     Task,
+    check_task,
     custom_task,
     get_task,
     read_example,
@@ -30,7 +31,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
             choices=block["choices"], target=block["target"], tags=block["tags"],
-            scheme=block["scheme"], answers=block["answers"],
+            scheme=block["scheme"], answers=block["answers"], entities=block["entities"],
+            offsets=block["offsets"], markers=block["markers"], negative=block["negative"],
             metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
         )  # fmt: skip
     task = get_task(block["name"])
@@ -39,6 +41,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
+    if block["markers"]:
+        task = check_task(dataclasses.replace(task, markers=tuple(block["markers"])))
     task = _as_written(dataclasses.replace(task, metric=block["metric"] or task.metric), block)
     if not given:
         return task

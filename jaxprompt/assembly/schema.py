@@ -93,6 +93,19 @@ FIELDS = Block(
         scheme=word(
             "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"
         ),
+        entities=texts(
+            (), "custom: where each entity of the first field stands; the labels are relations"
+        ),
+        offsets=word(
+            "tags", Words("data.tasks.entities", "OFFSETS"),
+            "of task.entities: tags, <e1>|</e1>; characters or words, a column of [start, end] or "
+            "start|end of two; last_word: the same, the end included; text: a column of its text",
+        ),
+        markers=texts(
+            (), "words in front of and behind each entity where a template says |marked; () = "
+            "@ @ # #"
+        ),
+        negative=text("", "custom: the class that is no relation, which micro_f1 leaves out"),
         form=word(
             "cloze", Words("assembly.schema", "forms"),
             "cloze: the words at a mask; text: T5's own text format; nsp, nss, unified, cls: as "
