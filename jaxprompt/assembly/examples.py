@@ -18,6 +18,7 @@ from jaxprompt.data.tasks import (
     task_from_json,
     with_labels,
 )
+from jaxprompt.data.tasks.dialogues import turns_of
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 
@@ -139,11 +140,14 @@ def read_examples(
         split = _draw(data, task, [e.label for e in examples])
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:
-            splits["dev"] = [examples[i] for i in split.dev]
+            splits["dev"] = scored_examples(
+                task, rows.take(split.dev), [examples[i] for i in split.dev]
+            )
     for name in wanted:
         if name not in splits and sources.has_split(task, name, **place):
             rows = read(name)
-            splits[name] = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+            found = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+            splits[name] = scored_examples(task, rows, found)
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(
             f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
@@ -152,6 +156,16 @@ def read_examples(
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
     return Examples(task, choices if record is None else record["choices"], splits)
+
+
+def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Example]:
+    """Makes the examples by which a split is scored: of dialogues, for f1c, one a turn."""
+    if task.metric != "f1c":
+        return found
+    made = []
+    for pair, example in enumerate(found):
+        made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
+    return made
 
 
 def describe_examples(examples: Examples) -> dict[str, Any]:

@@ -131,6 +131,11 @@ FIELDS = Block(
         seed=whole(0, "data seed: which rows the protocol draws", SEED),
         k=count(16, "kshot: rows a class for train; kfold: rows a class in all, 0 = all rows"),
         dev_k=count(0, "kshot: rows a class for dev; 0 = k"),
+        scarce=word(
+            "raise", Words("data.fewshot", "SCARCE"),
+            "kshot, of a class with too few rows: an error, or train takes what there is, dev the "
+            "rest",
+        ),
         n=size(32, "balanced: rows in all for train, and as many for dev"),
         ratio=number(
             0.1, "fraction: share of each class, or from 2 on rows of each class", "above 0"

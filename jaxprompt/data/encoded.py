@@ -54,12 +54,13 @@ class Judged(NamedTuple):
     right: list[tuple[int, ...]]  # all classes that are right
     told: list[tuple[int, ...]]  # of a dialogue up to some turn: those of them that it tells
     pairs: list[int]  # and the number of its pair of entities
+    unmarked: int = 0  # examples with an entity that is not marked: it stands nowhere by itself
 
     def take(self, chosen: Sequence[bool]) -> "Judged":
         """Takes some examples."""
         pick = lambda own: [one for one, is_in in zip(own, chosen, strict=True) if is_in]
         own = map(pick, (self.right, self.told, self.pairs))
-        return Judged(self.names, self.negative, *own)
+        return Judged(self.names, self.negative, *own, self.unmarked)
 
 
 class Split(NamedTuple):

@@ -26,10 +26,10 @@ def divide(
 
     White space in front of an entity stands behind its marker, so that a byte-level BPE sees the
     entity as in a sentence. Markers are `words`, each behind a space, or have no text. `space` says
-    whether the text itself begins behind white space.
+    whether the text itself begins behind white space. An entity at (-1, -1) is not marked.
     """
     at, side = 0, _FIRST
-    for i in sorted(range(len(spans)), key=lambda i: spans[i]):
+    for i in sorted((i for i in range(len(spans)) if spans[i][0] >= 0), key=lambda i: spans[i]):
         before = text[at : spans[i][0]]
         held = before.rstrip()
         spaced = held != before or (side == _FIRST and space and not held)
@@ -41,7 +41,10 @@ def divide(
         yield Piece(" " * (spaced or bool(words)) + text[slice(*spans[i])], "entity")
         yield Piece(f" {words[2 * i + 1]}" if words else "", "marker", 2 * i + 1)
         at, side = spans[i][1], _BETWEEN
-    yield Piece(text[at:], "context", _LAST)
+    rest = text[at:]
+    if side == _FIRST and space:
+        rest = f" {rest.lstrip()}" if rest.strip() else ""
+    yield Piece(rest, "context", _LAST)
 
 
 # -- what does not fit ----------------------------------------------------------------------------

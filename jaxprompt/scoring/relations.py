@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxprompt.data.encoded import Judged
+from jaxprompt.data.tasks import ABSENT, Example
 from jaxprompt.errors import InputError
 
 METRICS = ("micro_f1", "semeval_f1", "f1c")
@@ -36,7 +37,7 @@ def score_relations(
     """
     right = [set(own) - {judged.negative} for own in judged.right]
     said = [{int(p)} - {judged.negative, -1} for p in pred]
-    if metric == "f1c":
+    if metric == "f1c" and max(judged.pairs) >= 0:  # of whole dialogues it is micro_f1
         scores = conversational(judged, right, said)
     else:
         scores = micro(right, said)
@@ -96,13 +97,14 @@ def conversational(
     return {"f1c": _mean(precision, recall), "precision_c": precision, "recall_c": recall}
 
 
-def judge(names: Sequence[str], negative: str, examples: Iterable) -> Judged:
+def judge(names: Sequence[str], negative: str, examples: Iterable[Example]) -> Judged:
     """Sums up what metrics of relations know of the examples of a task."""
     at = {name: i for i, name in enumerate(names)}
     rows = list(examples)
     right = [tuple(at[n] for n in e.references) or (e.label,) for e in rows]
     told = [tuple(at[n] for n in e.told) for e in rows]
-    return Judged(tuple(names), at.get(negative, -1), right, told, [e.pair for e in rows])
+    pairs, unmarked = [e.pair for e in rows], sum(ABSENT in e.entities for e in rows)
+    return Judged(tuple(names), at.get(negative, -1), right, told, pairs, unmarked)
 
 
 def _share(part: int, whole: int, otherwise: float) -> float:

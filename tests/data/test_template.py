@@ -9,13 +9,14 @@ from jaxprompt.errors import InputError
 FIELDS = ("sentence", "premise", "hypothesis")
 
 
-def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS):
+def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS, entities=0):
     check(
         parse(text),
         fields=fields,
         num_slots=num_slots,
         needs_mask=needs_mask,
         has_choices=has_choices,
+        entities=entities,
     )
 
 

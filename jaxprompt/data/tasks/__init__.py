@@ -28,6 +28,7 @@ from jaxprompt.data.tasks.cells import (
 from jaxprompt.data.tasks.chinese import CHINESE
 from jaxprompt.data.tasks.english import ENGLISH
 from jaxprompt.data.tasks.entities import (
+    ABSENT,
     check_entities,
     check_negative,
     read_entities,
@@ -38,7 +39,7 @@ from jaxprompt.data.tasks.tagging import read_tagged, with_tags
 from jaxprompt.data.tasks.task import KINDS, Example, Task, check_column
 from jaxprompt.errors import InputError, nearest
 
-__all__ = ["KINDS", "Example", "Task"]
+__all__ = ["ABSENT", "KINDS", "Example", "Task"]
 
 _ALL = ENGLISH | CHINESE | RELATIONS
 

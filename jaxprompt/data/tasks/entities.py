@@ -8,7 +8,8 @@
     words       "h.pos"          the same in words of a list, or of a text with spaces between them;
                                  a dot leads into a column that holds an object
     last_word   "start|end"      the same, the end being the last word (TACRED)
-    text        "x"              a column of what the entity is called; its first place is taken
+    text        "x"              a column of what the entity is called; its first place is taken,
+                                 and where it stands nowhere by itself it is not marked
 """
 
 import itertools
@@ -21,6 +22,7 @@ from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError, choose, nearest
 
 OFFSETS = ("tags", "characters", "words", "last_word", "text")
+ABSENT = (-1, -1)  # of an entity that is not marked
 _MOST = 50  # places of an entity that is told by its text
 _KINDS = {
     "per": "person", "org": "organization", "gpe": "geopolitical entity", "loc": "location",
@@ -34,10 +36,12 @@ class Marked(NamedTuple):
 
     text: str
     spans: tuple[tuple[int, int], ...]  # characters of each, in the order of Task.entities
+    called: tuple[str, ...] = ()  # what each is called; () = as it stands there
 
     def names(self) -> dict[str, str]:
         """Gives the entities by the names that a template has for them."""
-        return {f"entity{i}": self.text[slice(*own)] for i, own in enumerate(self.spans, 1)}
+        called = self.called or [self.text[slice(*own)] for own in self.spans]
+        return {f"entity{i}": name for i, name in enumerate(called, 1)}
 
 
 def check_entities(task: Task) -> None:
@@ -74,7 +78,7 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
     """Reads the first field of a row and where its entities stand.
 
     Raises InputError, which `where` opens, for a column that is missing, an entity that is empty,
-    outside of the text or overlaps another, and tags that do not stand there once each.
+    outside of the text or overlaps another, and tags that do not stand there.
     """
     column = task.fields[0]
     if column not in row:
@@ -91,7 +95,7 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
         how = {"tags": _of_tags, "characters": _of_characters, "text": _of_texts}[task.offsets]
         found = how(task, row, text, where)
     for (i, own), (j, other) in itertools.combinations(enumerate(found.spans, 1), 2):
-        if own[0] < other[1] and other[0] < own[1]:
+        if not _are_apart((own, other)):
             shown = [found.text[slice(*span)] for span in (own, other)]
             raise InputError(
                 f"{where}: entity {i} {shown[0]!r:.40} and entity {j} {shown[1]!r:.40} overlap; "
@@ -101,20 +105,26 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
 
 
 def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
-    tags = [entry.split("|") for entry in task.entities]
-    for i, (opens, closes) in enumerate(tags, 1):
-        if [text.count(opens), text.count(closes)] != [1, 1]:
+    """Takes the tags out; the text itself may hold what closes an entity elsewhere."""
+    places: list[tuple[int, int, int]] = []  # place, length, entity
+    for i, entry in enumerate(task.entities):
+        opens, closes = entry.split("|")
+        start = text.find(opens)
+        end = text.find(closes, start + len(opens))
+        if text.count(opens) != 1 or end < 0:
             raise InputError(
-                f"{where}: column {task.fields[0]!r} must hold {opens} and {closes} of entity {i} "
-                f"once each, not {text.count(opens)} and {text.count(closes)} times"
+                f"{where}: column {task.fields[0]!r} must hold {opens.strip()} of entity {i + 1} "
+                f"once and {closes.strip()} behind it; tag the entity, or leave the example out"
             )
-    places = sorted((text.index(tag), tag) for pair in tags for tag in pair)
-    moved, taken, kept, at = {}, 0, [], 0
-    for place, tag in places:
+        places += [(start, len(opens), i), (end, len(closes), i)]
+    kept, at, removed = [], 0, 0
+    ends: list[list[int]] = [[] for _ in task.entities]
+    for place, length, i in sorted(places):
+        ends[i].append(place - removed)
         kept.append(text[at:place])
-        moved[tag], taken, at = place - taken, taken + len(tag), place + len(tag)
+        at, removed = place + length, removed + length
     plain = "".join([*kept, text[at:]])
-    spans = tuple((moved[opens], moved[closes]) for opens, closes in tags)
+    spans = [(start, end) for start, end in ends]
     for i, span in enumerate(spans, 1):
         _check(span, i, len(plain), "characters", where)
     return _trimmed(plain, spans, where)
@@ -139,22 +149,28 @@ def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: s
 
 
 def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
-    """Takes the first places of entities that do not overlap: as words, else anywhere."""
-    every = []
+    """Takes the first places of entities that do not overlap: as words, else anywhere.
+
+    One that stands nowhere by itself is not marked, and a template still names it: published
+    dialogues have a few.
+    """
+    names, every = [], []
     for i, column in enumerate(task.entities, 1):
-        name = read_text(_column(task, row, column, i, where), column, where).strip()
-        if not name:
+        names.append(read_text(_column(task, row, column, i, where), column, where).strip())
+        if not names[-1]:
             raise InputError(f"{where}: entity {i}, column {column!r}, is empty; give its text")
-        every.append(_places(name, text))
-        if not every[-1]:
-            raise InputError(
-                f"{where}: entity {i} {name!r:.40} does not stand in column {task.fields[0]!r}; "
-                "mend it, or leave the example out"
-            )
-    apart = lambda a, b: a[1] <= b[0] or b[1] <= a[0]
-    free = lambda some: all(apart(a, b) for a, b in itertools.combinations(some, 2))
-    first = next(iter(itertools.product(*every)))
-    return Marked(text, next(filter(free, itertools.product(*every)), first))
+        every.append([*_places(names[-1], text), ABSENT])
+    best = (ABSENT,) * len(every)  # of the places that mark most entities the first
+    for spans in filter(_are_apart, itertools.product(*every)):
+        best = min(best, spans, key=lambda some: some.count(ABSENT))
+        if ABSENT not in best:
+            break
+    return Marked(text, best, tuple(names))
+
+
+def _are_apart(spans: Sequence[tuple[int, int]]) -> bool:
+    there = [span for span in spans if span != ABSENT]
+    return all(a[1] <= b[0] or b[1] <= a[0] for a, b in itertools.combinations(there, 2))
 
 
 def _places(name: str, text: str) -> list[tuple[int, int]]:
