@@ -306,7 +306,7 @@ class ExampleEncoder:
             if piece.kind == "context":
                 yield run._replace(cut=cut, side=piece.number)
             elif piece.kind == "entity":
-                yield run
+                yield run._replace(field=f"entity{piece.number + 1}")
             elif words:
                 yield run._replace(role=Role.HARD)
             else:
@@ -327,7 +327,8 @@ class ExampleEncoder:
         if needed > self._max_len:
             tokens = lambda role: sum(len(run.ids) for run in fixed if run.role == role)
             whole = tokens(Role.TEXT)
-            kinds = "entities, choices" if self._entities else "choices"
+            names = {f"{run.text.strip()!r:.40}": 0 for run in fixed if run.field in self._whole}
+            kinds = f"the entities {' and '.join(names)}, choices" if names else "choices"
             shown = f", {whole} of {kinds} and whole texts" * bool(whole)
             raise InputError(
                 f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
@@ -345,10 +346,7 @@ class ExampleEncoder:
         kept = _cut(runs, room)
         cut = sum(map(sum, kept)) < sum(len(run.ids) for run in runs if run.cut)
         shares = iter(kept)
-        ids: list[int] = []
-        slots: list[int] = []
-        types: list[int] = []
-        roles: list[int] = []
+        ids, slots, types, roles = ([] for _ in range(4))
         for run in runs:
             first, last = next(shares) if run.cut else (len(run.ids), 0)
             count = first + last

@@ -11,7 +11,7 @@ class Piece(NamedTuple):
 
     text: str
     kind: str  # context | entity | marker
-    number: int = 0  # of a marker: 2i opens entity i, 2i + 1 closes it; of a context: see `fit`
+    number: int = 0  # of an entity i; 2i opens it, 2i + 1 closes it; of a context: see `fit`
 
 
 def default_markers(entities: int) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def divide(
         yield Piece(held, "context", side)
         front = " " * (spaced or bool(at))
         yield Piece(front + words[2 * i] if words else "", "marker", 2 * i)
-        yield Piece(" " * (spaced or bool(words)) + text[slice(*spans[i])], "entity")
+        yield Piece(" " * (spaced or bool(words)) + text[slice(*spans[i])], "entity", i)
         yield Piece(f" {words[2 * i + 1]}" if words else "", "marker", 2 * i + 1)
         at, side = spans[i][1], _BETWEEN
     rest = text[at:]

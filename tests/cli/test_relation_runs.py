@@ -159,7 +159,8 @@ def test_semeval_by_its_name(method, backbone, semeval, tmp_path, capsys):
         "data.multiple": 64, "train.total_steps": 6, "train.eval_steps": 3,
     }  # fmt: skip
     if method == "dart":
-        fields |= dart() | {"task.template": ROWS.replace("{text", "{sentence")}
+        # A long entity takes many of the tiny vocabulary's letters, so it is not named again.
+        fields |= dart() | {"task.template": "{sentence|soft} [soft*2] [mask] [soft*1]"}
     result, workdir = run(capsys, tmp_path, make_config(backbone, semeval, method, **fields))
     assert next(iter(result["test"])) == "semeval_f1"
     lines, err = predict(capsys, workdir, f"--input={semeval / 'test.jsonl'}")

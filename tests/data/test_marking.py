@@ -152,7 +152,9 @@ def test_the_longest_entities_are_told_where_nothing_else_fits(bert):
     line = refuse_line(
         make_encoder(bert, max_len=24).encode, make_example((0, 149), (150, 153), text=text)
     )
-    assert "of entities, choices and whole texts) beside the text" in line
+    assert (
+        "of the entities 'word word word" in line and "and 'end', choices and whole texts)" in line
+    )
     assert "raise max_len to" in line
 
 

@@ -287,6 +287,23 @@ def test_dialogues_as_published(tmp_path):
         read_file(path)
 
 
+def test_events_with_several_arguments(tmp_path):
+    """A row of an event holds its candidates; each is an example of its own."""
+    event = {"tokens": ["They", "attacked", "the", "bridge"], "trigger": [1, 2]}
+    event["arguments"] = [
+        {"argument": [0, 1], "role": "Attacker"}, {"argument": [2, 4], "role": "NA"}
+    ]  # fmt: skip
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(event) + "\n")
+    task = get_task("event_arguments")
+    rows = read_split(task, "train", files={"train": str(path)})
+    found = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+    assert [(one.fields["entity2"], task.labels[one.label]) for one in found] == [
+        ("They", "Attacker"), ("the bridge", "NA")
+    ]  # fmt: skip
+    assert {rows.origin(i) for i in range(2)} == {f"{path}:1"}
+
+
 def test_dialogues_turn_by_turn():
     task = get_task("dialog_re")
     row = {"dialog": TURNS, **PAIRS[0]}

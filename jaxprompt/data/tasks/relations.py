@@ -98,10 +98,11 @@ RELATIONS = {
         metric="accuracy",
     ),
     # Pairs of a trigger and a candidate in the same sentence, as of ACE 2005, which has no public
-    # files: the 22 roles of Wadden et al. (2019), and NA where the candidate is no argument.
+    # files: the 22 roles of Wadden et al. (2019), and NA where the candidate is no argument. A row
+    # is a pair, or an event whose `arguments` list each candidate with its role.
     "event_arguments": _relations(
         "tokens", _ROLES, label="role", entities=("trigger", "argument"), offsets="words",
-        negative="NA",
+        negative="NA", nested="arguments",
         template="{tokens|marked} {entity2} is the [mask] of {entity1}",
     ),
     # Yu et al. (2020): a row is a dialogue with all its pairs; `r` lists the relations of one.
