@@ -247,10 +247,10 @@ def _check_slots(template: Template, num_slots: int, entities: int) -> None:
         raise InputError(f"{where}: [soft] takes all {num_slots} slots; use [soft*n] for several")
     placed = sum(soft) + marks
     if soft and 0 not in soft and placed != num_slots:
-        around = f", {marks} of them around entities" * bool(marks)
+        around = f" ({marks} of them stand around entities)" * bool(marks)
         raise InputError(
-            f"{where} places {placed} soft tokens{around}, but the prompt has {num_slots} slots; "
-            "make the two equal"
+            f"{where} places {placed} soft tokens, but the prompt has {num_slots} slots; "
+            f"make the two equal{around}"
         )
 
 
