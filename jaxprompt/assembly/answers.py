@@ -18,6 +18,7 @@ class Answered(NamedTuple):
     measured: dict[str, float]  # over those whose right answer is known, {} where there are none
     known: int  # how many these are
     cut: int  # texts that were longer than the scorer reads
+    unmarked: int = 0  # examples with an entity that is not marked
 
 
 def make_answers(
@@ -37,6 +38,7 @@ def make_answers(
         head.check_found(found)
         measured, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
         columns = list(scorer.answers(examples, split, found))
-        return Answered(columns, measured, known, count_cut(split.rows))
+        unmarked = split.judged.unmarked if split.judged else 0
+        return Answered(columns, measured, known, count_cut(split.rows), unmarked)
 
     return answer

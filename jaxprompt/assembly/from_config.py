@@ -39,7 +39,7 @@ from jaxprompt.assembly.records import (
 )
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.data.batching import EvalBatches, TrainBatches
-from jaxprompt.data.overview import tell_cut
+from jaxprompt.data.overview import tell_cut, tell_unmarked
 from jaxprompt.data.target import read_answer
 from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError, at_least
@@ -216,9 +216,10 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
 
 
 def tell_examples(scorer: Scorer, splits: Mapping[str, Split]) -> list[str]:
-    """Says which label is which, how many there are, and how many texts are cut."""
+    """Says which label is which and how often, how many texts are cut, and entities not marked."""
     lines = [tell_cut(scorer.layout.max_len, {name: part.rows for name, part in splits.items()})]
-    return scorer.head.tell(scorer.task, scorer.classes, splits) + lines
+    unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
+    return scorer.head.tell(scorer.task, scorer.classes, splits) + lines + tell_unmarked(unmarked)
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:

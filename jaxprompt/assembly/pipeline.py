@@ -23,6 +23,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric
+from jaxprompt.scoring.relations import check_relations, judge
 from jaxprompt.types import Asks, Batch
 
 _KIN = {"xlm-roberta": "roberta", "mt5": "t5"}  # model_type -> family
@@ -72,9 +73,12 @@ class Scorer(NamedTuple):
 
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split, as what is to be learned where `targets`."""
-        return self.head.encode(
+        split = self.head.encode(
             self.encoder, self.task, examples, classes=self.classes, targets=targets
         )
+        if self.task.kind != "classes" or not self.task.labels:
+            return split
+        return split._replace(judged=judge(self.task.labels, self.task.negative, examples))
 
     def answers(
         self, examples: Sequence[Example], split: Split, found: Any
@@ -189,9 +193,10 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     """Reads a template and checks it against the task, the head and the prompt's slots."""
     parsed = parse(text)
     check(
-        parsed, fields=task.fields, num_slots=slots, needs_mask=head.needs_mask(form),
+        parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",
+        entities=len(task.entities),
     )  # fmt: skip
     read_option(task.option or OPTION)
     head.check_template(parsed)
@@ -249,6 +254,7 @@ def build_scorer(
     kind.check_form(form, facts.style)
     parsed = check_template(task, template, kind, form, slots)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
+    check_relations(task.metric, task.labels, task.negative)
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
     laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
     follows = laid.answer
@@ -258,7 +264,8 @@ def build_scorer(
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
         needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
-        answer=follows, option=task.option, names=laid.names,
+        answer=follows, option=task.option, names=laid.names, entities=len(task.entities),
+        markers=task.markers,
     )  # fmt: skip
     layout = Layout(
         batch=batch, max_len=max_len, pad_id=laid.specials.pad, side=side, multiple=multiple,

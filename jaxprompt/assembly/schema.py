@@ -93,6 +93,19 @@ FIELDS = Block(
         scheme=word(
             "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"
         ),
+        entities=texts(
+            (), "custom: where each entity of the first field stands; the labels are relations"
+        ),
+        offsets=word(
+            "tags", Words("data.tasks.entities", "OFFSETS"),
+            "of task.entities: tags, <e1>|</e1>; characters or words, a column of [start, end] or "
+            "start|end of two; last_word: the same, the end included; text: a column of its text",
+        ),
+        markers=texts(
+            (), "words in front of and behind each entity where a template says |marked; () = "
+            "@ @ # #"
+        ),
+        negative=text("", "custom: the class that is no relation, which micro_f1 leaves out"),
         form=word(
             "cloze", Words("assembly.schema", "forms"),
             "cloze: the words at a mask; text: T5's own text format; nsp, nss, unified, cls: as "
@@ -118,6 +131,11 @@ FIELDS = Block(
         seed=whole(0, "data seed: which rows the protocol draws", SEED),
         k=count(16, "kshot: rows a class for train; kfold: rows a class in all, 0 = all rows"),
         dev_k=count(0, "kshot: rows a class for dev; 0 = k"),
+        scarce=word(
+            "raise", Words("data.fewshot", "SCARCE"),
+            "kshot, of a class with too few rows: an error, or train takes what there is, dev the "
+            "rest",
+        ),
         n=size(32, "balanced: rows in all for train, and as many for dev"),
         ratio=number(
             0.1, "fraction: share of each class, or from 2 on rows of each class", "above 0"

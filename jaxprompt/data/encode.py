@@ -3,14 +3,15 @@
 import copy
 import string
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.encoded import Encoded, Row
+from jaxprompt.data.encoded import Encoded, Row, make_row
+from jaxprompt.data.marking import default_markers, divide, fit, kept_lengths
 from jaxprompt.data.specials import Specials
-from jaxprompt.data.target import Branches
+from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import OPTION, Part, Template, check, modify, read_option, with_options
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
@@ -39,6 +40,7 @@ class _Run(NamedTuple):
     text: str = ""
     cut: bool = False
     field: str = ""  # whose text it is
+    side: int = -1  # where it stands among the entities of the field, see `fit`; -1 = it has none
 
 
 class Gap(NamedTuple):
@@ -56,27 +58,7 @@ class _Open(NamedTuple):
     part: Part
     space: bool
     segment: int
-
-
-def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
-    """Lengths left when the longest loses a token, ties the later one, until they fit `room`."""
-    kept = list(lengths)
-    if sum(kept) <= room:
-        return kept
-    level = 0
-    left = room
-    for rank, length in enumerate(sorted(lengths)):
-        level = min(length, left // (len(lengths) - rank))
-        if level < length:
-            break
-        left -= length
-    kept = [min(length, level) for length in lengths]
-    spare = room - sum(kept)
-    for i, length in enumerate(lengths):
-        if spare and length > level:
-            kept[i] += 1
-            spare -= 1
-    return kept
+    first: int = 0  # of the slots around its entities
 
 
 class ExampleEncoder:
@@ -102,19 +84,22 @@ class ExampleEncoder:
         answer: Answer = Answer(),  # noqa: B008, immutable
         option: str = "",
         names: Sequence[str] = string.ascii_uppercase,
+        entities: int = 0,
+        markers: Sequence[str] = (),
     ):
         """Lays the template out. `num_types` is the number of segments that the backbone knows.
 
         `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
-        them.
+        them. Of the field with entities `markers` are the words around each, () = the default.
         """
+        marked = [part.text for part in template.parts if part.mark]
         check(
-            template,
-            fields=template.fields,
-            num_slots=num_slots,
-            needs_mask=needs_mask,
-            has_choices=True,
-        )
+            template, fields=(*marked, *template.fields), num_slots=num_slots,
+            needs_mask=needs_mask, has_choices=True, entities=entities,
+        )  # fmt: skip
+        self._entities = entities
+        self._markers = tuple(markers) or default_markers(entities)
+        self._whole = {f"entity{i}" for i in range(1, 1 + entities)}  # never cut
         self._tokenizer = tokenizer
         self._template = template
         self._specials = specials
@@ -260,11 +245,13 @@ class ExampleEncoder:
         lead = self._first_space or self._template.parts[0].space
         layout: list[_Run | _Open] = []
         next_slot, seps, at_start = 0, 0, True
+        marks = self._template.slots_around(self._entities)
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
             space = lead if at_start else part.space
             if part.kind in ("field", "choice", "option"):
-                layout.append(_Open(part, space, segment))
+                layout.append(_Open(part, space, segment, next_slot))
+                next_slot += marks * (part.mark == "soft")
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
                 layout.append(_Run(ids, Role.HARD, segment))
@@ -272,7 +259,7 @@ class ExampleEncoder:
                 count = {"masked": num_masks, "seq2seq": 1, "causal": 0}[sp.style]
                 layout.append(_Run([*sp.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
-                count = part.count or num_slots
+                count = part.count or num_slots - marks
                 slots = range(next_slot, next_slot + count)
                 layout.append(_Run([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
@@ -304,8 +291,27 @@ class ExampleEncoder:
             else:
                 text, cut = example.choices[part.count] if part.kind == "option" else choice, False
             name = part.text if part.kind == "field" else ""
+            if part.mark:
+                runs += self._mark(example, text, item, cut)
+                continue
+            cut = cut and name not in self._whole
             runs.append(_text_run(text, item, cut)._replace(field=name))
         return runs
+
+    def _mark(self, example: Example, text: str, item: _Open, cut: bool) -> Iterator[_Run]:
+        """Divides a field at its entities, which are never cut."""
+        words = self._markers if item.part.mark == "marked" else ()
+        for piece in divide(text, example.entities, words=words, space=item.space):
+            run = _Run(None, Role.TEXT, item.segment, text=piece.text)
+            if piece.kind == "context":
+                yield run._replace(cut=cut, side=piece.number)
+            elif piece.kind == "entity":
+                yield run._replace(field=f"entity{piece.number + 1}")
+            elif words:
+                yield run._replace(role=Role.HARD)
+            else:
+                slots = range(item.first + piece.number, item.first + piece.number + 1)
+                yield run._replace(ids=[self._specials.pad], role=Role.SOFT, slots=slots)
 
     def _field(self, example: Example, name: str) -> str:
         if name not in example.fields:
@@ -321,7 +327,9 @@ class ExampleEncoder:
         if needed > self._max_len:
             tokens = lambda role: sum(len(run.ids) for run in fixed if run.role == role)
             whole = tokens(Role.TEXT)
-            shown = f", {whole} of choices and whole texts" * bool(whole)
+            names = {f"{run.text.strip()!r:.40}": 0 for run in fixed if run.field in self._whole}
+            kinds = f"the entities {' and '.join(names)}, choices" if names else "choices"
+            shown = f", {whole} of {kinds} and whole texts" * bool(whole)
             raise InputError(
                 f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
                 f"them slots{shown}) beside the text, which leaves no room in max_len "
@@ -335,26 +343,25 @@ class ExampleEncoder:
     ) -> Encoded:
         runs = [r if r.ids is not None else r._replace(ids=tokens[r.text]) for r in runs]
         room = self._check_room([run for run in runs if not run.cut])
-        lengths = [len(run.ids) for run in runs if run.cut]
-        kept, cut = iter(kept_lengths(lengths, room)), sum(lengths) > room
-        ids: list[int] = []
-        slots: list[int] = []
-        types: list[int] = []
-        roles: list[int] = []
+        kept = _cut(runs, room)
+        cut = sum(map(sum, kept)) < sum(len(run.ids) for run in runs if run.cut)
+        shares = iter(kept)
+        ids, slots, types, roles = ([] for _ in range(4))
         for run in runs:
-            count = next(kept) if run.cut else len(run.ids)
-            ids += run.ids[:count]
+            first, last = next(shares) if run.cut else (len(run.ids), 0)
+            count = first + last
+            ids += run.ids[:first] + run.ids[len(run.ids) - last :]
             slots += run.slots or [-1] * count
             types += [run.segment] * count
             roles += [int(run.role)] * count
-        row = _row(ids, slots, types, roles, range(len(ids)))
+        row = make_row(ids, slots, types, roles, range(len(ids)))
         if self._specials.style == "masked":
             label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
             return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32), cut=cut)
         if self._specials.style == "causal":
-            joined, label_pos, targets = _say(row, self._answer.plan, target)
+            joined, label_pos, targets = say(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
-        decoder, label_pos, targets = _say(self._stem(), self._answer.plan, target)
+        decoder, label_pos, targets = say(self._stem(), self._answer.plan, target)
         return Encoded(
             **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
         )
@@ -365,30 +372,21 @@ class ExampleEncoder:
         ids = [self._specials.pad] * slots + list(stem)
         roles = [Role.SOFT] * slots + [Role.SPECIAL] * len(stem)
         slot = [*range(slots), *([-1] * len(stem))]
-        return _row(ids, slot, [0] * len(ids), roles, range(len(ids)))
+        return make_row(ids, slot, [0] * len(ids), roles, range(len(ids)))
 
 
-def _row(ids, slots, types, roles, positions) -> Row:
-    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
-    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
-
-
-def _say(row: Row, plan: Branches | None, target: list[int] | None):
-    """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
-    last = len(row.ids) - 1
-    branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)
-    if target is not None:
-        fed, targets = target[:-1], np.array(target, np.int32)
-        reads = np.arange(len(target), dtype=np.int32)
-        branch, depth = [0] * len(fed), reads[1:]
-    elif plan is not None:
-        fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
-    if len(depth):
-        count = len(depth)
-        behind = _row(fed, [-1] * count, branch, [Role.LABEL] * count, row.positions[-1] + depth)
-        pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
-        row = Row(*map(np.concatenate, pairs))
-    return row, (last + reads).astype(np.int32), targets
+def _cut(runs: Sequence[_Run], room: int) -> list[tuple[int, int]]:
+    """Cuts the runs that may be to `room` tokens. -> the first and the last tokens each keeps"""
+    # What stands around entities counts as one text.
+    number = lambda pair: pair[0] if pair[1].side < 0 else -1
+    cuts = enumerate(run for run in runs if run.cut)
+    texts = [[run for _, run in group] for _, group in groupby(cuts, number)]
+    found: list[tuple[int, int]] = []
+    lengths = [sum(len(run.ids) for run in text) for text in texts]
+    for text, kept in zip(texts, kept_lengths(lengths, room), strict=True):
+        sizes, sides = [len(run.ids) for run in text], [run.side for run in text]
+        found += [(kept, 0)] if sides[0] < 0 else fit(sizes, sides, kept)
+    return found
 
 
 def _text_run(text: str, item: _Open, cut: bool) -> _Run:

@@ -177,7 +177,7 @@ class Kind:
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Measures what was found of a split, [units, C or C + 1], against what is right."""
         scores = drop_absent(found, split.counts, classes)
-        return metrics.score(metric, split.labels, decide(scores, classes), classes)
+        return metrics.score(metric, split.labels, decide(scores, classes), classes, split.judged)
 
     def check_found(self, found: Any) -> None:
         """Raises InputError where the scores of an example are NaN: nothing is the best of them."""
@@ -197,6 +197,8 @@ class Kind:
         if not known.any():
             return {}, 0
         part = split._replace(labels=split.labels[known], counts=split.counts[known])
+        if split.judged:
+            part = part._replace(judged=split.judged.take(known))
         # The answer is the best of the classes, whatever the model says outside them.
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
 

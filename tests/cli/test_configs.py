@@ -5,7 +5,7 @@ import json
 
 import jax
 import pytest
-from tiny_run import ROOT, jaxprompt, make_backbone, tiny_fields, write_rows
+from tiny_run import ROOT, entities_of, jaxprompt, make_backbone, tiny_fields, write_rows
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
@@ -63,10 +63,8 @@ def rows_of(tmp_path):
 
     def write(name: str):
         task = get_task(name)
-        rows = [
-            {field: "the old cat was near it" for field in task.fields} | {task.label: label}
-            for label in [*task.labels] * 2
-        ]
+        text = {field: "the old cat was near it" for field in task.fields} | entities_of(task)
+        rows = [text | {task.label: label} for label in [*task.labels] * 2]
         for column, texts in task.derive.values():
             rows = [row | {column: next(iter(texts))} for row in rows]
         for split in ("train", "dev", "test"):
@@ -82,6 +80,8 @@ def differs(path, argument) -> bool:
         return False  # pre-training builds in its own way
     if path.parent.name == "ppt":
         return path.stem == "t5_small"
+    if path.stem == "dart_relations":  # the number of examples changes no program
+        return not argument or ",8," in argument
     return path.stem != "accuracy" or argument.startswith("sst2")
 
 
@@ -103,6 +103,9 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
         c.backbone.path = str(backbone)
     if c.task.name != "topics":
         c.data.source = str(rows_of(c.task.name))
+    if path.stem == "dart_relations":  # words that the tiny one has, and few examples
+        c.prompt.update({"text": "a a an an is the this"} if "text" in c.prompt else {})
+        c.optim.warmup_steps = 1
     from_config.check_config(c)
     c.mesh.data = c.mesh.model = 1
     placement = from_config.build_placement(c)

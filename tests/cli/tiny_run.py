@@ -177,6 +177,27 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
+def entities_of(task) -> dict[str, object]:
+    """Gives the columns of "the old cat was near it" in which two entities are told."""
+    (field, *_), row = task.fields, {}
+    if not task.entities:
+        return row
+    parts = [entry.split("|") for entry in task.entities]
+    if task.offsets == "tags":
+        (a, b), (c, d) = parts
+        return {field: f"the old {a}cat{b} was near {c}it{d}"}
+    if task.offsets == "text":
+        return {entry: name for entry, name in zip(task.entities, ("cat", "it"), strict=True)}
+    for names, word in zip(parts, (2, 5), strict=True):
+        last = word + (task.offsets == "words")
+        if len(names) == 2:
+            row |= dict(zip(names, (word, last), strict=True))
+        else:
+            column, dot, inner = names[0].partition(".")
+            row[column] = {inner: [word, last]} if dot else [word, last]
+    return row
+
+
 def make_data(folder: Path, train: int = 48) -> Path:
     """Writes train.jsonl, dev.jsonl and test.jsonl of the three topics."""
     folder.mkdir(parents=True, exist_ok=True)

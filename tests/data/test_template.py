@@ -9,13 +9,14 @@ from jaxprompt.errors import InputError
 FIELDS = ("sentence", "premise", "hypothesis")
 
 
-def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS):
+def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS, entities=0):
     check(
         parse(text),
         fields=fields,
         num_slots=num_slots,
         needs_mask=needs_mask,
         has_choices=has_choices,
+        entities=entities,
     )
 
 
@@ -144,6 +145,7 @@ def test_templates_of_known_tasks_fit(name):
     if task.kind != "classes":
         verify(task.plain, 4, fields=task.fields)
         return
-    verify(task.template, 4, needs_mask=True, has_choices=has_choices, fields=task.fields)
-    verify(task.plain, 4, has_choices=has_choices, fields=task.fields)
+    given = {"has_choices": has_choices, "fields": task.texts, "entities": len(task.entities)}
+    verify(task.template, 4, needs_mask=True, **given)
+    verify(task.plain, 4, **given)
     assert not parse(task.plain).has_mask
