@@ -114,7 +114,7 @@ def test_rows_around_entities_move_and_nothing_of_the_vocabulary(backbone, files
     ("t5", "{text|soft} {entity1} [soft*2] [mask] {entity2}", 6, "a a an an is the"),
     ("gpt2", "{text|soft} {entity1} {entity2} [mask]", 4, "a a an an"),
     ("roberta", ROWS, 7, TEXT),
-])  # fmt: skip
+], ids=["t5", "gpt2", "roberta"])  # fmt: skip
 def test_other_backbones(family, template, slots, text, files, tmp_path, capsys):
     folder = make_backbone(tmp_path / family, family)
     own = dart() | {
