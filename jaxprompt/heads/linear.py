@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.errors import InputError, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.reading import Scores, mask_absent, take
+from jaxprompt.layers.reading import Scores, mask_absent
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Batch, Objective, Role
 
