@@ -16,6 +16,7 @@ from jaxprompt.training.pictures import draw_curves, read_curves
 PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
 _IN_3D = 3  # words of a label that are drawn (Zhang et al. 2022, figure 5)
 _FEWEST = 8  # points that t-SNE is asked to lay out
+_FOLDED = 8  # rows of a table above which it is opened by a tap
 _STREAMS = {
     "encoder": "attention of the input",
     "decoder": "attention of the decoder",
@@ -31,7 +32,7 @@ def list_words(found: Findings) -> str:
         moved = ""
         if row.start_nearest is not None:
             near = f"{row.start_nearest.token} {row.start_nearest.cosine:.2f}"
-            moved = f"  (cosine {row.cosine:.2f} with its start, nearest {near})"
+            moved = f"  (cosine {row.cosine:.4f} with its start, nearest {near})"
         lines.append(f"{_name(row)}: {words}{moved}")
     return escape("".join(line + "\n" for line in lines) or found.notes["rows"] + "\n")
 
@@ -45,7 +46,7 @@ def write_report(found: Findings, workdir: str, title: str) -> list[Path]:
     for old in folder.glob("*.png"):  # of steps that were looked at before
         old.unlink()
     page = Page(title)
-    page.table((), list(found.about.items()))
+    page.table((), list(found.about.items()), breaks=True)
     for remark in found.remarks:
         page.say(f"Note: {remark}.")
     pictures = _write_rows(page, found)
@@ -83,7 +84,7 @@ def _write_rows(page: Page, found: Findings) -> list[Path]:
         start = "not known"
         if row.start_nearest is not None:
             start = with_note([(row.start_nearest.token, f"{row.start_nearest.cosine:.2f}")])
-        cosine = "" if row.cosine is None else f"{row.cosine:.2f}"
+        cosine = "" if row.cosine is None else f"{row.cosine:.4f}"
         rows.append((_name(row), near, start, cosine))
     page.table(("row", "nearest words", "nearest at its start", "cosine with its start"), rows)
     return []
@@ -104,7 +105,7 @@ def _write_states(page: Page, found: Findings, folder: Path) -> list[Path]:
         (_step(step), f"{own.ratio:.4f}", f"{own.intra:.3f}", f"{own.inter:.3f}")
         for step, own in states.separations.items()
     ]
-    page.table(("", "R_D", "within a class", "between classes"), rows)
+    page.table(("", "R_D", "within a class", "between classes"), rows, folded=len(rows) > _FOLDED)
     made = []
     if len(states.separations) > 1:
         ratios = {step: own.ratio for step, own in states.separations.items()}
@@ -150,17 +151,20 @@ def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:
     bounds = np.cumsum([len(part) for part in parts])[:2]
     paths = []
     for kind, place in (("PCA", project), ("t-SNE", embed)):
-        if place is embed and len(points) < _FEWEST:
-            page.say(f"t-SNE is left out: {len(points)} points are too few for it.")
+        if place is embed and len(rows) + len(words) < _FEWEST:
+            page.say(f"t-SNE is left out: {len(rows) + len(words)} points are too few for it.")
             continue
-        labels, starts, near = np.split(place(points, 3), bounds)
+        # t-SNE keeps who is near, not how near: how far a row moved is a matter of PCA alone.
+        moves = has_starts and place is project
+        own = points if moves else np.concatenate([points[: bounds[0]], points[bounds[1] :]])
+        labels, starts, near = np.split(place(own, 3), bounds if moves else bounds[[0, 0]])
         path = draw.draw_labels(
-            labels, starts if has_starts else None, near, [owner for owner, _ in words],
+            labels, starts if moves else None, near, [owner for owner, _ in words],
             [row.name for row in rows], [word.token for _, word in words],
             f"{kind} of label rows", folder / f"labels-{kind.lower().replace('-', '')}.png",
         )  # fmt: skip
         said = f"{kind} of the label rows (stars) and their nearest words, scaled to length 1"
-        paths.append((path, said + (", with where they started (rings)" if has_starts else "")))
+        paths.append((path, said + (", with where they started (rings)" if moves else "")))
     page.pictures(paths)
     return [path for path, _ in paths]
 

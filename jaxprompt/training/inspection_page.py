@@ -7,18 +7,19 @@ from pathlib import Path
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 64rem; padding: 1rem;
-  color: #1a1a1a; background: #fff; overflow-wrap: anywhere; }
+  color: #1a1a1a; background: #fff; overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.2rem; margin-top: 2.2rem;
   border-top: 1px solid #ddd; padding-top: 1rem; }
 figure { margin: 0; } figcaption { font-size: .85rem; color: #555; }
 img { max-width: 100%; height: auto; display: block; }
 .pictures { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); }
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
 .pictures.wide { grid-template-columns: 1fr; }
 .wide img { max-width: min(100%, 44rem); }
 .table { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
+.breaks td { overflow-wrap: anywhere; } summary { cursor: pointer; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
-  border-bottom: 1px solid #eee; } .number { text-align: right; white-space: nowrap; }
+  border-bottom: 1px solid #eee; }
 small { color: #666; white-space: nowrap; }
 """
 # Nothing is fetched and nothing is run, whatever the texts of a run hold.
@@ -40,13 +41,22 @@ class Page:
         """Adds a paragraph."""
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence["str | Markup"]]) -> None:
-        """Adds a table; `head` is () where it has no row of names."""
-        lines = [f"<tr>{''.join(f'<th>{html.escape(name)}</th>' for name in head)}</tr>"] * bool(
-            head
-        )
-        lines += [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
-        self._parts.append(f'<div class="table"><table>{"".join(lines)}</table></div>')
+    def table(
+        self, head: Sequence[str], rows: Sequence[Sequence["str | Markup"]], *,
+        folded: bool = False, breaks: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds a table; `head` is () where it has no row of names.
+
+        One that is `folded` opens at a tap; where `breaks`, words are broken to fit a phone.
+        """
+        names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+        names = f"<tr>{names}</tr>" * bool(head)
+        lines = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
+        kind = "table breaks" if breaks else "table"
+        table = f'<div class="{kind}"><table>{names}{"".join(lines)}</table></div>'
+        if folded:
+            table = f"<details><summary>All {len(rows)} rows</summary>{table}</details>"
+        self._parts.append(table)
 
     def pictures(self, paths: Sequence[tuple[Path, str]], *, wide: bool = False) -> None:
         """Adds PNG files with what they show in words; beside each other unless `wide`."""

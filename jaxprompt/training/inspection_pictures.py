@@ -91,23 +91,63 @@ def draw_labels(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6, 5.4), layout="constrained")
+    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
     axis = figure.add_subplot(projection="3d")
+    said = []
     for number, (name, row) in enumerate(zip(names, labels, strict=True)):
-        style = style_of(number)
-        axis.scatter(*row, color=style["color"], marker="*", s=190, depthshade=False)
-        axis.text(*row, f"  {short(name)}", color=style["color"], weight="bold", fontsize=11)
+        colour = style_of(number)["color"]
+        axis.scatter(*row, color=colour, marker="*", s=190, depthshade=False)
+        said.append((row, short(name), {"color": colour, "weight": "bold", "fontsize": 11}))
         if starts is not None:
-            line = np.stack([starts[number], row])
-            axis.plot(*line.T, color=style["color"], linewidth=1.2, linestyle="--")
-            axis.scatter(*starts[number], facecolors="none", edgecolors=style["color"], s=40)
+            axis.plot(*np.stack([starts[number], row]).T, color=colour, lw=1.2, ls="--")
+            axis.scatter(*starts[number], facecolors="none", edgecolors=colour, s=110)
     for point, owner, token in zip(words, owners, tokens, strict=True):
         axis.scatter(*point, color=style_of(owner)["color"], marker="o", s=16, depthshade=False)
-        axis.text(*point, f" {short(token)}", color="#333333", fontsize=8.5)
+        if len(names) <= NAMED:
+            said.append((point, short(token), {"color": "#333333", "fontsize": 9}))
     axis.set_title(title)
     for one in (axis.xaxis, axis.yaxis, axis.zaxis):
         one.set_ticklabels([])
+    _write_apart(figure, axis, said)
     return save_figure(figure, path)
+
+
+def _write_apart(
+    figure: Any, axis: Any, said: Sequence[tuple[np.ndarray, str, dict[str, Any]]]
+) -> None:
+    """Writes texts beside points of a picture in three dimensions, where there is room for them.
+
+    A text takes the first place around its point that covers no other text; in turn, so the first
+    ones stand closest to theirs.
+    """
+    from mpl_toolkits.mplot3d.proj3d import proj_transform
+
+    figure.draw_without_rendering()  # lays the axes out
+    taken: list[tuple[float, float, float, float]] = []  # left, bottom, right, top, in points
+    scale = 72 / figure.dpi
+    for point, text, style in said:
+        x, y, _ = proj_transform(*point, axis.get_proj())
+        at = axis.transData.transform((x, y)) * scale
+        wide, high = 0.62 * style["fontsize"] * len(text), 1.15 * style["fontsize"]
+        places = [
+            (at[0] + dx * reach + (dx - 1) / 2 * wide, at[1] + dy * reach - high / 2)
+            for reach in (8, 16, 26, 38, 52)
+            for dx, dy in ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
+        ]
+        boxes = [(left, low, left + wide, low + high) for left, low in places]
+        free = (box for box in boxes if not any(_overlap(box, other) for other in taken))
+        box = next(free, boxes[0])
+        taken.append(box)
+        offset = box[0] - at[0], box[1] - at[1]
+        far = max(map(abs, (offset[0] + wide * (offset[0] < 0), offset[1] + high / 2))) > 14
+        axis.annotate(
+            text, (x, y), offset, textcoords="offset points", annotation_clip=False, **style,
+            arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.6} if far else None,
+        )  # fmt: skip
+
+
+def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
