@@ -1,5 +1,6 @@
 """What a run learned, looked at: rows and words near them, states, answers, attention."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -137,10 +138,11 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
 
 def _restore(c: Any, workdir: str, split: str) -> Any:
     """Restores a run; with the training examples where its prompt started from them."""
-    wanted = [split]
+    trained = None
     if c.prompt.get("start") == "task" and not c.prompt.get("init"):
-        wanted.append("train")
-    trained = from_config.restore(c, workdir, wanted)
+        with contextlib.suppress(InputError):  # they need not be there any more
+            trained = from_config.restore(c, workdir, [split, "train"])
+    trained = trained or from_config.restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files"

@@ -89,9 +89,8 @@ class Markup(str):
 
 def with_note(pairs: Sequence[tuple[str, str]]) -> Markup:
     """Writes texts in a row, each with a small note behind it."""
-    return Markup(
-        ", ".join(f"{html.escape(text)} <small>{html.escape(note)}</small>" for text, note in pairs)
-    )
+    write = lambda text, note: f"<bdi>{html.escape(text)}</bdi> <small>{html.escape(note)}</small>"
+    return Markup(", ".join(write(*pair) for pair in pairs))
 
 
 def _cell(value: str) -> str:

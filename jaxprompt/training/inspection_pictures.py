@@ -4,7 +4,9 @@ Classes differ by colour and by marker, so that they are told apart without colo
 large enough to be read on a phone that shows a picture at half its size.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,36 @@ _SIZE = (4.8, 4.6)  # inches
 _LONGEST = 18  # characters of a name
 
 
+# Fonts with the characters of a vocabulary that matplotlib's own lacks, where they are installed.
+_MORE_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari",
+    "Noto Sans Thai", "Noto Sans", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans",
+    "Microsoft YaHei", "Arial Unicode MS",
+)  # fmt: skip
+
+
 def short(name: str) -> str:
-    """Cuts a name that would not fit beside an axis."""
-    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+    """Makes a name fit beside an axis, and what matplotlib would read as a formula a text."""
+    name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+    # It leaves out of a legend what begins with an underscore.
+    return (" " * name.startswith("_") + name).replace("$", r"\$")
+
+
+def _readable(draw: Callable[..., Path]) -> Callable[..., Path]:
+    """Lets a function draw with all fonts that may be needed; what none has becomes a box."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Any, **kwargs: Any) -> Path:
+        import matplotlib
+        from matplotlib.font_manager import fontManager
+
+        names = {font.name for font in fontManager.ttflist}
+        fonts = ["DejaVu Sans", *(name for name in _MORE_FONTS if name in names)]
+        with matplotlib.rc_context({"font.family": fonts}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            return draw(*args, **kwargs)
+
+    return drawn
 
 
 def style_of(number: int) -> dict[str, Any]:
@@ -29,6 +58,7 @@ def style_of(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
 
 
+@_readable
 def draw_states(
     points: np.ndarray, labels: np.ndarray, names: Sequence[str], title: str, path: Path,
     limits: tuple[np.ndarray, np.ndarray] | None = None,
@@ -58,6 +88,7 @@ def draw_states(
     return save_figure(figure, path)
 
 
+@_readable
 def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
     """Draws R_D over the steps of a run, the best step marked."""
     from matplotlib.figure import Figure
@@ -80,6 +111,7 @@ def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
     return save_figure(figure, path)
 
 
+@_readable
 def draw_labels(
     labels: np.ndarray, starts: np.ndarray | None, words: np.ndarray, owners: Sequence[int],
     names: Sequence[str], tokens: Sequence[str], title: str, path: Path,
@@ -141,7 +173,8 @@ def _write_apart(
         offset = box[0] - at[0], box[1] - at[1]
         far = max(map(abs, (offset[0] + wide * (offset[0] < 0), offset[1] + high / 2))) > 14
         axis.annotate(
-            text, (x, y), offset, textcoords="offset points", annotation_clip=False, **style,
+            text, (x, y), offset, textcoords="offset points", va="bottom", annotation_clip=False,
+            **style,
             arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.6} if far else None,
         )  # fmt: skip
 
@@ -150,6 +183,7 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
+@_readable
 def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
     """Draws answers by right class, each row as shares of it. int [C, C + 1]
 
@@ -178,6 +212,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     return save_figure(figure, path)
 
 
+@_readable
 def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, path: Path) -> Path:
     """Draws the attention on a prompt by layer and head. -> a panel for each part, float [L, N]
 
