@@ -173,12 +173,14 @@ def test_states_are_those_at_the_mask(runs, looked_at):
 
 
 def test_a_run_that_learns_nothing_stays_where_it_starts(backbone, data, tmp_path):
-    fields = KEPT | {"optim.lr": 0, "optim.weight_decay": 0, "train.total_steps": 2}
+    fields = KEPT | {"optim.lr": 0, "optim.weight_decay": 0, "train.total_steps": 3}
+    fields |= {"train.eval_steps": 1, "train.keep": 3}
     c = make_config(backbone, data, "soft", **fields)
     run(c, str(tmp_path / "run"))
     _, found, _ = look(tmp_path / "run", "--steps=2")
     assert [row["cosine_with_start"] for row in found["rows"]] == [1] * 4
-    first, last = found["separation"]
+    assert [own["step"] for own in found["separation"]] == [0, 1, 2, 3]  # more than two are kept
+    first, *_, last = found["separation"]
     assert first["ratio"] == pytest.approx(last["ratio"], rel=1e-6)
     assert not [name for name in pictures(tmp_path / "run") if name.endswith("-0.png")]
 
