@@ -202,6 +202,12 @@ class Kind:
         # The answer is the best of the classes, whatever the model says outside them.
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
 
+    def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray | None:
+        """Gives the class that is answered to each example; None where answers are no classes."""
+        if self.OF != "classes":
+            return None
+        return decide(drop_absent(found, split.counts, classes)[:, :classes], classes)
+
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
