@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.class_list import ClassList
 from jaxprompt.data.encoded import Encoded, Row
 from jaxprompt.data.specials import Specials
-from jaxprompt.data.target import Branches
+from jaxprompt.data.target import Branches, make_row, say
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import OPTION, Part, Template, check, modify, read_option, with_options
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
@@ -102,11 +103,12 @@ class ExampleEncoder:
         answer: Answer = Answer(),  # noqa: B008, immutable
         option: str = "",
         names: Sequence[str] = string.ascii_uppercase,
+        lists: Sequence[ClassList] = (),
     ):
         """Lays the template out. `num_types` is the number of segments that the backbone knows.
 
         `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
-        them.
+        them. [classes] writes the first of `lists`; `listing` takes another.
         """
         check(
             template,
@@ -114,6 +116,7 @@ class ExampleEncoder:
             num_slots=num_slots,
             needs_mask=needs_mask,
             has_choices=True,
+            lists_classes=bool(lists),
         )
         self._tokenizer = tokenizer
         self._template = template
@@ -124,22 +127,32 @@ class ExampleEncoder:
         self._first_space = starts_with_space(tokenizer)
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._sizes = num_slots, num_masks
-        self._layouts: dict[int, list[_Run | _Open]] = {}  # by the number of choices listed
-        fixed = [run for run in self._layout(0) if isinstance(run, _Run)]
-        front = takewhile(lambda run: run.role == Role.SOFT, fixed)
-        self._cls_at = sum(len(run.ids) for run in front)
+        self._lists = tuple(lists)
+        # By the number of choices listed.
+        self._layouts: dict[int, list[_Run | _Open]] = {}
         self._room_behind = 0
         if specials.style == "causal":
             self._room_behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
         cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
         self._least = int(cuts)  # tokens of what is cut
-        self._check_room(fixed)
+        longest = max(range(len(lists)), key=lambda i: lists[i].tokens, default=0)
+        widest = self.listing(longest) if lists else self
+        fixed = [run for run in widest._layout(0) if isinstance(run, _Run)]
+        front = takewhile(lambda run: run.role == Role.SOFT, fixed)
+        self._cls_at = sum(len(run.ids) for run in front)
+        widest._check_room(fixed)
 
     def writing(self, tokens: int) -> "ExampleEncoder":
         """Returns an encoder of the same inputs, behind which up to `tokens` are written."""
         other = copy.copy(self)
         start = self._answer.stem[:1]
         other._answer = Answer(stem=start, slots=self._answer.slots, text=tokens)
+        return other
+
+    def listing(self, number: int) -> "ExampleEncoder":
+        """Returns an encoder of the same inputs in which [classes] writes another list."""
+        other = copy.copy(self)
+        other._lists, other._layouts = self._lists[number:], {}
         return other
 
     def encode(self, example: Example) -> list[Encoded]:
@@ -276,6 +289,11 @@ class ExampleEncoder:
                 slots = range(next_slot, next_slot + count)
                 layout.append(_Run([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
+            elif part.kind == "classes":
+                for ids, role, row in self._lists[0].pieces():
+                    slots = range(num_slots + row, num_slots + row + len(ids)) if row >= 0 else None
+                    ids = [*ids] if slots is None else [sp.pad] * len(ids)
+                    layout.append(_Run(ids, role, segment, slots))
             elif part.kind == "cls":
                 layout.append(_Run([*sp.cls], Role.SPECIAL, segment))
             else:
@@ -322,11 +340,14 @@ class ExampleEncoder:
             tokens = lambda role: sum(len(run.ids) for run in fixed if run.role == role)
             whole = tokens(Role.TEXT)
             shown = f", {whole} of choices and whole texts" * bool(whole)
+            cure = "use fewer slots or a shorter template"
+            if self._lists:
+                shown += f", {self._lists[0].tokens} of a list of classes"
+                cure = f"list fewer classes in one input by head.group or head.hierarchy, {cure}"
             raise InputError(
                 f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
                 f"them slots{shown}) beside the text, which leaves no room in max_len "
-                f"{self._max_len}; raise max_len to {needed} or more, use fewer slots or a shorter "
-                "template"
+                f"{self._max_len}; raise max_len to {needed} or more, {cure}"
             )
         return self._max_len - taken
 
@@ -347,14 +368,17 @@ class ExampleEncoder:
             slots += run.slots or [-1] * count
             types += [run.segment] * count
             roles += [int(run.role)] * count
-        row = _row(ids, slots, types, roles, range(len(ids)))
+        row = make_row(ids, slots, types, roles, range(len(ids)))
         if self._specials.style == "masked":
             label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
-            return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32), cut=cut)
+            label_pos = np.array(label_pos, np.int32)
+            if self._lists:
+                label_pos = label_pos[self._lists[0].order]
+            return Encoded(**row._asdict(), label_pos=label_pos, cut=cut)
         if self._specials.style == "causal":
-            joined, label_pos, targets = _say(row, self._answer.plan, target)
+            joined, label_pos, targets = say(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
-        decoder, label_pos, targets = _say(self._stem(), self._answer.plan, target)
+        decoder, label_pos, targets = say(self._stem(), self._answer.plan, target)
         return Encoded(
             **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
         )
@@ -365,30 +389,7 @@ class ExampleEncoder:
         ids = [self._specials.pad] * slots + list(stem)
         roles = [Role.SOFT] * slots + [Role.SPECIAL] * len(stem)
         slot = [*range(slots), *([-1] * len(stem))]
-        return _row(ids, slot, [0] * len(ids), roles, range(len(ids)))
-
-
-def _row(ids, slots, types, roles, positions) -> Row:
-    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
-    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
-
-
-def _say(row: Row, plan: Branches | None, target: list[int] | None):
-    """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
-    last = len(row.ids) - 1
-    branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)
-    if target is not None:
-        fed, targets = target[:-1], np.array(target, np.int32)
-        reads = np.arange(len(target), dtype=np.int32)
-        branch, depth = [0] * len(fed), reads[1:]
-    elif plan is not None:
-        fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
-    if len(depth):
-        count = len(depth)
-        behind = _row(fed, [-1] * count, branch, [Role.LABEL] * count, row.positions[-1] + depth)
-        pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
-        row = Row(*map(np.concatenate, pairs))
-    return row, (last + reads).astype(np.int32), targets
+        return make_row(ids, slot, [0] * len(ids), roles, range(len(ids)))
 
 
 def _text_run(text: str, item: _Open, cut: bool) -> _Run:

@@ -6,13 +6,15 @@ r"""Templates: a line of text that says where fields, masks, soft tokens and har
     {question} {choices} Answer: [mask]  the choices lettered, "A. first B. second"
     {article} {question|whole} {choices} what does not fit is cut from the article alone
     {premise} [sep] {choice}             one row a choice
+    {text} Class: [classes].             the classes listed, "negative, positive"
 
 In braces: a field, `choice` or `choices`, and modifiers after `|`, applied left to right: `chop`
 drops the last character, `lower` lower-cases the first, `strip` strips white space; `whole` keeps
 a field from being cut. In brackets: `mask`, `soft` (all slots of the prompt), `soft*n` (the next
-n), `cls`, `sep`. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots
-that the template does not place stand in front of [CLS]. White space in front of all puts a space
-before the first text. A backslash makes `{ } [ ] \` literal.
+n), `classes` (for a head that reads them), `cls`, `sep`. Without `[cls]` or a closing `[sep]` the
+tokenizer's own are put around. Slots that the template does not place stand in front of [CLS].
+White space in front of all puts a space before the first text. A backslash makes `{ } [ ] \`
+literal.
 
 How {choices} writes each of them is a small template of its own, "{name}. {text}"; see
 `read_option`.
@@ -30,8 +32,9 @@ MODIFIERS: dict[str, Callable[[str], str]] = {
     "strip": str.strip,
     "whole": str,  # changes nothing: it is for the encoder
 }
-BRACKETS = ("mask", "soft", "soft*n", "cls", "sep")
+BRACKETS = ("mask", "soft", "soft*n", "classes", "cls", "sep")
 OPTION = " {name}. {text}"
+_ONCE = ("mask", "cls", "classes")  # kinds of parts of which a template has one at most
 
 _LEXER = re.compile(
     r"\\(?P<escape>[{}\[\]\\])"
@@ -46,7 +49,7 @@ _LEXER = re.compile(
 class Part(NamedTuple):
     """One element of a template."""
 
-    kind: str  # words field choice choices option mask soft cls sep
+    kind: str  # words field choice choices option mask soft classes cls sep
     text: str = ""  # the hard words, or the name of a field
     modifiers: tuple[str, ...] = ()
     count: int = 0  # slots of a soft part, 0 = all; which choice an option is, from 0
@@ -161,11 +164,12 @@ def check(
     num_slots: int,
     needs_mask: bool,
     has_choices: bool,
+    lists_classes: bool = False,
 ) -> None:
     """Raises InputError where a template does not fit its task, its prompt or its head."""
     known = tuple(fields)
     where = f"template {template.source!r}"
-    count = {kind: sum(p.kind == kind for p in template.parts) for kind in ("mask", "cls")}
+    count = {kind: sum(p.kind == kind for p in template.parts) for kind in _ONCE}
     for name in template.fields:
         if name not in known:
             raise InputError(f"{where}: unknown field {name!r}; {nearest(name, known)}")
@@ -177,6 +181,13 @@ def check(
         raise InputError(f"{where} has {count['mask']} [mask]; keep 1 (it widens to long words)")
     if needs_mask and not count["mask"]:
         raise InputError(f"{where} has no [mask], which the verbalizer scores; add one")
+    if lists_classes and count["classes"] != 1:
+        raise InputError(
+            f"{where} has {count['classes']} lists of classes; write 1 [classes], which the head "
+            "reads, as in '{text} Class: [classes].'"
+        )
+    if count["classes"] and not lists_classes:
+        raise InputError(f"{where} has [classes], which this head does not read; take it out")
     if count["cls"] > 1:
         raise InputError(f"{where} has {count['cls']} [cls]; keep at most 1")
     if count["cls"]:
@@ -221,7 +232,7 @@ def _read_brace(value: str, source: str) -> Part:
 
 def _read_bracket(value: str, source: str) -> Part:
     word = value.strip().lower()
-    if word in ("mask", "soft", "cls", "sep"):
+    if word in ("mask", "soft", "classes", "cls", "sep"):
         return Part(word)
     if match := re.fullmatch(r"soft\s*\*\s*([0-9]{1,9})", word):
         if not int(match[1]):
