@@ -14,6 +14,7 @@ from jaxprompt.data.tasks import (
     check_task,
     custom_task,
     get_task,
+    read_all,
     read_example,
     task_from_json,
     with_labels,
@@ -23,6 +24,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 
 SPLITS = ("train", "dev", "test")
+_ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
 def read_task(block: Mapping[str, Any]) -> Task:
@@ -136,7 +138,7 @@ def read_examples(
         task = with_labels(task, rows, rows.origin)
     task = in_form(c, task) if record is None else task
     if rows is not None:
-        examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+        examples = read_all(task, rows, rows.origin)
         split = _draw(data, task, [e.label for e in examples])
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:
@@ -146,8 +148,7 @@ def read_examples(
     for name in wanted:
         if name not in splits and sources.has_split(task, name, **place):
             rows = read(name)
-            found = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
-            splits[name] = scored_examples(task, rows, found)
+            splits[name] = scored_examples(task, rows, read_all(task, rows, rows.origin))
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(
             f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
@@ -204,13 +205,13 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.SplitRows | None:
     if not data.protocol:
         return None
-    if task.kind != "classes" and data.protocol != "holdout":
+    if task.kind != "classes" and data.protocol not in _ANY_ROWS:
         raise InputError(
             f"data.protocol={data.protocol} draws by class, and task {task.name} has {task.kind}; "
-            "take holdout, or none"
+            "take holdout, fraction or none"
         )
     values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
-    if data.protocol == "holdout" and (task.kind != "classes" or task.choices):
+    if task.kind != "classes" or (data.protocol == "holdout" and task.choices):
         labels = [0] * len(labels)  # the place of the right choice is no class
     return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)

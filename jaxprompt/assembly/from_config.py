@@ -330,6 +330,7 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     weights = start(c, scorer, loaded, counts, placement, restored=True)
     trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
     weights = weights._replace(trainable=trainable)
+    scorer = scorer.fitted(best.get("dev") or {})
     return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
 
 

@@ -67,6 +67,10 @@ class Scorer(NamedTuple):
             raise InputError("--generate needs a backbone that writes; take a T5 or a GPT-2")
         return self._replace(head=writer(), encoder=self.encoder.writing(tokens))
 
+    def fitted(self, dev: Mapping[str, float]) -> "Scorer":
+        """Takes over what the head chose on dev."""
+        return self._replace(head=self.head.fitted(dev))
+
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
         """Takes the module of a backbone whose weights were read."""
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
@@ -196,7 +200,7 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
         parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",
-        entities=len(task.entities),
+        entities=len(task.entities), lists_classes=head.LISTS_CLASSES,
     )  # fmt: skip
     read_option(task.option or OPTION)
     head.check_template(parsed)
@@ -265,7 +269,7 @@ def build_scorer(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
         needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
         answer=follows, option=task.option, names=laid.names, entities=len(task.entities),
-        markers=task.markers,
+        markers=task.markers, lists=laid.lists,
     )  # fmt: skip
     layout = Layout(
         batch=batch, max_len=max_len, pad_id=laid.specials.pad, side=side, multiple=multiple,

@@ -3,17 +3,19 @@
 import copy
 import string
 from collections.abc import Iterator, Sequence
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.class_list import ClassList
 from jaxprompt.data.encoded import Encoded, Row, make_row
-from jaxprompt.data.marking import default_markers, divide, fit, kept_lengths
+from jaxprompt.data.marking import default_markers, divide
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
-from jaxprompt.data.template import OPTION, Part, Template, check, modify, read_option, with_options
+from jaxprompt.data.template import OPTION, Part, Template, check, read_option, with_options
+from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, text_run
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
@@ -28,37 +30,6 @@ class Answer(NamedTuple):
     stem: tuple[int, ...] = ()  # tokens that a decoder is fed before what is read
     slots: int = 0  # soft tokens in front of them
     text: int = 0  # tokens that a free text may have, the end of sequence included
-
-
-class _Run(NamedTuple):
-    """Tokens in a row that share role and segment; `text` is tokenised where `ids` is None."""
-
-    ids: list[int] | None
-    role: Role
-    segment: int
-    slots: range | None = None
-    text: str = ""
-    cut: bool = False
-    field: str = ""  # whose text it is
-    side: int = -1  # where it stands among the entities of the field, see `fit`; -1 = it has none
-
-
-class Gap(NamedTuple):
-    """An example with a field left open."""
-
-    before: list[_Run]
-    field: _Run
-    after: list[_Run]
-    room: int  # tokens that the field may have
-
-
-class _Open(NamedTuple):
-    """A part whose text comes with the example."""
-
-    part: Part
-    space: bool
-    segment: int
-    first: int = 0  # of the slots around its entities
 
 
 class ExampleEncoder:
@@ -86,16 +57,19 @@ class ExampleEncoder:
         names: Sequence[str] = string.ascii_uppercase,
         entities: int = 0,
         markers: Sequence[str] = (),
+        lists: Sequence[ClassList] = (),
     ):
         """Lays the template out. `num_types` is the number of segments that the backbone knows.
 
         `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
         them. Of the field with entities `markers` are the words around each, () = the default.
+        [classes] writes the first of `lists`; `listing` takes another.
         """
         marked = [part.text for part in template.parts if part.mark]
         check(
             template, fields=(*marked, *template.fields), num_slots=num_slots,
             needs_mask=needs_mask, has_choices=True, entities=entities,
+            lists_classes=bool(lists),
         )  # fmt: skip
         self._entities = entities
         self._markers = tuple(markers) or default_markers(entities)
@@ -109,22 +83,32 @@ class ExampleEncoder:
         self._first_space = starts_with_space(tokenizer)
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._sizes = num_slots, num_masks
-        self._layouts: dict[int, list[_Run | _Open]] = {}  # by the number of choices listed
-        fixed = [run for run in self._layout(0) if isinstance(run, _Run)]
-        front = takewhile(lambda run: run.role == Role.SOFT, fixed)
-        self._cls_at = sum(len(run.ids) for run in front)
+        self._lists = tuple(lists)
+        # By the number of choices listed.
+        self._layouts: dict[int, list[TokenRun | OpenPart]] = {}
         self._room_behind = 0
         if specials.style == "causal":
             self._room_behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
         cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
         self._least = int(cuts)  # tokens of what is cut
-        self._check_room(fixed)
+        longest = max(range(len(lists)), key=lambda i: lists[i].tokens, default=0)
+        widest = self.listing(longest) if lists else self
+        fixed = [run for run in widest._layout(0) if isinstance(run, TokenRun)]
+        front = takewhile(lambda run: run.role == Role.SOFT, fixed)
+        self._cls_at = sum(len(run.ids) for run in front)
+        widest._check_room(fixed)
 
     def writing(self, tokens: int) -> "ExampleEncoder":
         """Returns an encoder of the same inputs, behind which up to `tokens` are written."""
         other = copy.copy(self)
         start = self._answer.stem[:1]
         other._answer = Answer(stem=start, slots=self._answer.slots, text=tokens)
+        return other
+
+    def listing(self, number: int) -> "ExampleEncoder":
+        """Returns an encoder of the same inputs in which [classes] writes another list."""
+        other = copy.copy(self)
+        other._lists, other._layouts = self._lists[number:], {}
         return other
 
     def encode(self, example: Example) -> list[Encoded]:
@@ -218,14 +202,16 @@ class ExampleEncoder:
             )
         return example.choices
 
-    def _layout(self, choices: int) -> list[_Run | _Open]:
+    def _layout(self, choices: int) -> list[TokenRun | OpenPart]:
         """Gives the layout with that many choices listed, made once."""
         if choices not in self._layouts:
             shown = with_options(self._template, self._option, self._names[:choices])
             self._layouts[choices] = self._lay_out(list(shown.parts), *self._sizes)
         return self._layouts[choices]
 
-    def _lay_out(self, parts: list[Part], num_slots: int, num_masks: int) -> list[_Run | _Open]:
+    def _lay_out(
+        self, parts: list[Part], num_slots: int, num_masks: int
+    ) -> list[TokenRun | OpenPart]:
         """Encodes what does not come with the example; adds the specials and slots not written."""
         tok, sp = self._tokenizer, self._specials
         where = f"template {self._template.source!r}"
@@ -243,46 +229,51 @@ class ExampleEncoder:
             parts.insert(0, Part("soft"))
         closed = parts[-1].kind == "sep"
         lead = self._first_space or self._template.parts[0].space
-        layout: list[_Run | _Open] = []
+        layout: list[TokenRun | OpenPart] = []
         next_slot, seps, at_start = 0, 0, True
         marks = self._template.slots_around(self._entities)
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
             space = lead if at_start else part.space
             if part.kind in ("field", "choice", "option"):
-                layout.append(_Open(part, space, segment, next_slot))
+                layout.append(OpenPart(part, space, segment, next_slot))
                 next_slot += marks * (part.mark == "soft")
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
-                layout.append(_Run(ids, Role.HARD, segment))
+                layout.append(TokenRun(ids, Role.HARD, segment))
             elif part.kind == "mask":
                 count = {"masked": num_masks, "seq2seq": 1, "causal": 0}[sp.style]
-                layout.append(_Run([*sp.masks[:1]] * count, Role.LABEL, segment))
+                layout.append(TokenRun([*sp.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
                 count = part.count or num_slots - marks
                 slots = range(next_slot, next_slot + count)
-                layout.append(_Run([sp.pad] * count, Role.SOFT, segment, slots))
+                layout.append(TokenRun([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
+            elif part.kind == "classes":
+                for ids, role, row in self._lists[0].pieces():
+                    slots = range(num_slots + row, num_slots + row + len(ids)) if row >= 0 else None
+                    ids = [*ids] if slots is None else [sp.pad] * len(ids)
+                    layout.append(TokenRun(ids, role, segment, slots))
             elif part.kind == "cls":
-                layout.append(_Run([*sp.cls], Role.SPECIAL, segment))
+                layout.append(TokenRun([*sp.cls], Role.SPECIAL, segment))
             else:
                 last = closed and i + 1 == len(parts)
                 ids = (sp.end or sp.sep[:1]) if last else sp.sep
-                layout.append(_Run([*ids], Role.SPECIAL, segment))
+                layout.append(TokenRun([*ids], Role.SPECIAL, segment))
                 seps += 1
             if part.kind != "soft":
                 at_start = part.kind in ("cls", "sep")
                 lead = lead if part.kind == "cls" else self._first_space
         if not closed:
-            layout.append(_Run([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
+            layout.append(TokenRun([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
         return layout
 
-    def _fill(self, example: Example, choice: str) -> list[_Run]:
+    def _fill(self, example: Example, choice: str) -> list[TokenRun]:
         """Puts the example's texts into the layout."""
-        runs: list[_Run] = []
+        runs: list[TokenRun] = []
         listed = len(self._need_choices(example)) if self._template.lists_choices else 0
         for item in self._layout(listed):
-            if isinstance(item, _Run):
+            if isinstance(item, TokenRun):
                 runs.append(item)
                 continue
             part = item.part
@@ -295,14 +286,14 @@ class ExampleEncoder:
                 runs += self._mark(example, text, item, cut)
                 continue
             cut = cut and name not in self._whole
-            runs.append(_text_run(text, item, cut)._replace(field=name))
+            runs.append(text_run(text, item, cut)._replace(field=name))
         return runs
 
-    def _mark(self, example: Example, text: str, item: _Open, cut: bool) -> Iterator[_Run]:
+    def _mark(self, example: Example, text: str, item: OpenPart, cut: bool) -> Iterator[TokenRun]:
         """Divides a field at its entities, which are never cut."""
         words = self._markers if item.part.mark == "marked" else ()
         for piece in divide(text, example.entities, words=words, space=item.space):
-            run = _Run(None, Role.TEXT, item.segment, text=piece.text)
+            run = TokenRun(None, Role.TEXT, item.segment, text=piece.text)
             if piece.kind == "context":
                 yield run._replace(cut=cut, side=piece.number)
             elif piece.kind == "entity":
@@ -321,7 +312,7 @@ class ExampleEncoder:
             )
         return example.fields[name]
 
-    def _check_room(self, fixed: list[_Run]) -> int:
+    def _check_room(self, fixed: list[TokenRun]) -> int:
         taken = sum(len(run.ids) for run in fixed) + self._room_behind
         needed = taken + self._least
         if needed > self._max_len:
@@ -330,20 +321,23 @@ class ExampleEncoder:
             names = {f"{run.text.strip()!r:.40}": 0 for run in fixed if run.field in self._whole}
             kinds = f"the entities {' and '.join(names)}, choices" if names else "choices"
             shown = f", {whole} of {kinds} and whole texts" * bool(whole)
+            cure = "use fewer slots or a shorter template"
+            if self._lists:
+                shown += f", {self._lists[0].tokens} of a list of classes"
+                cure = f"list fewer classes in one input by head.group or head.hierarchy, {cure}"
             raise InputError(
                 f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
                 f"them slots{shown}) beside the text, which leaves no room in max_len "
-                f"{self._max_len}; raise max_len to {needed} or more, use fewer slots or a shorter "
-                "template"
+                f"{self._max_len}; raise max_len to {needed} or more, {cure}"
             )
         return self._max_len - taken
 
     def _assemble(
-        self, runs: list[_Run], tokens: dict[str, list[int]], target: list[int] | None
+        self, runs: list[TokenRun], tokens: dict[str, list[int]], target: list[int] | None
     ) -> Encoded:
         runs = [r if r.ids is not None else r._replace(ids=tokens[r.text]) for r in runs]
         room = self._check_room([run for run in runs if not run.cut])
-        kept = _cut(runs, room)
+        kept = cut_runs(runs, room)
         cut = sum(map(sum, kept)) < sum(len(run.ids) for run in runs if run.cut)
         shares = iter(kept)
         ids, slots, types, roles = ([] for _ in range(4))
@@ -357,7 +351,10 @@ class ExampleEncoder:
         row = make_row(ids, slots, types, roles, range(len(ids)))
         if self._specials.style == "masked":
             label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
-            return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32), cut=cut)
+            label_pos = np.array(label_pos, np.int32)
+            if self._lists:
+                label_pos = label_pos[self._lists[0].order]
+            return Encoded(**row._asdict(), label_pos=label_pos, cut=cut)
         if self._specials.style == "causal":
             joined, label_pos, targets = say(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
@@ -373,25 +370,3 @@ class ExampleEncoder:
         roles = [Role.SOFT] * slots + [Role.SPECIAL] * len(stem)
         slot = [*range(slots), *([-1] * len(stem))]
         return make_row(ids, slot, [0] * len(ids), roles, range(len(ids)))
-
-
-def _cut(runs: Sequence[_Run], room: int) -> list[tuple[int, int]]:
-    """Cuts the runs that may be to `room` tokens. -> the first and the last tokens each keeps"""
-    # What stands around entities counts as one text.
-    number = lambda pair: pair[0] if pair[1].side < 0 else -1
-    cuts = enumerate(run for run in runs if run.cut)
-    texts = [[run for _, run in group] for _, group in groupby(cuts, number)]
-    found: list[tuple[int, int]] = []
-    lengths = [sum(len(run.ids) for run in text) for text in texts]
-    for text, kept in zip(texts, kept_lengths(lengths, room), strict=True):
-        sizes, sides = [len(run.ids) for run in text], [run.side for run in text]
-        found += [(kept, 0)] if sides[0] < 0 else fit(sizes, sides, kept)
-    return found
-
-
-def _text_run(text: str, item: _Open, cut: bool) -> _Run:
-    text = modify(text, item.part.modifiers)
-    if item.space:
-        text = text.lstrip()
-        text = f" {text}" if text else ""
-    return _Run(None, Role.TEXT, item.segment, text=text, cut=cut)

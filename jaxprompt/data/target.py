@@ -119,15 +119,6 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     )
 
 
-def _tabulate(pairs: dict, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
-    longest = max(map(len, pairs.values()))
-    ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
-    for (c, w), own in pairs.items():
-        ids[c, w, : len(own)] = [token for token, _ in own]
-        at[c, w, : len(own)] = [reads.index(place) for _, place in own]
-    return Pieces(ids, at)
-
-
 def say(row: Row, plan: Branches | None, target: list[int] | None):
     """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
     last = len(row.ids) - 1
@@ -140,8 +131,17 @@ def say(row: Row, plan: Branches | None, target: list[int] | None):
         fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
     if len(depth):
         count = len(depth)
-        positions = row.positions[-1] + depth
-        behind = make_row(fed, [-1] * count, branch, [Role.LABEL] * count, positions)
+        places = row.positions[-1] + depth
+        behind = make_row(fed, [-1] * count, branch, [Role.LABEL] * count, places)
         pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
         row = Row(*map(np.concatenate, pairs))
     return row, (last + reads).astype(np.int32), targets
+
+
+def _tabulate(pairs: dict, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
+    longest = max(map(len, pairs.values()))
+    ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
+    for (c, w), own in pairs.items():
+        ids[c, w, : len(own)] = [token for token, _ in own]
+        at[c, w, : len(own)] = [reads.index(place) for _, place in own]
+    return Pieces(ids, at)

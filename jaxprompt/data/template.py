@@ -7,13 +7,15 @@ r"""Templates: a line of text that says where fields, masks, soft tokens and har
     {article} {question|whole} {choices} what does not fit is cut from the article alone
     {premise} [sep] {choice}             one row a choice
     {text|soft} {entity1} is the [mask] of {entity2}    entities between soft tokens, then by name
+    {text} Class: [classes].             the classes listed, "negative, positive"
 
 In braces: a field, `choice` or `choices`, and modifiers after `|`, applied left to right: `chop`
 drops the last character, `lower` lower-cases the first, `strip` strips white space; `whole` keeps
 a field from being cut. Of a task with entities, `marked` puts words around those that stand in the
 field, `soft` two slots each: those of {entity1}, then of {entity2}. In brackets: `mask`, `soft`
-(all slots of the prompt), `soft*n` (the next n), `cls`, `sep`. Without `[cls]` or a closing `[sep]`
-the tokenizer's own are put around. Slots that the template does not place stand in front of [CLS].
+(all slots of the prompt), `soft*n` (the next n), `classes` (for a head that reads them), `cls`,
+`sep`. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots that the
+template does not place stand in front of [CLS].
 White space in front of all puts a space before the first text. A backslash makes `{ } [ ] \`
 literal.
 
@@ -36,8 +38,9 @@ MODIFIERS: dict[str, Callable[[str], str]] = {
     "soft": str,
 }
 MARKS = ("marked", "soft")  # how the entities of a field are marked: by words, by slots
-BRACKETS = ("mask", "soft", "soft*n", "cls", "sep")
+BRACKETS = ("mask", "soft", "soft*n", "classes", "cls", "sep")
 OPTION = " {name}. {text}"
+_ONCE = ("mask", "cls", "classes")  # kinds of parts of which a template has one at most
 
 _LEXER = re.compile(
     r"\\(?P<escape>[{}\[\]\\])"
@@ -52,7 +55,7 @@ _LEXER = re.compile(
 class Part(NamedTuple):
     """One element of a template."""
 
-    kind: str  # words field choice choices option mask soft cls sep
+    kind: str  # words field choice choices option mask soft classes cls sep
     text: str = ""  # the hard words, or the name of a field
     modifiers: tuple[str, ...] = ()
     count: int = 0  # slots of a soft part, 0 = all; which choice an option is, from 0
@@ -177,6 +180,7 @@ def check(
     needs_mask: bool,
     has_choices: bool,
     entities: int = 0,
+    lists_classes: bool = False,
 ) -> None:
     """Raises InputError where a template does not fit its task, its prompt or its head.
 
@@ -184,7 +188,7 @@ def check(
     """
     known = tuple(fields)
     where = f"template {template.source!r}"
-    count = {kind: sum(p.kind == kind for p in template.parts) for kind in ("mask", "cls")}
+    count = {kind: sum(p.kind == kind for p in template.parts) for kind in _ONCE}
     for name in template.fields:
         if name not in known:
             raise InputError(f"{where}: unknown field {name!r}; {nearest(name, known)}")
@@ -196,6 +200,13 @@ def check(
         raise InputError(f"{where} has {count['mask']} [mask]; keep 1 (it widens to long words)")
     if needs_mask and not count["mask"]:
         raise InputError(f"{where} has no [mask], which the verbalizer scores; add one")
+    if lists_classes and count["classes"] != 1:
+        raise InputError(
+            f"{where} has {count['classes']} lists of classes; write 1 [classes], which the head "
+            "reads, as in '{text} Class: [classes].'"
+        )
+    if count["classes"] and not lists_classes:
+        raise InputError(f"{where} has [classes], which this head does not read; take it out")
     if count["cls"] > 1:
         raise InputError(f"{where} has {count['cls']} [cls]; keep at most 1")
     if count["cls"]:
@@ -271,7 +282,7 @@ def _read_brace(value: str, source: str) -> Part:
 
 def _read_bracket(value: str, source: str) -> Part:
     word = value.strip().lower()
-    if word in ("mask", "soft", "cls", "sep"):
+    if word in ("mask", "soft", "classes", "cls", "sep"):
         return Part(word)
     if match := re.fullmatch(r"soft\s*\*\s*([0-9]{1,9})", word):
         if not int(match[1]):

@@ -82,9 +82,14 @@ def differs(path, argument) -> bool:
         return path.stem == "t5_small"
     if path.stem == "dart_relations":  # the number of examples changes no program
         return not argument or ",8," in argument
+    if path.stem == "dpt":
+        return argument in ("", *OTHERS) or argument.startswith("sst2,low")
     return path.stem != "accuracy" or argument.startswith("sst2")
 
 
+OTHERS = ("sst2,full,released", "ag_news,low,dpt,large")  # which no sweep has
+SPANS = ("quoref", "quoref,low,sigma,large", "quoref,full,bert")
+RUNS += [(CONFIGS / "dpt.py", argument) for argument in (*OTHERS, *SPANS)]
 BUILDS = [(path, x) for path, x in RUNS if differs(path, x)]
 
 
@@ -93,12 +98,19 @@ def t5(tmp_path_factory):
     return make_backbone(tmp_path_factory.mktemp("t5") / "t5", "t5")
 
 
+@pytest.fixture(scope="session")
+def electra(tmp_path_factory):
+    return make_backbone(tmp_path_factory.mktemp("electra") / "electra", "discriminator")
+
+
 @pytest.mark.parametrize("path, argument", BUILDS, ids=lambda x: getattr(x, "stem", x))
-def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
+def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of):
     c = load(path, argument)
     c.data.max_len, c.data.protocol = 24, ""
     if "t5" in c.backbone.path:  # longer names of fields: more room, and fewer soft tokens
         c.backbone.path, c.data.max_len, c.prompt.length = str(t5), 160, 4
+    elif "electra" in c.backbone.path:  # whose tokenizer spells the classes
+        c.backbone.path, c.data.max_len = str(electra), 66
     else:
         c.backbone.path = str(backbone)
     if c.task.name != "topics":
@@ -141,7 +153,9 @@ def test_every_part_fits_the_base(kind, part):
     c = load(CONFIGS / "base.py")
     with c.unlocked():
         part(c)
-    answers = {"text": "target", "tags": "tags", "spans": "answers"}.get(c.head.name)
+    answers = {"text": "target", "tags": "tags", "spans": "answers", "multi_spans": "answers"}.get(
+        c.head.name
+    )
     if answers is not None and kind == "heads":  # what the other tasks of base.py have not
         c.task.update({"name": "custom", "fields": ("words",), answers: "column"})
     c.backbone.path = c.backbone.path or "somewhere"
@@ -149,7 +163,7 @@ def test_every_part_fits_the_base(kind, part):
     if kind == "tasks":
         assert c.task.name in task_names()
     if kind == "methods":
-        assert c.prompt.name in ("prefix", "soft", "dart", "none")
+        assert c.prompt.name in ("prefix", "soft", "dart", "dpt", "none")
 
 
 def names(block, prefix="") -> set[str]:

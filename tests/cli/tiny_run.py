@@ -18,6 +18,7 @@ FAMILIES = {
     "bert": "BertForPreTraining",
     "roberta": "RobertaForMaskedLM",
     "electra": "ElectraForMaskedLM",
+    "discriminator": "ElectraForPreTraining",
     "t5": "T5ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
 }
@@ -50,7 +51,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     )  # fmt: skip
     if family == "roberta":
         sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    if family == "electra":
+    if family in ("electra", "discriminator"):
         sizes |= dict(embedding_size=24)
     model = getattr(transformers, FAMILIES[family])
     model = model(model.config_class(**sizes))
@@ -97,6 +98,8 @@ def _teach(model: Any, folder: Path) -> None:
                 weight += torch.eye(*weight.shape)
             elif name.endswith("attention.output.dense.weight"):
                 weight += 2 * torch.eye(*weight.shape)
+        if hasattr(model, "discriminator_predictions"):  # else every token looks alike
+            model.discriminator_predictions.dense_prediction.weight.normal_(0, 0.5)
     _share_directions(model, folder, 1.0)
 
 

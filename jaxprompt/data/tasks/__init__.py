@@ -15,7 +15,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.answering import read_answered
+from jaxprompt.data.tasks.answering import MisplacedAnswer, read_answered
 from jaxprompt.data.tasks.cells import (
     check_label,
     class_names,
@@ -251,6 +251,24 @@ def _no_label(task: Task, value: Any, known: Sequence[str], where: str) -> Input
     return InputError(
         f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
     )
+
+
+def read_all(
+    task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str]
+) -> list[Example]:
+    """Reads rows to learn from. Raises InputError for the first that is wrong.
+
+    Of answers that do not stand in their texts it says how many rows have such.
+    """
+    examples, first, wrong = [], None, 0
+    for number, row in enumerate(rows):
+        try:
+            examples.append(read_example(task, row, origin(number)))
+        except MisplacedAnswer as error:
+            first, wrong = first or error, wrong + 1
+    if first is not None:
+        raise InputError(f"{first}; {wrong} of {len(rows)} rows have such an answer") from first
+    return examples
 
 
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
