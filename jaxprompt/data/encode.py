@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.demos import Beside, lay
 from jaxprompt.data.encoded import Encoded, Row
+from jaxprompt.data.runs import Run, kept_lengths
 from jaxprompt.data.specials import Specials
-from jaxprompt.data.target import Branches
+from jaxprompt.data.target import Branches, make_row, say
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import OPTION, Part, Template, check, modify, read_option, with_options
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
@@ -29,24 +31,12 @@ class Answer(NamedTuple):
     text: int = 0  # tokens that a free text may have, the end of sequence included
 
 
-class _Run(NamedTuple):
-    """Tokens in a row that share role and segment; `text` is tokenised where `ids` is None."""
-
-    ids: list[int] | None
-    role: Role
-    segment: int
-    slots: range | None = None
-    text: str = ""
-    cut: bool = False
-    field: str = ""  # whose text it is
-
-
 class Gap(NamedTuple):
     """An example with a field left open."""
 
-    before: list[_Run]
-    field: _Run
-    after: list[_Run]
+    before: list[Run]
+    field: Run
+    after: list[Run]
     room: int  # tokens that the field may have
 
 
@@ -56,27 +46,6 @@ class _Open(NamedTuple):
     part: Part
     space: bool
     segment: int
-
-
-def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
-    """Lengths left when the longest loses a token, ties the later one, until they fit `room`."""
-    kept = list(lengths)
-    if sum(kept) <= room:
-        return kept
-    level = 0
-    left = room
-    for rank, length in enumerate(sorted(lengths)):
-        level = min(length, left // (len(lengths) - rank))
-        if level < length:
-            break
-        left -= length
-    kept = [min(length, level) for length in lengths]
-    spare = room - sum(kept)
-    for i, length in enumerate(lengths):
-        if spare and length > level:
-            kept[i] += 1
-            spare -= 1
-    return kept
 
 
 class ExampleEncoder:
@@ -102,11 +71,12 @@ class ExampleEncoder:
         answer: Answer = Answer(),  # noqa: B008, immutable
         option: str = "",
         names: Sequence[str] = string.ascii_uppercase,
+        beside: Beside | None = None,
     ):
         """Lays the template out. `num_types` is the number of segments that the backbone knows.
 
         `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
-        them.
+        them. `beside` says how demonstrations are laid, where there are any.
         """
         check(
             template,
@@ -124,10 +94,16 @@ class ExampleEncoder:
         self._first_space = starts_with_space(tokenizer)
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._sizes = num_slots, num_masks
-        self._layouts: dict[int, list[_Run | _Open]] = {}  # by the number of choices listed
-        fixed = [run for run in self._layout(0) if isinstance(run, _Run)]
+        self._beside = beside
+        self._shown: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
+        self._layouts: dict[int, list[Run | _Open]] = {}  # by the number of choices listed
+        fixed = [run for run in self._layout(0) if isinstance(run, Run)]
         front = takewhile(lambda run: run.role == Role.SOFT, fixed)
-        self._cls_at = sum(len(run.ids) for run in front)
+        leading = list(front)
+        self._cls_at = sum(len(run.ids) for run in leading)
+        placed = any(part.kind == "soft" for part in template.parts)
+        # Runs in front of demonstrations: [CLS] with what precedes it, or slots not placed.
+        self._front = len(leading) + 1 if specials.cls else int(num_slots > 0 and not placed)
         self._room_behind = 0
         if specials.style == "causal":
             self._room_behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
@@ -142,6 +118,12 @@ class ExampleEncoder:
         other._answer = Answer(stem=start, slots=self._answer.slots, text=tokens)
         return other
 
+    def showing(self, demos: Sequence[Sequence[Example]]) -> "ExampleEncoder":
+        """Returns an encoder that lays `demos[i]` beside the i-th example of `encode_all`."""
+        other = copy.copy(self)
+        other._shown = demos
+        return other
+
     def encode(self, example: Example) -> list[Encoded]:
         """Encodes one example: K rows, one a choice where the template has {choice}, else 1."""
         return self.encode_all([example])[0]
@@ -151,8 +133,10 @@ class ExampleEncoder:
     ) -> list[list[Encoded]]:
         """Encodes examples, in order, K rows each; a free text's target too where `targets`."""
         rows = []
+        shown = self._shown or [()] * len(examples)
         for start in range(0, len(examples), _CHUNK):
-            rows += self._encode_chunk(examples[start : start + _CHUNK], targets)
+            part = slice(start, start + _CHUNK)
+            rows += self._encode_chunk(examples[part], targets, shown[part])
         return rows
 
     def gaps(self, examples: Sequence[Example], window: str) -> Iterator[Gap]:
@@ -192,18 +176,37 @@ class ExampleEncoder:
         """The tokenizer."""
         return self._tokenizer
 
-    def _encode_chunk(self, examples: Sequence[Example], targets: bool) -> list[list[Encoded]]:
+    def _encode_chunk(
+        self, examples: Sequence[Example], targets: bool, shown: Sequence[Sequence[Example]]
+    ) -> list[list[Encoded]]:
         filled = [
             [self._fill(example, choice) for choice in self._choices(example)]
             for example in examples
         ]
+        demos = [[self._demonstrate(demo) for demo in own] for own in shown]
         counts = [0 if self._template.uses_choice else len(e.choices) for e in examples]
-        texts = list({r.text: 0 for rows in filled for runs in rows for r in runs if r.ids is None})
+        texts = list(
+            {
+                run.text: 0
+                for rows in [*filled, *demos]
+                for runs in rows
+                for run in runs
+                if run.ids is None
+            }
+        )
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         said = self._targets(examples) if targets else [None] * len(examples)
         return [
-            [self._assemble(runs, tokens, target)._replace(count=count) for runs in rows]
-            for rows, target, count in zip(filled, said, counts, strict=True)
+            [self._assemble(runs, tokens, target, own)._replace(count=count) for runs in rows]
+            for rows, target, own, count in zip(filled, said, demos, counts, strict=True)
+        ]
+
+    def _demonstrate(self, demo: Example) -> list[Run]:
+        """Lays a demonstration out like an example, with its label word in the mask's place."""
+        word = self._beside.words[demo.label]
+        return [
+            run._replace(ids=list(word), role=Role.HARD) if run.role == Role.LABEL else run
+            for run in self._fill(demo, "")[self._front : -1]
         ]
 
     def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
@@ -233,14 +236,14 @@ class ExampleEncoder:
             )
         return example.choices
 
-    def _layout(self, choices: int) -> list[_Run | _Open]:
+    def _layout(self, choices: int) -> list[Run | _Open]:
         """Gives the layout with that many choices listed, made once."""
         if choices not in self._layouts:
             shown = with_options(self._template, self._option, self._names[:choices])
             self._layouts[choices] = self._lay_out(list(shown.parts), *self._sizes)
         return self._layouts[choices]
 
-    def _lay_out(self, parts: list[Part], num_slots: int, num_masks: int) -> list[_Run | _Open]:
+    def _lay_out(self, parts: list[Part], num_slots: int, num_masks: int) -> list[Run | _Open]:
         """Encodes what does not come with the example; adds the specials and slots not written."""
         tok, sp = self._tokenizer, self._specials
         where = f"template {self._template.source!r}"
@@ -258,7 +261,7 @@ class ExampleEncoder:
             parts.insert(0, Part("soft"))
         closed = parts[-1].kind == "sep"
         lead = self._first_space or self._template.parts[0].space
-        layout: list[_Run | _Open] = []
+        layout: list[Run | _Open] = []
         next_slot, seps, at_start = 0, 0, True
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
@@ -267,35 +270,35 @@ class ExampleEncoder:
                 layout.append(_Open(part, space, segment))
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
-                layout.append(_Run(ids, Role.HARD, segment))
+                layout.append(Run(ids, Role.HARD, segment))
             elif part.kind == "mask":
                 count = {"masked": num_masks, "seq2seq": 1, "causal": 0}[sp.style]
-                layout.append(_Run([*sp.masks[:1]] * count, Role.LABEL, segment))
+                layout.append(Run([*sp.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
                 count = part.count or num_slots
                 slots = range(next_slot, next_slot + count)
-                layout.append(_Run([sp.pad] * count, Role.SOFT, segment, slots))
+                layout.append(Run([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
             elif part.kind == "cls":
-                layout.append(_Run([*sp.cls], Role.SPECIAL, segment))
+                layout.append(Run([*sp.cls], Role.SPECIAL, segment))
             else:
                 last = closed and i + 1 == len(parts)
                 ids = (sp.end or sp.sep[:1]) if last else sp.sep
-                layout.append(_Run([*ids], Role.SPECIAL, segment))
+                layout.append(Run([*ids], Role.SPECIAL, segment))
                 seps += 1
             if part.kind != "soft":
                 at_start = part.kind in ("cls", "sep")
                 lead = lead if part.kind == "cls" else self._first_space
         if not closed:
-            layout.append(_Run([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
+            layout.append(Run([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
         return layout
 
-    def _fill(self, example: Example, choice: str) -> list[_Run]:
+    def _fill(self, example: Example, choice: str) -> list[Run]:
         """Puts the example's texts into the layout."""
-        runs: list[_Run] = []
+        runs: list[Run] = []
         listed = len(self._need_choices(example)) if self._template.lists_choices else 0
         for item in self._layout(listed):
-            if isinstance(item, _Run):
+            if isinstance(item, Run):
                 runs.append(item)
                 continue
             part = item.part
@@ -315,7 +318,7 @@ class ExampleEncoder:
             )
         return example.fields[name]
 
-    def _check_room(self, fixed: list[_Run]) -> int:
+    def _check_room(self, fixed: list[Run]) -> int:
         taken = sum(len(run.ids) for run in fixed) + self._room_behind
         needed = taken + self._least
         if needed > self._max_len:
@@ -331,33 +334,52 @@ class ExampleEncoder:
         return self._max_len - taken
 
     def _assemble(
-        self, runs: list[_Run], tokens: dict[str, list[int]], target: list[int] | None
+        self,
+        runs: list[Run],
+        tokens: dict[str, list[int]],
+        target: list[int] | None,
+        demos: Sequence[list[Run]] = (),
     ) -> Encoded:
-        runs = [r if r.ids is not None else r._replace(ids=tokens[r.text]) for r in runs]
-        room = self._check_room([run for run in runs if not run.cut])
-        lengths = [len(run.ids) for run in runs if run.cut]
-        kept, cut = iter(kept_lengths(lengths, room)), sum(lengths) > room
+        encoded = lambda runs: [
+            run._replace(ids=tokens[run.text]) if run.ids is None else run for run in runs
+        ]
+        runs = encoded(runs)
+        if demos:
+            runs, cut = lay(
+                runs, list(map(encoded, demos)), self._beside, self._front,
+                self._max_len - self._room_behind, f"template {self._template.source!r}",
+            )  # fmt: skip
+        else:
+            runs, cut = self._cut(runs)
         ids: list[int] = []
         slots: list[int] = []
         types: list[int] = []
         roles: list[int] = []
         for run in runs:
-            count = next(kept) if run.cut else len(run.ids)
-            ids += run.ids[:count]
+            count = len(run.ids)
+            ids += run.ids
             slots += run.slots or [-1] * count
             types += [run.segment] * count
             roles += [int(run.role)] * count
-        row = _row(ids, slots, types, roles, range(len(ids)))
+        row = make_row(ids, slots, types, roles, range(len(ids)))
         if self._specials.style == "masked":
             label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
             return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32), cut=cut)
         if self._specials.style == "causal":
-            joined, label_pos, targets = _say(row, self._answer.plan, target)
+            joined, label_pos, targets = say(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
-        decoder, label_pos, targets = _say(self._stem(), self._answer.plan, target)
+        decoder, label_pos, targets = say(self._stem(), self._answer.plan, target)
         return Encoded(
             **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
         )
+
+    def _cut(self, runs: list[Run]) -> tuple[list[Run], bool]:
+        """Cuts texts to what fits. -> runs, whether any lost a token"""
+        room = self._check_room([run for run in runs if not run.cut])
+        lengths = [len(run.ids) for run in runs if run.cut]
+        kept = iter(kept_lengths(lengths, room))
+        short = [run._replace(ids=run.ids[: next(kept)]) if run.cut else run for run in runs]
+        return short, sum(lengths) > room
 
     def _stem(self) -> Row:
         """What the decoder is fed before anything is read: its soft tokens and the stem."""
@@ -365,35 +387,12 @@ class ExampleEncoder:
         ids = [self._specials.pad] * slots + list(stem)
         roles = [Role.SOFT] * slots + [Role.SPECIAL] * len(stem)
         slot = [*range(slots), *([-1] * len(stem))]
-        return _row(ids, slot, [0] * len(ids), roles, range(len(ids)))
+        return make_row(ids, slot, [0] * len(ids), roles, range(len(ids)))
 
 
-def _row(ids, slots, types, roles, positions) -> Row:
-    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
-    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
-
-
-def _say(row: Row, plan: Branches | None, target: list[int] | None):
-    """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
-    last = len(row.ids) - 1
-    branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)
-    if target is not None:
-        fed, targets = target[:-1], np.array(target, np.int32)
-        reads = np.arange(len(target), dtype=np.int32)
-        branch, depth = [0] * len(fed), reads[1:]
-    elif plan is not None:
-        fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
-    if len(depth):
-        count = len(depth)
-        behind = _row(fed, [-1] * count, branch, [Role.LABEL] * count, row.positions[-1] + depth)
-        pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
-        row = Row(*map(np.concatenate, pairs))
-    return row, (last + reads).astype(np.int32), targets
-
-
-def _text_run(text: str, item: _Open, cut: bool) -> _Run:
+def _text_run(text: str, item: _Open, cut: bool) -> Run:
     text = modify(text, item.part.modifiers)
     if item.space:
         text = text.lstrip()
         text = f" {text}" if text else ""
-    return _Run(None, Role.TEXT, item.segment, text=text, cut=cut)
+    return Run(None, Role.TEXT, item.segment, text=text, cut=cut)

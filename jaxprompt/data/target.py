@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.encoded import Row
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.template import Template, parse
 from jaxprompt.errors import InputError
+from jaxprompt.types import Role
 
 
 class Frame(NamedTuple):
@@ -124,3 +126,29 @@ def _tabulate(pairs: dict, shape: tuple[int, int], reads: Sequence[int]) -> Piec
         ids[c, w, : len(own)] = [token for token, _ in own]
         at[c, w, : len(own)] = [reads.index(place) for _, place in own]
     return Pieces(ids, at)
+
+
+def make_row(ids, slots, types, roles, positions) -> Row:
+    """Makes the arrays of a row. All are [T]."""
+    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
+    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
+
+
+def say(row: Row, plan: Branches | None, target: list[int] | None):
+    """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
+    last = len(row.ids) - 1
+    branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)
+    if target is not None:
+        fed, targets = target[:-1], np.array(target, np.int32)
+        reads = np.arange(len(target), dtype=np.int32)
+        branch, depth = [0] * len(fed), reads[1:]
+    elif plan is not None:
+        fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
+    if len(depth):
+        count = len(depth)
+        behind = make_row(
+            fed, [-1] * count, branch, [Role.LABEL] * count, row.positions[-1] + depth
+        )
+        pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
+        row = Row(*map(np.concatenate, pairs))
+    return row, (last + reads).astype(np.int32), targets

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxprompt.data.encode import ExampleEncoder, kept_lengths
+from jaxprompt.data.encode import ExampleEncoder
+from jaxprompt.data.runs import kept_lengths
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
