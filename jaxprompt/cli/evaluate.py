@@ -1,11 +1,11 @@
-"""Scores a split with the best prompt of a workdir, or zero-shot."""
+"""Scores a split with the best prompt of a workdir, zero-shot, or by the majority class."""
 
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError, choose, escape
 from jaxprompt.training.log import dumps
 
 
@@ -15,9 +15,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
     parser.add_argument("--output", help="JSONL file to write: each row with its prediction")
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
+    parser.add_argument(
+        "--majority", action="store_true",
+        help="score the most frequent class of the full training set; reads no backbone",
+    )  # fmt: skip
     add_hosts(parser)
     args, overrides = parser.read(argv)
     c = load_run(args, overrides)
+    if args.majority:
+        print(dumps(majority(c, args.split, args.output)))
+        return 0
     with several_hosts(args) as is_first:
         measured = evaluate(c, args.workdir, args.split, args.output, args.prefix)
         if is_first:
@@ -36,8 +43,7 @@ def evaluate(
     from jaxprompt.assembly.examples import SPLITS
     from jaxprompt.parallel import processes
 
-    if split not in SPLITS:
-        raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
+    choose("--split", split, SPLITS)
     if not from_config.is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
     trained = from_config.restore(c, workdir, [split])
@@ -54,6 +60,16 @@ def evaluate(
     if output and processes.is_first():
         _write(output, scorer, records, part, found, prefix)
     return {"split": split, "examples": part.size, **measured}
+
+
+def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:
+    """Scores the majority baseline. Raises InputError where it is asked for predictions."""
+    from jaxprompt.assembly.examples import SPLITS
+    from jaxprompt.assembly.majority import measure_majority
+
+    if output:
+        raise InputError(f"--majority gives one class to all; leave out --output={output}")
+    return measure_majority(c, choose("--split", split, SPLITS))
 
 
 def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:

@@ -8,7 +8,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, read_json
 
 SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
-SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone")
+SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone", "data.batch")
 # Fields that tell runs apart at a glance; a row is named by these before all others.
 _TELLING = ("task.name", "prompt.name", "trainable", "head.name", "ppt.task", "backbone.path")
 _CONFIG, _RESULT = "config.json", "result.json"

@@ -5,7 +5,7 @@ import json
 
 import jax
 import pytest
-from tiny_run import ROOT, jaxprompt, make_backbone, tiny_fields, write_rows
+from tiny_run import ROOT, WORDS, jaxprompt, make_backbone, tiny_fields, write_rows
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
@@ -63,9 +63,10 @@ def rows_of(tmp_path):
 
     def write(name: str):
         task = get_task(name)
+        # Texts differ: an example is not shown as its own demonstration.
         rows = [
-            {field: "the old cat was near it" for field in task.fields} | {task.label: label}
-            for label in [*task.labels] * 2
+            {field: f"the old cat was near {word}" for field in task.fields} | {task.label: label}
+            for label, word in zip([*task.labels] * 2, WORDS, strict=False)
         ]
         for column, texts in task.derive.values():
             rows = [row | {column: next(iter(texts))} for row in rows]
@@ -101,6 +102,8 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
         c.backbone.path, c.data.max_len, c.prompt.length = str(t5), 160, 4
     else:
         c.backbone.path = str(backbone)
+    if c.demos.per_class or c.demos.total:
+        c.data.max_len, c.demos.encoder = 64, str(backbone)
     if c.task.name != "topics":
         c.data.source = str(rows_of(c.task.name))
     from_config.check_config(c)
@@ -123,6 +126,14 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
     new, measured = jax.eval_shape(step, state, weights.frozen, next(batches))
     batches.close()
     assert measured["loss"].shape == () and new.trainable.keys() == weights.trainable.keys()
+
+
+@pytest.mark.parametrize("row", ["in_context", "zero_shot"])
+def test_rows_of_lm_bff_that_train_nothing(row):
+    c = load(CONFIGS / "lm_bff.py", f"sst2,{row}")
+    from_config.check_config(c)
+    assert from_config.is_zero_shot(c) and c.data.protocol == "kshot"
+    assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
 
 
 def parts():
