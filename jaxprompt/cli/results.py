@@ -65,8 +65,9 @@ def _is_run(config: Mapping[str, Any]) -> bool:
 def read_folder(folder: str) -> list[SweepRun]:
     """Reads the finished runs of a folder and names their rows by the fields that they differ in.
 
-    Seeds share a row, and a learning rate or weight decay names one where it was searched. Runs of
-    `adapt` are left out: they have no method. Raises InputError where there is no finished run.
+    Seeds share a row, and a learning rate, weight decay or batch size names one where it was
+    searched. Runs of `adapt` are left out: they have no method. Raises InputError where there is no
+    finished run.
     """
     from jaxprompt.assembly.from_config import FREE
     from jaxprompt.assembly.load_config import fields, load_config
@@ -153,7 +154,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:
-    """Makes a row of runs that differ in rate and decay: of each seed the one best on dev."""
+    """Makes a row of runs that differ in what is searched: of each seed the one best on dev."""
     from jaxprompt.sweeps.runner import select
 
     found: dict[str, list[tuple[SweepRun, Mapping[str, Any]]]] = {}
