@@ -292,3 +292,56 @@ def test_a_card_is_checked(change, part, exported, tmp_path, refused):
     folder = spoiled(exported[0] / "export", tmp_path, change)
     line = refused("predict", f"--prompt={folder}", "--text=the cat", started=True)
     assert part in line and line.count("\n") == 0, line
+
+
+# -- where they meet other parts ------------------------------------------------------------------
+
+
+def test_runs_that_train_as_one_program_score_as_alone(backbone, data, tmp_path, capsys):
+    fields = dict(
+        demos__per_class=1, demos__samples=2, train__total_steps=4, train__eval_steps=2,
+        prompt__dropout=0, data__batch=6, data__max_len=60,
+    )  # fmt: skip
+    alone = prepare(backbone, data, "prefix", **fields, optim__lr=0.02)
+    flag = write(alone, tmp_path)
+    code, out, err = jaxprompt(capsys, "train", flag, f"--workdir={tmp_path / 'alone'}")
+    assert code == 0, err
+    expected = json.loads(out)
+    grid = [flag, f"--workdir={tmp_path / 'grid'}", "--config.runs.lr=0.01,0.02"]
+    code, _, err = jaxprompt(capsys, "train", *grid)
+    assert code == 0, err
+    paths = list((tmp_path / "grid").glob("*/result.json"))
+    found = {path.parent.name: json.loads(path.read_text()) for path in paths}
+    (same,) = (own for name, own in found.items() if "0.02" in name)
+    assert len(found) == 2 and (same["dev"], same["test"]) == (expected["dev"], expected["test"])
+
+
+def test_a_decoder_that_shows_them_writes_too(data, tmp_path, capsys):
+    folder = make_backbone(tmp_path / "gpt2", "gpt2")
+    fields = dict(
+        task__template="{text} about [mask]", demos__per_class=1, demos__samples=2,
+        train__total_steps=1, train__eval_steps=1, generate__max_new=3, data__max_len=60,
+    )  # fmt: skip
+    c = prepare(folder, data, "prefix", **fields)
+    flag, workdir = write(c, tmp_path), tmp_path / "run"
+    assert jaxprompt(capsys, "train", flag, f"--workdir={workdir}")[0] == 0
+    assert jaxprompt(capsys, "export", f"--workdir={workdir}")[0] == 0
+    words = ["--generate", "--text=the cat", "--text=old bread"]
+    code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", *words)
+    assert code == 0, err
+    assert [set(json.loads(line)) for line in out.splitlines()] == [{"text", "generated"}] * 2
+
+
+def test_a_plan_and_a_check_know_them(backbone, data, tmp_path, capsys):
+    c = prepare(
+        backbone, data, "prefix", demos__per_class=1, demos__samples=3, train__total_steps=1,
+        data__max_len=60,
+    )  # fmt: skip
+    code, out, err = jaxprompt(capsys, "validate", write(c, tmp_path))
+    assert code == 0, err
+    assert "demonstrations: 1 of each class of 12 examples, 3 samples" in out
+    assert "train 12, dev 9, test 24" in out and "labels in train: 0 = beast (4)" in out
+    first = next(line for line in out.splitlines() if "the first example" in line)
+    assert first.count("[SEP]") == 4 and first.count("[MASK]") == 1
+    code, out, err = jaxprompt(capsys, "plan", f"--config={tmp_path / 'config.json'}")
+    assert code == 0 and "as configured" in out, err
