@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
-from jaxprompt.errors import InputError, choose, escape
+from jaxprompt.errors import InputError, escape
 from jaxprompt.training.log import dumps
 
 
@@ -40,10 +40,9 @@ def evaluate(
     With `output` its rows are written there as `predict` writes them.
     """
     from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.examples import SPLITS
     from jaxprompt.parallel import processes
 
-    choose("--split", split, SPLITS)
+    _check_split(split)
     if not from_config.is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
     trained = from_config.restore(c, workdir, [split])
@@ -64,12 +63,19 @@ def evaluate(
 
 def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:
     """Scores the majority baseline. Raises InputError where it is asked for predictions."""
-    from jaxprompt.assembly.examples import SPLITS
     from jaxprompt.assembly.majority import measure_majority
 
+    _check_split(split)
     if output:
         raise InputError(f"--majority gives one class to all; leave out --output={output}")
-    return measure_majority(c, choose("--split", split, SPLITS))
+    return measure_majority(c, split)
+
+
+def _check_split(split: str) -> None:
+    from jaxprompt.assembly.examples import SPLITS
+
+    if split not in SPLITS:
+        raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
 
 
 def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
