@@ -107,7 +107,8 @@ class Stream(NamedTuple):
     """What a method adds to one stream."""
 
     slots: Array | None = None  # [B|1, S, E] rows written where Tokens.slot >= 0; those beyond what
-    # the template places are for the views of a method's own objectives
+    # the template places are the method's `rows`, which a head may lay into the input, or for the
+    # views of its own objectives
     prefix: Prefix | None = None
     slots_mask: Array | None = None  # bool [B|1, S], False = the row is not there: where it would
     # stand nothing is seen and nothing is pooled; None = all True

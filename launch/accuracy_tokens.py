@@ -45,9 +45,11 @@ def train(c, seed: int) -> dict:
         )
         ids = fill("ids", pad)
         lengths = torch.tensor([len(row.ids) for row in rows])
-        out = model(
-            input_ids=ids, token_type_ids=fill("types", 0),
-            attention_mask=(torch.arange(ids.shape[1]) < lengths[:, None]).long(),
+        seen = torch.arange(-c.prompt.length, ids.shape[1]) < lengths[:, None]
+        # Not by PEFT's own forward, which drops the token types of question answering.
+        out = model.base_model(
+            input_ids=ids, token_type_ids=fill("types", 0), attention_mask=seen.long(),
+            past_key_values=model.get_prompt(batch_size=len(rows)),
         )  # fmt: skip
         every = out.logits if kind == "tags" else torch.stack([out.start_logits, out.end_logits], 2)
         read = fill("label_pos", 0)

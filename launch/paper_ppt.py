@@ -1,44 +1,16 @@
 """The tables and figures of PPT (Gu et al. 2022): which runs every number stands for."""
 
-import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from paper_figures import Point, draw_bars, draw_lines
+from paper_figures import draw_bars, draw_lines
+from paper_table import ROOT, Cell, Paper, Table
 
 from configs.parts import ppt
-from configs.ppt import has_cell
-
-
-class Cell(NamedTuple):
-    """One number: a setting on a task, run with every seed and learning rate."""
-
-    row: str
-    task: str
-    method: str  # of configs/parts/ppt.py
-    backbone: str  # by the paper's name, a key of HUB
-    changes: Mapping[str, Any] = {}  # config field -> value, besides seeds and learning rate
-
-
-class Published(NamedTuple):
-    """What the paper prints in a cell, in percent."""
-
-    mean: float
-    std: float
-    backbone: str
-
-
-class Table(NamedTuple):
-    """A table or figure of the paper."""
-
-    about: str
-    cells: Callable[[Sequence[str]], Iterable[Cell]]
-    tasks: Sequence[str]  # the paper's, which are run without --tasks
-    known: Sequence[str]  # what --tasks may name
-    stand_ins: tuple[str, ...] = ()  # rows whose stand-in has a row of its own: run where asked
-    draw: Callable[[Sequence[Point]], Any] | None = None  # of a figure
-
+from configs.ppt import has_cell, learning_rates
+from jaxprompt.cli.sweep import SweepRun
+from jaxprompt.errors import InputError, choose
 
 SIZES = ("Small", "Base", "Large", "XL", "XXL")
 ADAPTED = "T5-XXL after 10K steps of LM adaptation"
@@ -161,13 +133,104 @@ TABLES = {
 }  # fmt: skip
 
 
-def read_published(table: str) -> dict[tuple[str, str], Published]:
-    """Reads what the paper prints in a table, by row and task. Its figures have no numbers."""
-    with open(Path(__file__).parent / "published/ppt.csv", newline="", encoding="utf-8") as file:
-        return {
-            (line["row"], line["task"]): Published(
-                float(line["mean"]), float(line["std"]), line["backbone"]
+class Ppt(Paper):
+    """Pre-trained prompt tuning: T5 and mT5, and any other backbone by its kind."""
+
+    NAME = "ppt"
+    TITLE = "PPT (Gu et al. 2022)"
+    TABLES = TABLES
+    HUB = HUB
+    STAND_INS = STAND_INS
+    SEEDS = ppt.SEEDS
+    FLAGS = {"prompt.init": "--prompts"}
+
+    def add_flags(self, parser: Any) -> None:
+        """Adds --kind, --adapted and --prompts."""
+        parser.add_argument(
+            "--kind", default="", help=f"of the backbone: {', '.join(ppt.ALL_KINDS)}"
+        )
+        parser.add_argument("--adapted", default="", help="the backbone after LM adaptation")
+        parser.add_argument(
+            "--prompts", default="prompts",
+            help="folder of the exported prompts nsp, nss, cls and unified; those of Chinese are "
+            "in zh",
+        )  # fmt: skip
+
+    def check(self, args: Any, held: Mapping[str, Any]) -> None:
+        """Fills in the kind. Raises InputError for one that does not go with the other flags."""
+        if held and args.kind and held["kind"] != args.kind:
+            raise InputError(
+                f"{args.workdir} holds runs of kind {held['kind']}, not {args.kind}; take another "
+                "--workdir"
             )
-            for line in csv.DictReader(file)
-            if line["table"] == table.removesuffix("_chinese")
-        }
+        args.kind = args.kind or held.get("kind", "t5")
+        choose("--kind", args.kind, ppt.ALL_KINDS)
+        if args.kind != "t5" and not (args.backbone or args.print):
+            raise InputError(f"--kind={args.kind} needs --backbone, for the paper's is t5")
+        if args.table == "table2" and ppt.ALL_KINDS[args.kind][1]:
+            raise InputError(
+                f"--kind={args.kind} has no soft tokens to initialise; leave -deep out"
+            )
+
+    def about(self, args: Any) -> dict[str, Any]:
+        """Binds a workdir to the kind."""
+        return {"kind": args.kind}
+
+    def why_not(self, cell: Cell, args: Any) -> str:
+        """Says why a cell is not run: another backbone than --backbone, or one that is not read."""
+        adapted = args.adapted or (not args.backbone and cell.backbone == ADAPTED)
+        if cell.method == "lm_adapt" and not adapted:
+            return "give --adapted, the backbone that `adapt` wrote"
+        if args.rows:
+            return ""
+        if args.backbone and cell.row == f"full {cell.backbone}":
+            return "it has another backbone; name it in --rows to run it on --backbone"
+        if not args.backbone and cell.row in TABLES[args.table].stand_ins:
+            return f"{cell.backbone} cannot be read; give --backbone"
+        return ""
+
+    def config_of(self, cell: Cell, args: Any) -> str:
+        """Names the cell of configs/ppt/cells.py."""
+        task = choose("the task", cell.task, ppt.TASKS)
+        return f"{ROOT / 'configs/ppt/cells.py'}:{task},{cell.method},{args.kind}"
+
+    def changes_of(
+        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+    ) -> dict[str, Any]:
+        """Lists the changes; what `asked` says of prompts is not said of full tuning."""
+        if cell.method == "full":
+            asked = {name: asked[name] for name in asked if not name.startswith("prompt.")}
+        if cell.method == "lm_adapt" and args.adapted:
+            backbone = args.adapted
+        changes = super().changes_of(cell, args, asked, backbone)
+        if cell.method.endswith("ppt"):
+            unified = cell.method.endswith("unified_ppt")
+            changes["prompt.init"] = str(
+                Path(args.prompts)
+                / ("zh" if is_chinese(cell.task) else "")
+                / ("unified" if unified else ppt.TASKS[cell.task].group)
+            )
+        return changes
+
+    def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
+        """Lists the paper's learning rates."""
+        return learning_rates(cell.method, backbone)
+
+    def lacks(self, run: SweepRun, args: Any) -> str:
+        """Says which prompt is missing."""
+        start = run.changes.get("prompt.init")
+        if not start or Path(start).is_dir():
+            return ""
+        return (
+            f"{start} does not exist; pre-train it by configs/ppt/{Path(start).name}.py and "
+            "`export` it there, name another folder by --prompts, or choose --rows"
+        )
+
+    def remarks(self, args: Any) -> list[str]:
+        """Says which kind of backbone was measured."""
+        if args.kind == "t5":
+            return []
+        return [f"measured with a backbone of kind {args.kind}, the paper's is t5"]
+
+
+PAPER = Ppt()

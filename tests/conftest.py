@@ -13,7 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAGS = (
     "--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_parallel_codegen_split_count=1", "--xla_cpu_prefer_vector_width=128",
 )  # fmt: skip
 _GIVEN = os.environ.get("XLA_FLAGS", "")
 _MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]

@@ -94,6 +94,13 @@ LONG = {
         "test_killed_and_stopped_it_ends_with_the_same_bits",
     ),
     "cli/test_reading_runs.py": ("test_scores_are_those_of_torch[t5]",),
+    "cli/test_relation_runs.py": (
+        "test_methods_learn_and_predict[full]",
+        "test_methods_learn_and_predict[soft]",
+        "test_other_backbones[gpt2]",
+        "test_other_backbones[t5]",
+        "test_semeval_by_its_name[full]",
+    ),
     "cli/test_runs.py": (
         "test_a_group_that_is_killed_resumes_bit_for_bit[between]",
         "test_a_group_that_is_killed_resumes_bit_for_bit[results]",

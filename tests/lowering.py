@@ -13,7 +13,9 @@ from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.heads import linear, make_head, verbalizer
+from jaxprompt.heads.discriminator import ClassTokens
 from jaxprompt.heads.label_rows import LabelRows
+from jaxprompt.heads.multi_spans import JudgedTokens
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.heads.tags import TagScores
@@ -60,6 +62,7 @@ WEIGHTS = {
 RUNS, CLASSES = 2, 3
 HEAD_MODULES = {
     "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows((1,) * CLASSES),
+    "discriminator": ClassTokens(CLASSES, bias=True), "multi_spans": JudgedTokens(),
 }  # fmt: skip
 TX = optax.adamw(1e-3)
 
@@ -138,6 +141,8 @@ def make_method(case: Case, dims):
     if case.method == "prefix" and decodes:
         fields |= dict(decoder=length, cross=length)
     asks = Asks(CLASSES)
+    if case.method == "dpt":
+        asks = Asks(CLASSES, tuple(((word, word + 1),) for word in range(5, 5 + CLASSES)))
     if case.head == "label_rows":
         masked = not decodes and case.family != "gpt2"
         fields |= {"fluency": 1.0} if masked else {}
@@ -170,8 +175,9 @@ def make_numbers(case: Case, model):
     patterns = [p for p in patterns if p == ".*" or p.split("/")[0] in given]
     trainable, frozen = split(params, trainable_mask(params, patterns))
     trainable = jax.eval_shape(lambda x: cast(x, jnp.float32), trainable)
-    by_token = case.head in ("tags", "spans")
-    batch = make_batch(masks=3 if case.work == "adapt" or by_token else 1, **laid)
+    by_token = case.head in ("tags", "spans", "multi_spans")
+    several = by_token or case.work == "adapt" or case.head == "discriminator"
+    batch = make_batch(masks=3 if several else 1, **laid)
     if by_token:  # one a read position, and how many of these there are
         counts = np.full(len(batch.labels), 3, np.int32)
         batch = batch._replace(labels=np.ones_like(batch.label_pos), counts=counts)

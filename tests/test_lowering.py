@@ -88,6 +88,18 @@ ROWS = [
         ("t5", "train", 3, MESHES[1], TPU), ("gpt2", "evaluate", 2, MESHES[0], H100),
     )
 ]  # fmt: skip
+# Classes that stand in the input, with soft tokens, a prefix, or rows of their own.
+LISTED = [
+    Case("electra", work, method, length, 27, mesh=mesh, target=target, head="discriminator")
+    for work, method, length, mesh, target in (
+        ("train", "dpt", 5, MESHES[0], H100), ("train", "prefix", 3, MESHES[2], TPU),
+        ("grid", "soft", 3, MESHES[0], A100), ("evaluate", "dpt", 4, MESHES[1], H100),
+        ("predict", "soft", 3, MESHES[1], TPU),
+    )
+] + [
+    Case("electra", work, "prefix", 5, 27, mesh=mesh, target=target, head="multi_spans")
+    for work, mesh, target in (("train", MESHES[0], H100), ("grid", MESHES[0], TPU))
+]  # fmt: skip
 # Slots that a text lacks, label rows with a loss of their own.
 PROBES = [
     Case("bert", "train", "bank", 5, 27, target=H100),
@@ -127,6 +139,11 @@ def test_every_step_that_answers_by_tokens(case):
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_every_step_of_dart(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", LISTED, ids=str)
+def test_every_step_of_dpt(case):
     check(case, lower(case))
 
 

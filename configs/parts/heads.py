@@ -18,6 +18,11 @@ def label_rows(c, **fields):
     c.head = make_block("head", "label_rows", **fields)
 
 
+def discriminator(c, **fields):
+    """Classes listed in the input, judged by ELECTRA's replaced-token head, as DPT has them."""
+    c.head = make_block("head", "discriminator", **fields)
+
+
 def text(c):
     """Free text."""
     c.head = make_block("head", "text")
@@ -33,4 +38,12 @@ def spans(c, **fields):
     c.head = make_block("head", "spans", **fields)
 
 
-HEADS = {head.__name__: head for head in (linear, verbalizer, label_rows, text, tags, spans)}
+def multi_spans(c, **fields):
+    """All spans of a text that answer, each token judged by ELECTRA's head, as DPT has them."""
+    c.head = make_block("head", "multi_spans", **fields)
+
+
+HEADS = {
+    head.__name__: head
+    for head in (linear, verbalizer, label_rows, discriminator, text, tags, spans, multi_spans)
+}  # fmt: skip

@@ -45,6 +45,20 @@ def dart(c, length=3, text="", fluency=1.0, lr=2e-5, **fields):
     c.optim.clip = 1.0
 
 
+def dpt(c, lr=2e-5, **fields):
+    """DPT: every class in the input, judged by ELECTRA's own head, all tuned (Yao et al. 2022)."""
+    heads.discriminator(c, **fields)
+    _no_prompt(c, (r"backbone/.*", r"head/.*"), lr)  # appendix A
+
+
+def dpt_copies(c, lr=2e-5, length=0, **fields):
+    """DPT whose classes are written by trained copies of their subwords, tuned with the rest."""
+    heads.discriminator(c, copies=True, **fields)
+    c.prompt = make_block("prompt", "dpt", length=length)
+    c.trainable = (r"prompt/.*", r"backbone/.*", r"head/.*")
+    c.optim.lr = lr
+
+
 def _no_prompt(c, trainable, lr):
     c.prompt = make_block("prompt", "none")
     c.trainable = trainable
@@ -80,6 +94,7 @@ def zero_shot(c):
 METHODS = {
     function.__name__: function
     for function in (
-        prefix, soft, dart, lester, full, head_only, bias_only, layernorm_only, zero_shot
+        prefix, soft, dart, lester, dpt, dpt_copies, full, head_only, bias_only, layernorm_only,
+        zero_shot
     )
 }  # fmt: skip

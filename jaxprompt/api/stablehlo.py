@@ -19,7 +19,7 @@ from jaxprompt import tree
 from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.convert.artifact import package_versions
-from jaxprompt.data.tasks import KINDS, Example
+from jaxprompt.data.tasks import KINDS
 from jaxprompt.errors import InputError, choose
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.parallel.sharding import Target, make_placement, within
@@ -105,7 +105,7 @@ def _encode(scorer: Scorer) -> Batch:
     """Encodes TEXTS, each in all fields of the task. -> a batch of two rows"""
     task = scorer.task
     listed = task.options or (task.choices and ("a choice",) * scorer.classes)
-    examples = [Example(dict.fromkeys(task.fields, text), tuple(listed)) for text in TEXTS]
+    examples = [task.example(text, tuple(listed)) for text in TEXTS]
     return scorer.one_batch(scorer.encode(examples).rows)
 
 

@@ -186,5 +186,6 @@ def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     layouts = (c.task.template, task.template, task.causal, task.text, task.plain)
     parts = [part for layout in layouts for part in parse(layout).parts]
     whole = {part.text for part in parts if "whole" in part.modifiers}
-    fields = {name: "a" if name in whole else text for name in task.fields}  # cut are the others
-    return task, Example(fields, task.options or choices, 0), notes
+    made = task.example(text, task.options or choices)
+    fields = made.fields | dict.fromkeys(whole & set(task.fields), "a")  # cut are the others
+    return task, made._replace(fields=fields, label=0), notes

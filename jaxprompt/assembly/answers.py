@@ -18,6 +18,7 @@ class Answered(NamedTuple):
     measured: dict[str, float]  # over those whose right answer is known, {} where there are none
     known: int  # how many these are
     cut: int  # texts that were longer than the scorer reads
+    unmarked: int = 0  # examples with an entity that is not marked
 
 
 def make_answers(
@@ -37,6 +38,7 @@ def make_answers(
         head.check_found(split.average(found))
         measured, known = scorer.measure_known(split, found)
         columns = list(scorer.answers(examples, split, found))
-        return Answered(columns, measured, known, count_cut(split.by_example()))
+        unmarked = split.judged.unmarked if split.judged else 0
+        return Answered(columns, measured, known, count_cut(split.by_example()), unmarked)
 
     return answer

@@ -50,7 +50,7 @@ def part_of(block: str) -> Any:
 
 def unknown_field(config: ConfigDict, field: str, known: Sequence[str]) -> InputError:
     """Says what is wrong with a field that a config lacks, and which may have been meant."""
-    from jaxprompt.assembly.schema import SYNONYMS
+    from jaxprompt.assembly.synonyms import SYNONYMS
 
     block, _, last = field.rpartition(".")
     if block in _OPEN:

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from jaxprompt.assembly.blocks import part_of
 from jaxprompt.assembly.load_config import apply, fields, load_config
 from jaxprompt.assembly.open_blocks import make_block, names, own_fields
-from jaxprompt.assembly.schema import SYNONYMS, check_fields
+from jaxprompt.assembly.schema import check_fields
+from jaxprompt.assembly.synonyms import SYNONYMS
 from jaxprompt.errors import InputError, nearest
 
 if TYPE_CHECKING:  # it loads JAX, which naming a method does not need

@@ -40,6 +40,16 @@ def check_demos(c: Any, head: Kind, task: Task, template: Template) -> None:
             f"{shown} shows examples of each class, and task {task.name} has other answers; set "
             f"demos.{field}=0"
         )
+    if any(part.kind == "classes" for part in template.parts):
+        raise InputError(
+            f"{shown} writes one label word at [mask], and head.name={head.name} lists all classes "
+            f"at [classes]; take head.name=verbalizer, or set demos.{field}=0"
+        )
+    if marks := [part.mark for part in template.parts if part.mark]:
+        raise InputError(
+            f"{shown} shows texts whose entities are not marked, and {template.source!r} marks "
+            f"them; give a task.template without |{marks[0]}, or set demos.{field}=0"
+        )
     if not template.has_mask:
         raise InputError(
             f"{shown} writes label words where the template has [mask], and {template.source!r} "

@@ -11,16 +11,20 @@ from jaxprompt.data.files import Rows
 from jaxprompt.data.tasks import (
     Example,
     Task,
+    check_task,
     custom_task,
     get_task,
+    read_all,
     read_example,
     task_from_json,
     with_labels,
 )
+from jaxprompt.data.tasks.dialogues import turns_of
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 
 SPLITS = ("train", "dev", "test")
+_ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
 def read_task(block: Mapping[str, Any]) -> Task:
@@ -30,7 +34,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
             choices=block["choices"], target=block["target"], tags=block["tags"],
-            scheme=block["scheme"], answers=block["answers"],
+            scheme=block["scheme"], answers=block["answers"], entities=block["entities"],
+            offsets=block["offsets"], markers=block["markers"], negative=block["negative"],
             metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
         )  # fmt: skip
     task = get_task(block["name"])
@@ -39,6 +44,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
+    if block["markers"]:
+        task = check_task(dataclasses.replace(task, markers=tuple(block["markers"])))
     task = _as_written(dataclasses.replace(task, metric=block["metric"] or task.metric), block)
     if not given:
         return task
@@ -131,15 +138,17 @@ def read_examples(
         task = with_labels(task, rows, rows.origin)
     task = in_form(c, task) if record is None else task
     if rows is not None:
-        examples = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+        examples = read_all(task, rows, rows.origin)
         split = _draw(data, task, [e.label for e in examples])
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:
-            splits["dev"] = [examples[i] for i in split.dev]
+            splits["dev"] = scored_examples(
+                task, rows.take(split.dev), [examples[i] for i in split.dev]
+            )
     for name in wanted:
         if name not in splits and sources.has_split(task, name, **place):
             rows = read(name)
-            splits[name] = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
+            splits[name] = scored_examples(task, rows, read_all(task, rows, rows.origin))
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(
             f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
@@ -148,6 +157,16 @@ def read_examples(
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
     return Examples(task, choices if record is None else record["choices"], splits)
+
+
+def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Example]:
+    """Makes the examples by which a split is scored: of dialogues, for f1c, one a turn."""
+    if task.metric != "f1c":
+        return found
+    made = []
+    for pair, example in enumerate(found):
+        made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
+    return made
 
 
 def describe_examples(examples: Examples) -> dict[str, Any]:
@@ -186,13 +205,13 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
 def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.SplitRows | None:
     if not data.protocol:
         return None
-    if task.kind != "classes" and data.protocol != "holdout":
+    if task.kind != "classes" and data.protocol not in _ANY_ROWS:
         raise InputError(
             f"data.protocol={data.protocol} draws by class, and task {task.name} has {task.kind}; "
-            "take holdout, or none"
+            "take holdout, fraction or none"
         )
     values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
-    if data.protocol == "holdout" and (task.kind != "classes" or task.choices):
+    if task.kind != "classes" or (data.protocol == "holdout" and task.choices):
         labels = [0] * len(labels)  # the place of the right choice is no class
     return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)

@@ -41,7 +41,7 @@ from jaxprompt.assembly.records import (
 )
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.data.batching import EvalBatches, TrainBatches
-from jaxprompt.data.overview import tell_cut
+from jaxprompt.data.overview import tell_cut, tell_unmarked
 from jaxprompt.data.target import read_answer
 from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError, at_least
@@ -60,7 +60,7 @@ from jaxprompt.types import Batch, Dims
 
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data.cache_dir")
-FREE += ("train.compilation_cache", "train.plot")
+FREE += ("train.compilation_cache", "train.plot", "train.keep")
 FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
 FREE_TRAINED = ("optim", "train", "data", "generate", "cache")
@@ -225,13 +225,14 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
 
 
 def tell_examples(scorer: Scorer, splits: Mapping[str, Split]) -> list[str]:
-    """Says which label is which, how many there are, and how many texts are cut."""
+    """Says which label is which and how often, how many texts are cut, and entities not marked."""
     rows = {name: part.by_example() for name, part in splits.items()}
     single = {name: part.without_samples() for name, part in splits.items()}
     lines = [tell_cut(scorer.layout.max_len, rows)]
     if scorer.demos is not None:
         lines.append(scorer.demos.tell())
-    return scorer.head.tell(scorer.task, scorer.classes, single) + lines
+    unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
+    return scorer.head.tell(scorer.task, scorer.classes, single) + lines + tell_unmarked(unmarked)
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
@@ -345,6 +346,7 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     weights = start(c, scorer, loaded, counts, placement, restored=True)
     trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
     weights = weights._replace(trainable=trainable)
+    scorer = scorer.fitted(best.get("dev") or {})
     return Trained(placement, scorer, splits, weights, best, backbone.family, record, others)
 
 
@@ -374,8 +376,9 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_ep
     """Makes the optax chain of a config."""
     o = c.optim
     schedule = make_schedule(
-        o.schedule, total=plan.total, warmup=o.warmup_steps, gamma=o.gamma, epoch=steps_per_epoch
-    )
+        o.schedule, total=plan.total, warmup=o.warmup_steps or round(o.warmup_ratio * plan.total),
+        gamma=o.gamma, epoch=steps_per_epoch,
+    )  # fmt: skip
     own = {"head": o.lr_head, "backbone": o.lr_backbone}
     parts = sorted({name.split("/")[0] for name in trainable})
     rates = {part: o.lr if own.get(part) is None else own[part] for part in parts}

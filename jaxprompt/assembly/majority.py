@@ -7,6 +7,7 @@ import numpy as np
 from jaxprompt.assembly.examples import read_examples
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
+from jaxprompt.scoring.relations import check_relations, judge
 
 
 def measure_majority(c: Any, split: str) -> dict[str, Any]:
@@ -34,5 +35,8 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
     if not scored:
         raise InputError(f"task {task.name} has no {split} split here; give data.files")
     gold = np.array([example.label for example in scored])
-    measured = metrics.score(task.metric, gold, np.full_like(gold, best), len(task.labels))
+    check_relations(task.metric, task.labels, task.negative)
+    judged = judge(task.labels, task.negative, scored)
+    given = np.full_like(gold, best)
+    measured = metrics.score(task.metric, gold, given, len(task.labels), judged)
     return {"split": split, "examples": len(scored), "majority": task.labels[best], **measured}

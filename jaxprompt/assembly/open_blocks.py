@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OPEN = {"prompt": ("prompts", "Prompt"), "head": ("heads", "Head")}  # folder, class
+_TYPES = ("int", "float", "str", "bool", "tuple")  # of fields that a config has
 _INIT = "an export to start from; empty = draws, or what prompt.start says"
 _NOTE = re.compile(r"    (\w+): \w+ = .*?  # (.*)")
 
@@ -27,7 +28,7 @@ def own_fields(block: str, name: str) -> dict[str, Any]:
     kinds = (node for node in tree.body if isinstance(node, ast.ClassDef))
     body = next(node.body for node in kinds if node.name == OPEN[block][1])
     own = [node for node in body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    own = [node for node in own if ast.unparse(node.annotation) in ("int", "float", "str", "bool")]
+    own = [node for node in own if ast.unparse(node.annotation) in _TYPES]
     return {node.target.id: ast.literal_eval(node.value) for node in own}
 
 

@@ -13,10 +13,10 @@ from jaxprompt.data.demos import Beside, Demonstrations
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.files import Rows
-from jaxprompt.data.runs import Run
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
+from jaxprompt.data.token_runs import TokenRun
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, brief
@@ -25,6 +25,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric
+from jaxprompt.scoring.relations import check_relations, judge
 from jaxprompt.types import Asks, Batch, Role
 
 _KIN = {"xlm-roberta": "roberta", "mt5": "t5"}  # model_type -> family
@@ -70,6 +71,10 @@ class Scorer(NamedTuple):
         demos = self.demos and self.demos.once()  # texts have no average
         return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
 
+    def fitted(self, dev: Mapping[str, float]) -> "Scorer":
+        """Takes over what the head chose on dev."""
+        return self._replace(head=self.head.fitted(dev))
+
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
         """Takes the module of a backbone whose weights were read."""
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
@@ -80,12 +85,16 @@ class Scorer(NamedTuple):
         With demonstrations each example is a unit for every sample of them.
         """
         if self.demos is None:
-            return self._encode(self.encoder, examples, targets)
-        count = self.demos.settings.samples
-        shown = [own for samples in self.demos.sample(examples) for own in samples]
-        repeated = [example for example in examples for _ in range(count)]
-        split = self._encode(self.encoder.showing(shown), repeated, targets)
-        return split._replace(references=split.references[::count], samples=count)
+            split = self._encode(self.encoder, examples, targets)
+        else:
+            count = self.demos.settings.samples
+            shown = [own for samples in self.demos.sample(examples) for own in samples]
+            repeated = [example for example in examples for _ in range(count)]
+            split = self._encode(self.encoder.showing(shown), repeated, targets)
+            split = split._replace(references=split.references[::count], samples=count)
+        if self.task.kind != "classes" or not self.task.labels:
+            return split
+        return split._replace(judged=judge(self.task.labels, self.task.negative, examples))
 
     def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
         return self.head.encode(encoder, self.task, examples, classes=self.classes, targets=targets)
@@ -210,9 +219,10 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
     """Reads a template and checks it against the task, the head and the prompt's slots."""
     parsed = parse(text)
     check(
-        parsed, fields=task.fields, num_slots=slots, needs_mask=head.needs_mask(form),
+        parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",
+        entities=len(task.entities), lists_classes=head.LISTS_CLASSES,
     )  # fmt: skip
     read_option(task.option or OPTION)
     head.check_template(parsed)
@@ -271,6 +281,7 @@ def build_scorer(
     kind.check_form(form, facts.style)
     parsed = check_template(task, template, kind, form, slots)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
+    check_relations(task.metric, task.labels, task.negative)
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
     laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
     follows = laid.answer
@@ -280,7 +291,8 @@ def build_scorer(
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
         needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
-        answer=follows, option=task.option, names=laid.names,
+        answer=follows, option=task.option, names=laid.names, entities=len(task.entities),
+        markers=task.markers, lists=laid.lists,
         beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip
     layout = Layout(
@@ -309,7 +321,7 @@ def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Besid
         (between,) = encode_texts(tokenizer, ["\n"])
     role = Role.SPECIAL if specials.style == "masked" else Role.HARD
     return Beside(
-        words, (Run(between, role, 0),) if between else (),
+        words, (TokenRun(between, role, 0),) if between else (),
         first=settings.total > 0 or specials.style == "causal", drops=settings.total > 0,
         limit=settings.limit, own_limit=settings.own_limit,
     )  # fmt: skip

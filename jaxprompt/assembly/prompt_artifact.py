@@ -24,7 +24,7 @@ from jaxprompt.assembly.tuned_backbone import tuned_names, without_delta
 from jaxprompt.convert.artifact import check_fingerprint, package_versions, read_artifact
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.tasks import Example, Task, task_from_json
+from jaxprompt.data.tasks import Task, task_from_json
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put
@@ -291,8 +291,7 @@ def as_peft(
 
 def _encode(scorer: Scorer, text: str) -> list[list[Encoded]]:
     """Encodes one example whose fields and choices are all `text`."""
-    fields = dict.fromkeys(scorer.task.fields, text)
-    return scorer.encoder.encode_all([Example(fields, (text,) * scorer.layout.num_rows)])
+    return scorer.encoder.encode_all([scorer.task.example(text, (text,) * scorer.layout.num_rows)])
 
 
 def _stand_in_front(scorer: Scorer) -> bool:

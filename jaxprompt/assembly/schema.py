@@ -93,6 +93,19 @@ FIELDS = Block(
         scheme=word(
             "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"
         ),
+        entities=texts(
+            (), "custom: where each entity of the first field stands; the labels are relations"
+        ),
+        offsets=word(
+            "tags", Words("data.tasks.entities", "OFFSETS"),
+            "of task.entities: tags, <e1>|</e1>; characters or words, a column of [start, end] or "
+            "start|end of two; last_word: the same, the end included; text: a column of its text",
+        ),
+        markers=texts(
+            (), "words in front of and behind each entity where a template says |marked; () = "
+            "@ @ # #"
+        ),
+        negative=text("", "custom: the class that is no relation, which micro_f1 leaves out"),
         form=word(
             "cloze", Words("assembly.schema", "forms"),
             "cloze: the words at a mask; text: T5's own text format; nsp, nss, unified, cls: as "
@@ -118,6 +131,11 @@ FIELDS = Block(
         seed=whole(0, "data seed: which rows the protocol draws", SEED),
         k=count(16, "kshot: rows a class for train; kfold: rows a class in all, 0 = all rows"),
         dev_k=count(0, "kshot: rows a class for dev; 0 = k"),
+        scarce=word(
+            "raise", Words("data.fewshot", "SCARCE"),
+            "kshot, of a class with too few rows: an error, or train takes what there is, dev the "
+            "rest",
+        ),
         n=size(32, "balanced: rows in all for train, and as many for dev"),
         ratio=number(
             0.1, "fraction: share of each class, or from 2 on rows of each class", "above 0"
@@ -220,6 +238,7 @@ FIELDS = Block(
         warmup_steps=count(
             0, "warmup_linear, cosine; inverse_sqrt: steps at 1 / sqrt(warmup_steps)"
         ),
+        warmup_ratio=share(0.0, "the same as a share of the run's steps, where warmup_steps is 0"),
         gamma=number(0.95, "exponential: factor an epoch", "above 0"),
         weight_decay=number(0.0, "a step, times the learning rate"),
         no_decay=texts(
@@ -278,6 +297,7 @@ FIELDS = Block(
         eval_epochs=number(1.0, "and every n epochs"),
         patience=count(0, "evaluations without gain before the run stops; 0 = off"),
         save_steps=count(0, "save every n steps; 0 = at every evaluation"),
+        keep=size(2, "newest saved steps that stay in the workdir; `inspect` reads all of them"),
         plot=flag(True, "draw curves.png at the end, where matplotlib is installed"),
         log_steps=size(10, "metrics of every n-th step are written"),
         max_streak=size(10, "steps in a row that are not finite before the run stops"),
@@ -290,49 +310,6 @@ FIELDS = Block(
         compilation_cache=text("", "folder of compiled programs; empty = the user's own, or none"),
     ),
 )  # fmt: skip
-
-# What other tools call a field; the last part of a name counts.
-SYNONYMS = {
-    **dict.fromkeys(("learning_rate", "learningrate", "base_lr"), "optim.lr"),
-    **dict.fromkeys(("optimizer", "optimiser"), "optim.name"),
-    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "scheduler"), "optim.schedule"),
-    **dict.fromkeys(("warmup", "num_warmup_steps"), "optim.warmup_steps"),
-    **dict.fromkeys(("wd", "decay"), "optim.weight_decay"),
-    **dict.fromkeys(("max_grad_norm", "grad_clip", "clip_norm"), "optim.clip"),
-    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "optim.accumulate"),
-    **dict.fromkeys(("label_smoothing",), "optim.smoothing"),
-    **dict.fromkeys(("adam_beta1", "beta1"), "optim.b1"),
-    **dict.fromkeys(("adam_beta2", "beta2"), "optim.b2"),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs", "max_epochs"),
-                    "train.total_epochs"),
-    **dict.fromkeys(("steps", "num_steps", "max_steps", "train_steps"), "train.total_steps"),
-    **dict.fromkeys(("eval_every", "eval_interval", "evaluation_steps"), "train.eval_steps"),
-    **dict.fromkeys(("save_every", "save_interval", "checkpoint_every"), "train.save_steps"),
-    **dict.fromkeys(("logging_steps", "log_every"), "train.log_steps"),
-    **dict.fromkeys(("early_stopping_patience",), "train.patience"),
-    **dict.fromkeys(("report_to",), "train.tracker"),
-    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size", "bs"),
-                    "data.batch"),
-    **dict.fromkeys(("eval_batch_size", "per_device_eval_batch_size"), "data.eval_batch"),
-    **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "seq_len", "max_tokens"),
-                    "data.max_len"),
-    **dict.fromkeys(("max_target_length", "target_length"), "data.max_target"),
-    **dict.fromkeys(("shots", "num_shots", "k_shot"), "data.k"),
-    **dict.fromkeys(("data_seed", "split_seed"), "data.seed"),
-    **dict.fromkeys(("random_seed", "train_seed", "rng_seed", "manual_seed"), "seed"),
-    **dict.fromkeys(("seeds",), "runs.seeds"),
-    **dict.fromkeys(("model", "model_name", "model_name_or_path", "model_path", "pretrained"),
-                    "backbone.path"),
-    **dict.fromkeys(("precision",), "backbone.dtype"),
-    **dict.fromkeys(("gradient_checkpointing",), "backbone.remat"),
-    **dict.fromkeys(("method", "peft_type"), "prompt.name"),
-    **dict.fromkeys(("num_virtual_tokens", "prompt_length", "num_tokens", "prefix_length"),
-                    "prompt.length"),
-    **dict.fromkeys(("dataset", "dataset_name", "task_name"), "task.name"),
-    **dict.fromkeys(("verbalizer", "label_words"), "task.words"),
-    **dict.fromkeys(("num_beams", "beam_size"), "generate.beams"),
-    **dict.fromkeys(("max_new_tokens",), "generate.max_new"),
-}  # fmt: skip
 
 
 def forms() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ class Settings:
     max_streak: int
     patience: int
     test: bool
+    keep: int  # newest saved steps that stay
     tracker: str
     compilation_cache: str
     at_once: int  # runs of a grid; 0 = all that memory holds
@@ -48,6 +49,7 @@ def settings_of(c: Any) -> Settings:
         max_streak=c.train.max_streak,
         patience=c.train.patience,
         test=c.train.test,
+        keep=c.train.keep,
         tracker=c.train.tracker,
         compilation_cache=c.train.compilation_cache,
         at_once=c.runs.size,

@@ -109,7 +109,10 @@ class Tuning(Work):
         """Scores test once, with the best numbers."""
         c, trained = self.config, tree.count(self.weights.trainable)
         has_test = c.train.test and "test" in self.splits
-        test = self.score(self.splits["test"], ended.numbers, self.frozen) if has_test else None
+        fitted, score = self.scorer.fitted(ended.progress.best["dev"]), self.score
+        if fitted.head != self.scorer.head:
+            score = from_config.build_measure(c, fitted, self.placement, self.kept)
+        test = score(self.splits["test"], ended.numbers, self.frozen) if has_test else None
         return ended.progress.result(
             {"method": c.prompt.name, "seed": c.seed},
             trained=trained, total=trained + tree.count(self.frozen), scored="dev", test=test,

@@ -97,8 +97,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _tell(found: Any, length: int, total: int) -> Iterator[str]:
     """Says how many texts were cut, and how good the answers are where that is known."""
+    from jaxprompt.data.overview import tell_unmarked
+
     if found.cut:
         yield f"texts cut to {length} tokens: {found.cut} of {total}"
+    yield from tell_unmarked({"the input": (found.unmarked, total)})
     if found.known:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.measured.items())
         yield f"{shown} on {found.known} of {total} examples, those with a label"

@@ -117,14 +117,20 @@ def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
 # -- the table ------------------------------------------------------------------------------------
 
 
-def tell(runs: Sequence[SweepRun], failed: Mapping[str, str], plot: str = "") -> None:
-    """Prints the table, and draws it into the file `plot`. Raises InputError where runs failed."""
+def tell(
+    runs: Sequence[SweepRun], failed: Mapping[str, str], plot: str = "", best: int = 0
+) -> None:
+    """Prints the table, and draws it into the file `plot`. Raises InputError where runs failed.
+
+    With `best` a row of more runs has one beside it of so many that are best on dev.
+    """
     from jaxprompt.training.pictures import draw_table
     from jaxprompt.training.tables import table
 
     rows = collect(runs)
     if rows:
         rows |= best_on_dev(runs)
+        rows = add_best(rows, best) if best else rows
         print(table(rows))
         if plot:
             draw_table(rows, plot)
@@ -167,6 +173,19 @@ def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:
             chosen = select([(run.changes, result) for run, result in tried])
             rows[f"{group} best on dev".strip()] = chosen
     return rows
+
+
+def add_best(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], best: int
+) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """Puts behind each row of more than `best` runs one of those that are best on dev."""
+    found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for row, results in rows.items():
+        found[row] = results
+        if len(results) > best and all("dev" in result for result in results):
+            merit = lambda result: next(iter(result["dev"].values()))
+            found[f"{row}, best {best} on dev"] = sorted(results, key=merit, reverse=True)[:best]
+    return found
 
 
 def group_of(argument: str, changes: Mapping[str, Any]) -> str:

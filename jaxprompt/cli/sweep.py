@@ -11,7 +11,7 @@ from jaxprompt.assembly.config_files import call, load_module
 from jaxprompt.assembly.load_config import apply, load_config
 from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, group_of, read_folder, tell
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError, at_least, escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,13 +25,18 @@ def main(argv: Sequence[str]) -> int:
         "--run", action="store_true", help="run them here, those of equal shapes at once"
     )
     parser.add_argument("--plot", default="", metavar="FILE", help="draw the table: .png or .svg")
+    parser.add_argument(
+        "--best", type=int, default=0, metavar="N",
+        help="of each row show those N runs too that are best on dev",
+    )  # fmt: skip
     args, overrides = parser.read(argv)
+    at_least("--best", args.best, 0)
     if args.plot:
         from jaxprompt.training.pictures import need_matplotlib
 
         need_matplotlib("--plot")
     if args.table:
-        tell(read_folder(args.table), {}, args.plot)
+        tell(read_folder(args.table), {}, args.plot, args.best)
         return 0
     need(args, "config", "workdir")
     runs = list_runs(args.config, args.workdir, overrides)
@@ -39,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         failed = execute(runs, overrides, args.workdir)
         if failed is None:
             return 0
-        tell(runs, failed, args.plot)
+        tell(runs, failed, args.plot, args.best)
         return 0
     if args.table is None:
         for run in runs:
@@ -47,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
             flags += [f"--config.{field}={value}" for field, value in run.changes.items()]
             words = ["python", "-m", "jaxprompt", "train", f"--config={run.config}"]
             print(shlex.join([*words, f"--workdir={run.workdir}", *flags]))
-    tell(runs, {}, args.plot)
+    tell(runs, {}, args.plot, args.best)
     return 0
 
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.runs import Run, kept_lengths
+from jaxprompt.data.marking import kept_lengths
 from jaxprompt.data.tasks import Example
+from jaxprompt.data.token_runs import TokenRun
 from jaxprompt.errors import InputError
 
 # Cosine similarities that agree to so many decimals count as equal: the padding of a batch moves
@@ -143,7 +144,7 @@ class Beside(NamedTuple):
     """How demonstrations are laid beside an example."""
 
     words: Sequence[Sequence[int]]  # token ids of the label word of each class
-    separator: tuple[Run, ...]  # between an example and the next
+    separator: tuple[TokenRun, ...]  # between an example and the next
     first: bool  # in front of the example
     drops: bool  # those that do not fit whole are left out; else the texts of all are cut
     limit: int = 0  # tokens of each of their texts; 0 = what fits
@@ -151,8 +152,13 @@ class Beside(NamedTuple):
 
 
 def lay(
-    own: list[Run], demos: Sequence[list[Run]], how: Beside, front: int, room: int, where: str
-) -> tuple[list[Run], bool]:
+    own: list[TokenRun],
+    demos: Sequence[list[TokenRun]],
+    how: Beside,
+    front: int,
+    room: int,
+    where: str,
+) -> tuple[list[TokenRun], bool]:
     """Lays demonstrations beside an example and cuts texts until all fit into `room` tokens.
 
     The first `front` runs of the example stay in front of all, its last, the end, behind all. Texts
@@ -194,16 +200,16 @@ def lay(
     return [*begin, *body, *end], cut
 
 
-def _length(runs: Sequence[Run]) -> int:
+def _length(runs: Sequence[TokenRun]) -> int:
     return sum(len(run.ids) for run in runs)
 
 
-def _limit(runs: Sequence[Run], limit: int) -> list[Run]:
+def _limit(runs: Sequence[TokenRun], limit: int) -> list[TokenRun]:
     """Cuts each text to so many tokens; 0 = none."""
     return [run._replace(ids=run.ids[:limit]) if limit and run.cut else run for run in runs]
 
 
-def _shorten(runs: Sequence[Run], lengths: Sequence[int]) -> list[Run]:
+def _shorten(runs: Sequence[TokenRun], lengths: Sequence[int]) -> list[TokenRun]:
     """Cuts the texts of runs to these lengths, in order."""
     left = iter(lengths)
     return [run._replace(ids=run.ids[: next(left)], cut=False) if run.cut else run for run in runs]

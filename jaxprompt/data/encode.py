@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.data.class_list import ClassList
 from jaxprompt.data.demos import Beside, lay
-from jaxprompt.data.encoded import Encoded, Row
-from jaxprompt.data.runs import Run, kept_lengths
+from jaxprompt.data.encoded import Encoded, Row, make_row
+from jaxprompt.data.marking import default_markers, divide
 from jaxprompt.data.specials import Specials
-from jaxprompt.data.target import Branches, make_row, say
+from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
-from jaxprompt.data.template import OPTION, Part, Template, check, modify, read_option, with_options
+from jaxprompt.data.template import OPTION, Part, Template, check, read_option, with_options
+from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
@@ -29,23 +31,6 @@ class Answer(NamedTuple):
     stem: tuple[int, ...] = ()  # tokens that a decoder is fed before what is read
     slots: int = 0  # soft tokens in front of them
     text: int = 0  # tokens that a free text may have, the end of sequence included
-
-
-class Gap(NamedTuple):
-    """An example with a field left open."""
-
-    before: list[Run]
-    field: Run
-    after: list[Run]
-    room: int  # tokens that the field may have
-
-
-class _Open(NamedTuple):
-    """A part whose text comes with the example."""
-
-    part: Part
-    space: bool
-    segment: int
 
 
 class ExampleEncoder:
@@ -71,20 +56,27 @@ class ExampleEncoder:
         answer: Answer = Answer(),  # noqa: B008, immutable
         option: str = "",
         names: Sequence[str] = string.ascii_uppercase,
+        entities: int = 0,
+        markers: Sequence[str] = (),
+        lists: Sequence[ClassList] = (),
         beside: Beside | None = None,
     ):
         """Lays the template out. `num_types` is the number of segments that the backbone knows.
 
         `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
-        them. `beside` says how demonstrations are laid, where there are any.
+        them. Of the field with entities `markers` are the words around each, () = the default.
+        [classes] writes the first of `lists`; `listing` takes another. `beside` says how
+        demonstrations are laid, where there are any.
         """
+        marked = [part.text for part in template.parts if part.mark]
         check(
-            template,
-            fields=template.fields,
-            num_slots=num_slots,
-            needs_mask=needs_mask,
-            has_choices=True,
-        )
+            template, fields=(*marked, *template.fields), num_slots=num_slots,
+            needs_mask=needs_mask, has_choices=True, entities=entities,
+            lists_classes=bool(lists),
+        )  # fmt: skip
+        self._entities = entities
+        self._markers = tuple(markers) or default_markers(entities)
+        self._whole = {f"entity{i}" for i in range(1, 1 + entities)}  # never cut
         self._tokenizer = tokenizer
         self._template = template
         self._specials = specials
@@ -94,28 +86,37 @@ class ExampleEncoder:
         self._first_space = starts_with_space(tokenizer)
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._sizes = num_slots, num_masks
+        self._lists = tuple(lists)
         self._beside = beside
         self._shown: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
-        self._layouts: dict[int, list[Run | _Open]] = {}  # by the number of choices listed
-        fixed = [run for run in self._layout(0) if isinstance(run, Run)]
-        front = takewhile(lambda run: run.role == Role.SOFT, fixed)
-        leading = list(front)
-        self._cls_at = sum(len(run.ids) for run in leading)
-        placed = any(part.kind == "soft" for part in template.parts)
-        # Runs in front of demonstrations: [CLS] with what precedes it, or slots not placed.
-        self._front = len(leading) + 1 if specials.cls else int(num_slots > 0 and not placed)
+        # By the number of choices listed.
+        self._layouts: dict[int, list[TokenRun | OpenPart]] = {}
         self._room_behind = 0
         if specials.style == "causal":
             self._room_behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
         cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
         self._least = int(cuts)  # tokens of what is cut
-        self._check_room(fixed)
+        longest = max(range(len(lists)), key=lambda i: lists[i].tokens, default=0)
+        widest = self.listing(longest) if lists else self
+        fixed = [run for run in widest._layout(0) if isinstance(run, TokenRun)]
+        leading = list(takewhile(lambda run: run.role == Role.SOFT, fixed))
+        self._cls_at = sum(len(run.ids) for run in leading)
+        placed = any(part.kind == "soft" for part in template.parts)
+        # Runs in front of demonstrations: [CLS] with what precedes it, or slots not placed.
+        self._front = len(leading) + 1 if specials.cls else int(num_slots > 0 and not placed)
+        widest._check_room(fixed)
 
     def writing(self, tokens: int) -> "ExampleEncoder":
         """Returns an encoder of the same inputs, behind which up to `tokens` are written."""
         other = copy.copy(self)
         start = self._answer.stem[:1]
         other._answer = Answer(stem=start, slots=self._answer.slots, text=tokens)
+        return other
+
+    def listing(self, number: int) -> "ExampleEncoder":
+        """Returns an encoder of the same inputs in which [classes] writes another list."""
+        other = copy.copy(self)
+        other._lists, other._layouts = self._lists[number:], {}
         return other
 
     def showing(self, demos: Sequence[Sequence[Example]]) -> "ExampleEncoder":
@@ -150,10 +151,8 @@ class ExampleEncoder:
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         for parts in filled:
             at = [run.field for run in parts].index(window)
-            others = [
-                run._replace(ids=tokens[run.text] if run.ids is None else run.ids, cut=False)
-                for run in (*parts[:at], *parts[at + 1 :])
-            ]
+            others = with_ids([*parts[:at], *parts[at + 1 :]], tokens)
+            others = [run._replace(cut=False) for run in others]
             field = parts[at]._replace(cut=True)  # cut where nothing else fits beside
             yield Gap(others[:at], field, others[at:], self._check_room(others))
 
@@ -183,17 +182,10 @@ class ExampleEncoder:
             [self._fill(example, choice) for choice in self._choices(example)]
             for example in examples
         ]
-        demos = [[self._demonstrate(demo) for demo in own] for own in shown]
         counts = [0 if self._template.uses_choice else len(e.choices) for e in examples]
-        texts = list(
-            {
-                run.text: 0
-                for rows in [*filled, *demos]
-                for runs in rows
-                for run in runs
-                if run.ids is None
-            }
-        )
+        demos = [[self._demonstrate(demo) for demo in own] for own in shown]
+        every = (run for rows in [*filled, *demos] for runs in rows for run in runs)
+        texts = list({run.text: 0 for run in every if run.ids is None})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         said = self._targets(examples) if targets else [None] * len(examples)
         return [
@@ -201,7 +193,7 @@ class ExampleEncoder:
             for rows, target, own, count in zip(filled, said, demos, counts, strict=True)
         ]
 
-    def _demonstrate(self, demo: Example) -> list[Run]:
+    def _demonstrate(self, demo: Example) -> list[TokenRun]:
         """Lays a demonstration out like an example, with its label word in the mask's place."""
         word = self._beside.words[demo.label]
         return [
@@ -236,14 +228,16 @@ class ExampleEncoder:
             )
         return example.choices
 
-    def _layout(self, choices: int) -> list[Run | _Open]:
+    def _layout(self, choices: int) -> list[TokenRun | OpenPart]:
         """Gives the layout with that many choices listed, made once."""
         if choices not in self._layouts:
             shown = with_options(self._template, self._option, self._names[:choices])
             self._layouts[choices] = self._lay_out(list(shown.parts), *self._sizes)
         return self._layouts[choices]
 
-    def _lay_out(self, parts: list[Part], num_slots: int, num_masks: int) -> list[Run | _Open]:
+    def _lay_out(
+        self, parts: list[Part], num_slots: int, num_masks: int
+    ) -> list[TokenRun | OpenPart]:
         """Encodes what does not come with the example; adds the specials and slots not written."""
         tok, sp = self._tokenizer, self._specials
         where = f"template {self._template.source!r}"
@@ -261,44 +255,51 @@ class ExampleEncoder:
             parts.insert(0, Part("soft"))
         closed = parts[-1].kind == "sep"
         lead = self._first_space or self._template.parts[0].space
-        layout: list[Run | _Open] = []
+        layout: list[TokenRun | OpenPart] = []
         next_slot, seps, at_start = 0, 0, True
+        marks = self._template.slots_around(self._entities)
         for i, part in enumerate(parts):
             segment = min(seps, self._max_type)
             space = lead if at_start else part.space
             if part.kind in ("field", "choice", "option"):
-                layout.append(_Open(part, space, segment))
+                layout.append(OpenPart(part, space, segment, next_slot))
+                next_slot += marks * (part.mark == "soft")
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
-                layout.append(Run(ids, Role.HARD, segment))
+                layout.append(TokenRun(ids, Role.HARD, segment))
             elif part.kind == "mask":
                 count = {"masked": num_masks, "seq2seq": 1, "causal": 0}[sp.style]
-                layout.append(Run([*sp.masks[:1]] * count, Role.LABEL, segment))
+                layout.append(TokenRun([*sp.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
-                count = part.count or num_slots
+                count = part.count or num_slots - marks
                 slots = range(next_slot, next_slot + count)
-                layout.append(Run([sp.pad] * count, Role.SOFT, segment, slots))
+                layout.append(TokenRun([sp.pad] * count, Role.SOFT, segment, slots))
                 next_slot += count
+            elif part.kind == "classes":
+                for ids, role, row in self._lists[0].pieces():
+                    slots = range(num_slots + row, num_slots + row + len(ids)) if row >= 0 else None
+                    ids = [*ids] if slots is None else [sp.pad] * len(ids)
+                    layout.append(TokenRun(ids, role, segment, slots))
             elif part.kind == "cls":
-                layout.append(Run([*sp.cls], Role.SPECIAL, segment))
+                layout.append(TokenRun([*sp.cls], Role.SPECIAL, segment))
             else:
                 last = closed and i + 1 == len(parts)
                 ids = (sp.end or sp.sep[:1]) if last else sp.sep
-                layout.append(Run([*ids], Role.SPECIAL, segment))
+                layout.append(TokenRun([*ids], Role.SPECIAL, segment))
                 seps += 1
             if part.kind != "soft":
                 at_start = part.kind in ("cls", "sep")
                 lead = lead if part.kind == "cls" else self._first_space
         if not closed:
-            layout.append(Run([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
+            layout.append(TokenRun([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
         return layout
 
-    def _fill(self, example: Example, choice: str) -> list[Run]:
+    def _fill(self, example: Example, choice: str) -> list[TokenRun]:
         """Puts the example's texts into the layout."""
-        runs: list[Run] = []
+        runs: list[TokenRun] = []
         listed = len(self._need_choices(example)) if self._template.lists_choices else 0
         for item in self._layout(listed):
-            if isinstance(item, Run):
+            if isinstance(item, TokenRun):
                 runs.append(item)
                 continue
             part = item.part
@@ -307,8 +308,27 @@ class ExampleEncoder:
             else:
                 text, cut = example.choices[part.count] if part.kind == "option" else choice, False
             name = part.text if part.kind == "field" else ""
-            runs.append(_text_run(text, item, cut)._replace(field=name))
+            if part.mark:
+                runs += self._mark(example, text, item, cut)
+                continue
+            cut = cut and name not in self._whole
+            runs.append(item.run(text, cut)._replace(field=name))
         return runs
+
+    def _mark(self, example: Example, text: str, item: OpenPart, cut: bool) -> Iterator[TokenRun]:
+        """Divides a field at its entities, which are never cut."""
+        words = self._markers if item.part.mark == "marked" else ()
+        for piece in divide(text, example.entities, words=words, space=item.space):
+            run = TokenRun(None, Role.TEXT, item.segment, text=piece.text)
+            if piece.kind == "context":
+                yield run._replace(cut=cut, side=piece.number)
+            elif piece.kind == "entity":
+                yield run._replace(field=f"entity{piece.number + 1}")
+            elif words:
+                yield run._replace(role=Role.HARD)
+            else:
+                slots = range(item.first + piece.number, item.first + piece.number + 1)
+                yield run._replace(ids=[self._specials.pad], role=Role.SOFT, slots=slots)
 
     def _field(self, example: Example, name: str) -> str:
         if name not in example.fields:
@@ -318,53 +338,45 @@ class ExampleEncoder:
             )
         return example.fields[name]
 
-    def _check_room(self, fixed: list[Run]) -> int:
+    def _check_room(self, fixed: list[TokenRun]) -> int:
         taken = sum(len(run.ids) for run in fixed) + self._room_behind
         needed = taken + self._least
         if needed > self._max_len:
             tokens = lambda role: sum(len(run.ids) for run in fixed if run.role == role)
             whole = tokens(Role.TEXT)
-            shown = f", {whole} of choices and whole texts" * bool(whole)
+            names = {f"{run.text.strip()!r:.40}": 0 for run in fixed if run.field in self._whole}
+            kinds = f"the entities {' and '.join(names)}, choices" if names else "choices"
+            shown = f", {whole} of {kinds} and whole texts" * bool(whole)
+            cure = "use fewer slots or a shorter template"
+            if self._lists:
+                shown += f", {self._lists[0].tokens} of a list of classes"
+                cure = f"list fewer classes in one input by head.group or head.hierarchy, {cure}"
             raise InputError(
                 f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
                 f"them slots{shown}) beside the text, which leaves no room in max_len "
-                f"{self._max_len}; raise max_len to {needed} or more, use fewer slots or a shorter "
-                "template"
+                f"{self._max_len}; raise max_len to {needed} or more, {cure}"
             )
         return self._max_len - taken
 
     def _assemble(
-        self,
-        runs: list[Run],
-        tokens: dict[str, list[int]],
-        target: list[int] | None,
-        demos: Sequence[list[Run]] = (),
-    ) -> Encoded:
-        encoded = lambda runs: [
-            run._replace(ids=tokens[run.text]) if run.ids is None else run for run in runs
-        ]
-        runs = encoded(runs)
+        self, runs: list[TokenRun], tokens: dict[str, list[int]], target: list[int] | None,
+        demos: Sequence[list[TokenRun]] = (),
+    ) -> Encoded:  # fmt: skip
+        runs = with_ids(runs, tokens)
         if demos:
-            runs, cut = lay(
-                runs, list(map(encoded, demos)), self._beside, self._front,
-                self._max_len - self._room_behind, f"template {self._template.source!r}",
-            )  # fmt: skip
+            room = self._max_len - self._room_behind
+            where = f"template {self._template.source!r}"
+            shown = [with_ids(demo, tokens) for demo in demos]
+            runs, cut = lay(runs, shown, self._beside, self._front, room, where)
         else:
-            runs, cut = self._cut(runs)
-        ids: list[int] = []
-        slots: list[int] = []
-        types: list[int] = []
-        roles: list[int] = []
-        for run in runs:
-            count = len(run.ids)
-            ids += run.ids
-            slots += run.slots or [-1] * count
-            types += [run.segment] * count
-            roles += [int(run.role)] * count
-        row = make_row(ids, slots, types, roles, range(len(ids)))
+            runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
+        row = join_runs(runs)
         if self._specials.style == "masked":
-            label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
-            return Encoded(**row._asdict(), label_pos=np.array(label_pos, np.int32), cut=cut)
+            label_pos = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
+            label_pos = np.array(label_pos, np.int32)
+            if self._lists:
+                label_pos = label_pos[self._lists[0].order]
+            return Encoded(**row._asdict(), label_pos=label_pos, cut=cut)
         if self._specials.style == "causal":
             joined, label_pos, targets = say(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)
@@ -373,14 +385,6 @@ class ExampleEncoder:
             **row._asdict(), label_pos=label_pos, decoder=decoder, targets=targets, cut=cut
         )
 
-    def _cut(self, runs: list[Run]) -> tuple[list[Run], bool]:
-        """Cuts texts to what fits. -> runs, whether any lost a token"""
-        room = self._check_room([run for run in runs if not run.cut])
-        lengths = [len(run.ids) for run in runs if run.cut]
-        kept = iter(kept_lengths(lengths, room))
-        short = [run._replace(ids=run.ids[: next(kept)]) if run.cut else run for run in runs]
-        return short, sum(lengths) > room
-
     def _stem(self) -> Row:
         """What the decoder is fed before anything is read: its soft tokens and the stem."""
         slots, stem = self._answer.slots, self._answer.stem
@@ -388,11 +392,3 @@ class ExampleEncoder:
         roles = [Role.SOFT] * slots + [Role.SPECIAL] * len(stem)
         slot = [*range(slots), *([-1] * len(stem))]
         return make_row(ids, slot, [0] * len(ids), roles, range(len(ids)))
-
-
-def _text_run(text: str, item: _Open, cut: bool) -> Run:
-    text = modify(text, item.part.modifiers)
-    if item.space:
-        text = text.lstrip()
-        text = f" {text}" if text else ""
-    return Run(None, Role.TEXT, item.segment, text=text, cut=cut)

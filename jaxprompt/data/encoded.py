@@ -18,6 +18,18 @@ class Row(NamedTuple):
     segments: np.ndarray | None = None  # int32, see Tokens
 
 
+def make_row(
+    ids: Sequence[int],
+    slots: Sequence[int],
+    types: Sequence[int],
+    roles: Sequence[int],
+    positions: Sequence[int],
+) -> Row:
+    """Makes a row of lists of equal length."""
+    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
+    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
+
+
 class Encoded(NamedTuple):
     """One row of input without padding. All arrays are [T] but label_pos and targets, [M]."""
 
@@ -34,6 +46,23 @@ class Encoded(NamedTuple):
     cut: bool = False  # whether some of the text did not fit into max_len
 
 
+class Judged(NamedTuple):
+    """What metrics of relations know of the examples of a split, besides the label of each."""
+
+    names: tuple[str, ...]  # of the classes
+    negative: int  # the class that is no relation, -1 = there is none
+    right: list[tuple[int, ...]]  # all classes that are right
+    told: list[tuple[int, ...]]  # of a dialogue up to some turn: those of them that it tells
+    pairs: list[int]  # and the number of its pair of entities
+    unmarked: int = 0  # examples with an entity that is not marked: it stands nowhere by itself
+
+    def take(self, chosen: Sequence[bool]) -> "Judged":
+        """Takes some examples."""
+        pick = lambda own: [one for one, is_in in zip(own, chosen, strict=True) if is_in]
+        own = map(pick, (self.right, self.told, self.pairs))
+        return Judged(self.names, self.negative, *own, self.unmarked)
+
+
 class Split(NamedTuple):
     """One split, encoded. A unit is what stands in one place of a batch: most often an example."""
 
@@ -43,6 +72,7 @@ class Split(NamedTuple):
     references: list[tuple[str, ...]]  # of each example, what a free text may say
     parts: Any = None  # a kind of answer's own: how examples were cut into units
     samples: int = 1  # units that are one example with other demonstrations, side by side
+    judged: Judged | None = None  # of the examples of tasks with classes
 
     @property
     def size(self) -> int:

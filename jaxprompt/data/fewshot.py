@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.data.files import read_file
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, choose, nearest
 
+SCARCE = ("raise", "take")  # of a class with fewer rows than kshot asks for
 # protocol -> its options, besides the seed
 PROTOCOLS = {
-    "kshot": ("k", "dev_k"),
+    "kshot": ("k", "dev_k", "scarce"),
     "balanced": ("n",),
     "fraction": ("ratio", "holdout"),
     "kfold": ("folds", "fold", "k"),
@@ -73,17 +74,27 @@ def kshot(
     seed: int,
     dev_k: int | None = None,
     names: Sequence[str] = (),
+    scarce: str = "raise",
 ) -> SplitRows:
     """K rows a class for train, the next `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
 
     The rows are shuffled once; classes stand in the order of their first row after the shuffle,
-    and within a class the rows keep the shuffled order.
+    and within a class the rows keep the shuffled order. Of a class with fewer rows "take" gives
+    train what there is, up to K, and dev the rest, with a warning; "raise" is an error.
     """
     dev_k = k if dev_k is None else dev_k
     _at_least("k", k, 1)
     _at_least("dev_k", dev_k, 0)
     groups = _by_class(labels, _shuffled(len(labels), seed))
-    _enough(groups, dict.fromkeys(groups, k + dev_k), f"K = {k} and {dev_k} for dev", names)
+    choose("data.scarce", scarce, SCARCE)
+    if scarce == "raise":
+        _enough(groups, dict.fromkeys(groups, k + dev_k), f"K = {k} and {dev_k} for dev", names)
+    for label, rows in groups.items():
+        if len(rows) < k + dev_k:
+            logging.getLogger(__name__).warning(
+                "class %s has %d examples, fewer than K = %d and %d for dev: train gets %d, dev %d",
+                _name(label, names), len(rows), k, dev_k, len(rows[:k]), len(rows[k:]),
+            )  # fmt: skip
     train = [row for rows in groups.values() for row in rows[:k]]
     return _split(train, [row for rows in groups.values() for row in rows[k : k + dev_k]])
 

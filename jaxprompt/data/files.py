@@ -8,7 +8,7 @@ import gzip
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,39 @@ class Rows(Sequence):
         lines = [self._lines[i] if self._lines else i + 1 for i in indices]
         return Rows([self[i] for i in indices], self.path, lines)
 
+    def unnest(self, column: str) -> "Rows":
+        """A row of each item of a column, beside the rest of its row, whose origin it has.
+
+        The column holds a list of rows, or a row of lists. Rows without it stay.
+        """
+        rows, lines = [], []
+        for number, row in enumerate(self):
+            items = row.get(column, [{}])
+            if isinstance(items, Mapping):
+                values = zip(*items.values(), strict=True)
+                items = [dict(zip(items, own, strict=True)) for own in values]
+            rest = {name: value for name, value in row.items() if name != column}
+            rows += [rest | item for item in items]
+            lines += [self._lines[number] if self._lines else number + 1] * len(items)
+        return Rows(rows, self.path, lines)
+
     def origin(self, index: int) -> str:
         """Where row `index` stands, as "path:line"."""
         return f"{self.path}:{self._lines[index] if self._lines else index + 1}"
 
 
-def read_file(path: str | Path) -> Rows:
-    """Reads one file, its format told by its name: one of SUFFIXES."""
+def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
+    """Reads one file, its format told by its name: one of SUFFIXES.
+
+    `columns` are those of a row that JSON has as a list.
+    """
     path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_tsv}
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".tsv": _read_tsv}
     if path.suffix == ".parquet":
         rows = _read_parquet(path)
+    elif kind == ".json":
+        rows = _read_json(path, columns)
     elif kind in readers:
         rows = readers[kind](path)
     else:
@@ -130,10 +151,12 @@ def _read_jsonl(path: Path) -> Rows:
     return Rows(rows, str(path), numbers)
 
 
-def _read_json(path: Path) -> Rows:
+def _read_json(path: Path, columns: Sequence[str]) -> Rows:
     rows = _parsed("".join(_lines(path)), str(path))
     if not isinstance(rows, list):
         raise InputError(f"{path}: must hold a list of objects; one object a line is .jsonl")
+    is_row = lambda row: isinstance(row, list) and len(row) == len(columns) > 0
+    rows = [dict(zip(columns, row, strict=True)) if is_row(row) else row for row in rows]
     return Rows([_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
 
 

@@ -31,6 +31,14 @@ def tell_cut(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) ->
     return f"texts cut to {max_len} tokens: {', '.join(shown)}"
 
 
+def tell_unmarked(splits: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Says how many examples have an entity that is not marked. `splits`: these, and all."""
+    shown = [f"{name} {count} of {total}" for name, (count, total) in splits.items() if count]
+    if not shown:
+        return []
+    return [f"an entity stands nowhere by itself in the text and is not marked: {', '.join(shown)}"]
+
+
 def _alike(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, count in zip(names, counts, strict=True):

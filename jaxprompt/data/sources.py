@@ -1,6 +1,6 @@
 """The rows of a split: from local files, the hub of Hugging Face, TFDS, or the package itself."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -38,7 +38,7 @@ def read_split(
     elif files:
         if not files.get(split):
             raise InputError(f"data.files has no {split!r} file; it has: {', '.join(files)}")
-        rows = read_file(files[split])
+        rows = read_file(files[split], task.columns)
     else:
         kind, _, name = _place(task, source).partition(":")
         if kind == "hub":
@@ -49,7 +49,9 @@ def read_split(
             with resources.as_file(_package_folder(task)) as folder:
                 rows = read_file(_file_of(Path(folder), split))
         else:
-            rows = read_file(_file_of(user_path(source), split))
+            rows = read_file(_file_of(user_path(source), split), task.columns)
+    if task.nested and len(rows) and task.nested in rows[0]:
+        rows = rows.unnest(task.nested)
     if task.left_out:
         rows = rows.take([i for i, row in enumerate(rows) if not task.leaves_out(row)])
     if not len(rows):
@@ -166,21 +168,7 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
         data = data.rename_columns(
             {old: new for old, new in task.renames.items() if old in data.column_names}
         )
-        data = _unnest(data, task.nested) if task.nested in data.column_names else data
     return Rows(data, f"{name or task.hub}/{part}", convert=name_labels(task, names))
-
-
-def _unnest(rows: Iterable[Mapping[str, Any]], column: str) -> list[dict[str, Any]]:
-    """Makes a row of each item of a column, which holds a list of rows or a row of lists."""
-    found = []
-    for row in rows:
-        items = row[column]
-        if isinstance(items, Mapping):
-            columns = zip(*items.values(), strict=True)
-            items = [dict(zip(items, own, strict=True)) for own in columns]
-        rest = {name: value for name, value in row.items() if name != column}
-        found += [rest | item for item in items]
-    return found
 
 
 def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]:

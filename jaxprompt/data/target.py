@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprompt.data.encoded import Row
+from jaxprompt.data.encoded import Row, make_row
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.template import Template, parse
 from jaxprompt.errors import InputError
@@ -119,21 +119,6 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
     )
 
 
-def _tabulate(pairs: dict, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
-    longest = max(map(len, pairs.values()))
-    ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
-    for (c, w), own in pairs.items():
-        ids[c, w, : len(own)] = [token for token, _ in own]
-        at[c, w, : len(own)] = [reads.index(place) for _, place in own]
-    return Pieces(ids, at)
-
-
-def make_row(ids, slots, types, roles, positions) -> Row:
-    """Makes the arrays of a row. All are [T]."""
-    numbers = (np.array(x, np.int32) for x in (ids, slots, types))
-    return Row(*numbers, np.array(roles, np.int8), np.array(positions, np.int32))
-
-
 def say(row: Row, plan: Branches | None, target: list[int] | None):
     """Puts label words or a free text behind a row. -> Row, label_pos [M], targets [M] or None"""
     last = len(row.ids) - 1
@@ -146,9 +131,17 @@ def say(row: Row, plan: Branches | None, target: list[int] | None):
         fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
     if len(depth):
         count = len(depth)
-        behind = make_row(
-            fed, [-1] * count, branch, [Role.LABEL] * count, row.positions[-1] + depth
-        )
+        places = row.positions[-1] + depth
+        behind = make_row(fed, [-1] * count, branch, [Role.LABEL] * count, places)
         pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None
         row = Row(*map(np.concatenate, pairs))
     return row, (last + reads).astype(np.int32), targets
+
+
+def _tabulate(pairs: dict, shape: tuple[int, int], reads: Sequence[int]) -> Pieces:
+    longest = max(map(len, pairs.values()))
+    ids, at = (np.full((*shape, longest), -1, np.int32) for _ in range(2))
+    for (c, w), own in pairs.items():
+        ids[c, w, : len(own)] = [token for token, _ in own]
+        at[c, w, : len(own)] = [reads.index(place) for _, place in own]
+    return Pieces(ids, at)

@@ -6,13 +6,18 @@ r"""Templates: a line of text that says where fields, masks, soft tokens and har
     {question} {choices} Answer: [mask]  the choices lettered, "A. first B. second"
     {article} {question|whole} {choices} what does not fit is cut from the article alone
     {premise} [sep] {choice}             one row a choice
+    {text|soft} {entity1} is the [mask] of {entity2}    entities between soft tokens, then by name
+    {text} Class: [classes].             the classes listed, "negative, positive"
 
 In braces: a field, `choice` or `choices`, and modifiers after `|`, applied left to right: `chop`
 drops the last character, `lower` lower-cases the first, `strip` strips white space; `whole` keeps
-a field from being cut. In brackets: `mask`, `soft` (all slots of the prompt), `soft*n` (the next
-n), `cls`, `sep`. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots
-that the template does not place stand in front of [CLS]. White space in front of all puts a space
-before the first text. A backslash makes `{ } [ ] \` literal.
+a field from being cut. Of a task with entities, `marked` puts words around those that stand in the
+field, `soft` two slots each: those of {entity1}, then of {entity2}. In brackets: `mask`, `soft`
+(all slots of the prompt), `soft*n` (the next n), `classes` (for a head that reads them), `cls`,
+`sep`. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots that the
+template does not place stand in front of [CLS].
+White space in front of all puts a space before the first text. A backslash makes `{ } [ ] \`
+literal.
 
 How {choices} writes each of them is a small template of its own, "{name}. {text}"; see
 `read_option`.
@@ -28,10 +33,14 @@ MODIFIERS: dict[str, Callable[[str], str]] = {
     "chop": lambda text: text[:-1],
     "lower": lambda text: text[:1].lower() + text[1:],
     "strip": str.strip,
-    "whole": str,  # changes nothing: it is for the encoder
+    "whole": str,  # changes nothing: it is for the encoder, and so are those of MARKS
+    "marked": str,
+    "soft": str,
 }
-BRACKETS = ("mask", "soft", "soft*n", "cls", "sep")
+MARKS = ("marked", "soft")  # how the entities of a field are marked: by words, by slots
+BRACKETS = ("mask", "soft", "soft*n", "classes", "cls", "sep")
 OPTION = " {name}. {text}"
+_ONCE = ("mask", "cls", "classes")  # kinds of parts of which a template has one at most
 
 _LEXER = re.compile(
     r"\\(?P<escape>[{}\[\]\\])"
@@ -46,11 +55,16 @@ _LEXER = re.compile(
 class Part(NamedTuple):
     """One element of a template."""
 
-    kind: str  # words field choice choices option mask soft cls sep
+    kind: str  # words field choice choices option mask soft classes cls sep
     text: str = ""  # the hard words, or the name of a field
     modifiers: tuple[str, ...] = ()
     count: int = 0  # slots of a soft part, 0 = all; which choice an option is, from 0
     space: bool = False  # white space stands before it
+
+    @property
+    def mark(self) -> str:
+        """How the entities that stand in it are marked, of MARKS; "" = they are not."""
+        return next((name for name in self.modifiers if name in MARKS), "")
 
 
 class Template(NamedTuple):
@@ -78,6 +92,10 @@ class Template(NamedTuple):
     def lists_choices(self) -> bool:
         """Whether a row holds all choices of its example."""
         return any(p.kind == "choices" for p in self.parts)
+
+    def slots_around(self, entities: int) -> int:
+        """Counts the slots that stand around so many entities."""
+        return 2 * entities * any(part.mark == "soft" for part in self.parts)
 
 
 def modify(text: str, modifiers: Iterable[str]) -> str:
@@ -161,11 +179,16 @@ def check(
     num_slots: int,
     needs_mask: bool,
     has_choices: bool,
+    entities: int = 0,
+    lists_classes: bool = False,
 ) -> None:
-    """Raises InputError where a template does not fit its task, its prompt or its head."""
+    """Raises InputError where a template does not fit its task, its prompt or its head.
+
+    `entities` are those that stand in the first of `fields`.
+    """
     known = tuple(fields)
     where = f"template {template.source!r}"
-    count = {kind: sum(p.kind == kind for p in template.parts) for kind in ("mask", "cls")}
+    count = {kind: sum(p.kind == kind for p in template.parts) for kind in _ONCE}
     for name in template.fields:
         if name not in known:
             raise InputError(f"{where}: unknown field {name!r}; {nearest(name, known)}")
@@ -177,30 +200,68 @@ def check(
         raise InputError(f"{where} has {count['mask']} [mask]; keep 1 (it widens to long words)")
     if needs_mask and not count["mask"]:
         raise InputError(f"{where} has no [mask], which the verbalizer scores; add one")
+    if lists_classes and count["classes"] != 1:
+        raise InputError(
+            f"{where} has {count['classes']} lists of classes; write 1 [classes], which the head "
+            "reads, as in '{text} Class: [classes].'"
+        )
+    if count["classes"] and not lists_classes:
+        raise InputError(f"{where} has [classes], which this head does not read; take it out")
     if count["cls"] > 1:
         raise InputError(f"{where} has {count['cls']} [cls]; keep at most 1")
     if count["cls"]:
         first = next(p.kind for p in template.parts if p.kind != "soft")
         if first != "cls":
             raise InputError(f"{where}: only [soft] may stand before [cls]; move the rest behind")
-    _check_slots(template, num_slots)
+    _check_marks(template, known, entities)
+    _check_slots(template, num_slots, entities)
+
+
+def _check_marks(template: Template, known: Sequence[str], entities: int) -> None:
+    where = f"template {template.source!r}"
+    marked = [part for part in template.parts if part.mark]
+    for part in marked:
+        if not entities:
+            raise InputError(
+                f"{where} marks the entities of {part.text!r}, and the task has none; name their "
+                f"columns by task.entities, or take |{part.mark} out"
+            )
+        if part.text != known[0]:
+            raise InputError(
+                f"{where} marks the entities of {part.text!r}, and they stand in {known[0]!r}; "
+                f"write {{{known[0]}|{part.mark}}}"
+            )
+        if others := [name for name in part.modifiers if name not in (part.mark, "whole")]:
+            raise InputError(
+                f"{where}: |{others[0]} would move the entities of {part.text!r}; take it out"
+            )
+    if len(marked) > 1:
+        raise InputError(f"{where} marks the entities of {known[0]!r} twice; keep one")
 
 
 def _hard_words(words: str) -> list[Part]:
     return [Part("words", words.strip(), space=words[0].isspace())] if words.strip() else []
 
 
-def _check_slots(template: Template, num_slots: int) -> None:
+def _check_slots(template: Template, num_slots: int, entities: int) -> None:
     where = f"template {template.source!r}"
     soft = [p.count for p in template.parts if p.kind == "soft"]
+    marks = template.slots_around(entities)
+    if marks > num_slots:
+        raise InputError(
+            f"{where} puts {marks} soft tokens around {entities} entities, and the method has "
+            f"{num_slots} slots; take a method with more, or mark them by words: |marked for |soft"
+        )
     if soft and not num_slots:
         raise InputError(f"{where} has soft tokens, but the method has 0 slots; take [soft] out")
     if 0 in soft and len(soft) > 1:
         raise InputError(f"{where}: [soft] takes all {num_slots} slots; use [soft*n] for several")
-    if soft and 0 not in soft and sum(soft) != num_slots:
+    placed = sum(soft) + marks
+    if soft and 0 not in soft and placed != num_slots:
+        around = f" ({marks} of them stand around entities)" * bool(marks)
         raise InputError(
-            f"{where} places {sum(soft)} soft tokens, but the prompt has {num_slots} slots; "
-            "make the two equal"
+            f"{where} places {placed} soft tokens, but the prompt has {num_slots} slots; "
+            f"make the two equal{around}"
         )
 
 
@@ -221,7 +282,7 @@ def _read_brace(value: str, source: str) -> Part:
 
 def _read_bracket(value: str, source: str) -> Part:
     word = value.strip().lower()
-    if word in ("mask", "soft", "cls", "sep"):
+    if word in ("mask", "soft", "classes", "cls", "sep"):
         return Part(word)
     if match := re.fullmatch(r"soft\s*\*\s*([0-9]{1,9})", word):
         if not int(match[1]):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.data.class_list import ClassList
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.overview import tell_labels
@@ -61,6 +62,7 @@ class HeadLayout(NamedTuple):
     masks: int = 1  # positions that [mask] widens to
     names: Sequence[str] = string.ascii_uppercase  # of the options that {choices} lists
     verbalizer: Verbalizer | None = None
+    lists: Sequence[ClassList] = ()  # that [classes] writes, one in each input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Kind:
     OF: ClassVar[str] = "classes"  # the tasks that it answers, of data.tasks.KINDS
     WRITES: ClassVar[bool] = False  # it writes texts: what it gives are no scores
     READS_WORDS: ClassVar[bool] = False  # it reads label words off the backbone's own LM head
+    LISTS_CLASSES: ClassVar[bool] = False  # it reads the classes where [classes] lists them
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "scores")  # that `answers` gives
 
     @property
@@ -177,7 +180,12 @@ class Kind:
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Measures what was found of a split, [units, C or C + 1], against what is right."""
         scores = drop_absent(found, split.counts, classes)
-        return metrics.score(metric, split.labels, decide(scores, classes), classes)
+        return metrics.score(metric, split.labels, decide(scores, classes), classes, split.judged)
+
+    def fitted(self, dev: Mapping[str, float]) -> "Kind":
+        """Takes over what was chosen on dev beside the best numbers, as a threshold."""
+        del dev
+        return self
 
     def check_found(self, found: Any) -> None:
         """Raises InputError where the scores of an example are NaN: nothing is the best of them."""
@@ -197,8 +205,16 @@ class Kind:
         if not known.any():
             return {}, 0
         part = split._replace(labels=split.labels[known], counts=split.counts[known])
+        if split.judged:
+            part = part._replace(judged=split.judged.take(known))
         # The answer is the best of the classes, whatever the model says outside them.
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
+
+    def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray | None:
+        """Gives the class that is answered to each example; None where answers are no classes."""
+        if self.OF != "classes":
+            return None
+        return decide(drop_absent(found, split.counts, classes)[:, :classes], classes)
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
@@ -228,6 +244,7 @@ def make_head(name: str, **fields: Any) -> Kind:
     choose("head.name", name, kinds())
     own = _class(name)
     known = {field.name: field.type for field in dataclasses.fields(own)}
+    fields = {n: tuple(x) if isinstance(x, list) else x for n, x in fields.items()}  # of JSON
     for field, value in fields.items():
         if field not in known:
             raise InputError(f"head {name!r} has no field {field!r}; {nearest(field, known)}")

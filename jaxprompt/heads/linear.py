@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.errors import InputError, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
-from jaxprompt.layers.reading import Scores, mask_absent, take
+from jaxprompt.layers.reading import Scores, mask_absent
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import ABSENT, Batch, Objective, Role
 
@@ -70,24 +70,29 @@ class Classifier(Scores):
         """Whether it reads every token, not `label_pos` alone."""
         return self.pooler == "mean"
 
+    @nn.nowrap
+    def state(self, hidden, batch: Batch):
+        """Picks the state that is read, or the mean over real tokens. -> [B*K, H]"""
+        if self.pooler != "mean":
+            return super().state(hidden, batch)
+        tokens = batch.read
+        keep = (tokens.mask & (tokens.roles != Role.SOFT))[..., None]  # [B*K, T, 1]
+        total = jnp.where(keep, hidden.astype(jnp.float32), 0.0).sum(1)
+        return total / jnp.maximum(keep.sum(1), 1)
+
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Pools and scores."""
         tokens = batch.read
-        if self.pooler == "mean":
-            keep = (tokens.mask & (tokens.roles != Role.SOFT))[..., None]  # [B*K, T, 1]
-            total = jnp.where(keep, hidden.astype(jnp.float32), 0.0).sum(1)
-            pooled = total / jnp.maximum(keep.sum(1), 1)
-        else:
-            pooled = take(hidden, batch.label_pos[:, :1])[:, 0]  # [B*K, H]
-            if self.pooler == "checkpoint":
-                pooled = backbone.pool(pooled)
-            pooled = pooled.astype(jnp.float32)
-            if self.pooler == "trained":
-                dense = nn.Dense(
-                    pooled.shape[-1], kernel_init=nn.initializers.normal(0.02), name="pooler"
-                )
-                pooled = jnp.tanh(dense(pooled))
+        pooled = self.state(hidden, batch)  # [B*K, H]
+        if self.pooler == "checkpoint":
+            pooled = backbone.pool(pooled)
+        pooled = pooled.astype(jnp.float32)
+        if self.pooler == "trained":
+            dense = nn.Dense(
+                pooled.shape[-1], kernel_init=nn.initializers.normal(0.02), name="pooler"
+            )
+            pooled = jnp.tanh(dense(pooled))
         pooled = Dropout(self.dropout)(pooled, deterministic=deterministic)
         init = nn.initializers.normal(0.02)
         scores = nn.Dense(self.classes, kernel_init=init, name="out")(pooled)  # [B*K, C]

@@ -43,11 +43,39 @@ class Found(NamedTuple):
     score: float  # share of the probability of the spans that came next
 
 
-@dataclasses.dataclass(frozen=True)
-class Head(Kind):
-    """A linear layer that scores every token as start and as end."""
+class InText(Kind):
+    """What the kinds of answer share that stand in the last field of a task."""
 
     OF: ClassVar[str] = "spans"
+
+    def check_template(self, template: Template) -> None:
+        """Raises InputError for a template whose last field, the text, stands twice."""
+        found = [part for part in template.parts if part.kind == "field"]
+        last = found[-1]
+        if sum(part.text == last.text for part in found) > 1 or last.modifiers:
+            raise InputError(
+                f"template {template.source!r} must hold {{{last.text}}}, the text with the "
+                "answer, once and as it is"
+            )
+
+    def check_layout(self, asked: TaskSetup) -> None:
+        """Raises InputError where the last field of the template is not that of the task."""
+        if asked.template.fields[-1] != asked.task.fields[-1]:
+            raise InputError(
+                f"template {asked.template.source!r} must end with {{{asked.task.fields[-1]}}}, "
+                "the last of task.fields: the text that holds the answer"
+            )
+
+    def made_up(self, task: Task, text: str, max_target: int) -> Example:
+        """Makes up a text as long as can be, behind a question of one word."""
+        fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
+        return Example(fields, references=("a",), spans=((0, 1),))
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(InText):
+    """A linear layer that scores every token as start and as end."""
+
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
 
     stride: int = 128  # tokens that windows of a long text share, at most half of one
@@ -67,23 +95,9 @@ class Head(Kind):
         """Raises InputError for a backbone that does not read a text both ways."""
         self.check_encoder(facts, "token")
 
-    def check_template(self, template: Template) -> None:
-        """Raises InputError for a template whose last field, the text, stands twice."""
-        found = [part for part in template.parts if part.kind == "field"]
-        last = found[-1]
-        if sum(part.text == last.text for part in found) > 1 or last.modifiers:
-            raise InputError(
-                f"template {template.source!r} must hold {{{last.text}}}, the text with the "
-                "answer, once and as it is"
-            )
-
     def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads [CLS] and every token of the text."""
-        if asked.template.fields[-1] != asked.task.fields[-1]:
-            raise InputError(
-                f"template {asked.template.source!r} must end with {{{asked.task.fields[-1]}}}, "
-                "the last of task.fields: the text that holds the answer"
-            )
+        self.check_layout(asked)
         specials = self.specials(facts, asked, tokenizer)
         return HeadLayout(self, {"main": SpanScores()}, specials)
 
@@ -118,11 +132,6 @@ class Head(Kind):
         counts = np.array([row[0].count for row in rows], np.int32)
         parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
         return Split(rows, labels, counts, [e.references for e in examples], parts)
-
-    def made_up(self, task: Task, text: str, max_target: int) -> Example:
-        """Makes up a text as long as can be, behind a question of one word."""
-        fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
-        return Example(fields, references=("a",), spans=((0, 1),))
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the mean of the cross entropies of start and end."""

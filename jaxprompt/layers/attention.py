@@ -30,7 +30,7 @@ def attend(q, k, v, seen: Seen, bias=None, *, scale=None, kernel="auto", dropout
         return kernels.cudnn(q, k, v, seen, bias, scale)
     if chosen == "flash":
         return kernels.flash(q, k, v, seen, bias, scale)
-    mask = seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]  # [B, 1, 1|T, S]
+    mask = _spread(seen)
     if not dropped:
         mix = lambda q, k, v: einsum("bnts,bsnd->btnd", _probabilities(q, k, mask, bias, scale), v)
         return (jax.checkpoint(mix) if chosen == "recompute" else mix)(q, k, v)
@@ -48,6 +48,11 @@ def _probabilities(q, k, seen, bias, scale):
     if bias is not None:
         scores = scores + bias
     return softmax(scores, q.dtype)
+
+
+def _spread(seen: Seen):
+    """Gives a mask the axes of scores. -> [B, 1, 1|T, S]"""
+    return seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]
 
 
 def recall(q, memory: Memory, bias=None, *, scale=None):
@@ -128,6 +133,14 @@ class Attention(nn.Module):
             dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)
+
+    def weigh(self, x, k, seen: Seen, bias=None):
+        """Computes the probabilities that `__call__` mixes the values by, whatever kernel does.
+
+        [B, T, H], [B, S, N, D] -> [B, N, T, S]
+        """
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        return _probabilities(self.query(x), k, _spread(seen), bias, scale)
 
     def recall(self, x, memory: Memory, bias=None):
         """Attends from one token of each row over what was kept. [R, H] -> [R, H]"""

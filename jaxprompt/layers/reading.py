@@ -16,6 +16,11 @@ class Scores(nn.Module):
 
     reads_all: ClassVar[bool] = False  # it reads every token, not `label_pos` alone
 
+    @nn.nowrap
+    def state(self, hidden, batch: Batch):
+        """Picks the hidden state that a row is judged by: the first that is read. -> [B*K, H]"""
+        return take(hidden, batch.label_pos[:, :1])[:, 0]
+
     def arrays(self) -> dict[str, Any]:
         """Gives the arrays that may differ between runs of one program, {} where there are none."""
         return {}

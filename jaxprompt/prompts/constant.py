@@ -16,7 +16,7 @@ class Prompt(Method):
     """Holds `slots` rows and a prefix of `length` in the layers `first` to `last` (half-open).
 
     The decoder of an encoder-decoder has its own, and a prefix in front of the encoder's output.
-    `rows` more are for the head.
+    `rows` more are for the head, and stand behind the slots where a head lays them into the input.
     """
 
     slots: int = 0
@@ -63,11 +63,15 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Returns the constants. -> slots [1, S, E], k, v [L, 1, P, N, D] a stream"""
+        slots = self._rows("slots")
+        rows = self._param("rows", self.rows) if self.rows else None
+        if rows is not None:
+            slots = rows[None] if slots is None else jnp.concatenate([slots[0], rows])[None]
         return Injection(
-            Stream(self._rows("slots"), self._prefix("encoder", self.shift > 0)),
+            Stream(slots, self._prefix("encoder", self.shift > 0)),
             Stream(self._rows("decoder_slots"), self._prefix("decoder", self.shift_decoder > 0)),
             Stream(prefix=self._prefix("cross", False)),
-            self._param("rows", self.rows) if self.rows else None,
+            rows,
         )
 
     def _rows(self, name: str):

@@ -42,6 +42,27 @@ def per_token(scores, labels, weights, *, smoothing: float = 0.0):
     return cross_entropy(flat, labels.reshape(-1), there.reshape(-1), smoothing=smoothing)
 
 
+def binary_cross_entropy(scores, labels, weights, *, smoothing: float = 0.0, is_mean: bool = False):
+    """Sums the binary cross entropies of the classes of each example, or takes their mean.
+
+    scores [B, C]: the logit of each class, ABSENT = not there; labels [B], or [B, C] of 1 where a
+    class is right, 0 where it is not, -1 where it is not asked. weights [B] -> (scalar, scalar)
+
+    -log p and -log(1 - p) are those of log-sigmoids: 1 - sigmoid rounds to 0 (DPT eq. 3).
+    """
+    scores = scores.astype(jnp.float32)
+    if labels.ndim == 1:
+        labels = jax.nn.one_hot(labels, scores.shape[1], dtype=jnp.int32)
+    there = (scores > 0.5 * ABSENT) & (labels >= 0)
+    scores = jnp.where(there, scores, 0.0)
+    right = (1.0 - smoothing) * (labels == 1) + 0.5 * smoothing
+    loss = -right * jax.nn.log_sigmoid(scores) - (1.0 - right) * jax.nn.log_sigmoid(-scores)
+    total = jnp.where(there, loss, 0.0).sum(-1)
+    if is_mean:
+        total = total / jnp.maximum(there.sum(-1), 1)
+    return (weights * total).sum(), weights.sum()
+
+
 def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums the mean of the cross entropies of start and end. [B, M, 2], [B, M], [B]
 

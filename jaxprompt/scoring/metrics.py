@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxprompt.data.encoded import Judged
 from jaxprompt.errors import InputError, nearest
+from jaxprompt.scoring import relations
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
@@ -24,7 +26,7 @@ _HAS = {
     "spans": "finds spans",
 }
 OF = {  # what answers are -> their metrics
-    "classes": METRICS,
+    "classes": METRICS + relations.METRICS,
     "texts": TEXT_METRICS,
     "tags": TAG_METRICS,
     "spans": SPAN_METRICS,
@@ -58,13 +60,15 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
 
 
 def score(
-    name: str, gold: Sequence[int], pred: Sequence[int], num_classes: int
-) -> dict[str, float]:
+    name: str, gold: Sequence[int], pred: Sequence[int], num_classes: int,
+    judged: Judged | None = None,
+) -> dict[str, float]:  # fmt: skip
     """The metric `name`, first, and accuracy, as fractions. gold, pred: [examples]
 
     f1 is of class 1 of two; macro_f1 averages over the classes that occur in gold or pred, which is
     scikit-learn's default, so that a class predicted and never right counts as 0; matthews is the
-    correlation over all classes. pred = -1 (no class) is wrong and no class of its own.
+    correlation over all classes. pred = -1 (no class) is wrong and no class of its own. Metrics of
+    relations need `judged`; see scoring/relations.py.
     """
     check_metric(name, num_classes)
     gold, pred = np.asarray(gold), np.asarray(pred)
@@ -72,6 +76,10 @@ def score(
         raise ValueError(f"gold {gold.shape} and pred {pred.shape} must be equal, [examples]")
     if gold.min() < 0 or max(gold.max(), pred.max()) >= num_classes:
         raise ValueError(f"classes must be in [0, {num_classes}); only pred may be -1")
+    if name in relations.METRICS:
+        if judged is None:
+            raise ValueError(f"metric {name} needs what is known of the relations")
+        return relations.score_relations(name, judged, gold, pred)
     scores = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
         scores = {name: float(_sklearn(name, gold, pred)), **scores}

@@ -249,7 +249,10 @@ class BatchedRuns:
                 for i, step in zip(done, steps, strict=True)
             ]
             own = self.programs.put_own([self.owns[i] for i in done])
-            tests = self.scorer.score("test", done, self.programs.stack_trained(best), own)
+            tests = self.scorer.score(
+                "test", done, self.programs.stack_trained(best), own,
+                devs=[self.stands[i].best["dev"] for i in done],
+            )  # fmt: skip
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
             settings = member.run.settings

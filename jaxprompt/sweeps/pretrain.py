@@ -157,9 +157,11 @@ class HeldOutScorer:
         """Picks the score that is to be high."""
         return -dev["loss"]
 
-    def score(self, split: str, rows: Sequence[int], trainable: Any, own: PerRun) -> list[dict]:
+    def score(
+        self, split: str, rows: Sequence[int], trainable: Any, own: PerRun, devs: Any = None
+    ) -> list[dict]:
         """Scores what is held out with the numbers of the runs `rows`. -> scores of each"""
-        del split
+        del split, devs
         texts = [self._members[i].held for i in rows]
         same = all(text is texts[0] for text in texts)
         passes = [text.held for text in (texts[:1] if same else texts)]

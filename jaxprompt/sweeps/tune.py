@@ -138,8 +138,13 @@ class SplitScorer:
         """Picks the score that is to be high."""
         return dev[self._metric]
 
-    def score(self, split: str, rows: Sequence[int], trainable: Any, own: PerRun) -> list[dict]:
-        """Measures a split with the numbers of the runs `rows`. -> metrics of each"""
+    def score(
+        self, split: str, rows: Sequence[int], trainable: Any, own: PerRun, devs: Any = None
+    ) -> list[dict]:
+        """Measures a split with the numbers of the runs `rows`. -> metrics of each
+
+        `devs` are what each had on dev, of which a head may have chosen a threshold.
+        """
         members = [self._members[i] for i in rows]
         scorer, programs = members[0].scorer, self._programs
         if scorer.head.WRITES:
@@ -161,7 +166,8 @@ class SplitScorer:
                     scores[row] = np.full((len(part.rows), *values.shape[2:]), np.nan, np.float32)
                 at = each[0 if same else row].index
                 scores[row][at[at >= 0]] = values[row][at >= 0]
-        return [scorer.measure(part, own) for part, own in zip(parts, scores, strict=True)]
+        fitted = [scorer.fitted(dev) for dev in devs or [{}] * len(rows)]
+        return [own.measure(*given) for own, *given in zip(fitted, parts, scores, strict=True)]
 
     def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:
         """Lets each run write its texts, one run after another."""

@@ -1,6 +1,6 @@
 """Saves and restores a run: the trained numbers, their optimizer state and where the data stood.
 
-    <workdir>/checkpoints/<step>/       state and position, the newest few steps
+    <workdir>/checkpoints/<step>/       state and position, the newest `keep` steps
     <workdir>/checkpoints/best/<step>/  trained numbers and their dev result
 
 A folder named by a bare number is complete: orbax writes beside it, the checksums of all files are
@@ -96,6 +96,19 @@ class Checkpoints:
         Errors as in `restore`.
         """
         return _read(self._best, step, template)
+
+    def steps(self) -> list[int]:
+        """Lists the steps whose trained numbers are there, in order."""
+        return sorted({*_agreed_steps(self._root), *_agreed_steps(self._best)})
+
+    def restore_trainable(self, template: Tree, step: int) -> Tree:
+        """Reads the trained numbers of one of `steps`, and no optimizer state.
+
+        Errors as in `restore`.
+        """
+        if step in _agreed_steps(self._best):
+            return self.restore_best(template, step)[0]
+        return _read(self._root, step, template, part="trainable/")[0]
 
     def check_best(self, step: int | None = None) -> None:
         """Raises InputError where the best of `step`, or any, is absent or damaged."""
@@ -251,14 +264,18 @@ def _find(folder: Path, step: int | None) -> Path:
     return path
 
 
-def _read(folder: Path, step: int | None, template: Tree) -> tuple[Tree, dict]:
+def _read(folder: Path, step: int | None, template: Tree, part: str = "") -> tuple[Tree, dict]:
+    """Reads what was saved of a step, or the `part` of it whose names begin so."""
     path = _find(folder, step)
-    wanted = {name: _abstract(leaf) for name, leaf in _flat(template).items()}
+    wanted = {part + name: _abstract(leaf) for name, leaf in _flat(template).items()}
     with _checkpointer() as checkpointer:
-        _check_same(path, checkpointer.metadata(path).item_metadata["state"].tree, wanted)
+        saved = checkpointer.metadata(path).item_metadata["state"].tree
+        _check_same(path, {n: leaf for n, leaf in saved.items() if n.startswith(part)}, wanted)
         restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
         args = ocp.args.Composite(
-            state=ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args),
+            state=ocp.args.PyTreeRestore(
+                item=wanted, restore_args=restore_args, partial_restore=bool(part)
+            ),
             position=ocp.args.JsonRestore(),
         )
         restored = checkpointer.restore(path, args=args)

@@ -39,7 +39,7 @@ class Job(abc.ABC):
     frozen: Flat
     batches: Any  # what `take` draws from: get_state, set_state, close
     milestones: Milestones
-    settings: Any  # log_steps, max_streak, patience, tracker
+    settings: Any  # keep, log_steps, max_streak, patience, tracker
     drops = True  # its model has dropout
 
     @abc.abstractmethod
@@ -105,7 +105,8 @@ def take_up(job: Job, workdir: str) -> RunState:
 
     Raises InputError for a checkpoint that is damaged, or of another model.
     """
-    checkpoints, state, progress = Checkpoints(workdir), job.state, Progress()
+    checkpoints = Checkpoints(workdir, job.settings.keep)
+    state, progress = job.state, Progress()
     started = checkpoints.latest()
     if started is not None:
         state, position = checkpoints.restore(state)

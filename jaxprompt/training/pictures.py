@@ -39,8 +39,8 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def draw_curves(workdir: str | Path, title: str = "") -> Path:
-    """Draws the loss and the dev score of a run over its steps. -> WORKDIR/curves.png"""
+def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> Path:
+    """Draws the loss and the dev score of a run over its steps. -> `path`, or WORKDIR/curves.png"""
     from matplotlib.figure import Figure
 
     curves = read_curves(workdir)
@@ -62,7 +62,7 @@ def draw_curves(workdir: str | Path, title: str = "") -> Path:
     axes[-1].set_xlabel("step")
     if title:
         axes[0].set_title(title)
-    return _save(figure, Path(workdir) / CURVES)
+    return save_figure(figure, Path(path or Path(workdir) / CURVES))
 
 
 def draw_table(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> Path:
@@ -92,10 +92,11 @@ def draw_table(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path
     axis.invert_yaxis()
     axis.set_xlabel(f"{split} {metric}, mean and standard deviation over the runs")
     axis.margins(x=0.12)
-    return _save(figure, Path(path))
+    return save_figure(figure, Path(path))
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
+    """Writes a figure. Raises InputError for a format that is unknown, or a disk that refuses."""
     try:
         # Without the time of its making: equal runs give equal bytes.
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

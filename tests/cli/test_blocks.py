@@ -13,7 +13,7 @@ from jaxprompt.assembly.blocks import make_block, names
 from jaxprompt.assembly.config_files import load_module, shipped
 from jaxprompt.assembly.load_config import fields, load_config
 from jaxprompt.assembly.open_blocks import own_fields
-from jaxprompt.assembly.schema import SYNONYMS
+from jaxprompt.assembly.synonyms import SYNONYMS
 from jaxprompt.errors import InputError
 from jaxprompt.heads import kinds, make_head
 from jaxprompt.prompts import methods as known_methods

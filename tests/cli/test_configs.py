@@ -2,10 +2,11 @@
 
 import inspect
 import json
+from itertools import cycle
 
 import jax
 import pytest
-from tiny_run import ROOT, WORDS, jaxprompt, make_backbone, tiny_fields, write_rows
+from tiny_run import ROOT, WORDS, entities_of, jaxprompt, make_backbone, tiny_fields, write_rows
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
@@ -65,8 +66,10 @@ def rows_of(tmp_path):
         task = get_task(name)
         # Texts differ: an example is not shown as its own demonstration.
         rows = [
-            {field: f"the old cat was near {word}" for field in task.fields} | {task.label: label}
-            for label, word in zip([*task.labels] * 2, WORDS, strict=False)
+            {field: f"the old cat was near it {word}" for field in task.fields}
+            | entities_of(task)
+            | {task.label: label}
+            for label, word in zip([*task.labels] * 2, cycle(WORDS), strict=False)
         ]
         for column, texts in task.derive.values():
             rows = [row | {column: next(iter(texts))} for row in rows]
@@ -85,9 +88,16 @@ def differs(path, argument) -> bool:
         return path.stem == "t5_small"
     if path.stem == "lm_bff":
         return argument.startswith(("sst2", "trec", "mnli"))
+    if path.stem == "dart_relations":  # the number of examples changes no program
+        return not argument or ",8," in argument
+    if path.stem == "dpt":
+        return argument in ("", *OTHERS) or argument.startswith("sst2,low")
     return path.stem != "accuracy" or argument.startswith("sst2")
 
 
+OTHERS = ("sst2,full,released", "ag_news,low,dpt,large")  # which no sweep has
+SPANS = ("quoref", "quoref,low,sigma,large", "quoref,full,bert")
+RUNS += [(CONFIGS / "dpt.py", argument) for argument in (*OTHERS, *SPANS)]
 BUILDS = [(path, x) for path, x in RUNS if differs(path, x)]
 
 
@@ -96,12 +106,19 @@ def t5(tmp_path_factory):
     return make_backbone(tmp_path_factory.mktemp("t5") / "t5", "t5")
 
 
+@pytest.fixture(scope="session")
+def electra(tmp_path_factory):
+    return make_backbone(tmp_path_factory.mktemp("electra") / "electra", "discriminator")
+
+
 @pytest.mark.parametrize("path, argument", BUILDS, ids=lambda x: getattr(x, "stem", x))
-def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
+def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of):
     c = load(path, argument)
     c.data.max_len, c.data.protocol = 24, ""
     if "t5" in c.backbone.path:  # longer names of fields: more room, and fewer soft tokens
         c.backbone.path, c.data.max_len, c.prompt.length = str(t5), 160, 4
+    elif "electra" in c.backbone.path:  # whose tokenizer spells the classes
+        c.backbone.path, c.data.max_len = str(electra), 66
     else:
         c.backbone.path = str(backbone)
     if c.demos.per_class or c.demos.total:
@@ -109,6 +126,9 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, rows_of):
         c.task.words = tuple(WORDS[: len(get_task(c.task.name).labels)])  # one subword each
     if c.task.name != "topics":
         c.data.source = str(rows_of(c.task.name))
+    if path.stem == "dart_relations":  # words that the tiny one has, and few examples
+        c.prompt.update({"text": "a a an an is the this"} if "text" in c.prompt else {})
+        c.optim.warmup_steps = 1
     from_config.check_config(c)
     c.mesh.data = c.mesh.model = 1
     placement = from_config.build_placement(c)
@@ -152,7 +172,9 @@ def test_every_part_fits_the_base(kind, part):
     c = load(CONFIGS / "base.py")
     with c.unlocked():
         part(c)
-    answers = {"text": "target", "tags": "tags", "spans": "answers"}.get(c.head.name)
+    answers = {"text": "target", "tags": "tags", "spans": "answers", "multi_spans": "answers"}.get(
+        c.head.name
+    )
     if answers is not None and kind == "heads":  # what the other tasks of base.py have not
         c.task.update({"name": "custom", "fields": ("words",), answers: "column"})
     c.backbone.path = c.backbone.path or "somewhere"
@@ -160,7 +182,7 @@ def test_every_part_fits_the_base(kind, part):
     if kind == "tasks":
         assert c.task.name in task_names()
     if kind == "methods":
-        assert c.prompt.name in ("prefix", "soft", "dart", "none")
+        assert c.prompt.name in ("prefix", "soft", "dart", "dpt", "none")
 
 
 def names(block, prefix="") -> set[str]:

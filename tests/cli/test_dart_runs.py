@@ -96,8 +96,8 @@ def test_in_two_stages(folders, data, tmp_path, capsys):
         np.testing.assert_array_equal(after[name], before[name])
     assert any(name.startswith("backbone/") for name in after)
     other = prepare(
-        folders("bert"), data, "bert", prompt__init=str(export), task__labels="beast,food,tool,other",
-        task__words="beast,food,tool,old",
+        folders("bert"), data, "bert", prompt__init=str(export),
+        task__labels="beast,food,tool,other", task__words="beast,food,tool,old",
     )  # fmt: skip
     config = tmp_path / "other.json"
     config.write_text(other.to_json())

@@ -222,6 +222,10 @@ def test_a_decoder_reads_them_in_front(data, tmp_path, capsys):
      ["demos.encoder='nowhere/at/all': ", "nowhere/at/all"]),
     ({"demos.per_class": 5}, ["demos.per_class=5, but class 'beast' has 4 training examples"]),
     ({"data.max_len": 16}, ["with 3 demonstrations takes 21 tokens", "over the 16 that data.max"]),
+    ({"head.name": "discriminator", "task.template": "{text} [classes]"},
+     ["demos.per_class=1 writes one label word at [mask]", "head.name=discriminator lists all"]),
+    ({"task.entities": "<a>|</a>,<b>|</b>", "task.template": "{text|marked} [mask]"},
+     ["demos.per_class=1 shows texts whose entities are not marked", "without |marked"]),
     ({"task.form": "nss", "task.template": ""}, ["demos.per_class=1 shows examples of each class"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(fields, parts, backbone, data, tmp_path, refused):
@@ -229,6 +233,13 @@ def test_what_does_not_fit_is_named(fields, parts, backbone, data, tmp_path, ref
     c = prepare(backbone, data, "full", **{"demos__per_class": 1, **fields})
     line = refused("train", write(c, tmp_path), f"--workdir={tmp_path / 'w'}", started=True)
     assert all(part in line for part in parts), line
+
+
+def test_trained_rows_around_entities_are_refused(backbone, data, tmp_path, refused):
+    own = dict(task__entities="<a>|</a>,<b>|</b>", task__template="{text|soft} [mask]")
+    c = prepare(backbone, data, "soft", demos__total=2, prompt__length=4, **own)
+    line = refused("train", write(c, tmp_path), f"--workdir={tmp_path / 'w'}", started=True)
+    assert "entities are not marked" in line and "without |soft, or set demos.total=0" in line
 
 
 def test_a_decoder_compares_no_sentences(backbone, data, tmp_path, refused):
@@ -260,6 +271,42 @@ def test_other_formats_are_refused(exported, refused, tmp_path):
     assert "laid with demonstrations, which PEFT has no form for" in line
     line = refused("export", f"--workdir={workdir}", f"--stablehlo={tmp_path / 's'}", started=True)
     assert "stablehlo: the prompt is laid with demonstrations" in line
+
+
+def test_inspect_averages_over_samples(backbone, data, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    c = prepare(
+        backbone, data, "soft", demos__per_class=1, demos__samples=3, train__total_steps=2,
+        train__eval_steps=2,
+    )  # fmt: skip
+    own = f"--workdir={tmp_path / 'run'}"
+    assert jaxprompt(capsys, "train", write(c, tmp_path), own)[0] == 0
+    code, _, err = jaxprompt(capsys, "inspect", own, "--split=test")
+    assert code == 0, err
+    found = json.loads((tmp_path / "run/inspect/inspect.json").read_text())
+    counts = np.array(found["confusion"]["counts"])
+    expected = evaluate(capsys, own)
+    assert counts.sum() == expected["examples"]  # not once a sample
+    assert counts.trace() / counts.sum() == pytest.approx(expected["accuracy"])
+    assert any("first demonstrations" in line for line in found["remarks"])
+
+
+def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, capsys):
+    rows = [
+        {"text": f"the <e1>{name}</e1> was {word} <e2>it</e2>", "label": label}
+        for word in ("near", "very", "a", "this")
+        for name, label in (("cat", "yes"), ("bread", "no"))
+    ]
+    for split in ("train", "dev", "test"):
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    c = prepare(
+        backbone, tmp_path, "zero_shot", demos__per_class=1, demos__samples=2,
+        task__fields="text", task__entities="<e1>|</e1>,<e2>|</e2>", task__labels="yes,no",
+        task__words="beast,food", task__negative="no", task__metric="micro_f1",
+        task__template="{text} {entity1} is the [mask] of {entity2}", data__k=2, data__dev_k=2,
+    )  # fmt: skip
+    found = evaluate(capsys, write(c, tmp_path))
+    assert found["examples"] == 8 and {"micro_f1", "precision", "recall"} <= found.keys()
 
 
 def test_other_training_examples_or_fields_are_refused(exported, refused, tmp_path):

@@ -40,6 +40,18 @@ def test_is_of_all_training_examples(skewed, capsys):
     assert expected < 1 / 3
 
 
+def test_of_relations_is_measured_by_their_metric(skewed, capsys):
+    gold = [row["label"] for row in read_lines(skewed / "test.jsonl")]
+    more = {"task.metric": "micro_f1", "task.negative": "food"}
+    words = ["--majority", "--split=test", "--config=base:zero_shot", *given(skewed, **more)]
+    code, out, err = jaxprompt(capsys, "evaluate", *words)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["precision"] == pytest.approx(gold.count("tool") / len(gold))
+    others = len(gold) - gold.count("food")
+    assert found["recall"] == pytest.approx(gold.count("tool") / others)
+
+
 def test_dev_is_that_of_the_protocol(skewed, capsys):
     few = {"data.protocol": "kshot", "data.k": 2, "data.dev_k": 2}
     words = ["--majority", "--config=base:zero_shot", *given(skewed, **few)]

@@ -18,6 +18,7 @@ FAMILIES = {
     "bert": "BertForPreTraining",
     "roberta": "RobertaForMaskedLM",
     "electra": "ElectraForMaskedLM",
+    "discriminator": "ElectraForPreTraining",
     "t5": "T5ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
 }
@@ -50,7 +51,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     )  # fmt: skip
     if family == "roberta":
         sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    if family == "electra":
+    if family in ("electra", "discriminator"):
         sizes |= dict(embedding_size=24)
     model = getattr(transformers, FAMILIES[family])
     model = model(model.config_class(**sizes))
@@ -97,6 +98,8 @@ def _teach(model: Any, folder: Path) -> None:
                 weight += torch.eye(*weight.shape)
             elif name.endswith("attention.output.dense.weight"):
                 weight += 2 * torch.eye(*weight.shape)
+        if hasattr(model, "discriminator_predictions"):  # else every token looks alike
+            model.discriminator_predictions.dense_prediction.weight.normal_(0, 0.5)
     _share_directions(model, folder, 1.0)
 
 
@@ -175,6 +178,27 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     """Writes JSON lines."""
     path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
     return path
+
+
+def entities_of(task) -> dict[str, object]:
+    """Gives the columns of "the old cat was near it" in which two entities are told."""
+    (field, *_), row = task.fields, {}
+    if not task.entities:
+        return row
+    parts = [entry.split("|") for entry in task.entities]
+    if task.offsets == "tags":
+        (a, b), (c, d) = parts
+        return {field: f"the old {a}cat{b} was near {c}it{d}"}
+    if task.offsets == "text":
+        return {entry: name for entry, name in zip(task.entities, ("cat", "it"), strict=True)}
+    for names, word in zip(parts, (2, 5), strict=True):
+        last = word + (task.offsets == "words")
+        if len(names) == 2:
+            row |= dict(zip(names, (word, last), strict=True))
+        else:
+            column, dot, inner = names[0].partition(".")
+            row[column] = {inner: [word, last]} if dot else [word, last]
+    return row
 
 
 def make_data(folder: Path, train: int = 48) -> Path:

@@ -8,10 +8,10 @@ import pytest
 from jaxprompt.data.demos import Beside, Demonstrations, DemoSettings
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.runs import Run
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
+from jaxprompt.data.token_runs import TokenRun
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
@@ -33,7 +33,7 @@ def make_encoder(
     between, role = list(specials.end), Role.SPECIAL
     if style == "causal":
         (between,), role = encode_texts(tokenizer, ["\n"]), Role.HARD
-    separator = (Run(between, role, 0),) if style != "seq2seq" else ()
+    separator = (TokenRun(between, role, 0),) if style != "seq2seq" else ()
     beside = Beside(words, separator, first or style == "causal", drops, limit, own_limit)
     return ExampleEncoder(
         tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxprompt.data.encode import ExampleEncoder
-from jaxprompt.data.runs import kept_lengths
+from jaxprompt.data.marking import kept_lengths
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse

@@ -9,13 +9,14 @@ from jaxprompt.errors import InputError
 FIELDS = ("sentence", "premise", "hypothesis")
 
 
-def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS):
+def verify(text, num_slots=0, needs_mask=False, has_choices=False, fields=FIELDS, **more):
     check(
         parse(text),
         fields=fields,
         num_slots=num_slots,
         needs_mask=needs_mask,
         has_choices=has_choices,
+        **more,
     )
 
 
@@ -73,7 +74,7 @@ def test_modifiers(modifiers, text, expected):
         ("{{sentence}}", "unbalanced"),
         ("{sentence|lowr}", "unknown modifier 'lowr' of 'sentence'; nearest: lower"),
         ("{sentence} [maks]", r"unknown \[maks\]; nearest: mask"),
-        ("{sentence} [1]", "unknown .*known: cls, mask, sep, soft"),
+        ("{sentence} [1]", "unknown .*known: classes, cls, mask, sep, soft"),
         ("{} [mask]", "empty braces"),
         ("{sentence} [soft*0]", r"\[soft\*0\] places no slot"),
     ],
@@ -94,6 +95,9 @@ def test_bad_grammar(text, message):
         ("{sentence} {choice}", {}, "uses choices, but the task has none"),
         ("{sentence} {choices}", {}, "uses choices, but the task has none"),
         ("[cls] {sentence} [cls]", {}, r"2 \[cls\]"),
+        ("{sentence} [classes]", {}, r"has \[classes\], which this head does not read"),
+        ("{sentence}", {"lists_classes": True}, r"has 0 lists of classes; write 1 \[classes\]"),
+        ("[classes] {sentence} [classes]", {"lists_classes": True}, "has 2 lists of classes"),
         ("{sentence} [cls]", {}, r"only \[soft\] may stand before \[cls\]"),
         ("[soft] {sentence}", {}, "the method has 0 slots"),
         ("[soft*3] {sentence}", {"num_slots": 5}, "places 3 soft tokens.*has 5 slots"),
@@ -135,6 +139,7 @@ def test_templates_that_fit():
     verify("[soft] [cls] {sentence} [mask] [sep]", num_slots=5, needs_mask=True)
     verify("[soft*2] {sentence} [soft*3]", num_slots=5)
     verify("{premise} [sep] {choice}", has_choices=True)
+    verify("{sentence} Class: [classes].", lists_classes=True)
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -144,6 +149,7 @@ def test_templates_of_known_tasks_fit(name):
     if task.kind != "classes":
         verify(task.plain, 4, fields=task.fields)
         return
-    verify(task.template, 4, needs_mask=True, has_choices=has_choices, fields=task.fields)
-    verify(task.plain, 4, has_choices=has_choices, fields=task.fields)
+    given = {"has_choices": has_choices, "fields": task.texts, "entities": len(task.entities)}
+    verify(task.template, 4, needs_mask=True, **given)
+    verify(task.plain, 4, **given)
     assert not parse(task.plain).has_mask

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "launch"))
 import paper  # noqa: E402
+import paper_dart  # noqa: E402
 import paper_figures  # noqa: E402
 import paper_ppt  # noqa: E402
+from paper_table import read_published  # noqa: E402
 
 from configs.parts import ppt  # noqa: E402
+from jaxprompt.data.tokenizer import encode_texts  # noqa: E402
 from jaxprompt.errors import InputError  # noqa: E402
 
 SEEDS, RATES = (10, 20), ("0.01", "0.1")
@@ -53,8 +57,8 @@ def call(tmp_path, capsys):
 def arguments(**given):
     """Makes what the command line gives."""
     plain = dict(
-        workdir="w", backbone="", adapted="", prompts="p", data="d", kind="t5", learning_rates="",
-        seeds="1,2", tasks="", rows="",
+        paper="ppt", workdir="w", backbone="", adapted="", prompts="p", data="d", kind="t5",
+        learning_rates="", seeds="1,2", tasks="", rows="",
     )  # fmt: skip
     return SimpleNamespace(**plain | given)
 
@@ -111,7 +115,9 @@ TABLES = [*((name, "t5") for name in paper_ppt.TABLES), ("table4", "masked-deep"
 def test_every_cell_has_its_runs(name, kind):
     """Each loads, and no two are one run."""
     args = arguments(kind=kind, adapted="y", backbone="x")
-    runs = [(cell, paper.list_runs(cell, args)) for cell in paper.pick(paper.TABLES[name], args)]
+    runs = [
+        (cell, paper.list_runs(cell, args)) for cell in paper.pick(paper_ppt.TABLES[name], args)
+    ]
     flat = [run for _, own in runs for run in own]
     assert len({run.workdir for run in flat}) == len(flat) >= 2 * 4 * 2
     for cell, own in runs:
@@ -131,11 +137,75 @@ def test_every_cell_has_its_runs(name, kind):
 def test_full_tuning_searches_the_learning_rates_of_its_size(shared):
     rates = json.loads((shared / "papers/ppt_tables.json").read_text())["settings"]
     for table in ("table4", "table4_chinese"):
-        for cell in paper.pick(paper.TABLES[table], arguments()):
+        for cell in paper.pick(paper_ppt.TABLES[table], arguments()):
             runs = paper.list_runs(cell, arguments())
             size = paper_ppt.HUB[cell.backbone].rpartition("-")[2]
             own = rates["full_rates_by_size"][size] if cell.method == "full" else rates["pt_rates"]
             assert sorted({run.changes["optim.lr"] for run in runs}) == own
+
+
+# -- DART ---------------------------------------------------------------------------------------
+
+
+def test_published_numbers_are_darts(shared):
+    """Cell by cell; rows of relation extraction say how many examples there are."""
+    theirs = json.loads((shared / "papers/dart_tables.json").read_text())["cells"]
+    with open(ROOT / "launch/published/dart.csv", newline="") as file:
+        ours = list(csv.DictReader(file))
+    assert len(ours) == len(theirs) == 188
+    for line, cell in zip(ours, theirs, strict=True):
+        assert [line[name] for name in ("table", "task", "metric")] == [
+            cell[name] for name in ("table", "task", "metric")
+        ]
+        row, _, examples = line["row"].partition(", ")
+        assert row == cell["row"]
+        if cell["table"] in ("table2", "table3"):
+            every = cell["k"] == "full"
+            assert examples == ("all examples" if every else f"K={cell['k']}")
+        assert float(line["mean"]) == cell["mean"]
+        assert (float(line["std"]) if line["std"] else None) == cell.get("std")
+        assert line["backbone"] == (cell.get("model") or line["backbone"])
+
+
+@pytest.mark.parametrize("name", paper_dart.TABLES)
+def test_every_cell_of_darts_tables_has_its_runs(name):
+    args = arguments(paper="dart", backbone="x")
+    table = paper_dart.TABLES[name]
+    cells = paper.pick(table, args)
+    runs = [(cell, paper.list_runs(cell, args)) for cell in cells]
+    flat = [run for _, own in runs for run in own]
+    assert len({run.workdir for run in flat}) == len(flat) >= len(cells) * 2 * 3
+    published = read_published("dart", name)
+    for cell, own in runs:
+        assert (cell.row, cell.task) in published
+        assert published[cell.row, cell.task].backbone == cell.backbone
+        c = paper.sweep.load(own[0], ())
+        assert c.task.name == cell.task and c.data.seed == own[0].changes["seed"]
+        assert c.prompt.name == ("none" if cell.method == "full" else "dart")
+        every = "full_data" in cell.row or name == "table5"
+        assert c.data.protocol == ("fraction" if every else "kshot")
+        assert c.optim.warmup_ratio == 0.1 and c.optim.warmup_steps == 0
+        rates = paper_dart.PAPER.rates(cell, "x")
+        assert sorted({run.changes["optim.lr"] for run in own}) == sorted(rates)
+
+
+def test_darts_templates_of_table_4_have_their_lengths(roberta, bert):
+    for length, (template, text) in paper_dart.LENGTHS.items():
+        slots = sum(int(n) for n in re.findall(r"\[soft\*(\d+)\]", template))
+        assert slots == length
+        assert [len(ids) for ids in encode_texts(roberta, [f" {text}"])] == [length]
+        assert [len(ids) for ids in encode_texts(bert, [text])] == [length]
+
+
+def test_a_mean_without_a_deviation_stands_alone(tmp_path, capsys):
+    finish(tmp_path, "full_data_full-sst2", "x", 0.9)
+    words = ["--rows=full_data_full;dart", "--tasks=sst2", "--print", "--seeds=10,20"]
+    words += [f"--learning-rates={','.join(RATES)}", f"--workdir={tmp_path}"]
+    assert paper.main(["dart", "table1", *words]) == 0
+    heading, table = capsys.readouterr().out.split("\n\n")
+    assert heading.startswith("DART (Zhang et al. 2022), table1: the methods with 16 examples")
+    assert "| full_data_full | 85.0 ± 5.0 [95.0] |" in table
+    assert "| dart | - [93.5 ± 0.5] |" in table
 
 
 # -- which cells are run -------------------------------------------------------------------------
@@ -144,8 +214,10 @@ def test_full_tuning_searches_the_learning_rates_of_its_size(shared):
 def run_rows(table, **given):
     """Lists the rows of a table that are run."""
     args = arguments(table=table, **given)
-    cells = paper.pick(paper.TABLES[table], args)
-    return list(dict.fromkeys(cell.row for cell in cells if not paper.why_not(cell, args)))
+    cells = paper.pick(paper_ppt.TABLES[table], args)
+    return list(
+        dict.fromkeys(cell.row for cell in cells if not paper_ppt.PAPER.why_not(cell, args))
+    )
 
 
 def test_what_is_run_without_being_named():

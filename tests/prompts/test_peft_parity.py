@@ -12,8 +12,10 @@ from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.peft import read_peft
 from jaxprompt.heads.linear import Classifier as Head
+from jaxprompt.heads.spans import SpanScores
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import END, START, span_ends
 from jaxprompt.types import Batch, Tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -36,7 +38,8 @@ def base_model(family, folder, head="Model"):
     """Saves a model whose every number counts and returns it as torch reads it."""
     name, extra = FAMILIES[family]
     torch.manual_seed(1)
-    config = getattr(transformers, f"{name}Config")(**SIZES, **extra, num_labels=CLASSES)
+    labels = 2 if head == "ForQuestionAnswering" else CLASSES
+    config = getattr(transformers, f"{name}Config")(**SIZES, **extra, num_labels=labels)
     model_class = getattr(transformers, name + head)
     model = model_class(config)
     with torch.no_grad():
@@ -154,3 +157,55 @@ def test_prefix_classifier_logits(tmp_path, family):
     x = act(x @ head["classifier.dense.weight"].T + head["classifier.dense.bias"])
     scores = x @ head["classifier.out_proj.weight"].T + head["classifier.out_proj.bias"]
     np.testing.assert_allclose(scores, expected.logits.numpy(), rtol=0, atol=TOLERANCE)
+
+
+def test_loss_and_gradients_of_spans(tmp_path):
+    """The prefix under the same head and loss, in two segments.
+
+    PEFT's own forward drops the token types of question answering; they are handed to its base.
+    """
+    base = base_model("bert", tmp_path / "base", "ForQuestionAnswering")
+    theirs = with_adapter(base, "prefix", "QUESTION_ANS", tmp_path / "adapter")
+    ids, mask = text(base.config.pad_token_id)
+    types = (np.arange(TEXT) >= 2) & mask
+    seen = np.concatenate([np.ones((len(ids), P), bool), mask], axis=1)
+    given = {"input_ids": ids, "token_type_ids": types, "attention_mask": seen}
+    given = {name: torch.tensor(np.asarray(x)).long() for name, x in given.items()}
+    out = theirs.base_model(**given, past_key_values=theirs.get_prompt(batch_size=len(ids)))
+    own = theirs(**given | {"attention_mask": torch.tensor(mask).long()})
+    assert (own.start_logits - out.start_logits).abs().max() > 0.01  # what it does itself
+    hide = torch.where(torch.tensor(mask), 0.0, -1e9)
+    ends = np.array([[2, 4], [1, 3], [0, 1]])
+    pairs = zip((out.start_logits, out.end_logits), torch.tensor(ends.T), strict=True)
+    entropy = torch.nn.functional.cross_entropy
+    expected = sum(entropy(logits + hide, own) for logits, own in pairs) / 2
+    (leaf,) = (p for n, p in theirs.named_parameters() if "prompt_encoder" in n)
+    expected.backward()
+    wanted = leaf.grad.numpy().reshape(P, SIZES["num_hidden_layers"], 2, 4, -1)
+
+    model, params = our_model(
+        "bert", tmp_path / "base", read_peft(tmp_path / "adapter"), {"main": SpanScores()}
+    )
+    head = {n: p.detach().numpy() for n, p in theirs.named_parameters() if "modules_to_save" in n}
+    kernel, bias = (next(x for n, x in head.items() if n.endswith(y)) for y in ("weight", "bias"))
+    params["head"] = {"main": {"out": {"kernel": kernel.T, "bias": bias}}}
+    batch = batch_for("prefix", ids, mask)
+    labels = np.zeros(ids.shape, np.int32)
+    rows = np.arange(len(ids))
+    labels[rows, ends[:, 0]] |= START
+    labels[rows, ends[:, 1]] |= END
+    batch = batch._replace(
+        encoder=batch.encoder._replace(types=types.astype(np.int32)),
+        label_pos=np.tile(np.arange(TEXT, dtype=np.int32), (len(ids), 1)), labels=labels,
+        counts=mask.sum(1).astype(np.int32),
+    )  # fmt: skip
+
+    def loss(prompt):
+        scores = model.forward(params | {"prompt": prompt}, batch)
+        total, count = span_ends(scores, batch.labels, batch.weights)
+        return total / count
+
+    found, grads = jax.value_and_grad(loss)(params["prompt"])
+    np.testing.assert_allclose(found, expected.item(), rtol=TOLERANCE)
+    found = np.asarray(grads["table"]).transpose(2, 0, 1, 3, 4)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)

@@ -92,6 +92,24 @@ def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):
         checkpoints.restore(make_state(), 9)
 
 
+def test_trained_numbers_of_any_kept_step_are_read_without_the_optimizers(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (2, 4, 6, 8):
+        state = make_state(seed=step)
+        if step in (2, 6):
+            checkpoints.save_best(step, state.trainable, {"step": step})
+        checkpoints.save(step, state, {})
+    assert checkpoints.steps() == [2, 4, 6, 8]  # 2 is the best of its time of step 4
+    for step in checkpoints.steps():
+        found = checkpoints.restore_trainable(make_state().trainable, step)
+        assert_same(found, make_state(seed=step).trainable)
+    with pytest.raises(InputError, match="no checkpoint of step 3"):
+        checkpoints.restore_trainable(make_state().trainable, 3)
+    with pytest.raises(InputError, match="another model or optimizer: trainable/prompt/table"):
+        checkpoints.restore_trainable(make_state(width=8).trainable, 4)
+    assert Checkpoints(tmp_path / "none").steps() == []
+
+
 def test_saving_a_step_again_leaves_it(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, make_state(seed=1), {"at": 1})

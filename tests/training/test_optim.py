@@ -243,6 +243,27 @@ def test_schedules(name, options, values):
     np.testing.assert_allclose(found, values, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(("fields", "first"), [
+    ({"warmup_ratio": 0.25}, [1 / 2, 1, 1]),
+    ({"warmup_ratio": 0.25, "warmup_steps": 4}, [1 / 4, 2 / 4, 3 / 4]),
+    ({}, [1, 7 / 8, 6 / 8]),
+])  # fmt: skip
+def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
+    from configs.base import get_config
+    from jaxprompt.assembly.from_config import build_optimizer
+    from jaxprompt.training.loop import Milestones
+
+    c = get_config()
+    c.optim.update(dict(schedule="warmup_linear", lr=1.0) | fields)
+    params = {"prompt/x": jnp.zeros(())}
+    tx = build_optimizer(c, params, Milestones(8, 1, 0), 1)
+    state, rates = tx.init(params), []
+    for _ in first:
+        _, state = tx.update(params, state, params)
+        rates.append(float(learning_rates(state)["prompt"]))
+    np.testing.assert_allclose(rates, first, rtol=1e-6)
+
+
 def test_every_schedule_is_tested():
     tested = test_schedules.pytestmark[0].args[1]
     assert {case[0] for case in tested} == set(SCHEDULES)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxprompt.corpus.ppt.patterns import Pattern, fields
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Encoded
-from jaxprompt.data.runs import kept_lengths
+from jaxprompt.data.marking import kept_lengths
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.target import Branches, Frame, branch_plan, frame, masked_plan, read_answer
 from jaxprompt.data.tasks import Example

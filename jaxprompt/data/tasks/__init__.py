@@ -15,7 +15,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.answering import read_answered
+from jaxprompt.data.tasks.answering import MisplacedAnswer, read_answered
 from jaxprompt.data.tasks.cells import (
     check_label,
     class_names,
@@ -27,13 +27,21 @@ from jaxprompt.data.tasks.cells import (
 )
 from jaxprompt.data.tasks.chinese import CHINESE
 from jaxprompt.data.tasks.english import ENGLISH
+from jaxprompt.data.tasks.entities import (
+    ABSENT,
+    check_entities,
+    check_negative,
+    read_entities,
+    relation_words,
+)
+from jaxprompt.data.tasks.relations import RELATIONS
 from jaxprompt.data.tasks.tagging import read_tagged, with_tags
 from jaxprompt.data.tasks.task import KINDS, Example, Task, check_column
 from jaxprompt.errors import InputError, nearest
 
-__all__ = ["KINDS", "Example", "Task"]
+__all__ = ["ABSENT", "KINDS", "Example", "Task"]
 
-_ALL = ENGLISH | CHINESE
+_ALL = ENGLISH | CHINESE | RELATIONS
 
 
 def task_names() -> tuple[str, ...]:
@@ -80,6 +88,10 @@ def custom_task(
     choices: Sequence[str] = (),
     option: str = "",
     spaced: bool = True,
+    entities: Sequence[str] = (),
+    offsets: str = "tags",
+    markers: Sequence[str] = (),
+    negative: str = "",
     name: str = "custom",
 ) -> Task:
     """A task from the user's own columns.
@@ -93,11 +105,15 @@ def custom_task(
     exact_match where it writes text. With `answers`, a column of {"text": [...], "answer_start":
     [...]}, the answer is a span of the last field. With `tags`, a column of lists, every word of
     the one field, a list or a text with spaces between its words, has a tag, in the given `scheme`
-    or that found.
+    or that found. With `entities`, which stand in the first field as `offsets` says, the classes
+    are relations between them (data/tasks/entities.py); without `words` a relation has those of its
+    name, and without `plain` and `template` words stand around the entities.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
     measured = ((target, "exact_match"), (tags, "entity_f1"), (answers, "f1"))
     texts = [f"{{{column}}}" for column in fields]
+    if entities and texts:
+        texts[0] = f"{{{fields[0]}|marked}}"
     if answers:  # the last field alone is cut into windows
         texts = [f"{{{column}|whole}}" for column in fields[:-1]] + texts[-1:]
     named = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
@@ -107,7 +123,7 @@ def custom_task(
         label=label,
         labels=tuple(str(x) for x in labels),
         choices=tuple(choices),
-        template=template,
+        template=template or _relation_template(texts, entities),
         words=groups,
         option=option,
         spaced=spaced,
@@ -118,9 +134,20 @@ def custom_task(
         tags=tags,
         answers=answers,
         scheme=scheme,
+        entities=tuple(entities),
+        offsets=offsets,
+        markers=tuple(markers),
+        negative=negative,
         metric=metric or next((m for given, m in measured if given), "accuracy"),
     )
     return check_task(task)
+
+
+def _relation_template(texts: Sequence[str], entities: Sequence[str]) -> str:
+    """Asks for the relation of two entities (DART, appendix A.2)."""
+    if len(entities) != 2:
+        return ""
+    return f"{' '.join(texts)} {{entity1}} is the [mask] of {{entity2}}"
 
 
 def with_labels(
@@ -134,7 +161,7 @@ def with_labels(
         return with_tags(task, rows, origin)
     if task.labels or task.choices or task.kind != "classes":
         return task
-    labels = labels_from_rows(rows, task.label, origin)
+    labels = labels_from_rows(rows, task.label, origin, many=bool(task.entities))
     if len(labels) == 1:
         raise InputError(
             f"every training row has the {task.label} {labels[0]!r}; a task needs 2 classes or "
@@ -144,26 +171,34 @@ def with_labels(
 
 
 def labels_from_rows(
-    rows: Iterable[Mapping[str, Any]], column: str, origin: Callable[[int], str] | None = None
-) -> tuple[str, ...]:
+    rows: Iterable[Mapping[str, Any]], column: str, origin: Callable[[int], str] | None = None,
+    *, many: bool = False,
+) -> tuple[str, ...]:  # fmt: skip
     """Distinct labels of `column`, in numeric order if all are whole numbers, else sorted.
 
-    Raises InputError, with the row's `origin`, for a value that cannot be a label.
+    With `many` a row may have a list of them. Raises InputError, with the row's `origin`, for a
+    value that cannot be a label.
     """
     where = origin or (lambda number: f"row {number + 1}")
     seen = set()
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(f"no label column {column!r}; columns: {', '.join(row)}")
-        check_label(row[column], column, lambda number=number: where(number))
-        seen.add(spelling(row[column]))
+        for value in _labels(row[column], many):
+            check_label(value, column, lambda number=number: where(number))
+            seen.add(spelling(value))
     return class_names(seen)
+
+
+def _labels(value: Any, many: bool) -> Sequence[Any]:
+    """Lists the labels of a row: `many` says that there may be a list of several."""
+    return value if many and isinstance(value, (list, tuple)) and value else (value,)
 
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
     value = row.get(task.target or task.tags or task.answers or task.label)
-    if task.kind != "classes":
+    if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
     return not is_blank(value) and not hidden
@@ -181,8 +216,11 @@ def read_example(
     """
     if task.kind == "tags":
         return read_tagged(task, row, where, need_label)
-    fields = {}
-    for name in task.fields:
+    fields, spans = {}, ()
+    if task.entities:
+        marked = read_entities(task, row, where)
+        fields, spans = {task.fields[0]: marked.text} | marked.names(), marked.spans
+    for name in task.fields[bool(spans) :]:
         column, texts = task.derive.get(name, (name, None))
         value = _column(task, row, column, where)
         fields[name] = value if texts is None else _derived(texts, column, value, where)
@@ -196,17 +234,41 @@ def read_example(
     if need_label and task.label not in row:
         raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
     if not need_label and not has_label(task, row):
-        return Example(fields, choices, -1)
-    index = _label(task, row, own)
-    if index < 0 and need_label:
-        value = row[task.label]
-        check_label(value, task.label, lambda: where)
-        known = own or task.labels
-        shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
-        raise InputError(
-            f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
-        )
-    return Example(fields, choices, index)
+        return Example(fields, choices, -1, entities=spans)
+    found = []
+    for value in _labels(row[task.label], bool(task.entities)):
+        found.append(_label(task, row | {task.label: value}, own))
+        if found[-1] < 0 and need_label:
+            check_label(value, task.label, lambda: where)
+            raise _no_label(task, value, own or task.labels, where)
+    label = found[0] if min(found) >= 0 else -1
+    right = tuple(task.labels[i] for i in found) if len(found) > 1 and label >= 0 else ()
+    return Example(fields, choices, label, references=right, entities=spans)
+
+
+def _no_label(task: Task, value: Any, known: Sequence[str], where: str) -> InputError:
+    shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
+    return InputError(
+        f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
+    )
+
+
+def read_all(
+    task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str]
+) -> list[Example]:
+    """Reads rows to learn from. Raises InputError for the first that is wrong.
+
+    Of answers that do not stand in their texts it says how many rows have such.
+    """
+    examples, first, wrong = [], None, 0
+    for number, row in enumerate(rows):
+        try:
+            examples.append(read_example(task, row, origin(number)))
+        except MisplacedAnswer as error:
+            first, wrong = first or error, wrong + 1
+    if first is not None:
+        raise InputError(f"{first}; {wrong} of {len(rows)} rows have such an answer") from first
+    return examples
 
 
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
@@ -295,8 +357,10 @@ def check_task(task: Task) -> Task:
                 f"task.tags={task.tags!r} with task.fields={', '.join(task.fields)}: name one "
                 "field, the column of the words"
             )
+    check_entities(task)
     if task.kind != "classes":
         return task
+    check_negative(task)
     if task.labels and len(set(task.labels)) < len(task.labels):
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:
@@ -313,7 +377,8 @@ def check_task(task: Task) -> Task:
         return task
     if not all(name.strip() for name in task.labels):
         raise InputError(f"task.labels has a class without a name: {task.labels!r}")
-    words = task.words or tuple((name,) for name in task.labels)
+    spell = relation_words if task.entities else str
+    words = task.words or tuple((spell(name),) for name in task.labels)
     if len(words) != len(task.labels):
         raise InputError(
             f"task.words has {len(words)} entries for {len(task.labels)} labels; give one a class, "

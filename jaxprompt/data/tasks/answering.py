@@ -8,6 +8,10 @@ from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
 
 
+class MisplacedAnswer(InputError):
+    """An answer that does not stand in its text where the row says."""
+
+
 def read_answered(
     task: Task, row: Mapping[str, Any], fields: dict[str, str], where: str, need_label: bool
 ) -> Example:
@@ -21,7 +25,7 @@ def read_answered(
     text = fields[task.fields[-1]]
     for answer, start in zip(texts, starts, strict=True):
         if text[start : start + len(answer)] != answer or start < 0:
-            raise InputError(
+            raise MisplacedAnswer(
                 f"{where}: the answer {answer!r:.60} does not stand at character {start} of "
                 f"{task.fields[-1]!r}; mend its answer_start"
             )

@@ -352,6 +352,7 @@ ENGLISH = {
         "hub": "eriktks/conll2003",
     },
     "squad": _SPANS | {"hub": "rajpurkar/squad"},
+    "quoref": _SPANS | {"hub": "allenai/quoref"},
     "squad_v2": _SPANS | {"hub": "rajpurkar/squad_v2"},
     "topics": {
         "fields": ("text",),

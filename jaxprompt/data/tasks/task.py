@@ -32,10 +32,15 @@ class Example(NamedTuple):
     choices: tuple[str, ...] = ()
     label: int = -1  # -1 = unknown
     target: str = ""  # the text to learn, "" = unknown
-    references: tuple[str, ...] = ()  # all texts that are right, `target` first
+    references: tuple[str, ...] = ()  # all texts, or classes, that are right; the learned one first
     spans: tuple[tuple[int, int], ...] = ()  # characters of each reference in the last field
     words: tuple[str, ...] = ()  # of a text whose words are tagged
     tags: tuple[str, ...] = ()  # of each word, IOB2; () = unknown
+    entities: tuple[tuple[int, int], ...] = ()  # characters of each in the first field
+    # Of a dialogue that is read up to some turn: which of the right classes it tells by then, and
+    # the number of its pair of entities, the same at every turn.
+    told: tuple[str, ...] = ()
+    pair: int = -1
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,26 @@ class Task:
     answers: str = ""  # column of the answers that stand in the last field, and where
     tags: str = ""  # column of the tags of the words of the one field
     scheme: str = ""  # of these tags, of tags.SCHEMES; "" = found in the training rows
+    # Where each entity of the first field stands, in one of OFFSETS, and the words around one where
+    # a template has |marked; see data/tasks/entities.py
+    entities: tuple[str, ...] = ()
+    offsets: str = "tags"
+    markers: tuple[str, ...] = ()
+    negative: str = ""  # the class that is no relation, which metrics of relations leave out
+    columns: tuple[str, ...] = ()  # of a row of JSON that is a list
     metric: str = "accuracy"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Names that a template may use: the fields, and the entities that stand in the first."""
+        return self.fields + tuple(f"entity{i}" for i in range(1, 1 + len(self.entities)))
+
+    def example(self, text: str, choices: tuple[str, ...] = ()) -> Example:
+        """Makes up an example whose fields all are `text`, whose entities are letters of it."""
+        places = [min(2 * i, len(text)) for i in range(len(self.entities))]
+        spans = tuple((at, min(at + 1, len(text))) for at in places)
+        fields = dict.fromkeys(self.texts, "a") | dict.fromkeys(self.fields, text)
+        return Example(fields, choices, entities=spans)
 
     @property
     def kind(self) -> str:

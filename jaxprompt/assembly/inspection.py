@@ -1,0 +1,352 @@
+"""What a run learned, looked at: rows and words near them, states, answers, attention."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.examples import SPLITS
+from jaxprompt.assembly.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.tasks import KINDS
+from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
+from jaxprompt.scoring.separation import Separation, count_confusion, separate
+from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.training.log import dumps
+from jaxprompt.types import Batch
+
+PICTURED = 4  # steps whose states are drawn where none are asked for
+START = 0  # the step before the first
+
+
+class Asked(NamedTuple):
+    """What is to be looked at."""
+
+    split: str = "dev"
+    steps: tuple[int, ...] = ()  # whose states are drawn; () = PICTURED of those that are there
+    top: int = 5  # nearest words of a row
+    examples: int = 1000  # whose states and attention are looked at
+
+
+class States(NamedTuple):
+    """The hidden states that examples are judged by."""
+
+    names: tuple[str, ...]  # of the classes
+    labels: np.ndarray  # int32 [n]
+    separations: dict[int, Separation]  # by step, of all steps that are there
+    pictured: dict[int, np.ndarray]  # by step, float32 [n, H]
+
+
+class Confusion(NamedTuple):
+    """Answers by right class."""
+
+    names: tuple[str, ...]
+    counts: np.ndarray  # int64 [C, C + 1], the last column: no class at all
+
+
+class Attended(NamedTuple):
+    """Mean shares of one attention that fall on the prompt."""
+
+    tokens: np.ndarray  # float32 [L, N], see models.prompt_attention
+    read: np.ndarray  # float32 [L, N], NaN where the head reads nothing of this stream
+    even: float
+
+
+@dataclasses.dataclass
+class Findings:
+    """What was found. `notes` says of each part that has nothing to show why that is."""
+
+    about: dict[str, str]
+    step: int  # of the numbers that rows, answers and attention are of
+    rows: list[LearnedRow] = dataclasses.field(default_factory=list)
+    states: States | None = None
+    confusion: Confusion | None = None
+    attention: dict[str, Attended] = dataclasses.field(default_factory=dict)
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    remarks: list[str] = dataclasses.field(default_factory=list)  # on what is shown
+
+    @property
+    def label_rows(self) -> list[LearnedRow]:
+        """The rows of classes."""
+        return [row for row in self.rows if row.kind == LABEL]
+
+    def to_json(self) -> str:
+        """Writes all but the vectors."""
+        states = self.states
+        found: dict[str, Any] = {"about": self.about, "step": self.step}
+        found["rows"] = [_row_json(row) for row in self.rows]
+        found["separation"] = [
+            {"step": step, "intra": own.intra, "inter": own.inter, "ratio": own.ratio}
+            for step, own in (states.separations if states else {}).items()
+        ]
+        if self.confusion:
+            found["confusion"] = self.confusion._asdict()
+        found["attention"] = {name: own._asdict() for name, own in self.attention.items()}
+        return dumps(found | {"notes": self.notes, "remarks": self.remarks}, indent=2) + "\n"
+
+
+def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> Findings:
+    """Looks at a run of a config with its best numbers, and at its states over training.
+
+    `tell` is told what is computed. Raises InputError for a workdir without a run or without a
+    checkpoint, and for what is asked of it that is not there.
+    """
+    choose("--split", asked.split, SPLITS)
+    at_least("--top", asked.top, 1)
+    at_least("--examples", asked.examples, 4)
+    trained = _restore(c, workdir, asked.split)
+    scorer, split = trained.scorer, trained.splits[asked.split]
+    first, unknown = starting_numbers(c, trained)
+    best = trained.best.get("step", START)
+    steps = [] if first is None else [START]
+    if trained.weights.trainable:
+        steps += Checkpoints(workdir).steps()
+    pictured = _choose_steps(asked.steps, steps, best, workdir)
+    found = Findings(_about(c, trained, asked.split), best)
+    found.remarks += trained.others
+    if first is None:
+        found.remarks.append(f"the numbers before the first step are not known: {unknown}")
+
+    frozen = trained.weights.frozen
+    whole = tree.merge(trained.weights.trainable, frozen)
+    begun = None if first is None else tree.merge(first, frozen)
+    batch = scorer.one_batch(split.rows[:1])
+    found.rows = find_rows(scorer, whole, begun, batch, asked.top)
+    _note_rows(found, scorer)
+
+    single = split.without_samples()
+    part = _some(single, asked.examples)
+    if split.samples > 1:
+        found.remarks.append(
+            "hidden states and attention are of each example with its first demonstrations"
+        )
+    if len(part.rows) < len(single.rows):
+        found.remarks.append(
+            f"hidden states and attention are of {len(part.rows)} of the {len(single.rows)} "
+            f"examples of {asked.split}, drawn at random"
+        )
+    _find_states(found, trained, workdir, part, steps, pictured, first, tell)
+    tell(f"answers to {len(single.rows)} examples of {asked.split}")
+    _find_confusion(found, c, trained, split)
+    tell("attention on the prompt")
+    _find_attention(found, trained, part, whole)
+    return found
+
+
+def _restore(c: Any, workdir: str, split: str) -> Any:
+    """Restores a run; with the training examples where its prompt started from them."""
+    trained = None
+    if c.prompt.get("start") == "task" and not c.prompt.get("init"):
+        with contextlib.suppress(InputError):  # they need not be there any more
+            trained = from_config.restore(c, workdir, [split, "train"])
+    trained = trained or from_config.restore(c, workdir, [split])
+    if split not in trained.splits:
+        raise InputError(
+            f"task {trained.scorer.task.name} has no {split} split here; give data.files"
+        )
+    return trained
+
+
+def _choose_steps(
+    asked: Sequence[int], steps: Sequence[int], best: int, workdir: str
+) -> tuple[int, ...]:
+    """Picks the steps whose states are drawn: those asked for, else a few with the best."""
+    for step in asked:
+        if step not in steps:
+            there = ", ".join(map(str, steps)) or "none"
+            raise InputError(
+                f"--steps={step}: {workdir} holds no numbers of that step; there are those of "
+                f"{there} (0 = before the first); a run keeps more with train.keep"
+            )
+    if asked:
+        return tuple(sorted(set(asked)))
+    places = np.linspace(0, len(steps) - 1, min(PICTURED, len(steps))).round().astype(int)
+    chosen = [steps[place] for place in dict.fromkeys(places.tolist())]
+    if best in steps and best not in chosen:
+        chosen[min(range(len(chosen)), key=lambda i: (abs(chosen[i] - best), i))] = best
+    return tuple(sorted(chosen))
+
+
+def _about(c: Any, trained: Any, split: str) -> dict[str, str]:
+    task, own = trained.scorer.task, trained.weights.trainable
+    rows = {
+        "task": f"{task.name} ({KINDS[task.kind].name})",
+        "template": trained.scorer.template,
+        "method": c.prompt.name,
+        "head": c.head.name,
+        "backbone": f"{c.backbone.path} ({trained.family})",
+        "trained numbers": f"{tree.count(own):,}",
+        "looked at": f"{split}, {trained.splits[split].size} examples",
+    }
+    if trained.best:
+        scores = trained.best.get("dev", {}).items()
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores)
+        rows["best step"] = f"{trained.best['step']} (dev {shown})"
+    return rows
+
+
+def _note_rows(found: Findings, scorer: Any) -> None:
+    """Says what has no rows, and of rows that depend on the text which are shown."""
+    if not found.rows:
+        found.notes["rows"] = (
+            "This method trains no rows among the word embeddings, so no words are near them."
+        )
+    elif scorer.model.prompt.reads:
+        found.remarks.append("the method computes its rows from each text; those of one are shown")
+    if not found.label_rows:
+        found.notes["labels"] = "This run trains no label rows, so there is no picture of them."
+
+
+def _some(split: Split, limit: int) -> Split:
+    """Draws units of a split at random, the same ones each time, in their order."""
+    if len(split.rows) <= limit:
+        return split
+    numbers = np.sort(np.random.default_rng(0).permutation(len(split.rows))[:limit])
+    rows = [split.rows[number] for number in numbers]
+    return split._replace(rows=rows, labels=split.labels[numbers], counts=split.counts[numbers])
+
+
+# -- states ---------------------------------------------------------------------------------------
+
+
+def _find_states(
+    found: Findings, trained: Any, workdir: str, part: Split, steps: Sequence[int],
+    pictured: Sequence[int], first: Any, tell: Callable[[str], None],
+) -> None:  # fmt: skip
+    scorer = trained.scorer
+    if scorer.head.OF != "classes":
+        kind = KINDS[scorer.head.OF].name
+        found.notes["states"] = (
+            f"The answers of this {kind} task are no classes of examples, so no one state of an "
+            "example has a class; R_D and the projections are of classification."
+        )
+        return
+    names, labels, there = _classes_of_rows(scorer, part)
+    if len(np.unique(labels[there])) < 2:
+        found.notes["states"] = "The examples have fewer than two known classes to tell apart."
+        return
+    choices = scorer.layout.num_rows
+    module = scorer.model.heads["main"]
+
+    def state(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
+        hidden = scorer.model.hidden(tree.merge(trainable, frozen), batch)
+        read = module.state(hidden, batch).astype(jnp.float32)  # [B*K, H]
+        return read.reshape(-1, choices, read.shape[-1])
+
+    step_of = place_step(trained.placement, state)
+    separations, kept = {}, {}
+    for step in steps:
+        tell(f"hidden states at step {step}")
+        numbers = first if step == START else _numbers(trained, workdir, step)
+        batches = from_config.eval_batches(scorer, part)
+        states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
+        states = states.reshape(-1, states.shape[-1])[there]
+        separations[step] = separate(states, labels[there])
+        if step in pictured:
+            kept[step] = states
+    found.states = States(names, labels[there], separations, kept)
+
+
+def _numbers(trained: Any, workdir: str, step: int) -> tree.Flat:
+    """Reads the trained numbers of a step; the best ones are there already."""
+    own = trained.weights.trainable
+    if step == trained.best.get("step"):
+        return own
+    return Checkpoints(workdir).restore_trainable(own, step)
+
+
+def _classes_of_rows(scorer: Any, part: Split) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """Names the classes of rows. -> names, labels [rows], bool [rows]: there and known
+
+    With a row for each choice a row is the right choice or another.
+    """
+    choices = scorer.layout.num_rows
+    if choices == 1:
+        names = scorer.task.labels or tuple(f"choice {n + 1}" for n in range(scorer.classes))
+        return names, part.labels, part.labels >= 0
+    number = np.arange(choices)
+    labels = (part.labels[:, None] == number).astype(np.int32)
+    there = (number < part.counts[:, None]) & (part.labels[:, None] >= 0)
+    return ("another choice", "the right choice"), labels.reshape(-1), there.reshape(-1)
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None:
+    scorer, names = trained.scorer, trained.scorer.task.labels
+    if scorer.head.OF != "classes":
+        kind = KINDS[scorer.head.OF].name
+        found.notes["confusion"] = (
+            f"The answers of this {kind} task are no classes, so none is confused with another."
+        )
+        return
+    if not names:
+        found.notes["confusion"] = "The classes are choices of each example's own, without names."
+        return
+    judge = from_config.build_judge(c, scorer, trained.placement)
+    weights = trained.weights
+    measured, scores = judge(split, weights.trainable, weights.frozen)
+    scores, split = split.average(scores), split.without_samples()
+    said = scorer.head.classes_of(split, scores, scorer.classes)
+    counts = count_confusion(split.labels, said, len(names))
+    found.confusion = Confusion(tuple(names), counts)
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
+    found.about["scores"] = shown
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def _find_attention(found: Findings, trained: Any, part: Split, whole: Mapping[str, Any]) -> None:
+    scorer = trained.scorer
+    model, choices = scorer.model, scorer.layout.num_rows
+    batches = list(from_config.eval_batches(scorer, part))
+    shapes = jax.eval_shape(lambda p, b: attend_prompt(model, p, b), whole, batches[0])
+    if not shapes:
+        found.notes["attention"] = (
+            "Nothing of this method stands where the model attends, so no attention falls on it."
+        )
+        return
+    streams = [name for name in STREAMS if name in shapes]
+
+    def weigh(trainable: tree.Flat, frozen: tree.Flat, batch: Batch):
+        own = attend_prompt(model, tree.merge(trainable, frozen), batch)
+        parts = [
+            jnp.stack([x.tokens, x.read, jnp.broadcast_to(x.even[:, None, None], x.read.shape)], -1)
+            for x in (own[name] for name in streams)
+        ]
+        stacked = jnp.concatenate(parts, 1)  # [B*K, layers of all streams, N, 3]
+        there = batch.read.mask.any(-1)[:, None, None, None]  # an example may have fewer choices
+        split = lambda x: x.reshape(-1, choices, *x.shape[1:])
+        return split(jnp.where(there, stacked, 0)).sum(1) / jnp.maximum(split(there).sum(1), 1)
+
+    # Weights that are gathered layer by layer are recomputed too, which nothing may leave.
+    placement = dataclasses.replace(trained.placement, fsdp=False)
+    step, (trainable, frozen, _) = place_step(placement, weigh), trained.weights
+    values = predict_scores(step, trainable, frozen, batches, len(part.rows)).mean(0)
+    at = 0
+    for name in streams:
+        layers = shapes[name].tokens.shape[1]
+        tokens, read, even = np.moveaxis(values[at : at + layers], -1, 0)
+        found.attention[name] = Attended(tokens, read, float(even[0, 0]))
+        at += layers
+
+
+def _row_json(row: LearnedRow) -> dict[str, Any]:
+    word = lambda w: {"token": w.token, "id": w.id, "cosine": round(w.cosine, 4)}
+    return {
+        "kind": row.kind,
+        "name": row.name,
+        "nearest": [word(w) for w in row.nearest],
+        "start": word(row.start_nearest) if row.start_nearest else None,
+        "cosine_with_start": None if row.cosine is None else round(row.cosine, 4),
+    }

@@ -1,0 +1,215 @@
+"""Writes what was found in a run: words as text, all as JSON, PNG files, and one page of it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxprompt.assembly.inspection import START, Findings
+from jaxprompt.assembly.learned_rows import LearnedRow
+from jaxprompt.errors import escape
+from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.scoring.separation import embed, project
+from jaxprompt.training import inspection_pictures as draw
+from jaxprompt.training.inspection_page import Page, with_note
+from jaxprompt.training.pictures import draw_curves, read_curves
+
+PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
+_IN_3D = 3  # words of a label that are drawn (Zhang et al. 2022, figure 5)
+_FEWEST = 8  # points that t-SNE is asked to lay out
+_FOLDED = 8  # rows of a table above which it is opened by a tap
+_STREAMS = {
+    "encoder": "attention of the input",
+    "decoder": "attention of the decoder",
+    "cross": "attention of the decoder over the input",
+}
+
+
+def list_words(found: Findings) -> str:
+    """Writes the rows and the words near them, a line for each row."""
+    lines = []
+    for row in found.rows:
+        words = ", ".join(f"{word.token} {word.cosine:.2f}" for word in row.nearest)
+        moved = ""
+        if row.start_nearest is not None:
+            near = f"{row.start_nearest.token} {row.start_nearest.cosine:.2f}"
+            moved = f"  (cosine {row.cosine:.4f} with its start, nearest {near})"
+        lines.append(f"{_name(row)}: {words}{moved}")
+    return escape("".join(line + "\n" for line in lines) or found.notes["rows"] + "\n")
+
+
+def write_report(found: Findings, workdir: str, title: str) -> list[Path]:
+    """Writes everything into WORKDIR/inspect. -> the files, the page first
+
+    Raises InputError where the disk refuses.
+    """
+    folder = make_folder(Path(workdir) / "inspect")
+    for old in folder.glob("*.png"):  # of steps that were looked at before
+        old.unlink()
+    page = Page(title)
+    page.table((), list(found.about.items()), breaks=True)
+    for remark in found.remarks:
+        page.say(f"Note: {remark}.")
+    pictures = _write_rows(page, found)
+    pictures += _write_states(page, found, folder)
+    pictures += _write_labels(page, found, folder)
+    pictures += _write_confusion(page, found, folder)
+    pictures += _write_attention(page, found, folder)
+    pictures += _write_curves(page, workdir, folder)
+    texts = {PAGE: page.text(), JSON: found.to_json(), WORDS: list_words(found)}
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+    return [folder / name for name in texts] + pictures
+
+
+def _name(row: LearnedRow) -> str:
+    return f"{row.kind} {row.name}"
+
+
+def _step(step: int) -> str:
+    return "before training" if step == START else f"step {step}"
+
+
+def _write_rows(page: Page, found: Findings) -> list[Path]:
+    page.section("Nearest words")
+    if "rows" in found.notes:
+        page.say(found.notes["rows"])
+        return []
+    page.say(
+        f"The tokens of the vocabulary whose embeddings have the highest cosine with each trained "
+        f"row at step {found.step}, and the cosine of the row with where it started."
+    )
+    rows = []
+    for row in found.rows:
+        near = with_note([(word.token, f"{word.cosine:.2f}") for word in row.nearest])
+        start = "not known"
+        if row.start_nearest is not None:
+            start = with_note([(row.start_nearest.token, f"{row.start_nearest.cosine:.2f}")])
+        cosine = "" if row.cosine is None else f"{row.cosine:.4f}"
+        rows.append((_name(row), near, start, cosine))
+    page.table(("row", "nearest words", "nearest at its start", "cosine with its start"), rows)
+    return []
+
+
+def _write_states(page: Page, found: Findings, folder: Path) -> list[Path]:
+    page.section("States that the answer is read from")
+    states = found.states
+    if states is None:
+        page.say(found.notes["states"])
+        return []
+    page.say(
+        "R_D is the mean distance of hidden states within a class over that between classes "
+        "(Zhang et al. 2022, appendix A.6): the lower, the better the classes are separated. "
+        "States are those of the last layer at the position that the head reads."
+    )
+    rows = [
+        (_step(step), f"{own.ratio:.4f}", f"{own.intra:.3f}", f"{own.inter:.3f}")
+        for step, own in states.separations.items()
+    ]
+    page.table(("", "R_D", "within a class", "between classes"), rows, folded=len(rows) > _FOLDED)
+    made = []
+    if len(states.separations) > 1:
+        ratios = {step: own.ratio for step, own in states.separations.items()}
+        made.append(draw.draw_ratio(ratios, found.step, folder / "ratio.png"))
+        page.pictures([(made[0], "R_D at the steps that the run keeps")], wide=True)
+    else:
+        page.say("One step is there: a run keeps more with train.keep, and R_D gets a curve.")
+    steps = list(states.pictured)
+    # Projected together, so that the pictures of all steps have the same axes.
+    whole = project(np.concatenate(list(states.pictured.values())), 2)
+    parts = np.split(whole, len(steps))
+    limits = whole.min(0), whole.max(0)
+    for kind, points, where in (
+        ("PCA", parts, limits),
+        ("t-SNE", [embed(own, 2) for own in states.pictured.values()], None),
+    ):
+        paths = []
+        for step, own in zip(steps, points, strict=True):
+            ratio = states.separations[step].ratio
+            title = f"{kind}, {_step(step)}, $R_D$ {ratio:.3f}"
+            path = folder / f"{kind.lower().replace('-', '')}-{step}.png"
+            draw.draw_states(own, states.labels, states.names, title, path, where)
+            paths.append((path, f"{kind} of the states, {_step(step)}"))
+        page.pictures(paths)
+        made += [path for path, _ in paths]
+    if len(states.names) > draw.NAMED:
+        page.say(f"The {len(states.names)} classes differ by colour and marker; none is named.")
+    return made
+
+
+def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:
+    page.section("Label rows in three dimensions")
+    rows = found.label_rows
+    if not rows:
+        page.say(found.notes["labels"])
+        return []
+    words = [(number, word) for number, row in enumerate(rows) for word in row.nearest[:_IN_3D]]
+    has_starts = all(row.start is not None for row in rows)
+    parts = [[row.vector for row in rows], [row.start for row in rows] * has_starts]
+    parts.append([word.vector for _, word in words])
+    points = np.concatenate([np.stack(part) for part in parts if part])
+    points = points / np.maximum(np.linalg.norm(points, axis=-1, keepdims=True), 1e-30)
+    bounds = np.cumsum([len(part) for part in parts])[:2]
+    paths = []
+    for kind, place in (("PCA", project), ("t-SNE", embed)):
+        if place is embed and len(rows) + len(words) < _FEWEST:
+            page.say(f"t-SNE is left out: {len(rows) + len(words)} points are too few for it.")
+            continue
+        # t-SNE keeps who is near, not how near: how far a row moved is a matter of PCA alone.
+        moves = has_starts and place is project
+        own = points if moves else np.concatenate([points[: bounds[0]], points[bounds[1] :]])
+        labels, starts, near = np.split(place(own, 3), bounds if moves else bounds[[0, 0]])
+        path = draw.draw_labels(
+            labels, starts if moves else None, near, [owner for owner, _ in words],
+            [row.name for row in rows], [word.token for _, word in words],
+            f"{kind} of label rows", folder / f"labels-{kind.lower().replace('-', '')}.png",
+        )  # fmt: skip
+        said = f"{kind} of the label rows (stars) and their nearest words, scaled to length 1"
+        paths.append((path, said + (", with where they started (rings)" if moves else "")))
+    page.pictures(paths)
+    return [path for path, _ in paths]
+
+
+def _write_confusion(page: Page, found: Findings, folder: Path) -> list[Path]:
+    page.section("Answers by right class")
+    if found.confusion is None:
+        page.say(found.notes["confusion"])
+        return []
+    names, counts = found.confusion
+    path = draw.draw_confusion(counts, names, folder / "confusion.png")
+    right, known = int(np.trace(counts)), int(counts.sum())
+    page.say(f"{right} of {known} answers are right.")
+    page.pictures([(path, "Examples by right class (rows) and answer (columns)")], wide=True)
+    return [path]
+
+
+def _write_attention(page: Page, found: Findings, folder: Path) -> list[Path]:
+    page.section("Attention on the prompt")
+    if not found.attention:
+        page.say(found.notes["attention"])
+        return []
+    page.say(
+        "The share of the attention that falls on the prompt, its keys in front or its soft "
+        "tokens, by layer and head: the mean over all tokens that are not soft, and that of the "
+        "position that the head reads. Even attention would give every key that is seen the same."
+    )
+    paths = []
+    for name, own in found.attention.items():
+        parts = {"all tokens": own.tokens}
+        if not np.isnan(own.read).any():
+            parts["position read"] = own.read
+        path = folder / f"attention-{name}.png"
+        draw.draw_attention(parts, own.even, _STREAMS[name], path)
+        mean = f"mean {own.tokens.mean():.3f}, even attention {own.even:.3f}"
+        paths.append((path, f"Share of the prompt in the {_STREAMS[name]}: {mean}"))
+    page.pictures(paths, wide=True)
+    return [path for path, _ in paths]
+
+
+def _write_curves(page: Page, workdir: str, folder: Path) -> list[Path]:
+    page.section("Learning curves")
+    if not read_curves(workdir):
+        page.say("The run has written no metrics, so there are no curves.")
+        return []
+    path = draw_curves(workdir, path=folder / "curves.png")
+    page.pictures([(path, "Loss and dev score over the steps")], wide=True)
+    return [path]

@@ -1,0 +1,157 @@
+"""Rows that a run learned among the word embeddings, and the words of the vocabulary near them."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly import starting_text
+from jaxprompt.assembly.initial_params import start
+from jaxprompt.assembly.pipeline import Scorer, load_weights, open_backbone
+from jaxprompt.convert.load import Loaded
+from jaxprompt.data.words import FROM_TEXT
+from jaxprompt.errors import InputError
+from jaxprompt.types import Batch, Injection
+
+SOFT, DECODER, LABEL = "soft token", "decoder's soft token", "label row"
+
+
+class Word(NamedTuple):
+    """A token of the vocabulary near a row."""
+
+    token: str
+    id: int
+    cosine: float
+    vector: np.ndarray  # float32 [E]
+
+
+class LearnedRow(NamedTuple):
+    """A row of the word embeddings' width."""
+
+    kind: str  # SOFT, DECODER or LABEL
+    name: str  # its number from 1 on, or its class
+    vector: np.ndarray  # float32 [E]
+    nearest: list[Word]
+    start: np.ndarray | None  # float32 [E], None = not known
+    start_nearest: Word | None
+    cosine: float | None  # with its start
+
+
+def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
+    """Makes the numbers that a run started from once more. -> them, or None and why not
+
+    They are those of its first step: drawn from its seed, or read from where prompt.init or
+    prompt.start says. `trained` is what `from_config.restore` gives, with the training examples
+    where prompt.start=task.
+    """
+    scorer, weights, begins = trained.scorer, trained.weights, c.prompt.get("start")
+    if not weights.trainable:
+        return {}, ""
+    if begins in FROM_TEXT and not c.prompt.get("init") and "train" not in trained.splits:
+        return None, f"prompt.start={begins} needs its text, which is not read here"
+    if any(line.startswith("train:") for line in trained.others):
+        return None, "the training examples are not those of the run"
+    tuned = any(name.startswith("backbone/") for name in weights.trainable)
+    try:
+        if tuned:
+            _, loaded = load_weights(open_backbone(c.backbone.to_dict()), trained.placement)
+        else:
+            loaded = Loaded(tree.unflatten(weights.frozen)["backbone"], weights.report)
+        counts = starting_text.count_tokens(c, trained.splits.get("train"), _no_corpus)
+        return start(c, scorer, loaded, counts, trained.placement).trainable, ""
+    except InputError as error:  # an export or a file that is not there any more
+        return None, str(error)
+
+
+def _no_corpus() -> np.ndarray:
+    raise InputError("the corpus that it started from is not read here")
+
+
+def find_rows(
+    scorer: Scorer, params: Any, first: Any | None, batch: Batch, top: int
+) -> list[LearnedRow]:
+    """Finds the rows that a method adds, each with the `top` nearest words by cosine.
+
+    `first` are the params that the run started from. What a method computes from a text is that of
+    the first text of `batch`.
+    """
+    model, found = scorer.model, []
+    now = _rows(scorer, jax.device_get(model.inject(params, batch)))
+    then = _rows(scorer, jax.device_get(model.inject(first, batch))) if first else {}
+    for kind, rows in now.items():
+        names = [str(number) for number in range(1, len(rows) + 1)]
+        if kind == LABEL and len(rows) == scorer.classes:
+            names = list(scorer.task.labels) or names
+        words = nearest_words(scorer, params, rows, top)
+        begun = then.get(kind)
+        starts = nearest_words(scorer, first, begun, 1) if begun is not None else None
+        for number, (name, row, near) in enumerate(zip(names, rows, words, strict=True)):
+            if starts is None:
+                found.append(LearnedRow(kind, name, row, near, None, None, None))
+                continue
+            old = begun[number]
+            cosine = float(_unit(row) @ _unit(old))
+            found.append(LearnedRow(kind, name, row, near, old, starts[number][0], cosine))
+    return found
+
+
+def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
+    """Lists the rows of an injection that are written or scored. -> kind: float32 [R, E]"""
+    prompt, parts = scorer.model.prompt, {}
+    if injection.encoder.slots is not None and prompt.num_slots():
+        parts[SOFT] = injection.encoder.slots[0, : prompt.num_slots()]
+    if injection.decoder.slots is not None and prompt.num_decoder_slots():
+        parts[DECODER] = injection.decoder.slots[0, : prompt.num_decoder_slots()]
+    if injection.rows is not None:
+        parts[LABEL] = injection.rows
+    return {kind: np.asarray(rows, np.float32) for kind, rows in parts.items()}
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Scales rows to length 1, zeros left as they are."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
+
+
+def nearest_words(scorer: Scorer, params: Any, rows: np.ndarray, top: int) -> list[list[Word]]:
+    """Finds the tokens whose embeddings have the highest cosine with each row, best first."""
+    vocab = scorer.model.backbone.dims.vocab
+    words = scorer.model.backbone.bind({"params": params["backbone"]}).words()
+    cosines, ids, vectors = jax.device_get(_search(words, _unit(rows), vocab, min(top, vocab)))
+    found = []
+    for own in zip(ids, cosines, vectors, strict=True):
+        tokens = show_tokens(scorer.tokenizer, own[0])
+        found.append([
+            Word(token, int(i), float(cosine), vector)
+            for token, i, cosine, vector in zip(tokens, *own, strict=True)
+        ])  # fmt: skip
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _search(words, rows, vocab: int, top: int):
+    """Ranks the vocabulary by cosine. [V, E], [R, E] -> [R, top], ids [R, top], [R, top, E]"""
+    table = words[:vocab].astype(jnp.float32)  # without the padding of a mesh
+    norms = jnp.maximum(jnp.linalg.norm(table, axis=-1), 1e-30)
+    cosines, ids = jax.lax.top_k(jnp.dot(rows, table.T, precision="highest") / norms, top)
+    return cosines, ids, table[ids]
+
+
+def show_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Writes tokens for people: a piece of WordPiece keeps its ##, a word loses its space's mark.
+
+    An id that the tokenizer does not know is [id N].
+    """
+    shown = []
+    for number in map(int, ids):
+        piece = tokenizer.convert_ids_to_tokens(number) if number < len(tokenizer) else None
+        if piece is None:
+            shown.append(f"[id {number}]")
+            continue
+        text = tokenizer.convert_tokens_to_string([piece]).strip()
+        is_word = text and text.isprintable() and "\ufffd" not in text  # no part of a character
+        shown.append(text if is_word and not piece.startswith("##") else piece)
+    return shown

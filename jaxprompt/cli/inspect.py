@@ -1,0 +1,59 @@
+"""Shows what a run learned: nearest words, hidden states, confusions, attention, on one page.
+
+Text goes to stdout; pictures, inspect.json and inspect.html, a page that works offline, go to
+WORKDIR/inspect. Needs matplotlib.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxprompt.cli.options import Parser, load_run, need
+from jaxprompt.errors import InputError, escape
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the nearest words of each trained row and R_D of each step, and writes the page."""
+    parser = Parser(__doc__)
+    parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
+    parser.add_argument("--top", type=int, default=5, help="nearest words of a row (default: 5)")
+    parser.add_argument(
+        "--steps", default="", help="whose states are drawn, as in 0,30,60 (default: a few)"
+    )
+    parser.add_argument(
+        "--examples", type=int, default=1000,
+        help="how many at most give hidden states and attention (default: 1000)",
+    )  # fmt: skip
+    args, overrides = parser.read(argv)
+    need(args, "workdir")
+    c = load_run(args, overrides)
+
+    from jaxprompt.assembly.inspection import Asked, inspect
+    from jaxprompt.assembly.inspection_report import list_words, write_report
+    from jaxprompt.training.pictures import need_matplotlib
+
+    need_matplotlib("inspect")
+    asked = Asked(args.split, _read_steps(args.steps), args.top, args.examples)
+    found = inspect(c, args.workdir, asked, _say)
+    for remark in found.remarks:
+        _say(remark)
+    paths = write_report(found, args.workdir, f"Run {Path(args.workdir).resolve().name}")
+    print(list_words(found), end="")
+    if found.states is not None:
+        for step, own in found.states.separations.items():
+            print(f"R_D at step {step}: {own.ratio:.4f}")
+    for part, note in found.notes.items():
+        print(f"{part}: {note}")
+    print(f"{len(paths)} files, all of them together in {escape(str(paths[0]))}")
+    return 0
+
+
+def _read_steps(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if wrong := [part for part in parts if not part.isdecimal()]:
+        raise InputError(f"--steps={wrong[0]} must be steps, as in 0,30,60")
+    return tuple(map(int, parts))
+
+
+def _say(line: str) -> None:
+    print(escape(line), file=sys.stderr)

@@ -1,0 +1,55 @@
+"""Dialogues that are read turn by turn, as the conversational F1 of DialogRE has it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxprompt.data.tasks.entities import read_entities
+from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.errors import InputError
+
+TRIGGERS = "t"  # column of the words by which a dialogue tells each relation, "" = none
+
+
+def turns_of(
+    task: Task, row: Mapping[str, Any], example: Example, where: str, pair: int
+) -> Iterator[Example]:
+    """Yields an example for each turn by which both entities of a pair were named, and the last.
+
+    Each reads the dialogue up to that turn and knows which of the relations it tells by then: those
+    whose trigger was said, at the last turn all (Yu et al. 2020, section 4.2).
+    """
+    column = task.fields[0]
+    turns = row[column]
+    right = example.references or ((task.labels[example.label],) if example.label >= 0 else ())
+    triggers = row.get(TRIGGERS)
+    if not isinstance(turns, (list, tuple)):
+        raise InputError(
+            f"{where}: task.metric=f1c reads turn by turn, and column {column!r} holds no list of "
+            "turns; give one, or take task.metric=micro_f1"
+        )
+    triggers = triggers if isinstance(triggers, (list, tuple)) else [""] * len(right)
+    if len(triggers) != len(right):
+        raise InputError(
+            f"{where}: {len(triggers)} triggers in column {TRIGGERS!r} for {len(right)} relations; "
+            'give each one, "" for none'
+        )
+    names = [str(row[name]).lower().strip() for name in task.entities]
+    said = ""
+    for number, turn in enumerate(turns, 1):
+        said += f"\n{str(turn).lower()}"
+        last = number == len(turns)
+        if not last and not all(_stands(name, said) for name in names):
+            continue
+        told = tuple(
+            name
+            for name, trigger in zip(right, triggers, strict=True)
+            if last or _stands(str(trigger).lower().strip(), said)
+        )
+        marked = read_entities(task, {**row, column: turns[:number]}, where)
+        fields = example.fields | {column: marked.text} | marked.names()
+        yield example._replace(fields=fields, entities=marked.spans, told=told, pair=pair)
+
+
+def _stands(text: str, said: str) -> bool:
+    """Tells whether a text stands within one of the turns."""
+    return bool(text) and any(text in turn for turn in said.split("\n"))

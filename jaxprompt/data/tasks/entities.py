@@ -1,0 +1,279 @@
+"""Entities that stand in a text: where they are told, and what their relations are called.
+
+`Task.entities` has an entry for each entity of the first field, read as `Task.offsets` says:
+
+    tags        "<e1>|</e1>"     what opens and what closes it in the text, and is taken out
+    characters  "head"           a column of [start, end], the end behind the last character; or
+                "start|end"      two columns of one number each
+    words       "h.pos"          the same in words of a list, or of a text with spaces between them;
+                                 a dot leads into a column that holds an object
+    last_word   "start|end"      the same, the end being the last word (TACRED)
+    text        "x"              a column of what the entity is called; its first place is taken,
+                                 and where it stands nowhere by itself it is not marked
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.data.tasks.cells import read_text, whole
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.errors import InputError, choose, nearest
+
+OFFSETS = ("tags", "characters", "words", "last_word", "text")
+ABSENT = (-1, -1)  # of an entity that is not marked
+_MOST = 50  # places of an entity that is told by its text
+_KINDS = {
+    "per": "person", "org": "organization", "gpe": "geopolitical entity", "loc": "location",
+    "na": "none",
+    "stateorprovince": "state or province", "stateorprovinces": "states or provinces",
+}  # fmt: skip
+
+
+class Marked(NamedTuple):
+    """A text and its entities."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]  # characters of each, in the order of Task.entities
+    called: tuple[str, ...] = ()  # what each is called; () = as it stands there
+
+    def names(self) -> dict[str, str]:
+        """Gives the entities by the names that a template has for them."""
+        called = self.called or [self.text[slice(*own)] for own in self.spans]
+        return {f"entity{i}": name for i, name in enumerate(called, 1)}
+
+
+def check_entities(task: Task) -> None:
+    """Raises InputError where what a task says of entities does not fit."""
+    if not task.entities:
+        if task.markers:
+            raise InputError(
+                f"task.markers={', '.join(task.markers)} stand around entities, and task.entities "
+                "names none; name them, or leave task.markers empty"
+            )
+        return
+    choose("task.offsets", task.offsets, OFFSETS)
+    if task.kind != "classes" or task.choices:
+        raise InputError(
+            "task.entities is of a task that has classes and no choices; leave out task.target, "
+            "task.tags, task.answers and task.choices"
+        )
+    for entry in task.entities:
+        parts = entry.split("|")
+        if not all(map(str.strip, parts)) or len(parts) > 2 - (task.offsets == "text"):
+            raise InputError(f"task.entities: {entry!r} is no entry of task.offsets={task.offsets}")
+        if task.offsets == "tags" and len(set(parts)) < 2:
+            raise InputError(f"task.entities: {entry!r} must be two tags, as in '<e1>|</e1>'")
+    if task.markers and len(task.markers) != 2 * len(task.entities):
+        raise InputError(
+            f"task.markers has {len(task.markers)} words for {len(task.entities)} entities; give "
+            "two for each: in front of it and behind it"
+        )
+    if odd := [name for name in task.texts[len(task.fields) :] if name in task.fields]:
+        raise InputError(f"task.fields: {odd[0]!r} is what a template calls an entity; rename it")
+
+
+def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
+    """Reads the first field of a row and where its entities stand.
+
+    Raises InputError, which `where` opens, for a column that is missing, an entity that is empty,
+    outside of the text or overlaps another, and tags that do not stand there.
+    """
+    column = task.fields[0]
+    if column not in row:
+        raise InputError(
+            f"{where}: column {column!r} of task {task.name} is missing; columns: {', '.join(row)}"
+        )
+    value = row[column]
+    if task.offsets in ("words", "last_word"):
+        found = _of_words(task, row, _words(value, column, where), where)
+    else:
+        many = column in task.lines and isinstance(value, (list, tuple))
+        lines = value if many else (value,)
+        text = "\n".join(read_text(line, column, where) for line in lines)
+        how = {"tags": _of_tags, "characters": _of_characters, "text": _of_texts}[task.offsets]
+        found = how(task, row, text, where)
+    for (i, own), (j, other) in itertools.combinations(enumerate(found.spans, 1), 2):
+        if not _are_apart((own, other)):
+            shown = [found.text[slice(*span)] for span in (own, other)]
+            raise InputError(
+                f"{where}: entity {i} {shown[0]!r:.40} and entity {j} {shown[1]!r:.40} overlap; "
+                "mend their places, or leave the example out"
+            )
+    return found
+
+
+def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+    """Takes the tags out; the text itself may hold what closes an entity elsewhere."""
+    places: list[tuple[int, int, int]] = []  # place, length, entity
+    for i, entry in enumerate(task.entities):
+        opens, closes = entry.split("|")
+        start = text.find(opens)
+        end = text.find(closes, start + len(opens))
+        if text.count(opens) != 1 or end < 0:
+            raise InputError(
+                f"{where}: column {task.fields[0]!r} must hold {opens.strip()} of entity {i + 1} "
+                f"once and {closes.strip()} behind it; tag the entity, or leave the example out"
+            )
+        places += [(start, len(opens), i), (end, len(closes), i)]
+    kept, at, removed = [], 0, 0
+    ends: list[list[int]] = [[] for _ in task.entities]
+    for place, length, i in sorted(places):
+        ends[i].append(place - removed)
+        kept.append(text[at:place])
+        at, removed = place + length, removed + length
+    plain = "".join([*kept, text[at:]])
+    spans = [(start, end) for start, end in ends]
+    for i, span in enumerate(spans, 1):
+        _check(span, i, len(plain), "characters", where)
+    return _trimmed(plain, spans, where)
+
+
+def _of_characters(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+    spans = [_read_span(task, row, i, where) for i in range(len(task.entities))]
+    for i, span in enumerate(spans, 1):
+        _check(span, i, len(text), "characters", where)
+    return _trimmed(text, spans, where)
+
+
+def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> Marked:
+    starts = [0, *itertools.accumulate(len(word) + 1 for word in words)]
+    spans = []
+    for i in range(len(task.entities)):
+        first, last = _read_span(task, row, i, where)
+        last += task.offsets == "last_word"
+        _check((first, last), i + 1, len(words), "words", where)
+        spans.append((starts[first], starts[last] - 1))
+    return _trimmed(" ".join(words), spans, where)
+
+
+def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
+    """Takes the first places of entities that do not overlap: as words, else anywhere.
+
+    One that stands nowhere by itself is not marked, and a template still names it: published
+    dialogues have a few.
+    """
+    names, every = [], []
+    for i, column in enumerate(task.entities, 1):
+        names.append(read_text(_column(task, row, column, i, where), column, where).strip())
+        if not names[-1]:
+            raise InputError(f"{where}: entity {i}, column {column!r}, is empty; give its text")
+        every.append([*_places(names[-1], text), ABSENT])
+    best = (ABSENT,) * len(every)  # of the places that mark most entities the first
+    for spans in filter(_are_apart, itertools.product(*every)):
+        best = min(best, spans, key=lambda some: some.count(ABSENT))
+        if ABSENT not in best:
+            break
+    return Marked(text, best, tuple(names))
+
+
+def _are_apart(spans: Sequence[tuple[int, int]]) -> bool:
+    there = [span for span in spans if span != ABSENT]
+    return all(a[1] <= b[0] or b[1] <= a[0] for a, b in itertools.combinations(there, 2))
+
+
+def _places(name: str, text: str) -> list[tuple[int, int]]:
+    escaped = re.escape(name)
+    for pattern, flags in (
+        (rf"(?<!\w){escaped}(?!\w)", 0), (rf"(?<!\w){escaped}(?!\w)", re.I), (escaped, re.I)
+    ):  # fmt: skip
+        found = [m.span() for m in itertools.islice(re.finditer(pattern, text, flags), _MOST)]
+        if found:
+            return found
+    return []
+
+
+def _words(value: Any, column: str, where: str) -> list[str]:
+    if isinstance(value, (list, tuple)):
+        return [read_text(word, column, where) for word in value]
+    return read_text(value, column, where).split()
+
+
+def _trimmed(text: str, spans: Sequence[tuple[int, int]], where: str) -> Marked:
+    """Takes white space off the ends of entities."""
+    found = []
+    for i, (start, end) in enumerate(spans, 1):
+        own = text[start:end]
+        if not own.strip():
+            raise InputError(f"{where}: entity {i} is white space alone; mend its place")
+        start += len(own) - len(own.lstrip())
+        found.append((start, start + len(own.strip())))
+    return Marked(text, tuple(found))
+
+
+def _check(span: tuple[int, int], number: int, size: int, unit: str, where: str) -> None:
+    start, end = span
+    if start == end:
+        raise InputError(
+            f"{where}: entity {number} is empty, {unit} {start} to {end}; the end is behind its "
+            "last one: mend its place"
+        )
+    if not 0 <= start < end <= size:
+        raise InputError(
+            f"{where}: entity {number} is {unit} {start} to {end}, and the text has {size}; mend "
+            "its place"
+        )
+
+
+def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tuple[int, int]:
+    parts, number = task.entities[index].split("|"), index + 1
+    value: Any = [_column(task, row, part, number, where) for part in parts]
+    if len(parts) == 1:
+        (value,) = value
+        if isinstance(value, Mapping):
+            value = [value.get("start"), value.get("end")]
+    whole_ones = _numbers(value)
+    if len(whole_ones) != 2:
+        raise InputError(
+            f"{where}: entity {number}, {task.entities[index]}, must be a start and an end, whole "
+            f"numbers, not {value!r:.40}"
+        )
+    return whole_ones[0], whole_ones[1]
+
+
+def _numbers(value: Any) -> list[int]:
+    if not isinstance(value, (list, tuple)):
+        return []
+    spelled = [whole(str(part)) for part in value if not isinstance(part, bool)]
+    found = [int(part) for part in spelled if re.fullmatch("-?[0-9]{1,9}", part)]
+    return found if len(found) == len(value) else []
+
+
+def _column(task: Task, row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
+    """Looks a column up; a dot leads into an object."""
+    value: Any = row
+    for part in (name,) if name in row else name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise InputError(
+                f"{where}: column {name!r} of entity {number} is missing; columns: {', '.join(row)}"
+            )
+        value = value[part]
+    return value
+
+
+# -- relations ------------------------------------------------------------------------------------
+
+
+def check_negative(task: Task) -> None:
+    """Raises InputError where the class that is no relation is none of the task's classes."""
+    if task.negative and task.labels and task.negative not in task.labels:
+        raise InputError(
+            f"task.negative={task.negative!r} is no class of task {task.name}; "
+            f"{nearest(task.negative, task.labels)}"
+        )
+
+
+def relation_words(name: str) -> str:
+    """Spells the name of a relation as words: "per:city_of_birth" as "person city of birth".
+
+    Words are divided at what is no letter or digit and before capitals in a row of small letters;
+    a class that names its direction, as "Cause-Effect(e2,e1)", is the inverse where it begins with
+    the second entity.
+    """
+    base, _, direction = name.partition("(")
+    inverse = bool(re.fullmatch(r"\s*e2\s*,\s*e1\s*\)", direction))
+    directed = inverse or re.fullmatch(r"\s*e1\s*,\s*e2\s*\)", direction)
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", base if directed else name)
+    found = [word.lower() for word in re.findall(r"[^\W_]+", spaced)]
+    return " ".join(["inverse"] * inverse + [_KINDS.get(word, word) for word in found]) or name

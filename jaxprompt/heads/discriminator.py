@@ -1,0 +1,293 @@
+"""Classes listed in the input, each judged by ELECTRA's replaced-token head (DPT, section 3).
+
+A class is right where the token that begins its name looks original in the context.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.class_list import ClassList, ClassTree, Entry, check_hierarchy, make_tree
+from jaxprompt.data.encode import ExampleEncoder
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.overview import tell_labels
+from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.template import Template
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.layers.reading import Scores, mask_absent, take
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.decisions import drop_absent
+from jaxprompt.scoring.losses import binary_cross_entropy
+from jaxprompt.types import Batch, Objective
+
+ORDERS, SCORES, LOSSES = ("task", "random"), ("original", "replaced"), ("sum", "mean")
+
+
+class Listed(NamedTuple):
+    """How examples were divided into inputs, each with one list of classes."""
+
+    owner: np.ndarray  # int32 [inputs], the example of each
+    list: np.ndarray  # int32 [inputs], its list
+    gold: np.ndarray  # int32 [examples], -1 = unknown
+    tree: ClassTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(Kind):
+    """Classes by whether the first subword of each in the template's [classes] looks original."""
+
+    READS_WORDS: ClassVar[bool] = True
+    LISTS_CLASSES: ClassVar[bool] = True
+
+    score: str = "original"  # a class is scored by 1 - sigmoid; replaced: by sigmoid (table 3)
+    loss: str = "sum"  # over the classes of an example: sum (eq. 3) | mean
+    bias: bool = False  # a trained number per class is added to its logit
+    copies: bool = False  # classes are written by rows that the method trains (prompt.name=dpt)
+    separator: str = ", "  # between two classes
+    order: str = "task"  # of the classes: task = as in task.labels | random
+    order_seed: int = 0  # random: what it is drawn by
+    listed: tuple = ()  # labels in the order of the list; () = by `order`
+    group: int = 0  # classes that one input lists, at most; 0 = all
+    hierarchy: tuple = ()  # parents of each class, "top/below", in the order of task.labels
+
+    def check(self) -> None:
+        """Raises InputError for what is unknown or out of range."""
+        choose("head.score", self.score, SCORES)
+        choose("head.loss", self.loss, LOSSES)
+        choose("head.order", self.order, ORDERS)
+        at_least("head.order_seed", self.order_seed, 0)
+        at_least("head.group", self.group, 0)
+        if self.bias and (self.group or self.hierarchy):
+            raise InputError(
+                "head.bias=True has a number for each class of one list; leave head.group and "
+                "head.hierarchy out, or set head.bias=False"
+            )
+
+    def check_backbone(self, facts: BackboneFacts) -> None:
+        """Raises InputError for a backbone without a replaced-token head."""
+        check_discriminator(self, facts)
+
+    def check_task(self, task: Task) -> None:
+        """Raises InputError for a task of other answers, or one whose examples have their own."""
+        super().check_task(task)
+        if task.choices and not task.labels:
+            raise InputError(
+                f"head.name={self.name} lists the classes of a task, and those of {task.name} are "
+                "each example's own choices; take head.name=verbalizer, or linear with {choice}"
+            )
+
+    def check_template(self, template: Template) -> None:
+        """Raises InputError for a template with a mask, or of one row a choice."""
+        if template.has_mask or template.uses_choice:
+            extra = "[mask]" if template.has_mask else "{choice}"
+            raise InputError(
+                f"template {template.source!r} has {extra}, which head.name={self.name} does not "
+                "read; take it out"
+            )
+
+    def check_form(self, form: str, style: str) -> None:
+        """Raises InputError for a form of the task that lists no classes."""
+        if form != "cloze":
+            raise InputError(f"head.name={self.name} with task.form={form}; take cloze")
+
+    def layout_of(self, task: Task, style: str, form: str) -> str:
+        """Writes the classes behind the task's own layout (eq. 1)."""
+        return f"{task.plain} Class: [classes]." if task.plain else ""
+
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+        """Reads each class at its first subword."""
+        task = asked.task
+        if len(task.labels) < 2:
+            raise InputError(f"head.name={self.name} needs 2 classes or more; name task.labels")
+        words = [entry[0] for entry in task.words or [(label,) for label in task.labels]]
+        verbalizer = make_verbalizer(tokenizer, words, leading_space=task.spaced)
+        head = dataclasses.replace(self, listed=self.order_of(task))
+        tree = head.tree(task)
+        names = [f"{' ' * task.spaced}{name}" for name in tree.names[len(words) :]]
+        ids = [tuple(own[0][own[0] >= 0].tolist()) for own in verbalizer.ids]
+        ids += map(tuple, encode_texts(tokenizer, names))
+        (between,) = encode_texts(tokenizer, [self.separator.rstrip()])
+        starts = np.cumsum([0, *map(len, ids[: len(words)])])  # rows of the copies, class by class
+        row = lambda number: int(starts[number]) if self.copies and number < len(words) else -1
+        lists = tuple(
+            ClassList(tuple(Entry(ids[n], n, row(n)) for n in members), tuple(between))
+            for members in tree.lists
+        )
+        rows = int(starts[-1]) if self.copies else 0
+        module = ClassTokens(len(words), self.score == "original", self.bias, rows)
+        specials = self.specials(facts, asked, tokenizer)
+        return HeadLayout(
+            head, {"main": module}, specials, names=words, verbalizer=verbalizer, lists=lists
+        )
+
+    def order_of(self, task: Task) -> tuple[str, ...]:
+        """Gives the labels in the order in which they are listed."""
+        if not self.listed and self.order == "task":
+            return task.labels
+        if not self.listed:  # RandomState's streams are frozen by numpy's policy
+            drawn = np.random.RandomState(self.order_seed).permutation(len(task.labels))
+            return tuple(task.labels[number] for number in drawn)
+        if sorted(self.listed) != sorted(task.labels):
+            raise InputError(
+                f"head.listed={', '.join(self.listed)} must hold each class of {task.name} once: "
+                f"{', '.join(task.labels)}"
+            )
+        return self.listed
+
+    def tree(self, task: Task) -> ClassTree:
+        """Divides the classes into lists."""
+        check_hierarchy(task.labels, self.hierarchy)
+        order = [task.labels.index(label) for label in self.order_of(task)]
+        return make_tree(task.labels, order, self.hierarchy, self.group)
+
+    def encode(
+        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        targets: bool,
+    ) -> Split:  # fmt: skip
+        """Encodes examples, with several lists an input for each.
+
+        To be learned from a hierarchy are the lists on the way to the right class alone.
+        """
+        tree = self.tree(task)
+        if len(tree.lists) == 1:
+            return super().encode(encoder, task, examples, classes=classes, targets=targets)
+        members = [sorted(own) for own in tree.lists]
+        width = max(map(len, members))
+        every = range(len(tree.lists))
+        asked = [tree.on_path(e.label) if targets and e.label >= 0 else every for e in examples]
+        found = []
+        for number, own in enumerate(members):
+            wanted = [i for i, lists in enumerate(asked) if number in lists]
+            rows = encoder.listing(number).encode_all([examples[i] for i in wanted])
+            for i, row in zip(wanted, rows, strict=True):
+                labels = np.full(width, -1, np.int32)
+                label = examples[i].label
+                if label >= 0 and number in tree.on_path(label):
+                    labels[: len(own)] = np.isin(own, tree.paths[label])
+                found.append((i, number, [row[0]._replace(count=len(own))], labels))
+        found.sort(key=lambda unit: unit[:2])
+        owner, lists = (np.array([unit[part] for unit in found], np.int32) for part in (0, 1))
+        gold = np.array([example.label for example in examples], np.int32)
+        return Split(
+            [unit[2] for unit in found], np.array([unit[3] for unit in found]),
+            np.array([len(members[number]) for number in lists], np.int32),
+            [example.references for example in examples], Listed(owner, lists, gold, tree),
+        )  # fmt: skip
+
+    # -- training and answers ----------------------------------------------------------------------
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the binary cross entropy of the classes (eq. 3)."""
+        loss = partial(binary_cross_entropy, smoothing=smoothing, is_mean=self.loss == "mean")
+        return [Objective("main", loss)]
+
+    def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
+        """Says how many there are of each class, how they are listed, and what that costs."""
+        tree = self.tree(task)
+        words = [*(entry[0] for entry in task.words), *tree.names[classes:]]
+        shown = (self.separator.join(words[n] for n in members) for members in tree.lists)
+        passes = len(tree.lists)
+        learned = f", {tree.depth} at most in training" * (tree.depth < passes)
+        lines = [
+            f"listed: {' | '.join(shown)}; {passes} forward pass{'es' * (passes > 1)} per example"
+            + learned
+        ]
+        return tell_labels(task.labels, {n: _gold(split) for n, split in splits.items()}) + lines
+
+    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+        """Measures the best of the classes against the right ones."""
+        best = log_scores(split, found, classes).argmax(-1)
+        return metrics.score(metric, _gold(split), best, classes)
+
+    def measure_known(
+        self, metric: str, split: Split, found: Any, classes: int
+    ) -> tuple[dict[str, float], int]:
+        """Measures the answers of the examples whose right answer is known. -> metrics, how many"""
+        gold = _gold(split)
+        if not (gold >= 0).any():
+            return {}, 0
+        best = log_scores(split, found, classes).argmax(-1)
+        known = gold >= 0
+        return metrics.score(metric, gold[known], best[known], classes), int(known.sum())
+
+    def answers(
+        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the best class of each example and the score s of all, which do not sum to 1."""
+        scores = log_scores(split, found, classes)
+        best = scores.argmax(-1)
+        for example, index, values in zip(examples, best, np.exp(scores), strict=True):
+            names = task.labels[: len(example.choices)] if task.choices else task.labels
+            known = dict(zip(names, map(float, values), strict=False))
+            yield {"prediction": names[index], "score": float(values[index]), "scores": known}
+
+
+def check_discriminator(head: Kind, facts: BackboneFacts, other: str = "") -> None:
+    """Raises InputError for a backbone without a replaced-token head; `other` is another way."""
+    if "rtd" not in facts.heads:
+        raise InputError(
+            f"{facts.where} has no replaced-token head for head.name={head.name}; take the "
+            "discriminator of an ELECTRA, such as google/electra-base-discriminator"
+            f"{f', or {other}' * bool(other)}"
+        )
+
+
+def log_scores(split: Split, found: np.ndarray, classes: int) -> np.ndarray:
+    """Gives log s of each class; below parents it is the sum over its path. -> [examples, C]
+
+    Raises InputError where lists were left out because they were not to be learned.
+    """
+    if split.parts is None:
+        logits = drop_absent(found, split.counts, classes)[:, :classes]
+        return -np.logaddexp(0.0, -logits.astype(np.float64))
+    owner, lists, _, tree = split.parts
+    scores = np.full((split.size, len(tree.names)), np.nan)
+    for number, members in enumerate(tree.lists):
+        own, logits = owner[lists == number], found[lists == number, : len(members)]
+        scores[np.ix_(own, sorted(members))] = -np.logaddexp(0.0, -logits.astype(np.float64))
+    if np.isnan(scores[:, sorted(tree.listed)]).any():
+        raise InputError(
+            "head.hierarchy encodes of training examples only the lists that lead to the right "
+            "class, which would tell it; score dev or test"
+        )
+    paths = ([n for n in path if n in tree.listed] for path in tree.paths)
+    return np.stack([scores[:, path].sum(1) for path in paths], axis=1)
+
+
+def _gold(split: Split) -> np.ndarray:
+    return split.labels if split.parts is None else split.parts.gold
+
+
+class ClassTokens(Scores):
+    """Scores the classes at the tokens that begin them. [B, T, H] -> float32 [B, C]
+
+    The score of a class is the logit of s = 1 - sigmoid(z), -z, with z from the replaced-token head
+    (eq. 2), or z itself where not `original`. A choice that an example lacks is ABSENT.
+    """
+
+    classes: int
+    original: bool = True
+    bias: bool = False
+    rows: int = 0  # of the method's, that write the classes
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
+        """Scores the classes."""
+        if self.rows and (injection.rows is None or len(injection.rows) < self.rows):
+            given = 0 if injection.rows is None else len(injection.rows)
+            raise InputError(
+                f"head.copies=True writes the classes by {self.rows} rows, one per subword, and "
+                f"the method trains {given}; take prompt.name=dpt, or set head.copies=False"
+            )
+        logits = backbone.rtd(take(hidden, batch.label_pos)).astype(jnp.float32)  # [B, M]
+        if self.bias:
+            logits = logits + self.param("bias", nn.initializers.zeros, (self.classes,))
+        return mask_absent(-logits if self.original else logits, batch.counts)

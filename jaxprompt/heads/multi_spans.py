@@ -1,0 +1,237 @@
+"""All spans of a text that answer a question, each token judged by itself (DPT, section 3).
+
+A token belongs to the answer where ELECTRA's replaced-token head calls it original; tokens that
+touch are a span. A text that is longer than a row is read in windows, each token in one of them.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.encode import ExampleEncoder
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tokenizer import encode_with_offsets
+from jaxprompt.data.windows import cut_windows
+from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
+from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
+from jaxprompt.heads.spans import InText, Windows
+from jaxprompt.layers.reading import Scores, take
+from jaxprompt.scoring.losses import binary_cross_entropy
+from jaxprompt.scoring.span_sets import score_span_sets
+from jaxprompt.types import Batch, Objective
+
+LAYERS = ("discriminator", "linear")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_TRIED = tuple(round(0.05 * step, 2) for step in range(1, 20))  # thresholds
+
+
+class Words(NamedTuple):
+    """The words of a text, and what was found of each."""
+
+    text: str
+    places: np.ndarray  # int32 [words, 2], characters
+    scores: np.ndarray  # float64 [words], the s of its likeliest subword
+
+
+class Found(NamedTuple):
+    """A span of the answer."""
+
+    text: str
+    start: int  # character
+    end: int  # behind the last
+    score: float  # the mean of its words' s
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(InText):
+    """Every token of the text by whether it looks original behind the question."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "spans")
+
+    layer: str = "discriminator"  # what judges: the checkpoint's head | linear: a new layer
+    score: str = "original"  # s = 1 - sigmoid of the layer's logit; replaced: sigmoid
+    loss: str = "mean"  # over the tokens of a window: mean | sum
+    threshold: float = 0.6  # a token is of the answer where 1 - s is below it (appendix A)
+    tune: bool = False  # the threshold is that of the best metric on dev; it is exported
+    single: bool = False  # answers are alternatives of one span each (SQuAD), not one answer
+    no_answer: bool = False  # a question may have none; else the likeliest word is one at least
+    stride: int = 128  # tokens that windows of a long text share, at most half of one
+
+    def check(self) -> None:
+        """Raises InputError for what is unknown or out of range."""
+        choose("head.layer", self.layer, LAYERS)
+        choose("head.score", self.score, SCORES)
+        choose("head.loss", self.loss, LOSSES)
+        at_least("head.stride", self.stride, 0)
+        if not 0 < self.threshold < 1:
+            raise InputError(f"head.threshold={self.threshold} must be between 0 and 1")
+
+    def check_backbone(self, facts: BackboneFacts) -> None:
+        """Raises InputError for a backbone that cannot judge tokens."""
+        self.check_encoder(facts, "token")
+        if self.layer == "discriminator":
+            check_discriminator(self, facts, "head.layer=linear with another backbone")
+
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+        """Reads every token of the text."""
+        self.check_layout(asked)
+        module = JudgedTokens(self.layer, self.score == "original")
+        return HeadLayout(self, {"main": module}, self.specials(facts, asked, tokenizer))
+
+    def encode(
+        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        targets: bool,
+    ) -> Split:  # fmt: skip
+        """Encodes questions, each with its text in as many windows as it takes."""
+        del classes, targets
+        field = task.fields[-1]
+        rows, owner, offsets, labels = [], [], [], []
+        texts = encode_with_offsets(encoder.tokenizer, [e.fields[field] for e in examples])
+        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
+        for number, (example, gap) in enumerate(pairs):
+            ids, places = texts[example.fields[field]]
+            right = np.full(len(ids), 0 if example.references else -1, np.int32)
+            for start, end in example.spans[: 1 if self.single else None]:
+                right[(places[:, 1] > start) & (places[:, 0] < end)] = 1
+            for first, last, begin, behind in cut_windows([1] * len(ids), gap.room, self.stride):
+                row, at = encoder.place(gap, ids[first:last])
+                read = np.arange(at + begin - first, at + behind - first, dtype=np.int32)
+                # A text without tokens is read at [CLS], as nothing.
+                read = read if len(read) else np.array([encoder.cls_at], np.int32)
+                rows.append([row._replace(label_pos=read, count=len(read))])
+                owner.append(number)
+                offsets.append(places[begin:behind])
+                labels.append(right[begin:behind])
+        table = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
+        for row, own in zip(table, labels, strict=True):
+            row[: len(own)] = own
+        counts = np.array([row[0].count for row in rows], np.int32)
+        parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
+        return Split(rows, table, counts, [e.references for e in examples], parts)
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the binary cross entropy of the text's tokens."""
+        loss = partial(binary_cross_entropy, smoothing=smoothing, is_mean=self.loss == "mean")
+        return [Objective("main", loss)]
+
+    def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
+        """Says how many questions have several spans or none, and how many texts take windows."""
+        lines = []
+        for name, split in splits.items():
+            answers = [[text for text in texts if text] for texts in split.references]
+            windows = np.bincount(split.parts.owner, minlength=split.size)
+            lines.append(
+                f"{name}: {sum(len(own) > 1 for own in answers)} of {split.size} questions with "
+                f"several answers, {sum(not own for own in answers)} without, "
+                f"{int((windows > 1).sum())} texts are read in windows"
+            )
+        return lines
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
+        """Compares the spans with the right ones; `tune` adds the threshold that is best."""
+        words = list(_words_of(split, found))
+        if not self.tune:
+            return self._compare(metric, split.references, words, self.threshold)
+        tried = {at: self._compare(metric, split.references, words, at) for at in _TRIED}
+        best = max(tried, key=lambda at: (tried[at][metric], -abs(at - self.threshold)))
+        return tried[best] | {"threshold": best}
+
+    def measure_known(
+        self, metric: str, split: Split, found: Any, classes: int
+    ) -> tuple[dict[str, float], int]:
+        """Compares the answers to questions whose answers are known."""
+        pairs = zip(split.references, _words_of(split, found), strict=True)
+        known = [(right, words) for right, words in pairs if right]
+        if not known:
+            return {}, 0
+        return self._compare(metric, *zip(*known, strict=True), self.threshold), len(known)
+
+    def fitted(self, dev: Mapping[str, float]) -> "Head":
+        """Takes the threshold over that was best on dev."""
+        if not self.tune or "threshold" not in dev:
+            return self
+        return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
+
+    def answers(
+        self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the texts that answer, and their places in the text."""
+        for words in _words_of(split, found):
+            spans = self._spans(words, self.threshold)
+            yield {"prediction": [x.text for x in spans], "spans": [x._asdict() for x in spans]}
+
+    def _compare(
+        self, metric: str, references: Sequence[Sequence[str]], words: Sequence[Words],
+        threshold: float,
+    ) -> dict[str, float]:  # fmt: skip
+        gold = [[[text] for text in own] if self.single else [own] for own in references]
+        pred = [[x.text for x in self._spans(own, threshold)] or [""] for own in words]
+        return score_span_sets(metric, gold, pred)
+
+    def _spans(self, words: Words, threshold: float) -> list[Found]:
+        """Joins words that pass and touch; of equal texts the first stays."""
+        text, places, scores = words
+        passes = scores > 1 - threshold
+        if not self.no_answer and len(scores) and not passes.any():
+            passes = np.arange(len(scores)) == scores.argmax()
+        edges = np.flatnonzero(np.diff(passes.astype(int), prepend=0, append=0)).reshape(-1, 2)
+        found: dict[str, Found] = {}
+        for first, last in edges:
+            start, end = int(places[first, 0]), int(places[last - 1, 1])
+            span = Found(text[start:end], start, end, float(scores[first:last].mean()))
+            found.setdefault(span.text.lower(), span)
+        spans = list(found.values())
+        return [max(spans, key=lambda span: span.score)] if self.single and spans else spans
+
+
+def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:
+    """Yields the words of each text. `found`: logits of s [windows, M]
+
+    A word is as likely of the answer as the likeliest of its subwords: a span begins and ends where
+    words do.
+    """
+    owner, offsets, texts = split.parts
+    bounds = np.searchsorted(owner, np.arange(split.size + 1))
+    for number, text in enumerate(texts):
+        places = np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)
+        scores = np.zeros(len(places))
+        for window in range(bounds[number], bounds[number + 1]):
+            own = offsets[window]
+            s = np.exp(-np.logaddexp(0.0, -found[window, : len(own)].astype(np.float64)))
+            # A subword may span several words, as of Chinese or of punctuation.
+            first = np.searchsorted(places[:, 1], own[:, 0], side="right")
+            last = np.searchsorted(places[:, 0], own[:, 1], side="left")
+            for i, j, score in zip(first, last, s, strict=True):
+                scores[i:j] = np.maximum(scores[i:j], score)
+        yield Words(text, places, scores)
+
+
+class JudgedTokens(Scores):
+    """Scores tokens by themselves. [B, T, H] -> float32 [B, M], the logits of s
+
+    s = 1 - sigmoid(z) with z from the replaced-token head, or from a new linear layer.
+    """
+
+    layer: str = "discriminator"
+    original: bool = True
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
+        """Scores the tokens."""
+        read = take(hidden, batch.label_pos)  # [B, M, H]
+        if self.layer == "discriminator":
+            logits = backbone.rtd(read).astype(jnp.float32)
+        else:
+            dense = nn.Dense(1, kernel_init=nn.initializers.normal(0.02), name="out")
+            logits = dense(read.astype(jnp.float32))[..., 0]
+        return -logits if self.original else logits

@@ -1,0 +1,56 @@
+"""DPT's copies: the classes that the input lists, written by trained rows (Yao et al. 2022)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.errors import at_least
+from jaxprompt.prompts import Method, Source
+from jaxprompt.types import Asks, Batch, Injection, Stream
+
+
+class Prompt(Method):
+    """Learns a row per subword of each class's name, and `length` soft tokens.
+
+    The rows start as copies of the subwords' embeddings; a head lays them into the input behind the
+    soft tokens, which the template places.
+    """
+
+    asks: Asks = Asks()
+    length: int = 0  # soft tokens
+    scale: float = 0.02  # standard deviation of the soft tokens at the start
+
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+        at_least("prompt.length", self.length, 0)
+        at_least("prompt.scale", self.scale, 0)
+
+    def num_slots(self) -> int:
+        """Tells how many soft tokens the template places; the rows stand behind them."""
+        return self.length
+
+    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Copies the embeddings of the subwords. -> params"""
+        if "rows" not in params:
+            return params
+        copies = np.asarray(source.embed(self._subwords()), np.float32)  # [R, E]
+        return params | {"rows": copies}
+
+    @nn.compact
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """-> slots [1, S + R, E], of which the template places S; rows [R, E]"""
+        names = {"table": self.length, "rows": len(self._subwords())}
+        draw = nn.initializers.normal(self.scale)
+        parts = {
+            name: self.param(name, draw, (count, self.dims.embed))
+            for name, count in names.items()
+            if count
+        }
+        slots = jnp.concatenate(list(parts.values()))[None] if parts else None
+        return Injection(Stream(slots=slots), rows=parts.get("rows"))
+
+    def _subwords(self) -> list[int]:
+        """Lists the subwords of each class's first word, class by class."""
+        return [number for words in self.asks.words for number in words[0]]

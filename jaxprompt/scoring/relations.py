@@ -1,0 +1,116 @@
+"""Metrics of relations: the class that is no relation is left out, and an example may have several.
+
+gold and pred are class indices; what a metric knows besides is a `Judged` of data/encoded.py.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxprompt.data.encoded import Judged
+from jaxprompt.data.tasks import ABSENT, Example
+from jaxprompt.errors import InputError
+
+METRICS = ("micro_f1", "semeval_f1", "f1c")
+_DIRECTED = re.compile(r"(.+)\((?:e1,\s*e2|e2,\s*e1)\)")
+
+
+def check_relations(metric: str, names: Sequence[str], negative: str) -> None:
+    """Raises InputError where a metric of relations cannot be had of these classes."""
+    if metric != "semeval_f1":
+        return
+    odd = [name for name in names if name != negative and not _DIRECTED.fullmatch(name)]
+    if odd or not negative:
+        raise InputError(
+            f"metric semeval_f1 is of classes as Cause-Effect(e1,e2) and one named by "
+            f"task.negative, not of {odd[0] if odd else 'classes without that'!r}; take micro_f1"
+        )
+
+
+def score_relations(
+    metric: str, judged: Judged, gold: np.ndarray, pred: np.ndarray
+) -> dict[str, float]:
+    """The metric, first, and others of its kind, as fractions. gold, pred: [examples]
+
+    pred = -1 (no class) counts as no relation. See `micro`, `semeval_f1` and `conversational`.
+    """
+    right = [set(own) - {judged.negative} for own in judged.right]
+    said = [{int(p)} - {judged.negative, -1} for p in pred]
+    if metric == "f1c" and max(judged.pairs) >= 0:  # of whole dialogues it is micro_f1
+        scores = conversational(judged, right, said)
+    else:
+        scores = micro(right, said)
+        if metric == "semeval_f1":
+            scores = {"semeval_f1": semeval_f1(judged, gold, pred), **scores}
+    hits = [int(p) in own for p, own in zip(pred, judged.right, strict=True)]
+    return {**scores, "accuracy": float(np.mean(hits))}
+
+
+def micro(right: Sequence[set[int]], said: Sequence[set[int]]) -> dict[str, float]:
+    """Micro-averaged F1, precision and recall over all relations that are right or said.
+
+    As TACRED's scorer and DialogRE's F1 have it: without a relation said precision is 1.
+    """
+    hits = sum(len(own & found) for own, found in zip(right, said, strict=True))
+    precision = _share(hits, sum(map(len, said)), 1.0)
+    recall = _share(hits, sum(map(len, right)), 0.0)
+    return {"micro_f1": _mean(precision, recall), "precision": precision, "recall": recall}
+
+
+def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
+    """The official score of SemEval-2010 task 8: (9+1)-way, directionality taken into account.
+
+    Macro-averaged F1 over the relations without `Other`. Both directions of a relation are one
+    class; what names the right relation in the wrong direction is neither right nor left out: it
+    counts among what was said of the relation and among what was to be found.
+    """
+    base = [_DIRECTED.sub(r"\1", name) for name in judged.names]
+    of = lambda index: "" if index in (-1, judged.negative) else base[index]
+    golds, preds = [of(int(g)) for g in gold], [of(int(p)) for p in pred]
+    exact = [g for g, a, b in zip(golds, gold, pred, strict=True) if a == b]
+    found = []
+    for name in dict.fromkeys(own for i, own in enumerate(base) if i != judged.negative):
+        hits = exact.count(name)
+        precision = _share(hits, preds.count(name), 0.0)
+        found.append(_mean(precision, _share(hits, golds.count(name), 0.0)))
+    return float(np.mean(found))
+
+
+def conversational(
+    judged: Judged, right: Sequence[set[int]], said: Sequence[set[int]]
+) -> dict[str, float]:
+    """F1 in conversations, of dialogues read turn by turn (Yu et al. 2020, section 4.2).
+
+    A relation that is right counts from the turn on that tells it, any other one from the turn on
+    by which both entities were named. Precision and recall are those of each pair of entities,
+    averaged: without a relation said precision is 1.
+    """
+    sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in judged.pairs}
+    for pair, own, told, found in zip(judged.pairs, right, judged.told, said, strict=True):
+        known = set(told) - {judged.negative}
+        counted = {name for name in found if name in known or name not in own}
+        for place, more in enumerate((found & known, counted, known)):
+            sums[pair][place] += len(more)
+    precision = float(np.mean([_share(hits, all_said, 1.0) for hits, all_said, _ in sums.values()]))
+    recall = float(np.mean([_share(hits, wanted, 0.0) for hits, _, wanted in sums.values()]))
+    return {"f1c": _mean(precision, recall), "precision_c": precision, "recall_c": recall}
+
+
+def judge(names: Sequence[str], negative: str, examples: Iterable[Example]) -> Judged:
+    """Sums up what metrics of relations know of the examples of a task."""
+    at = {name: i for i, name in enumerate(names)}
+    rows = list(examples)
+    right = [tuple(at[n] for n in e.references) or (e.label,) for e in rows]
+    told = [tuple(at[n] for n in e.told) for e in rows]
+    pairs, unmarked = [e.pair for e in rows], sum(ABSENT in e.entities for e in rows)
+    return Judged(tuple(names), at.get(negative, -1), right, told, pairs, unmarked)
+
+
+def _share(part: int, whole: int, otherwise: float) -> float:
+    return part / whole if whole else otherwise
+
+
+def _mean(precision: float, recall: float) -> float:
+    """Gives the harmonic mean."""
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

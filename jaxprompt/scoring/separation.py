@@ -1,0 +1,86 @@
+"""How well hidden states separate classes: a ratio of distances, and projections to look at."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+_BLOCK = 512  # rows whose distances are held at a time
+_DIMS = 50  # t-SNE sees the states reduced by PCA (van der Maaten and Hinton 2008, section 4)
+
+
+class Separation(NamedTuple):
+    """Mean distances of hidden states."""
+
+    intra: float  # D_intra, within a class, a state and itself included
+    inter: float  # D_inter, between two classes
+
+    @property
+    def ratio(self) -> float:
+        """R_D = D_intra / D_inter; near 0 the classes lie apart, NaN where all states are one."""
+        return self.intra / self.inter if self.inter else float("nan")
+
+
+def separate(states: np.ndarray, labels: np.ndarray) -> Separation | None:
+    """Measures D_intra and D_inter (Zhang et al. 2022, appendix A.6, eq. 11). [n, H], [n]
+
+    Distances are Euclidean; every class weighs the same, whatever its size. Classes without a state
+    are left out; None where fewer than two are left.
+    """
+    classes = np.unique(labels)
+    if len(classes) < 2:
+        return None
+    parts = [states[labels == one].astype(np.float64) for one in classes]
+    means = np.array([[_mean_distance(a, b) for b in parts] for a in parts])  # [C, C]
+    own = np.eye(len(parts), dtype=bool)
+    return Separation(float(means[own].mean()), float(means[~own].mean()))
+
+
+def _mean_distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Averages the distances of all pairs. [n, H], [m, H]"""
+    squares, total = (b**2).sum(-1), 0.0
+    for at in range(0, len(a), _BLOCK):
+        rows = a[at : at + _BLOCK]
+        found = (rows**2).sum(-1)[:, None] + squares - 2 * rows @ b.T
+        if a is b:  # rounding would leave a distance to itself
+            found[np.arange(len(rows)), at + np.arange(len(rows))] = 0.0
+        total += np.sqrt(np.maximum(found, 0.0)).sum()
+    return total / (len(a) * len(b))
+
+
+def project(states: np.ndarray, dims: int) -> np.ndarray:
+    """Projects states on their first principal components. [n, H] -> [n, dims]
+
+    The sign of a component is such that its largest weight is positive: equal states give equal
+    pictures. Components that the states do not have are 0.
+    """
+    centred = states.astype(np.float64) - states.mean(0, dtype=np.float64)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = axes[:dims]
+    largest = np.abs(axes).argmax(-1)
+    axes = axes * np.sign(axes[np.arange(len(axes)), largest])[:, None]
+    found = centred @ axes.T
+    return np.pad(found, [(0, 0), (0, dims - found.shape[1])])
+
+
+def embed(states: np.ndarray, dims: int) -> np.ndarray:
+    """Embeds states by t-SNE, the same for the same states. [n, H] -> [n, dims]; n is at least 4"""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(states) - 1) / 3)
+    reduced = project(states, min(_DIMS, *states.shape)).astype(np.float32)
+    # At scikit-learn's own rate, 50 or more, few points fly apart in three dimensions.
+    rate = "auto" if dims < 3 else max(len(states) / 120, 1.0)
+    tsne = TSNE(dims, perplexity=perplexity, learning_rate=rate, init="pca", random_state=0)
+    return tsne.fit_transform(reduced)
+
+
+def count_confusion(right: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
+    """Counts answers by right class and by the class that was said. [n], [n] -> [C, C + 1]
+
+    The last column counts those that are no class, -1. Examples without a right class do not count.
+    """
+    known = right >= 0
+    found = np.zeros((classes, classes + 1), np.int64)
+    columns = np.where(said[known] < 0, classes, said[known])
+    np.add.at(found, (right[known], columns), 1)
+    return found

@@ -1,0 +1,91 @@
+"""Exact match and F1 of answers of several spans, as DROP's official script has them.
+
+Dua et al. 2019, "DROP", section 5; QUOREF (Dasigi et al. 2019) is scored the same way.
+"""
+
+import re
+import string
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxprompt.scoring.metrics import check_metric
+
+Spans = Sequence[str]
+
+
+def score_span_sets(
+    name: str, gold: Sequence[Sequence[Spans]], pred: Sequence[Spans]
+) -> dict[str, float]:
+    """The metric `name` first, of f1 and exact_match, as fractions.
+
+    gold: of each question the answers that are right, each of one or more spans; pred: the spans
+    found. The best answer counts, by exact match and then by F1. Words are compared in lower case,
+    without punctuation and articles; numbers by their value, and a span with numbers matches none
+    without one of them. Spans are aligned one to one so that F1 is highest; each that is left over
+    counts 0. F1 of a question is rounded to two digits, as the script does.
+    """
+    check_metric(name, 0, "spans")
+    if len(gold) != len(pred) or not pred or not all(gold):
+        raise ValueError("each question must have spans found, and one or more right answers")
+    found = [
+        max(_compare(answer, spans) for answer in answers)
+        for answers, spans in zip(gold, pred, strict=True)
+    ]
+    exact, f1 = np.mean(found, axis=0).tolist()
+    scores = {"f1": f1, "exact_match": exact}
+    return {name: scores.pop(name), **scores}
+
+
+def _compare(gold: Spans, pred: Spans) -> tuple[float, float]:
+    """Compares two answers. -> exact match, F1"""
+    right, found = ([_normalise(span) for span in spans] for spans in (gold, pred))
+    exact = set(right) == set(found) and len(right) == len(found)
+    return float(exact), round(_aligned([set(x.split()) for x in right], found), 2)
+
+
+def _aligned(right: list[set[str]], spans: list[str]) -> float:
+    """Averages the F1 of spans that are aligned one to one, over the longer of the two lists."""
+    from scipy.optimize import linear_sum_assignment
+
+    found = [set(span.split()) for span in spans]
+    if not right or not found:
+        return float(right == found)
+    table = np.array([[_f1(a, b) if _share_numbers(a, b) else 0.0 for b in found] for a in right])
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    return float(table[rows, columns].sum()) / max(len(right), len(found))
+
+
+def _f1(right: set[str], found: set[str]) -> float:
+    """The F1 of two bags of words; one that is empty is no mistake."""
+    shared = len(right & found)
+    precision = shared / len(found) if found else 1.0
+    recall = shared / len(right) if right else 1.0
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def _share_numbers(right: set[str], found: set[str]) -> bool:
+    """Tells whether a right answer has no number, or has one of those found."""
+    numbers = {word for word in right if _is_number(word)}
+    return not numbers or bool(numbers & found)
+
+
+def _normalise(text: str) -> str:
+    return " ".join(word for part in re.split(r" |-", text) if (word := _word(part)))
+
+
+def _word(part: str) -> str:
+    part = part.lower()
+    if not _is_number(part):
+        part = "".join(letter for letter in part if letter not in string.punctuation)
+    if _is_number(part):
+        part = str(float(part))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", part).split())
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

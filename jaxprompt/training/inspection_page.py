@@ -1,0 +1,97 @@
+"""One page of what was found in a run, with its pictures inside: it needs nothing but itself."""
+
+import base64
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 64rem; padding: 1rem;
+  color: #1a1a1a; background: #fff; overflow-wrap: break-word; }
+h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.2rem; margin-top: 2.2rem;
+  border-top: 1px solid #ddd; padding-top: 1rem; }
+figure { margin: 0; } figcaption { font-size: .85rem; color: #555; }
+img { max-width: 100%; height: auto; display: block; }
+.pictures { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
+.pictures.wide { grid-template-columns: 1fr; }
+.wide img { max-width: min(100%, 44rem); }
+.table { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
+.breaks td { overflow-wrap: anywhere; } summary { cursor: pointer; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
+  border-bottom: 1px solid #eee; }
+small { color: #666; white-space: nowrap; }
+"""
+# Nothing is fetched and nothing is run, whatever the texts of a run hold.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+class Page:
+    """A page that is written from top to bottom. What it is given is escaped, but for `Markup`."""
+
+    def __init__(self, title: str):
+        """Begins with a heading."""
+        self._title, self._parts = title, [f"<h1>{html.escape(title)}</h1>"]
+
+    def section(self, title: str) -> None:
+        """Begins a section."""
+        self._parts.append(f"<h2>{html.escape(title)}</h2>")
+
+    def say(self, text: str) -> None:
+        """Adds a paragraph."""
+        self._parts.append(f"<p>{html.escape(text)}</p>")
+
+    def table(
+        self, head: Sequence[str], rows: Sequence[Sequence["str | Markup"]], *,
+        folded: bool = False, breaks: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds a table; `head` is () where it has no row of names.
+
+        One that is `folded` opens at a tap; where `breaks`, words are broken to fit a phone.
+        """
+        names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+        names = f"<tr>{names}</tr>" * bool(head)
+        lines = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
+        kind = "table breaks" if breaks else "table"
+        table = f'<div class="{kind}"><table>{names}{"".join(lines)}</table></div>'
+        if folded:
+            table = f"<details><summary>All {len(rows)} rows</summary>{table}</details>"
+        self._parts.append(table)
+
+    def pictures(self, paths: Sequence[tuple[Path, str]], *, wide: bool = False) -> None:
+        """Adds PNG files with what they show in words; beside each other unless `wide`."""
+        figures = []
+        for path, text in paths:
+            data = base64.b64encode(path.read_bytes()).decode()
+            said = html.escape(text, quote=True)
+            figures.append(
+                f'<figure><img alt="{said}" src="data:image/png;base64,{data}">'
+                f"<figcaption>{said}</figcaption></figure>"
+            )
+        kind = "pictures wide" if wide else "pictures"
+        self._parts.append(f'<div class="{kind}">{"".join(figures)}</div>')
+
+    def text(self) -> str:
+        """Gives the page as HTML."""
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+            f"<title>{html.escape(self._title)}</title><style>{_STYLE}</style></head><body>"
+            + "\n".join(self._parts)
+            + "</body></html>\n"
+        )
+
+
+class Markup(str):
+    """Text of a cell that is HTML already."""
+
+
+def with_note(pairs: Sequence[tuple[str, str]]) -> Markup:
+    """Writes texts in a row, each with a small note behind it."""
+    write = lambda text, note: f"<bdi>{html.escape(text)}</bdi> <small>{html.escape(note)}</small>"
+    return Markup(", ".join(write(*pair) for pair in pairs))
+
+
+def _cell(value: str) -> str:
+    return f"<td>{value if isinstance(value, Markup) else html.escape(value)}</td>"

@@ -1,0 +1,241 @@
+"""Pictures of what a run learned: states, label rows, answers, attention. They need matplotlib.
+
+Classes differ by colour and by marker, so that they are told apart without colours too; text is
+large enough to be read on a phone that shows a picture at half its size.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.training.pictures import COLOURS, save_figure
+
+_MARKERS = "os^DvP*X<>hpd"
+NAMED = 16  # classes that a legend names, and words of a matrix that are written out
+_SIZE = (4.8, 4.6)  # inches
+_LONGEST = 18  # characters of a name
+
+
+# Fonts with the characters of a vocabulary that matplotlib's own lacks, where they are installed.
+_MORE_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari",
+    "Noto Sans Thai", "Noto Sans", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans",
+    "Microsoft YaHei", "Arial Unicode MS",
+)  # fmt: skip
+
+
+def short(name: str) -> str:
+    """Makes a name fit beside an axis, and what matplotlib would read as a formula a text."""
+    name = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+    # It leaves out of a legend what begins with an underscore.
+    return (" " * name.startswith("_") + name).replace("$", r"\$")
+
+
+def _readable(draw: Callable[..., Path]) -> Callable[..., Path]:
+    """Lets a function draw with all fonts that may be needed; what none has becomes a box."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Any, **kwargs: Any) -> Path:
+        import matplotlib
+        from matplotlib.font_manager import fontManager
+
+        names = {font.name for font in fontManager.ttflist}
+        fonts = ["DejaVu Sans", *(name for name in _MORE_FONTS if name in names)]
+        with matplotlib.rc_context({"font.family": fonts}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def style_of(number: int) -> dict[str, Any]:
+    """Gives a class its colour and its marker; 104 classes differ."""
+    marker = _MARKERS[(number + number // len(COLOURS)) % len(_MARKERS)]
+    return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+
+
+@_readable
+def draw_states(
+    points: np.ndarray, labels: np.ndarray, names: Sequence[str], title: str, path: Path,
+    limits: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Path:  # fmt: skip
+    """Draws projected states by class. float [n, 2], int [n]
+
+    `limits` are the lowest and highest values of pictures that are to be compared.
+    """
+    from matplotlib.figure import Figure
+
+    shown = len(names) <= NAMED
+    rows = -(-len(names) // 3) if shown else 0
+    figure = Figure(figsize=(_SIZE[0], _SIZE[1] + 0.22 * rows), layout="constrained")
+    axis = figure.subplots()
+    for number, name in enumerate(names):
+        own = points[labels == number]
+        alpha = 0.75 if len(points) < 500 else 0.5
+        axis.scatter(*own.T, **style_of(number), s=26, alpha=alpha, linewidths=0, label=short(name))
+    axis.set(title=title, xticks=[], yticks=[])
+    if limits is not None:
+        low, high = limits
+        room = 0.05 * np.maximum(high - low, 1e-9)
+        axis.set(xlim=(low[0] - room[0], high[0] + room[0]))
+        axis.set(ylim=(low[1] - room[1], high[1] + room[1]))
+    if shown:
+        figure.legend(loc="outside lower center", ncols=min(3, len(names)), frameon=False)
+    return save_figure(figure, path)
+
+
+@_readable
+def draw_ratio(ratios: Mapping[int, float], best: int, path: Path) -> Path:
+    """Draws R_D over the steps of a run, the best step marked."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6.0, 3.4), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(list(ratios), list(ratios.values()), "o-", color=COLOURS[0], markersize=5)
+    if best in ratios:
+        axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
+        axis.annotate(
+            f"best step {best}: {ratios[best]:.3f}", (0.98, 0.93), ha="right",
+            xycoords="axes fraction",
+        )  # fmt: skip
+    axis.set_xlabel("step")
+    axis.set_ylabel("$R_D$ = intra / inter")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.margins(y=0.2)
+    axis.grid(alpha=0.3)
+    return save_figure(figure, path)
+
+
+@_readable
+def draw_labels(
+    labels: np.ndarray, starts: np.ndarray | None, words: np.ndarray, owners: Sequence[int],
+    names: Sequence[str], tokens: Sequence[str], title: str, path: Path,
+) -> Path:  # fmt: skip
+    """Draws label rows in three dimensions, each with its words. [C, 3], [C, 3], [W, 3]
+
+    `owners` are the labels of the words, `tokens` their texts. A line leads to a label row from
+    where it started.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
+    axis = figure.add_subplot(projection="3d")
+    said = []
+    for number, (name, row) in enumerate(zip(names, labels, strict=True)):
+        colour = style_of(number)["color"]
+        axis.scatter(*row, color=colour, marker="*", s=190, depthshade=False)
+        said.append((row, short(name), {"color": colour, "weight": "bold", "fontsize": 11}))
+        if starts is not None:
+            axis.plot(*np.stack([starts[number], row]).T, color=colour, lw=1.2, ls="--")
+            axis.scatter(*starts[number], facecolors="none", edgecolors=colour, s=110)
+    for point, owner, token in zip(words, owners, tokens, strict=True):
+        axis.scatter(*point, color=style_of(owner)["color"], marker="o", s=16, depthshade=False)
+        if len(names) <= NAMED:
+            said.append((point, short(token), {"color": "#333333", "fontsize": 9}))
+    axis.set_title(title)
+    for one in (axis.xaxis, axis.yaxis, axis.zaxis):
+        one.set_ticklabels([])
+    _write_apart(figure, axis, said)
+    return save_figure(figure, path)
+
+
+def _write_apart(
+    figure: Any, axis: Any, said: Sequence[tuple[np.ndarray, str, dict[str, Any]]]
+) -> None:
+    """Writes texts beside points of a picture in three dimensions, where there is room for them.
+
+    A text takes the first place around its point that covers no other text; in turn, so the first
+    ones stand closest to theirs.
+    """
+    from mpl_toolkits.mplot3d.proj3d import proj_transform
+
+    figure.draw_without_rendering()  # lays the axes out
+    taken: list[tuple[float, float, float, float]] = []  # left, bottom, right, top, in points
+    scale = 72 / figure.dpi
+    for point, text, style in said:
+        x, y, _ = proj_transform(*point, axis.get_proj())
+        at = axis.transData.transform((x, y)) * scale
+        wide, high = 0.62 * style["fontsize"] * len(text), 1.15 * style["fontsize"]
+        places = [
+            (at[0] + dx * reach + (dx - 1) / 2 * wide, at[1] + dy * reach - high / 2)
+            for reach in (8, 16, 26, 38, 52)
+            for dx, dy in ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
+        ]
+        boxes = [(left, low, left + wide, low + high) for left, low in places]
+        free = (box for box in boxes if not any(_overlap(box, other) for other in taken))
+        box = next(free, boxes[0])
+        taken.append(box)
+        offset = box[0] - at[0], box[1] - at[1]
+        far = max(map(abs, (offset[0] + wide * (offset[0] < 0), offset[1] + high / 2))) > 14
+        axis.annotate(
+            text, (x, y), offset, textcoords="offset points", va="bottom", annotation_clip=False,
+            **style,
+            arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.6} if far else None,
+        )  # fmt: skip
+
+
+def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+@_readable
+def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
+    """Draws answers by right class, each row as shares of it. int [C, C + 1]
+
+    The last column, no class at all, is drawn where it counts any.
+    """
+    from matplotlib.figure import Figure
+
+    none = bool(counts[:, -1].any())
+    counts = counts if none else counts[:, :-1]
+    columns = [*map(short, names), "no class"][: counts.shape[1]]
+    written = len(names) <= NAMED
+    side = 1.8 + (0.52 if written else 0.16) * len(names)
+    figure = Figure(figsize=(max(side + 0.8, 4.4), max(side, 3.6)), layout="constrained")
+    axis = figure.subplots()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    size = 10 if written else 6
+    axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right", fontsize=size)
+    axis.set_yticks(range(len(names)), list(map(short, names)), fontsize=size)
+    axis.set_xlabel("answered")
+    axis.set_ylabel("right")
+    for place, count in np.ndenumerate(counts if written else counts[:0]):
+        colour = "white" if shares[place] > 0.55 else "black"
+        axis.text(*place[::-1], str(count), ha="center", va="center", color=colour, fontsize=9)
+    figure.colorbar(image, label="share of the right class", shrink=0.8)
+    return save_figure(figure, path)
+
+
+@_readable
+def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, path: Path) -> Path:
+    """Draws the attention on a prompt by layer and head. -> a panel for each part, float [L, N]
+
+    `even` is the share that attention would give which is the same on all that is seen.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    layers, heads = next(iter(parts.values())).shape
+    height = 2.1 + min(0.22 * layers + 0.6, 6.0)
+    figure = Figure(figsize=(1.2 + 2.9 * len(parts), height), layout="constrained")
+    panels = figure.subplots(1, len(parts), squeeze=False, sharey=True)[0]
+    high = max(float(part.max()) for part in parts.values())
+    for axis, (name, part) in zip(panels, parts.items(), strict=True):
+        image = axis.imshow(
+            part, cmap="viridis", vmin=0, vmax=max(high, 1e-9), aspect="auto", origin="lower",
+            extent=(0.5, heads + 0.5, 0.5, layers + 0.5),
+        )  # fmt: skip
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel("head")
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    panels[0].set_ylabel("layer")
+    figure.colorbar(image, ax=list(panels), label="share of attention")
+    figure.suptitle(f"{title}; even attention: {even:.2f}", fontsize=11)
+    return save_figure(figure, path)

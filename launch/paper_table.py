@@ -1,0 +1,116 @@
+"""What the reproduction of every paper shares: cells, tables, and what a paper says of its own."""
+
+import abc
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from paper_figures import Point
+
+from jaxprompt.cli.sweep import SweepRun
+from jaxprompt.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Cell(NamedTuple):
+    """One number: a setting on a task, run with every seed and learning rate."""
+
+    row: str
+    task: str
+    method: str  # of the paper's configs
+    backbone: str  # by the paper's name, a key of Paper.HUB
+    changes: Mapping[str, Any] = {}  # config field -> value, besides seeds and learning rate
+
+
+class Published(NamedTuple):
+    """What the paper prints in a cell, in percent."""
+
+    mean: float
+    std: float | None  # None where it prints a mean alone
+    backbone: str
+
+
+class Table(NamedTuple):
+    """A table or figure of the paper."""
+
+    about: str
+    cells: Callable[[Sequence[str]], Iterable[Cell]]
+    tasks: Sequence[str]  # the paper's, which are run without --tasks
+    known: Sequence[str]  # what --tasks may name
+    stand_ins: tuple[str, ...] = ()  # rows whose stand-in has a row of its own: run where asked
+    draw: Callable[[Sequence[Point]], Any] | None = None  # of a figure
+
+
+class Paper(abc.ABC):
+    """A paper: its tables, and the runs that a cell of them stands for."""
+
+    NAME: ClassVar[str]  # on the command line, and of the file of what it prints
+    TITLE: ClassVar[str]
+    TABLES: ClassVar[Mapping[str, Table]]
+    HUB: ClassVar[Mapping[str, str]]  # the paper's name of a backbone -> where it is
+    STAND_INS: ClassVar[tuple[str, ...]] = ()  # of these, what HUB has is not the paper's
+    SEEDS: ClassVar[tuple[int, ...]]
+    # Flags of its own beside --backbone, --seeds and --learning-rates, by the field they set.
+    FLAGS: ClassVar[Mapping[str, str]] = {}
+
+    def add_flags(self, parser: Any) -> None:
+        """Adds the paper's own flags."""
+        del parser
+
+    def check(self, args: Any, held: Mapping[str, Any]) -> None:
+        """Checks and completes its own flags; `held` is what the workdir says of its table."""
+        del args, held
+
+    def about(self, args: Any) -> dict[str, Any]:
+        """Says what a workdir of such runs is bound to, besides the table."""
+        return {}
+
+    def why_not(self, cell: Cell, args: Any) -> str:
+        """Says why a cell is not run, and what to do about it; "" where it is run."""
+        return ""
+
+    @abc.abstractmethod
+    def config_of(self, cell: Cell, args: Any) -> str:
+        """Names the config of a cell, PATH:ARGUMENT."""
+
+    def changes_of(
+        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+    ) -> dict[str, Any]:
+        """Lists what the runs of a cell change in it; `asked` stands on the command line."""
+        return {**asked, "backbone.path": backbone, **cell.changes}
+
+    @abc.abstractmethod
+    def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
+        """Lists the learning rates that are searched; () = the config's own."""
+
+    def lacks(self, run: SweepRun, args: Any) -> str:
+        """Says what a run lacks besides data, and what to do about it; "" where it can run."""
+        return ""
+
+    def remarks(self, args: Any) -> list[str]:
+        """Says what of its flags is not the paper's, for the heading of what was measured."""
+        return []
+
+
+def read_published(paper: str, table: str) -> dict[tuple[str, str], Published]:
+    """Reads what a paper prints in a table, by row and task. Its figures have no numbers."""
+    path = Path(__file__).parent / f"published/{paper}.csv"
+    with open(path, newline="", encoding="utf-8") as file:
+        return {
+            (line["row"], line["task"]): Published(
+                float(line["mean"]), float(line["std"]) if line["std"] else None, line["backbone"]
+            )
+            for line in csv.DictReader(file)
+            if line["table"] == table.removesuffix("_chinese")
+        }
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON object, {} where there is none."""
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); take another --workdir") from error

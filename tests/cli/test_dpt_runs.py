@@ -1,0 +1,161 @@
+"""DPT from a config to its predictions, with every method that ships."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines
+
+from jaxprompt.prompts import methods
+
+HEAD = {"head.name": "discriminator"}
+# Of each method that learns: the function of configs/parts/methods.py, and its fields.
+RUNS = {
+    "all_weights": ("dpt", {}, 2e-3),
+    "prefix": ("prefix", HEAD, 1e-1),
+    "soft": ("soft", HEAD | {"task.template": "{text} [soft] [classes]."}, 3e-2),
+    "dpt": ("dpt_copies", {"prompt.length": 2, "head.bias": True}, 1e-3),
+    "dart": ("dart", HEAD | {"prompt.length": 2, "prompt.fluency": 0.0,
+                             "task.template": "{text} [soft*2] [classes].",
+                             "head.copies": True}, 1e-3),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def electra(tmp_path_factory):
+    return make_backbone(tmp_path_factory.mktemp("electra") / "disc", "discriminator")
+
+
+def prepare(folder, data, kind, **fields):
+    """Fills a config."""
+    method, given, lr = RUNS[kind]
+    own = {
+        "optim.lr": lr, "task.labels": "beast,food,tool", "train.eval_steps": 20,
+        "train.total_steps": 120 if kind in ("prefix", "soft") else 40, "data.multiple": 32,
+        "data.max_len": 32, "backbone.dropout": 0.0,
+    }  # fmt: skip
+    own |= {} if "prompt.length" in given else {"prompt.length": 4}
+    own |= given | fields
+    head = {name: own.pop(name) for name in list(own) if name.startswith("head.")}
+    name = head.pop("head.name", None)
+    if name:  # after the method, which may bring a head of its own
+        c = make_config(folder, data, method, **{"prompt.length": own["prompt.length"]})
+        with c.unlocked():
+            from configs.parts.heads import discriminator
+
+            discriminator(c)
+    else:
+        c = make_config(folder, data, method)
+    from jaxprompt.assembly.load_config import apply
+
+    own = {n: x for n, x in own.items() if n != "prompt.length" or "length" in c.prompt}
+    apply(c, list((own | head).items()))
+    return c
+
+
+def run(capsys, tmp_path, c):
+    """Trains and exports. -> result, workdir"""
+    config, workdir = tmp_path / "config.json", tmp_path / "run"
+    config.write_text(c.to_json())
+    given = [f"--config={config}", f"--workdir={workdir}"]
+    code, out, err = jaxprompt(capsys, "train", *given)
+    assert code == 0, err
+    assert jaxprompt(capsys, "export", *given)[0] == 0
+    return json.loads(out), workdir, err
+
+
+def test_every_method_is_run():
+    assert set(methods()) - {"none", "constant"} == set(RUNS) - {"all_weights"}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
+    fields = {"head__order": "random", "head__order_seed": 0} if kind == "all_weights" else {}
+    fields = {name.replace("__", "."): value for name, value in fields.items()}
+    c = prepare(electra, data, kind, **fields)
+    result, workdir, _ = run(capsys, tmp_path, c)
+    measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    code, _, err = jaxprompt(capsys, "predict", *words)
+    assert code == 0, err
+    lines = read_lines(out)
+    right = np.mean([line["prediction"] == line["label"] for line in lines])
+    assert right == pytest.approx(measured["accuracy"]) == pytest.approx(result["test"]["accuracy"])
+    assert right > (0.5 if kind == "soft" else 0.8)
+    for line in lines:
+        assert line["score"] == max(line["scores"].values()) < 1
+    card = json.loads((workdir / "export" / "prompt.json").read_text())
+    if fields:
+        assert card["head"]["listed"] == ["tool", "food", "beast"]
+    trained = {"all_weights", "dpt", "dart"}
+    assert (result["trained"] == result["total"]) == (kind in trained)
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"head.group": 2}, "listed: beast, food | tool; 2 forward passes per example"),
+        ({"head.hierarchy": "living,thing,thing"}, "listed: living, thing | food, tool; 2 forward"),
+    ],
+)
+def test_several_lists_train_and_predict(fields, told, electra, data, tmp_path, capsys):
+    result, workdir, err = run(capsys, tmp_path, prepare(electra, data, "all_weights", **fields))
+    assert told in err
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    assert jaxprompt(capsys, "predict", *words)[0] == 0
+    right = np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
+    assert right == pytest.approx(result["test"]["accuracy"]) and right > 0.6
+
+
+def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys):
+    c = prepare(electra, data, "all_weights", trainable="")
+    (tmp_path / "zero.json").write_text(c.to_json())
+    code, out, err = jaxprompt(
+        capsys, "evaluate", f"--config={tmp_path / 'zero.json'}", "--split=test"
+    )
+    assert code == 0, err
+    assert 0 <= json.loads(out)["accuracy"] <= 1
+
+
+def test_a_frozen_backbone_leaves_kilobytes(electra, data, tmp_path, capsys):
+    c = prepare(electra, data, "dpt", trainable="prompt/.*,head/.*", **{"optim.lr": 0.03})
+    result, workdir, _ = run(capsys, tmp_path, c)
+    assert result["trained"] == (2 + 3) * 24 + 3
+    size = (workdir / "export" / "prompt.safetensors").stat().st_size
+    assert size < 4 * result["trained"] + 600
+
+
+def test_a_plan_is_made(electra, data, tmp_path, capsys):
+    config = tmp_path / "plan.json"
+    config.write_text(prepare(electra, data, "all_weights").to_json())
+    code, out, err = jaxprompt(
+        capsys, "plan", f"--config={config}", "--devices=1x v5e", "--limit=1"
+    )
+    assert code == 0, err
+    assert "21,553" in out + err
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"task.template": "{text} it is"}, "write 1 [classes]"),
+        ({"data.max_len": 8}, "head.group or head.hierarchy"),
+        ({"head.listed": "beast,food"}, "must hold each class"),
+        ({"task.labels": "beast"}, "a task needs 2 or more"),
+        ({"task.words": "a,b"}, "2 entries for 3"),
+    ],
+)
+def test_what_does_not_fit_is_named(fields, told, electra, data, tmp_path, refused):
+    config = tmp_path / "wrong.json"
+    config.write_text(prepare(electra, data, "all_weights", **fields).to_json())
+    line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'w'}", started=True)
+    assert told in line
+
+
+def test_a_backbone_without_the_head_is_named(backbone, data, tmp_path, refused):
+    config = tmp_path / "wrong.json"
+    config.write_text(prepare(backbone, data, "all_weights").to_json())
+    line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'w'}", started=True)
+    assert "has no replaced-token head for head.name=discriminator" in line

@@ -1,0 +1,91 @@
+"""`inspect` on runs of other forms: choices, texts, zero-shot, a mesh, data that is gone."""
+
+import html
+import json
+import shutil
+
+import numpy as np
+import pytest
+from test_inspect import KEPT, VERBALIZER, look, pictures
+from test_reading_runs import questions
+from tiny_run import flags, make_backbone, make_config, sentences, tiny_fields, write_rows
+
+from jaxprompt.assembly.tune import run
+
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.slow
+
+
+def write_splits(folder, make):
+    for seed, (name, size) in enumerate({"train": 24, "dev": 12, "test": 12}.items()):
+        write_rows(folder / f"{name}.jsonl", make(seed, size))
+
+
+def test_a_row_for_each_choice_is_right_or_not(backbone, tmp_path):
+    write_splits(tmp_path, questions)
+    fields = KEPT | {
+        "task.fields": "article,question", "task.label": "answer", "task.choices": "options",
+        "task.template": "{article} [sep] {choice}", "data.eval_batch": 8,
+    }  # fmt: skip
+    run(make_config(backbone, tmp_path, "prefix", **fields), str(tmp_path / "run"))
+    _, found, page = look(tmp_path / "run", "--steps=4")
+    rows = (tmp_path / "dev.jsonl").read_text().splitlines()
+    assert len(found["separation"]) == 3 and found["notes"]["confusion"] in html.unescape(page)
+    assert "pca-4.png" in pictures(tmp_path / "run")
+    shares = np.array(found["attention"]["encoder"]["tokens"])
+    assert len({len(json.loads(row)["options"]) for row in rows}) > 1  # some choices are absent
+    assert (shares > 0).all() and (shares < 1).all()
+
+
+def test_texts_have_no_classes(tmp_path):
+    t5 = make_backbone(tmp_path / "t5", "t5")
+    make = lambda *at: [{"text": row["text"], "answer": row["label"]} for row in sentences(*at)]
+    write_splits(tmp_path, make)
+    fields = KEPT | {
+        "head.name": "text", "task.target": "answer", "data.max_target": 6,
+        "generate.max_new": 3, "prompt.length": 4,
+    }  # fmt: skip
+    run(make_config(t5, tmp_path, "soft", **fields), str(tmp_path / "run"))
+    _, found, _ = look(tmp_path / "run")
+    assert {"states", "confusion", "labels"} == set(found["notes"])
+    assert len(found["rows"]) == 4 and set(found["attention"]) == {"encoder", "cross"}
+
+
+def test_zero_shot_has_one_step(backbone, data, tmp_path):
+    fields = tiny_fields(backbone, data) | VERBALIZER
+    words = flags({name: value for name, value in fields.items() if name != "prompt.length"})
+    _, found, page = look(tmp_path / "out", "--config=base:zero_shot", *words)
+    assert [own["step"] for own in found["separation"]] == [0]
+    assert {"rows", "labels", "attention"} == set(found["notes"])
+    assert "no metrics" in page and np.array(found["confusion"]["counts"]).sum() == 30
+
+
+def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
+    backbone, data, tmp_path
+):
+    folder = shutil.copytree(data, tmp_path / "data")
+    fields = KEPT | {"prompt.length": 4, "prompt.start": "task"}
+    run(make_config(backbone, folder, "soft", **fields), str(tmp_path / "run"))
+    _, found, _ = look(tmp_path / "run", "--steps=4")
+    assert [own["step"] for own in found["separation"]] == [0, 2, 4]
+    assert all(row["start"]["cosine"] == 1 for row in found["rows"])  # a word of the vocabulary
+    (folder / "train.jsonl").unlink()
+    _, found, page = look(tmp_path / "run", "--steps=4")
+    assert [own["step"] for own in found["separation"]] == [2, 4]
+    assert all(row["start"] is None for row in found["rows"])
+    assert any("before the first step are not known" in line for line in found["remarks"])
+    assert "not known" in page
+
+
+def test_a_mesh_changes_nothing(backbone, data, tmp_path):
+    c = make_config(backbone, data, "prefix", arguments={"layers": "1-1"}, **KEPT)
+    run(c, str(tmp_path / "run"))
+    _, alone, _ = look(tmp_path / "run", "--steps=4")
+    words = flags({"mesh.data": 2, "mesh.fsdp": True})
+    _, divided, _ = look(tmp_path / "run", "--steps=4", *words)
+    for name in ("tokens", "read"):
+        one, other = (found["attention"]["encoder"][name] for found in (alone, divided))
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert np.array(alone["attention"]["encoder"]["tokens"])[1].max() == 0  # the other layer
+    for one, other in zip(alone["separation"], divided["separation"], strict=True):
+        assert one["ratio"] == pytest.approx(other["ratio"], rel=1e-4)

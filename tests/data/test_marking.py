@@ -1,0 +1,183 @@
+"""Entities inside a text: markers of words and of rows, and cutting that loses none of them."""
+
+import numpy as np
+import pytest
+from refusing import refuse_line
+
+from jaxprompt.data.encode import ExampleEncoder
+from jaxprompt.data.marking import divide, fit
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tasks import Example, get_task
+from jaxprompt.data.template import parse
+from jaxprompt.types import Role
+
+TEXT = "The child (so small) was put into the cradle."
+CHILD, SMALL, CRADLE = (4, 9), (14, 19), (38, 44)
+ROWS = "{text|soft} {entity1} [soft*2] [mask] [soft*1] {entity2}"
+
+
+def make_example(*spans, text=TEXT):
+    names = {f"entity{i}": text[a:b] for i, (a, b) in enumerate(spans, 1)}
+    return Example({"text": text} | names, entities=spans)
+
+
+def make_encoder(tokenizer, text=ROWS, slots=7, max_len=64, style="masked", **fields):
+    specials = read_specials(
+        tokenizer, style, eos=True, sentinel="<extra_id_{}>", masks=int(style != "causal")
+    )
+    return ExampleEncoder(
+        tokenizer, parse(text), specials, num_slots=slots, num_masks=1, max_len=max_len,
+        needs_mask=True, num_types=2, entities=fields.pop("entities", 2), **fields,
+    )  # fmt: skip
+
+
+def shown(tokenizer, row):
+    """Writes a row's tokens, a slot by its number."""
+    names = tokenizer.convert_ids_to_tokens(row.ids.tolist())
+    return [f"<{s}>" if s >= 0 else name for s, name in zip(row.slot, names, strict=True)]
+
+
+def test_rows_stand_around_each_entity(bert):
+    (row,) = make_encoder(bert).encode(make_example(CHILD, CRADLE))
+    assert " ".join(shown(bert, row)) == (
+        "[CLS] the <0> child <1> ( so small ) was put into the <2> cradle <3> . "
+        "child <4> <5> [MASK] <6> cradle [SEP]"
+    )
+    soft = row.roles == Role.SOFT
+    assert (soft == (row.slot >= 0)).all() and soft.sum() == 7
+    assert (row.roles[(row.slot < 0)][1:-1] != Role.HARD).all()
+
+
+def test_slots_are_those_of_the_entity_wherever_it_stands(bert):
+    """The second entity first: its own rows around it."""
+    (row,) = make_encoder(bert).encode(make_example(CRADLE, CHILD))
+    assert " ".join(shown(bert, row)).startswith("[CLS] the <2> child <3> ( so small )")
+    assert "the <0> cradle <1> . cradle <4>" in " ".join(shown(bert, row))
+
+
+def test_words_around_entities(bert):
+    own = make_encoder(bert, "{text|marked} [mask]", slots=0, markers=("*", "*", "+", "^"))
+    (row,) = own.encode(make_example(CHILD, CRADLE))
+    assert " ".join(shown(bert, row)) == (
+        "[CLS] the * child * ( so small ) was put into the + cradle ^ . [MASK] [SEP]"
+    )
+    marks = np.isin(row.ids, bert.convert_tokens_to_ids(["*", "+", "^"]))
+    assert (row.roles[marks] == Role.HARD).all() and marks.sum() == 4
+    default = make_encoder(bert, "{text|marked} [mask]", slots=0)
+    assert "the @ child @ (" in " ".join(
+        shown(bert, default.encode(make_example(CHILD, CRADLE))[0])
+    )
+
+
+@pytest.mark.parametrize("kind", ["roberta", "t5"])
+def test_tokens_are_those_of_the_sentence(kind, request):
+    """With rows around entities the others are as without them: spaces stay with their words."""
+    tokenizer = request.getfixturevalue(kind)
+    style = "masked" if kind == "roberta" else "seq2seq"
+    for spans in ((CHILD, CRADLE), (SMALL, CRADLE), ((0, 3), CRADLE), (CHILD, (38, 45))):
+        example = make_example(*spans)
+        plain = make_encoder(tokenizer, "{text} [mask]", slots=0, style=style)
+        marked = make_encoder(tokenizer, "{text|soft} [mask]", slots=4, style=style)
+        (row,), (other,) = marked.encode(example), plain.encode(example)
+        assert row.ids[row.slot < 0].tolist() == other.ids.tolist()
+
+
+def test_a_text_behind_a_space(roberta):
+    """A text that the template puts behind others begins with a space, marked or not."""
+    for spans in ((CHILD, CRADLE), ((0, 3), CRADLE)):
+        plain = make_encoder(roberta, "[mask] {text}", slots=0)
+        marked = make_encoder(roberta, "[mask] {text|soft}", slots=4)
+        (row,), (other,) = (own.encode(make_example(*spans)) for own in (marked, plain))
+        assert row.ids[row.slot < 0].tolist() == other.ids.tolist()
+
+
+def test_an_entity_that_is_not_marked(bert):
+    (row,) = make_encoder(bert).encode(
+        Example({"text": "a b", "entity1": "a", "entity2": "z"}, entities=((0, 1), (-1, -1)))
+    )
+    assert " ".join(shown(bert, row)) == "[CLS] <0> a <1> b a <4> <5> [MASK] <6> z [SEP]"
+
+
+# -- long texts -----------------------------------------------------------------------------------
+
+
+def by_loop(lengths, sides, room):
+    """Takes tokens away one by one: outer ends, the longer one first, then middles."""
+    kept = list(lengths)
+    while sum(kept) > room:
+        outer = [i for i, side in enumerate(sides) if side != 1 and kept[i]]
+        candidates = outer or [i for i in range(len(kept)) if kept[i]]
+        longest = max(candidates, key=lambda i: (kept[i], i))
+        kept[longest] -= 1
+    return kept
+
+
+def test_cutting_is_that_of_the_loop():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        sides = [0, *[1] * rng.integers(0, 3), 2]
+        lengths = rng.integers(0, 12, len(sides)).tolist()
+        room = int(rng.integers(0, sum(lengths) + 3))
+        found = fit(lengths, sides, room)
+        assert [a + b for a, b in found] == by_loop(lengths, sides, room)
+        for (first, last), side in zip(found, sides, strict=True):
+            assert (
+                (first == 0) if side == 0 else (last == 0) if side == 2 else first - last in (0, 1)
+            )
+
+
+@pytest.mark.parametrize(
+    "before, between, behind", [(60, 3, 2), (2, 3, 60), (30, 40, 30), (0, 90, 0)]
+)
+@pytest.mark.parametrize("mark", ["soft", "marked"])
+def test_no_entity_is_lost(bert, mark, before, between, behind):
+    text = " ".join(["x"] * before + ["old child"] + ["y"] * between + ["cradle"] + ["z"] * behind)
+    at, other = text.index("old child"), text.index("cradle")
+    example = make_example((at, at + 9), (other, other + 6), text=text)
+    encoder = make_encoder(bert, ROWS.replace("soft}", f"{mark}}}"), 7 if mark == "soft" else 3, 32)
+    (row,) = encoder.encode(example)
+    assert len(row.ids) == 32 and row.cut
+    words = " ".join(shown(bert, row))
+    inside = ("<0> old child <1>", "<2> cradle <3>") if mark == "soft" else (
+        "@ old child @", "# cradle #")  # fmt: skip
+    assert all(one in words for one in inside) and words.count("old child") == 2
+    # What stays is what stands near them.
+    assert ("x" in words) == (before > 0 and between < 40)
+    if between < 10:
+        assert words.count(" y") == between
+
+
+def test_the_longest_entities_are_told_where_nothing_else_fits(bert):
+    text = " ".join(["word"] * 30) + " end"
+    line = refuse_line(
+        make_encoder(bert, max_len=24).encode, make_example((0, 149), (150, 153), text=text)
+    )
+    assert (
+        "of the entities 'word word word" in line and "and 'end', choices and whole texts)" in line
+    )
+    assert "raise max_len to" in line
+
+
+def test_divided_texts_are_whole():
+    for spans in ((CHILD, CRADLE), (CRADLE, SMALL), (CHILD,), ((0, 3), (3, 9))):
+        pieces = list(divide(TEXT, spans, space=False))
+        held = "".join(piece.text for piece in pieces)
+        assert held == TEXT and sum(piece.kind == "marker" for piece in pieces) == 2 * len(spans)
+
+
+def test_real_sentences_keep_their_entities(shared, bert):
+    """SemEval's, at a length that cuts many of them."""
+    from jaxprompt.data.sources import read_split
+    from jaxprompt.data.tasks import read_example
+
+    task = get_task("sem_eval_2010_task_8")
+    rows = read_split(task, "test", source=str(shared / "data/sem_eval_2010_task_8"))
+    examples = [read_example(task, row, "x") for row in list(rows)[:400]]
+    encoder = make_encoder(bert, ROWS.replace("{text", "{sentence"), max_len=32)
+    found = encoder.encode_all(examples)
+    assert 50 < sum(row.cut for (row,) in found) < 350
+    for (row,), example in zip(found, examples, strict=True):
+        for entity in (0, 1):
+            first, last = (int(np.flatnonzero(row.slot == 2 * entity + i)[0]) for i in (0, 1))
+            held = bert.decode(row.ids[first + 1 : last]).replace(" ", "")
+            assert held == example.fields[f"entity{entity + 1}"].lower().replace(" ", "")

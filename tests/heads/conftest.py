@@ -1,0 +1,6 @@
+"""Finds the tiny backbones of the command line's tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))

@@ -1,0 +1,384 @@
+"""DPT's classes against an independent statement of its equations in torch, and their layout."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_run import make_backbone, sentences
+from transformers import AutoTokenizer
+
+from configs.base import get_config
+from jaxprompt.assembly.pipeline import asks_of, build_scorer, load_weights, open_backbone
+from jaxprompt.data.class_list import make_tree
+from jaxprompt.data.tasks import Example, custom_task
+from jaxprompt.errors import InputError
+from jaxprompt.heads import make_head
+from jaxprompt.heads.discriminator import log_scores
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.prompts import Source
+from jaxprompt.scoring.losses import binary_cross_entropy
+from jaxprompt.tree import flatten, unflatten
+
+LABELS = ("beast", "food", "tool")
+TASK = custom_task(
+    fields=("text",), labels=LABELS, words=(("old beast",), ("food",), ("big tool",))
+)
+TEMPLATE = "{text} about: [classes]."
+TEXTS = [row["text"] for row in sentences(0, 5)]
+GOLD = np.array([0, 1, 2, 1, 0], np.int32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = make_backbone(tmp_path_factory.mktemp("heads") / "electra", "discriminator")
+    torch.manual_seed(1)
+    model = transformers.ElectraForPreTraining.from_pretrained(folder)
+    with torch.no_grad():  # else every logit is near 0
+        model.discriminator_predictions.dense_prediction.weight.normal_(0, 0.5)
+        model.discriminator_predictions.dense_prediction.bias.fill_(0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backbone(folder):
+    block = get_config().backbone.to_dict() | {"path": str(folder), "dropout": 0.0}
+    return load_weights(open_backbone(block), make_placement(1, 1, devices=jax.devices()[:1]))
+
+
+def make(backbone, task=TASK, template=TEMPLATE, prompt=None, max_len=40, **head):
+    """Builds all that scores, and its parameters. -> scorer, params"""
+    opened, loaded = backbone
+    scorer = build_scorer(
+        opened, task, prompt=prompt or {"name": "none"}, head={"name": "discriminator"} | head,
+        template=template, form="cloze", answer="", eos=True, max_len=max_len, max_target=8,
+        multiple=8, side="right", batch=8,
+    )  # fmt: skip
+    params = scorer.model.init(jax.random.key(0), loaded.params)
+    table = np.asarray(loaded.params["embed"]["word"]["table"])
+    given = Source(scorer.tokenizer, 0, (), None, lambda ids: table[list(ids)], None, None)
+    begun = scorer.model.prompt.begin(params["prompt"], given)
+    return scorer, params | {"prompt": begun}
+
+
+def examples(texts=TEXTS, gold=GOLD):
+    return [Example({"text": text}, label=int(g)) for text, g in zip(texts, gold, strict=True)]
+
+
+def torch_inputs(folder, names, order, between=", "):
+    """Writes the template out as text. -> ids and mask [B, T], where each class begins [B, C]"""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids, places = [], []
+    for text in TEXTS:
+        own = tokenizer.tokenize(text) + tokenizer.tokenize("about:")
+        at = [0] * len(names)
+        for rank, number in enumerate(order):
+            own += tokenizer.tokenize(between) if rank else []
+            at[number] = 1 + len(own)  # behind [CLS]
+            own += tokenizer.tokenize(names[number])
+        own = ["[CLS]", *own, *tokenizer.tokenize("."), "[SEP]"]
+        ids.append(torch.tensor(tokenizer.convert_tokens_to_ids(own)))
+        places.append(at)
+    padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
+    return padded, mask, torch.tensor(places)
+
+
+def torch_loss(logits, places, score, is_mean):
+    """States equations 2 and 3, as they stand, in float64."""
+    z = logits.double()[torch.arange(len(TEXTS))[:, None], places]
+    s = 1 - torch.sigmoid(z) if score == "original" else torch.sigmoid(z)
+    y = torch.nn.functional.one_hot(torch.tensor(GOLD).long(), len(LABELS)).double()
+    terms = -(y * torch.log(s)) - (1 - y) * torch.log(1 - s)
+    return (terms.mean(1) if is_mean else terms.sum(1)).mean()
+
+
+@pytest.mark.parametrize(
+    "score, loss, order",
+    [
+        ("original", "sum", (0, 1, 2)),
+        ("replaced", "sum", (2, 0, 1)),
+        ("original", "mean", (1, 2, 0)),
+    ],
+)
+def test_loss_and_gradients_are_those_of_the_equations(backbone, folder, score, loss, order):
+    listed = tuple(LABELS[n] for n in order)
+    scorer, params = make(backbone, score=score, loss=loss, listed=listed)
+    batch = scorer.one_batch(scorer.encode(examples()).rows, GOLD)
+    (objective,) = scorer.head.objectives(0.0)
+
+    def ours(weights):
+        scores = scorer.model.forward(params | {"backbone": weights}, batch)
+        total, n = objective.loss(scores, batch.labels, batch.weights)
+        return total / n
+
+    found, grads = jax.value_and_grad(ours)(params["backbone"])
+    theirs = transformers.ElectraForPreTraining.from_pretrained(folder).eval()
+    ids, mask, places = torch_inputs(folder, [w for (w,) in TASK.words], order)
+    logits = theirs(input_ids=ids, attention_mask=mask).logits
+    expected = torch_loss(logits, places, score, loss == "mean")
+    expected.backward()
+    np.testing.assert_allclose(found, expected.item(), rtol=1e-5)
+    grads = flatten({"b": grads})
+    own = dict(theirs.named_parameters())
+    pairs = {
+        "b/embed/word/table": own["electra.embeddings.word_embeddings.weight"],
+        "b/embed/project/kernel": own["electra.embeddings_project.weight"],
+        "b/rtd/dense/kernel": own["discriminator_predictions.dense.weight"],
+        "b/rtd/dense/bias": own["discriminator_predictions.dense.bias"],
+        "b/rtd/out/kernel": own["discriminator_predictions.dense_prediction.weight"],
+        "b/rtd/out/bias": own["discriminator_predictions.dense_prediction.bias"],
+    }
+    for name, leaf in pairs.items():
+        turned = leaf.grad.T if name.endswith("kernel") else leaf.grad
+        size = float(turned.abs().max())
+        assert size > 1e-4, name
+        np.testing.assert_allclose(
+            grads[name], turned.numpy(), atol=1e-5 * max(size, 1), err_msg=name
+        )
+
+
+def test_copies_start_as_the_words_and_train_beside_the_vocabulary(backbone, folder):
+    """Gradients of the copies are those of the rows of a vocabulary that had them besides."""
+    plain, params = make(backbone)
+    copied, own = make(backbone, prompt={"name": "dpt"}, copies=True)
+    names = [word for (word,) in TASK.words]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pieces = sum((tokenizer(name, add_special_tokens=False)["input_ids"] for name in names), [])
+    assert own["prompt"]["rows"].shape == (len(pieces), 24)
+    batches = [s.one_batch(s.encode(examples()).rows, GOLD) for s in (plain, copied)]
+    scores = [
+        s.model.forward(p, b)
+        for s, p, b in zip((plain, copied), (params, own), batches, strict=True)
+    ]
+    np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
+
+    def loss(prompt):
+        total, n = binary_cross_entropy(
+            copied.model.forward(own | {"prompt": prompt}, batches[1]), GOLD, np.ones(5)
+        )
+        return total / n
+
+    grads = jax.grad(loss)(own["prompt"])["rows"]
+    theirs = transformers.ElectraForPreTraining.from_pretrained(folder).eval()
+    ids, mask, places = torch_inputs(folder, names, range(3))
+    words = theirs.electra.embeddings.word_embeddings
+    rows = words.weight[pieces].detach().clone().requires_grad_()
+    embedded = words(ids).detach().clone()
+    starts = np.cumsum([0] + [len(tokenizer.tokenize(name)) for name in names])
+    lengths = np.diff(starts)
+    built = []
+    for b in range(len(TEXTS)):
+        parts = list(embedded[b])
+        for c, at in enumerate(places[b].tolist()):
+            for j in range(lengths[c]):
+                parts[at + j] = rows[starts[c] + j]
+        built.append(torch.stack(parts))
+    logits = theirs(inputs_embeds=torch.stack(built), attention_mask=mask).logits
+    torch_loss(logits, places, "original", False).backward()
+    np.testing.assert_allclose(grads, rows.grad.numpy(), atol=1e-5)
+
+
+def test_copies_need_a_method_that_has_rows(backbone):
+    with pytest.raises(InputError, match="5 rows, one per subword.*trains 0; take prompt.name=dpt"):
+        make(backbone, copies=True)
+
+
+def test_the_bias_is_added_to_the_logit_of_its_class(backbone):
+    scorer, params = make(backbone, bias=True, listed=("tool", "beast", "food"))
+    batch = scorer.one_batch(scorer.encode(examples()).rows)
+    before = scorer.model.forward(params, batch)
+    bias = np.array([1.0, -2.0, 0.5], np.float32)
+    moved = scorer.model.forward(params | {"head": {"main": {"bias": bias}}}, batch)
+    np.testing.assert_allclose(moved, before - bias, atol=1e-5)
+
+
+def test_a_higher_replaced_token_logit_lowers_the_score(backbone):
+    scorer, params = make(backbone)
+    split = scorer.encode(examples())
+    flat = flatten(params)
+    higher = unflatten(flat | {"backbone/rtd/out/bias": flat["backbone/rtd/out/bias"] + 1})
+    batch = scorer.one_batch(split.rows)
+    low, high = (np.exp(log_scores(split, np.asarray(scorer.model.forward(p, batch)), 3))
+                 for p in (higher, params))  # fmt: skip
+    assert (low < high).all() and (high < 1).all()
+
+
+@pytest.mark.parametrize("logit", [-200.0, 0.0, 200.0])
+def test_the_loss_is_finite_where_a_sigmoid_is_not(logit):
+    scores = np.full((1, 2), logit, np.float32)
+    total, _ = binary_cross_entropy(scores, np.array([0]), np.ones(1))
+    assert float(total) == pytest.approx(abs(logit) or 2 * np.log(2), rel=1e-6)
+
+
+def test_classes_that_are_not_asked_add_nothing():
+    scores = np.array([[0.3, -0.2, 5.0]], np.float32)
+    asked = binary_cross_entropy(scores, np.array([[0, 1, -1]]), np.ones(1))[0]
+    alone = binary_cross_entropy(scores[:, :2], np.array([1]), np.ones(1))[0]
+    assert float(asked) == pytest.approx(float(alone))
+    absent = scores.copy()
+    absent[:, 2] = -1e9
+    assert float(binary_cross_entropy(absent, np.array([1]), np.ones(1))[0]) == pytest.approx(alone)
+
+
+# -- layout ---------------------------------------------------------------------------------------
+
+
+def spell(scorer, row):
+    return " ".join(scorer.tokenizer.convert_ids_to_tokens(row.ids.tolist()))
+
+
+def test_the_text_is_cut_and_never_the_list(backbone):
+    scorer, _ = make(backbone, max_len=16)
+    ((row,),) = scorer.encode(examples([TEXTS[0] * 9], GOLD[:1])).rows
+    assert len(row.ids) == 16 and row.cut
+    assert spell(scorer, row).endswith("about : old beast , food , big tool . [SEP]")
+    first = [scorer.tokenizer.convert_ids_to_tokens([row.ids[at]])[0] for at in row.label_pos]
+    assert first == ["old", "food", "big"]
+
+
+def test_a_list_that_leaves_no_room_is_named(backbone):
+    with pytest.raises(InputError, match=r"7 of a list of classes.*head.group or head.hierarchy"):
+        make(backbone, max_len=11)
+
+
+def test_a_random_order_is_drawn_once_and_kept(backbone):
+    orders = {make(backbone, order="random", order_seed=s)[0].head.listed for s in range(40)}
+    assert len(orders) == 6  # all of them
+    scorer, _ = make(backbone, order="random", order_seed=3)
+    again, _ = make(backbone, **{n: x for n, x in scorer.head.block().items() if n != "name"})
+    assert again.head.listed == scorer.head.listed
+    a, b = (s.encode(examples()).rows[0][0] for s in (scorer, again))
+    assert a.ids.tolist() == b.ids.tolist() and a.label_pos.tolist() == b.label_pos.tolist()
+
+
+def test_the_released_layout_is_written(backbone):
+    task = custom_task(
+        fields=("text",), labels=LABELS[:2], words=(("bad ,",), ("good ,",))
+    )  # fmt: skip
+    scorer, _ = make(
+        backbone, task, "{text} [sep] about : [classes]", separator=" ", loss="mean",
+        copies=True, prompt={"name": "dpt"},
+    )  # fmt: skip
+    ((row,),) = scorer.encode(examples(["the cat"], GOLD[:1])).rows
+    names = scorer.tokenizer.convert_ids_to_tokens(row.ids.tolist())
+    shown = [name if slot < 0 else str(slot) for name, slot in zip(names, row.slot, strict=True)]
+    assert " ".join(shown) == "[CLS] the cat [SEP] about : 0 1 2 3 [SEP]"
+    assert row.label_pos.tolist() == [6, 8]
+    assert asks_of(scorer.task, 1, scorer.verbalizer, scorer.encoder._specials).words == tuple(
+        (tuple(scorer.tokenizer(word, add_special_tokens=False)["input_ids"]),)
+        for word in ("bad ,", "good ,")
+    )
+
+
+# -- several lists --------------------------------------------------------------------------------
+
+
+def test_a_tree_lists_children_of_one_parent():
+    tree = make_tree("abcdefg", range(7), ("x", "x", "x/u", "x/u", "y", "z", "z"), group=2)
+    names = [[tree.names[n] for n in members] for members in tree.lists]
+    assert names == [["x", "y"], ["z"], ["a", "b"], ["u"], ["c", "d"], ["f", "g"]]
+    assert [tree.names[n] for n in tree.paths[2]] == ["x", "u", "c"]
+    assert tree.on_path(2) == [0, 1, 2, 3, 4] and tree.on_path(4) == [0, 1]
+    assert tree.depth == 5
+    flat = make_tree("abcde", [4, 3, 2, 1, 0], group=3)
+    assert flat.lists == ((4, 3, 2), (1, 0)) and flat.on_path(1) == [0, 1] and flat.depth == 2
+
+
+def test_groups_score_each_class_as_a_list_of_its_own_does(backbone):
+    scorer, params = make(backbone, group=2)
+    split = scorer.encode(examples(), targets=True)
+    assert len(split.rows) == 10 and split.size == 5
+    assert split.labels.tolist()[:4] == [[1, 0], [0, -1], [0, 1], [0, -1]]
+    found = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows, split.labels)))
+    scores = log_scores(split, found, 3)
+    for classes, task in (
+        ((0, 1), custom_task(fields=("text",), labels=LABELS[:2], words=TASK.words[:2])),
+    ):
+        alone, _ = make(backbone, task)
+        rows = alone.encode(examples(TEXTS, GOLD * 0)).rows
+        logits = np.asarray(alone.model.forward(params, alone.one_batch(rows)), np.float64)
+        np.testing.assert_allclose(scores[:, classes], -np.log1p(np.exp(-logits)), atol=1e-5)
+    right = float(np.mean(scores.argmax(1) == GOLD))
+    assert scorer.measure(split, found) == {"accuracy": right}
+    answers = list(scorer.answers(examples(), split, found))
+    assert [a["prediction"] for a in answers] == [LABELS[c] for c in scores.argmax(1)]
+    line = scorer.head.tell(TASK, 3, {"train": split})[-1]
+    assert line == "listed: old beast, food | big tool; 2 forward passes per example"
+
+
+def test_a_hierarchy_learns_the_way_down_and_scores_every_class(backbone):
+    scorer, params = make(backbone, hierarchy=("living", "thing", "thing"))
+    learned = scorer.encode(examples(), targets=True)
+    assert learned.parts.list.tolist() == [0, 0, 1, 0, 1, 0, 1, 0]  # a beast is an only child
+    assert learned.labels.tolist()[:3] == [[1, 0], [0, 1], [1, 0]]
+    split = scorer.encode(examples())
+    assert len(split.rows) == 10
+    found = np.asarray(scorer.model.forward(params, scorer.one_batch(split.rows)), np.float64)
+    log_s = -np.log1p(np.exp(-found.reshape(5, 2, 2)))
+    expected = np.stack(
+        [log_s[:, 0, 0], log_s[:, 0, 1] + log_s[:, 1, 0], log_s[:, 0, 1] + log_s[:, 1, 1]], axis=1
+    )
+    np.testing.assert_allclose(log_scores(split, found, 3), expected, atol=1e-6)
+    with pytest.raises(InputError, match="score dev or test"):
+        log_scores(learned, found[:8], 3)
+    line = scorer.head.tell(TASK, 3, {"train": learned})[-1]
+    assert line.startswith("listed: living, thing | food, big tool; 2 forward passes per example")
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        (dict(score="sigma"), "head.score='sigma' is unknown"),
+        (dict(loss="total"), "head.loss='total' is unknown"),
+        (dict(order="seeded"), "head.order='seeded' is unknown"),
+        (dict(group=-1), "head.group=-1 must be at least 0"),
+        (dict(bias=True, group=2), "head.bias=True has a number for each class of one list"),
+    ],
+)
+def test_what_is_out_of_range_is_named(fields, told):
+    with pytest.raises(InputError, match=told):
+        make_head("discriminator", **fields)
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        (dict(template="{text} about it."), r"has 0 lists of classes; write 1 \[classes\]"),
+        (dict(template="{text} [classes] [classes]"), "has 2 lists of classes"),
+        (dict(template="{text} [mask] [classes]"), r"has \[mask\], which head.name=discriminator"),
+        (dict(listed=("tool", "food")), "must hold each class of custom once: beast, food, tool"),
+        (dict(hierarchy=("a", "b")), "has 2 entries for 3 classes"),
+        (dict(hierarchy=("a", "b", "c/")), "the parents of 'tool' are 'c/'"),
+        (dict(head="linear"), r"has \[classes\], which this head does not read"),
+    ],
+)
+def test_what_does_not_fit_is_named(backbone, changes, told):
+    head = {"name": changes.pop("head")} if "head" in changes else {}
+    with pytest.raises(InputError, match=told):
+        make(backbone, **changes, **head)
+
+
+def test_a_task_of_choices_is_refused(backbone):
+    task = custom_task(fields=("text",), choices=("a", "b"))
+    with pytest.raises(InputError, match="each example's own choices"):
+        make(backbone, task)
+
+
+def test_fewer_than_two_classes_and_classes_without_words_are_refused():
+    with pytest.raises(InputError, match="one class, 'a'; a task needs 2 or more"):
+        custom_task(fields=("text",), labels=("a",))
+    with pytest.raises(InputError, match="words of class 'b' are .*give 1 or more words"):
+        custom_task(fields=("text",), labels=("a", "b"), words=(("a",), ("",)))
+
+
+def test_a_backbone_without_the_head_is_refused(tmp_path):
+    opened = open_backbone(
+        get_config().backbone.to_dict() | {"path": str(make_backbone(tmp_path / "bert"))}
+    )
+    with pytest.raises(InputError, match="no replaced-token head for head.name=discriminator"):
+        make((opened, None))

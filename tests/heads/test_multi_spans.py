@@ -1,0 +1,280 @@
+"""All spans that answer a question: laid out, learned, judged as DPT says, and found again."""
+
+import gzip
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_tags import make_encoder
+from tiny import assert_close, make_batch, make_tiny
+
+from jaxprompt.data.tasks import custom_task, get_task, read_all, read_example
+from jaxprompt.data.template import parse
+from jaxprompt.errors import InputError
+from jaxprompt.heads import BackboneFacts, make_head
+from jaxprompt.heads.multi_spans import JudgedTokens
+from jaxprompt.types import Injection
+
+CONTEXT = "Anna-Lena and Xqzwvb, both of Gansu, met Big Ralph. Ralph bought 1,095 rats for Xqzwvb!"
+TASK = custom_task(fields=("question", "context"), answers="answers")
+LAYOUT = "{question|whole} [sep] {context}"
+
+
+def row(*answers, context=CONTEXT):
+    starts = [context.index(answer) for answer in answers]
+    found = {"text": list(answers), "answer_start": starts}
+    return {"question": "Who met?", "context": context, "answers": found}
+
+
+def encode(tokenizer, rows, max_len=128, **fields):
+    head = make_head("multi_spans", **({"stride": 6} | fields))
+    examples = read_all(TASK, rows, lambda i: f"r:{i + 1}")
+    encoder = make_encoder(tokenizer, max_len, LAYOUT)
+    return head, examples, head.encode(encoder, TASK, examples, classes=0, targets=True)
+
+
+def logits_of(split, sure=3.0):
+    """Logits of s that say what the labels do."""
+    return np.where(split.labels == 1, sure, -sure).astype(np.float32)
+
+
+def texts(head, examples, split, found):
+    answers = list(head.answers(TASK, examples, split, found, 0))
+    for example, answer in zip(examples, answers, strict=True):
+        text = example.fields["context"]
+        for span in answer["spans"]:
+            assert text[span["start"] : span["end"]] == span["text"]
+            assert 0 < span["score"] < 1
+        assert [span["text"] for span in answer["spans"]] == answer["prediction"]
+    return [answer["prediction"] for answer in answers]
+
+
+@pytest.mark.parametrize("max_len", [128, 24, 17])
+def test_answers_come_back_from_the_labels(tokenizer, max_len):
+    rows = [row("Xqzwvb", "Big Ralph"), row("Gansu"), row("1,095 rats", "Anna-Lena", "Ralph.")]
+    head, examples, split = encode(tokenizer, rows, max_len)
+    assert (len(split.rows) > 3) == (max_len < 128) and split.size == 3
+    found = texts(head, examples, split, logits_of(split))
+    assert found == [["Xqzwvb", "Big Ralph"], ["Gansu"], ["Anna-Lena", "Ralph.", "1,095 rats"]]
+    assert head.measure("f1", split, logits_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
+    # Every token of a text is read, and learned, in one window.
+    first = [len(split.rows[w][0].label_pos) for w in range(len(split.rows))]
+    per_text = np.bincount(split.parts.owner, weights=first).astype(int)
+    whole, _, one = encode(tokenizer, rows, 128)
+    assert per_text.tolist() == [len(own[0].label_pos) for own in one.rows]
+    assert (split.labels == 1).sum() == (one.labels == 1).sum()
+
+
+def test_a_word_is_whole_where_one_subword_passes(bert):
+    head, examples, split = encode(bert, [row("Gansu")])
+    pieces = bert.convert_ids_to_tokens(split.rows[0][0].ids[split.rows[0][0].label_pos].tolist())
+    at = next(i for i, piece in enumerate(pieces) if piece.startswith("##") and i > 4)
+    found = np.full(split.labels.shape, -3.0, np.float32)
+    found[0, at] = 3.0
+    ((word,),) = texts(head, examples, split, found)
+    assert word == "Xqzwvb"
+
+
+def test_the_threshold_is_on_the_share_of_replaced(bert):
+    """Section A: a token is of the answer where its sigmoid is lower than 0.6."""
+    head, examples, split = encode(bert, [row("Gansu")], no_answer=True)
+    for sigmoid, passes in ((0.59, True), (0.61, False)):
+        logit = -np.log(sigmoid / (1 - sigmoid))  # of s = 1 - sigmoid
+        found = np.where(split.labels == 1, logit, -9.0).astype(np.float32)
+        assert texts(head, examples, split, found) == [["Gansu"] * passes]
+
+
+def test_one_word_answers_where_none_passes_unless_there_may_be_no_answer(bert):
+    found = lambda split: np.where(split.labels == 1, -2.0, -3.0).astype(np.float32)
+    for no_answer, expected in ((False, [["Gansu"], ["Anna"]]), (True, [[], []])):
+        head, examples, split = encode(bert, [row("Gansu"), row()], no_answer=no_answer)
+        assert texts(head, examples, split, found(split)) == expected
+    assert head.measure("f1", split, found(split), 0) == {"f1": 0.5, "exact_match": 0.5}
+
+
+def test_equal_texts_are_one_answer(bert):
+    head, examples, split = encode(bert, [row("Xqzwvb")])
+    found = logits_of(split)
+    at = CONTEXT.rindex("Xqzwvb")
+    (places,) = split.parts.offsets
+    found[0, : len(places)][(places[:, 0] >= at) & (places[:, 1] <= at + 6)] = 5.0
+    assert texts(head, examples, split, found) == [["Xqzwvb"]]
+
+
+def test_the_threshold_is_tuned_on_dev_and_taken_over(bert):
+    head, examples, split = encode(bert, [row("Gansu"), row("Anna")], tune=True, no_answer=True)
+    found = np.full(split.labels.shape, -9.0, np.float32)
+    found[split.labels == 1] = np.log(0.28 / 0.72)  # s = 0.28: below 0.4, which 0.6 asks for
+    found[:, 5] = np.log(0.2 / 0.8)
+    measured = head.measure("f1", split, found, 0)
+    assert measured == {"f1": 1.0, "exact_match": 1.0, "threshold": 0.75}
+    fixed = head.fitted(measured)
+    assert fixed.threshold == 0.75 and not fixed.tune
+    assert fixed.measure("f1", split, found, 0) == {"f1": 1.0, "exact_match": 1.0}
+    assert head.fitted({"f1": 0.5}) == head and fixed.fitted(measured) == fixed
+
+
+def test_alternatives_of_one_span_each(bert):
+    """As SQuAD has them: the first is learned, any is right, and one span is the answer."""
+    head, examples, split = encode(bert, [row("Big Ralph", "Ralph")], single=True)
+    (places,) = split.parts.offsets
+    learned = [CONTEXT[a:b] for a, b in places[split.labels[0, : len(places)] == 1]]
+    assert learned == ["Big", "Ralph"]
+    found = np.full(split.labels.shape, -4.0, np.float32)
+    found[0, : len(places)][places[:, 0] == CONTEXT.index("Ralph. Ralph") + 7] = 3.0
+    found[0, 0] = 1.0
+    assert texts(head, examples, split, found) == [["Ralph"]]
+    assert head.measure("exact_match", split, found, 0)["exact_match"] == 1.0
+
+
+def test_questions_without_known_answers_teach_nothing_and_are_not_measured(bert):
+    head = make_head("multi_spans")
+    unknown = read_example(TASK, {"question": "Who?", "context": CONTEXT}, "r:1", need_label=False)
+    known = read_example(TASK, row("Gansu"), "r:2")
+    encoder = make_encoder(bert, 128, LAYOUT)
+    split = head.encode(encoder, TASK, [unknown, known], classes=0, targets=False)
+    assert (split.labels[0] == -1).all() and (split.labels[1] == 1).any()
+    measured, count = head.measure_known("f1", split, logits_of(split), 0)
+    assert count == 1 and measured["f1"] == 1.0
+
+
+def test_a_text_without_words_has_no_answer(bert):
+    head, examples, split = encode(bert, [row(context=" ")])
+    assert texts(head, examples, split, logits_of(split)) == [[]]
+    assert split.rows[0][0].label_pos.tolist() == [0] and (split.labels == -1).all()
+
+
+def test_it_tells_how_many_have_several_answers_none_or_windows(bert):
+    rows = [row("Gansu"), row("Gansu", "Ralph"), row()]
+    head, _, split = encode(bert, rows, 24)
+    assert head.tell(TASK, 0, {"train": split}) == [
+        "train: 1 of 3 questions with several answers, 1 without, 3 texts are read in windows"
+    ]
+
+
+def test_loss_and_gradients_are_those_of_the_equations(tmp_path):
+    """BCE over the tokens of the text by transformers' ElectraForPreTraining, as eq. 2 and 3."""
+    from jaxprompt.backbones import make_backbone
+    from jaxprompt.convert.folder import read_config
+    from jaxprompt.convert.load import load_backbone
+
+    torch.manual_seed(0)
+    config = transformers.ElectraConfig(
+        vocab_size=53, embedding_size=12, hidden_size=16, num_hidden_layers=2,
+        num_attention_heads=2, intermediate_size=24, max_position_embeddings=40,
+        initializer_range=0.3,
+    )  # fmt: skip
+    theirs = transformers.ElectraForPreTraining(config).eval()
+    theirs.save_pretrained(tmp_path)
+    weights, report = load_backbone(tmp_path, "electra", read_config(tmp_path))
+    module = make_backbone("electra", read_config(tmp_path), report.heads, dropout=0.0)
+    batch = make_batch(rows=4, masks=3)
+    labels = np.array([[1, 0, 1], [0, 0, -1], [1, 1, 0], [0, 1, 0]], np.int32)
+    for loss in ("mean", "sum"):
+        (objective,) = make_head("multi_spans", loss=loss).objectives(0.0)
+
+        def ours(weights, objective=objective):
+            bound = module.bind({"params": weights})
+            hidden = bound(batch, Injection(), deterministic=True)
+            scores = JudgedTokens().apply({}, hidden, batch, None, bound, deterministic=True)
+            total, n = objective.loss(scores, labels, batch.weights)
+            return total / n
+
+        found, grads = jax.value_and_grad(ours)(weights)
+        theirs.zero_grad()
+        given = batch.encoder.ids, batch.encoder.mask, batch.encoder.types
+        ids, mask, types = (torch.tensor(np.array(x)).long() for x in given)
+        z = theirs(input_ids=ids, attention_mask=mask, token_type_ids=types).logits.double()
+        total = 0.0
+        for example in range(4):
+            own = []
+            for k in range(3):
+                if labels[example, k] >= 0:
+                    s = 1 - torch.sigmoid(z[example, batch.label_pos[example, k]])
+                    own.append(-torch.log(s if labels[example, k] else 1 - s))
+            total = total + (sum(own) / len(own) if loss == "mean" else sum(own))
+        expected = total / 4
+        expected.backward()
+        np.testing.assert_allclose(found, expected.item(), rtol=1e-5)
+        head = theirs.discriminator_predictions
+        own = {"dense": head.dense, "out": head.dense_prediction}
+        for name, layer in own.items():
+            kernel = np.asarray(grads["rtd"][name]["kernel"])
+            assert_close(kernel, layer.weight.grad.T.numpy())
+
+
+def test_a_new_layer_judges_on_any_encoder():
+    module, weights = make_tiny("bert")
+    batch = make_batch(rows=2, masks=3)
+    bound = module.bind({"params": weights})
+    hidden = bound(batch, Injection(), deterministic=True)
+    kernel = np.linspace(-1, 1, 16, dtype=np.float32)[:, None]
+    params = {"params": {"out": {"kernel": kernel, "bias": np.ones(1, np.float32)}}}
+    scores = JudgedTokens("linear", False).apply(
+        params, hidden, batch, None, bound, deterministic=True
+    )
+    read = np.take_along_axis(np.asarray(hidden), batch.label_pos[..., None], axis=1)
+    np.testing.assert_allclose(scores, (read @ kernel)[..., 0] + 1, rtol=1e-5, atol=1e-5)
+
+
+# -- real questions -------------------------------------------------------------------------------
+
+
+def test_real_answers_come_back(bert, shared):
+    """Gold tokens give the gold answers back: all but those that begin or end inside a word."""
+    task = get_task("quoref")
+    with gzip.open(shared / "data/quoref/test.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(next(lines)) for _ in range(150)]
+    examples = read_all(task, rows, lambda i: f"quoref:{i + 1}")
+    head = make_head("multi_spans")
+    encoder = make_encoder(bert, 384, task.plain)
+    split = head.encode(encoder, task, examples, classes=0, targets=False)
+    assert len(split.rows) > 150  # windows
+    measured = head.measure("f1", split, logits_of(split), 0)
+    assert measured["exact_match"] > 0.97 and measured["f1"] > 0.98, measured
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        (dict(layer="mlm"), "head.layer='mlm' is unknown"),
+        (dict(score="sigma"), "head.score='sigma' is unknown"),
+        (dict(loss="max"), "head.loss='max' is unknown"),
+        (dict(threshold=1.0), "head.threshold=1.0 must be between 0 and 1"),
+        (dict(stride=-1), "head.stride=-1 must be at least 0"),
+    ],
+)
+def test_what_is_out_of_range_is_named(fields, told):
+    with pytest.raises(InputError, match=told):
+        make_head("multi_spans", **fields)
+
+
+def test_answers_that_are_not_in_their_texts_are_named_and_counted(bert):
+    wrong = row("Gansu")
+    wrong["answers"]["answer_start"] = [0]
+    rows = [row("Gansu"), wrong, row("Ralph"), wrong]
+    with pytest.raises(
+        InputError, match="r:2: the answer 'Gansu' does not stand at.*; 2 of 4 rows"
+    ):
+        encode(bert, rows)
+
+
+def test_a_backbone_without_the_head_is_refused():
+    facts = BackboneFacts("bert", "folder", "masked", frozenset({"mlm"}), 2, 0, "")
+    with pytest.raises(InputError, match="no replaced-token head.*or head.layer=linear"):
+        make_head("multi_spans").check_backbone(facts)
+    make_head("multi_spans", layer="linear").check_backbone(facts)
+    with pytest.raises(InputError, match="take a BERT, RoBERTa or ELECTRA"):
+        make_head("multi_spans").check_backbone(facts._replace(style="causal", family="gpt2"))
+
+
+def test_the_text_stands_last_and_as_it_is():
+    head = make_head("multi_spans")
+    with pytest.raises(InputError, match="once and as it is"):
+        head.check_template(parse("{question} [sep] {context|lower}"))

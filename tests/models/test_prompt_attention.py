@@ -1,0 +1,159 @@
+"""Attention on prompts against transformers' own probabilities, and what it leaves as it is."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny import CONFIGS, jit, make_batch, make_params, make_tiny
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.heads.linear import Classifier
+from jaxprompt.models.model import Model
+from jaxprompt.models.prompt_attention import attend_prompt
+from jaxprompt.prompts import make_prompt
+
+LENGTH = 3
+
+
+def build(family, method, **fields):
+    """-> model, params"""
+    backbone, weights = make_tiny(family)
+    prompt = make_prompt(method, backbone.dims, length=LENGTH, **fields)
+    model = Model(backbone, prompt, {"main": Classifier(3)})
+    return model, make_params(model, weights)
+
+
+def measure(model, params, batch):
+    return jax.device_get(jit(lambda p, b: attend_prompt(model, p, b))(params, batch))
+
+
+def average(mass, asks):
+    """Means over the queries that count. [B, N, T], bool [B, T] -> [B, N]"""
+    return np.array([row[:, keep].mean(-1) for row, keep in zip(mass, asks, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A random BERT in torch and here. -> torch's, module, params"""
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        **CONFIGS["bert"], initializer_range=0.3, attn_implementation="eager"
+    )
+    theirs = transformers.BertModel(config).eval()
+    theirs.save_pretrained(folder)
+    loaded = load_backbone(folder, "bert", read_config(folder))
+    return theirs, make_backbone("bert", read_config(folder), loaded.report.heads), loaded.params
+
+
+def test_a_prefix_draws_what_transformers_says(bert):
+    """BERT with past keys and values: `output_attentions` to 1e-5."""
+    theirs, backbone, weights = bert
+    prompt = make_prompt("prefix", backbone.dims, length=LENGTH)
+    model = Model(backbone, prompt, {"main": Classifier(3)})
+    params = make_params(model, weights)
+    batch = make_batch(rows=5, shift=LENGTH)
+    found = measure(model, params, batch)
+    assert set(found) == {"encoder"}
+
+    table = np.asarray(params["prompt"]["table"])  # [L, 2, P, N, D]
+    past = transformers.DynamicCache()
+    for layer, (k, v) in enumerate(torch.tensor(table)):
+        spread = lambda x: x.transpose(0, 1)[None].expand(5, -1, -1, -1)  # [B, N, P, D]
+        past.update(spread(k), spread(v), layer)
+    tokens = batch.encoder
+    tensor = lambda x: torch.tensor(np.asarray(x))
+    with torch.no_grad():
+        out = theirs(
+            input_ids=tensor(tokens.ids), token_type_ids=tensor(tokens.types),
+            position_ids=tensor(tokens.positions), past_key_values=past, output_attentions=True,
+            attention_mask=torch.cat([torch.ones(5, LENGTH), tensor(tokens.mask)], 1),
+        )  # fmt: skip
+    for layer, probs in enumerate(out.attentions):  # [B, N, T, P+T]
+        mass = probs[..., :LENGTH].sum(-1).numpy()
+        np.testing.assert_allclose(
+            found["encoder"].tokens[:, layer], average(mass, tokens.mask), rtol=0, atol=1e-5
+        )
+        read = mass[np.arange(5), :, batch.label_pos[:, 0]]
+        np.testing.assert_allclose(found["encoder"].read[:, layer], read, rtol=0, atol=1e-5)
+    even = LENGTH / (LENGTH + tokens.mask.sum(-1))
+    np.testing.assert_allclose(found["encoder"].even, even, rtol=1e-6)
+
+
+def test_soft_tokens_draw_what_transformers_says(bert):
+    """The rows of the prompt stand in the input; their own queries do not count."""
+    theirs, backbone, weights = bert
+    prompt = make_prompt("soft", backbone.dims, length=LENGTH)
+    model = Model(backbone, prompt, {"main": Classifier(3)})
+    params = make_params(model, weights)
+    batch = make_batch(rows=5, slots=LENGTH)
+    found = measure(model, params, batch)["encoder"]
+    tokens, table = batch.encoder, np.asarray(params["prompt"]["table"])
+    tensor = lambda x: torch.tensor(np.asarray(x))
+    is_soft = np.asarray(tokens.slot) >= 0
+    words = theirs.embeddings.word_embeddings(tensor(tokens.ids)).detach().numpy()
+    words[is_soft] = table[np.asarray(tokens.slot)[is_soft]]
+    with torch.no_grad():
+        out = theirs(
+            inputs_embeds=tensor(words), token_type_ids=tensor(tokens.types),
+            position_ids=tensor(tokens.positions), attention_mask=tensor(tokens.mask) * 1.0,
+            output_attentions=True,
+        )  # fmt: skip
+    asks = np.asarray(tokens.mask) & ~is_soft
+    for layer, probs in enumerate(out.attentions):
+        mass = (probs.numpy() * is_soft[:, None, None]).sum(-1)
+        np.testing.assert_allclose(found.tokens[:, layer], average(mass, asks), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.even, LENGTH / np.asarray(tokens.mask).sum(-1), rtol=1e-6)
+
+
+FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+def test_layers_without_a_prefix_give_it_nothing(family):
+    model, params = build(family, "prefix", layers="2-2", **FIELDS.get(family, {}))
+    found = measure(model, params, make_batch(rows=4, shift=LENGTH, family=family))
+    own = found["encoder"].tokens
+    assert own[:, 0].max() == 0 and own[:, 1].min() > 0
+    if family == "t5":
+        assert found["decoder"].tokens.shape == found["cross"].tokens.shape == (4, 3, 2)
+        assert np.isnan(found["encoder"].read).all() and found["cross"].read.min() > 0
+    else:
+        assert set(found) == {"encoder"} and found["encoder"].read.shape == (4, 2, 2)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+def test_a_prompt_whose_keys_are_all_the_same_draws_its_share(family):
+    """Where queries are 0 every key that is seen has the same probability."""
+    model, params = build(family, "soft", **({"decoder": 2} if family == "t5" else {}))
+    flat = jax.tree_util.tree_map_with_path(
+        lambda path, x: x * 0 if any("query" in str(p) or "bias" in str(p) for p in path) else x,
+        params["backbone"],
+    )
+    slots = {"slots": LENGTH} | ({"decoder_slots": 2} if family == "t5" else {})
+    found = measure(model, params | {"backbone": flat}, make_batch(rows=4, family=family, **slots))
+    assert set(found) == ({"encoder", "decoder", "cross"} if family == "t5" else {"encoder"})
+    for own in found.values():
+        wanted = np.broadcast_to(own.even[:, None, None], own.tokens.shape)
+        np.testing.assert_allclose(own.tokens, wanted, rtol=1e-5)
+
+
+def test_nothing_of_a_prompt_is_met_where_there_is_none():
+    backbone, weights = make_tiny()
+    model = Model(backbone, make_prompt("none", backbone.dims), {"main": Classifier(3)})
+    assert measure(model, make_params(model, weights), make_batch()) == {}
+
+
+@pytest.mark.parametrize("stack", ["scan", "unroll"])
+def test_the_way_that_layers_run_changes_nothing(stack):
+    model, params = build("bert", "prefix", layers="1-1")
+    cfg = dataclasses.replace(model.backbone.cfg, stack=stack, remat="full")
+    other = dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))
+    batch = make_batch(rows=3, shift=LENGTH)
+    wanted, found = measure(model, params, batch), measure(other, params, batch)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)

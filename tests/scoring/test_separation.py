@@ -1,0 +1,77 @@
+"""Distances of classes by the sums of the paper, and projections that keep what they claim to."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import pdist
+
+from jaxprompt.scoring.separation import count_confusion, embed, project, separate
+
+
+def clouds(seed=0, sizes=(5, 9, 2), width=7, apart=0.0):
+    rng = np.random.default_rng(seed)
+    states = [rng.normal(size=(n, width)) + apart * i for i, n in enumerate(sizes)]
+    return np.concatenate(states).astype(np.float32), np.repeat(range(len(sizes)), sizes)
+
+
+def by_the_sums(states, labels):
+    """Equation 11 in plain Python."""
+    classes = sorted(set(labels.tolist()))
+    own = {c: [s.tolist() for s, label in zip(states, labels, strict=True) if label == c]
+           for c in classes}  # fmt: skip
+    intra = sum(
+        sum(math.dist(x, y) for x in own[c] for y in own[c]) / len(own[c]) ** 2 for c in classes
+    ) / len(classes)
+    inter = sum(
+        sum(math.dist(x, y) for x in own[a] for y in own[b]) / (len(own[a]) * len(own[b]))
+        for a in classes for b in classes if a != b
+    ) / (len(classes) * (len(classes) - 1))  # fmt: skip
+    return intra, inter, intra / inter
+
+
+@pytest.mark.parametrize("apart", [0.0, 3.0])
+def test_the_ratio_is_the_papers(apart):
+    states, labels = clouds(apart=apart)
+    found = separate(states, labels)
+    np.testing.assert_allclose((*found, found.ratio), by_the_sums(states, labels), rtol=1e-6)
+
+
+def test_blocks_change_nothing(monkeypatch):
+    states, labels = clouds()
+    whole = separate(states, labels)
+    monkeypatch.setattr("jaxprompt.scoring.separation._BLOCK", 3)
+    np.testing.assert_allclose(separate(states, labels), whole, rtol=1e-12)
+
+
+def test_equal_states_of_a_class_have_no_distance_and_one_class_no_ratio():
+    states = np.repeat(np.eye(2, 5, dtype=np.float32) * 1e3, 4, axis=0)
+    labels = np.repeat([0, 3], 4)  # the classes between have no state
+    assert separate(states, labels).ratio == 0
+    assert separate(states, 0 * labels) is None
+    assert math.isnan(separate(0 * states, labels).ratio)
+
+
+def test_pca_gives_the_directions_of_most_variance():
+    states, _ = clouds(sizes=(40,))
+    states = states * np.array([9, 1, 5, 1, 1, 1, 1], np.float32)
+    found = project(states, 2)
+    values = np.linalg.eigvalsh(np.cov(states.T.astype(np.float64)))[::-1]
+    np.testing.assert_allclose(found.var(0, ddof=1), values[:2], rtol=1e-6)
+    np.testing.assert_allclose(pdist(project(states, 7)), pdist(states), rtol=1e-5)
+    np.testing.assert_array_equal(project(states, 2), found)
+    assert np.abs(project(states[:2], 3)[:, 1:]).max() < 1e-5  # two states lie on a line
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_tsne_keeps_clouds_together_and_is_the_same_again(dims):
+    states, labels = clouds(sizes=(12, 12), apart=8.0)
+    found = embed(states, dims)
+    assert found.shape == (24, dims) and separate(found, labels).ratio < 0.5
+    np.testing.assert_array_equal(embed(states, dims), found)
+    assert embed(states[:4], dims).shape == (4, dims)
+
+
+def test_confusion_counts_every_known_example_once():
+    right, said = np.array([0, 0, 1, 2, -1, 1]), np.array([0, 1, 1, -1, 0, 1])
+    assert count_confusion(right, said, 3).tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]]
