@@ -49,6 +49,7 @@ class PromptedModel:
     def encode(self, rows: AnyRows | Sequence[str]) -> Batch:
         """Lays texts or rows into one batch, as `scores` takes it; labels come along.
 
+        With demonstrations a text has a row for each sample of them, side by side.
         Raises InputError for a row that is no example of the task.
         """
         split = self.scorer.encode(self.read(rows))

@@ -89,6 +89,11 @@ def _check(scorer: Scorer, platforms: Sequence[str]) -> None:
             "an example, one per choice; the program takes 1: list the choices by {choices}, with "
             "head.name=verbalizer"
         )
+    if scorer.demos is not None:
+        raise InputError(
+            "stablehlo: the prompt is laid with demonstrations, which the program does not choose; "
+            "take format='jaxprompt'"
+        )
     if find_spec("flatbuffers") is None:
         raise InputError(
             "stablehlo: the package flatbuffers, which jax.export serializes by, is missing; "

@@ -96,6 +96,7 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
         c.mesh.slices = 1  # simulated devices are one slice
         notes += ("the network is counted as within a slice; between slices it is slower",)
     alone = make_placement(devices=jax.devices()[:1])
+    c.demos.per_class = c.demos.total = 0  # every row is as long as it may be without them
     if c.ppt.task:
         scorer, more = ppt.make_scorer(c, backbone, alone), ()
         example = Example(dict.fromkeys(scorer.task.fields, _text(c)))

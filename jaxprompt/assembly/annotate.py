@@ -14,6 +14,7 @@ from jax.experimental.multihost_utils import process_allgather
 
 from jaxprompt import signals
 from jaxprompt.assembly import from_config, tune
+from jaxprompt.assembly.demonstrations import shows_demos
 from jaxprompt.assembly.denoising import need_corpus, read_corpus, tell
 from jaxprompt.assembly.examples import check_tunes, read_task
 from jaxprompt.assembly.pipeline import open_backbone
@@ -58,6 +59,8 @@ def check_annotator(c: Any) -> None:
     check_tunes(c)
     check_single(c, "annotate")
     need_corpus(c)
+    if shows_demos(c):
+        raise InputError("a classifier of units shows no demonstrations; set demos.per_class=0")
     task = read_task(c.task)
     if task.is_text or task.choices:
         what = "writes texts" if task.is_text else "has choices"

@@ -35,10 +35,10 @@ def make_answers(
         split = scorer.encode(examples)
         batches = EvalBatches(split.rows, split.labels, scorer.layout)
         found = answering({}, params, batches, len(split.rows))
-        head.check_found(found)
-        measured, known = head.measure_known(scorer.task.metric, split, found, scorer.classes)
+        head.check_found(split.average(found))
+        measured, known = scorer.measure_known(split, found)
         columns = list(scorer.answers(examples, split, found))
         unmarked = split.judged.unmarked if split.judged else 0
-        return Answered(columns, measured, known, count_cut(split.rows), unmarked)
+        return Answered(columns, measured, known, count_cut(split.by_example()), unmarked)
 
     return answer

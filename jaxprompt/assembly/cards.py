@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxprompt.assembly.demonstrations import check_demos_card
 from jaxprompt.assembly.fields import Field, check_value, count, size, text
 from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.data.tasks import Task
@@ -40,6 +41,8 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
         for name, field in known.items():
             if name in card[block]:
                 _check(path, f"{block}.{name}", field, card[block][name])
+    if "demos" in card:
+        check_demos_card(path, card["demos"], card["task"])
     dims = _block(path, card["backbone"], "dims")
     for name, value in dims.items():
         _check(path, f"backbone.dims.{name}", _PLACE, value)

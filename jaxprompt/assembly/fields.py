@@ -16,6 +16,7 @@ RANGES = {
     "at least 1": lambda x: x >= 1,
     "above 0": lambda x: x > 0,
     "in [0, 1)": lambda x: 0 <= x < 1,
+    "in (0, 1]": lambda x: 0 < x <= 1,
     "in [0, 2**32)": lambda x: 0 <= x < 2**32,
 }
 SEED = "in [0, 2**32)"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprompt import rng, tree
+from jaxprompt.assembly.demonstrations import check_demos, demos_of, fingerprint_of, shows_demos
 from jaxprompt.assembly.examples import (
     Examples,
     describe_examples,
@@ -32,6 +33,7 @@ from jaxprompt.assembly.pipeline import (
 )
 from jaxprompt.assembly.records import (
     check_backbone,
+    check_shown,
     check_start,
     make_record,
     other_splits,
@@ -96,7 +98,8 @@ def check_config(c: Any) -> None:
     head.check_task(task)
     style = "causal" if task.causal and not task.template else "masked"  # not known yet
     text = choose_template(task, head, style, c.task.form, c.task.template)
-    check_template(task, text, head, c.task.form, prompt.num_slots())
+    parsed = check_template(task, text, head, c.task.form, prompt.num_slots())
+    check_demos(c, head, task, parsed)
     read_answer(c.task.answer or "{label}")
     head.objectives(c.optim.smoothing)
 
@@ -188,13 +191,19 @@ def scorer_from_config(
         template=choose_template(task, head, backbone.module.STYLE, form, c.task.template),
         form=form, answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
         max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
-        batch=c.data.eval_batch, share=placement.share(),
+        batch=c.data.eval_batch, share=placement.share(), demos=demos_of(c, task, examples.splits),
     )  # fmt: skip
 
 
 def examples_key(c: Any) -> str:
     """Sums up all that the examples of a run depend on."""
-    return json.dumps([c.data.to_dict(), c.task.to_dict()], sort_keys=True)
+    return json.dumps([c[part].to_dict() for part in ("data", "task", "demos")], sort_keys=True)
+
+
+def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
+    """Says what a run learns from, for its record."""
+    mark = fingerprint_of(scorer.demos)
+    return describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
 
 
 def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
@@ -217,9 +226,13 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
 
 def tell_examples(scorer: Scorer, splits: Mapping[str, Split]) -> list[str]:
     """Says which label is which and how often, how many texts are cut, and entities not marked."""
-    lines = [tell_cut(scorer.layout.max_len, {name: part.rows for name, part in splits.items()})]
+    rows = {name: part.by_example() for name, part in splits.items()}
+    single = {name: part.without_samples() for name, part in splits.items()}
+    lines = [tell_cut(scorer.layout.max_len, rows)]
+    if scorer.demos is not None:
+        lines.append(scorer.demos.tell())
     unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
-    return scorer.head.tell(scorer.task, scorer.classes, splits) + lines + tell_unmarked(unmarked)
+    return scorer.head.tell(scorer.task, scorer.classes, single) + lines + tell_unmarked(unmarked)
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:
@@ -260,7 +273,7 @@ def build_judge(
         batches = eval_batches(scorer, split)
         batches = (kept.give(split, batch) for batch in batches) if goes_on else batches
         found = steps[goes_on](trainable, frozen, batches, len(split.rows))
-        scorer.head.check_found(found)
+        scorer.head.check_found(split.average(found))
         return scorer.measure(split, found), found
 
     return judge
@@ -304,24 +317,27 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     backbone = open_fitting(c, placement, restored=True)
     if from_text:
         wanted = (*wanted, "train")
-    examples = read_examples(c, wanted, record, given.rows)
+    shown = ("train",) if shows_demos(c) else ()
+    examples = read_examples(c, (*wanted, *shown), record, given.rows)
     scorer = scorer_from_config(c, backbone, examples, placement)
+    known = describe_data(examples, scorer)
+    if shown and record is not None:
+        check_shown(record, known, workdir)
+    if shown and "train" not in wanted:  # it is shown, and not scored
+        del examples.splits["train"]
     splits = encode_splits(scorer, examples)
     backbone, loaded = given.load(backbone, placement)
     scorer = scorer.with_backbone(backbone)
     if record is None:
         params = scorer.model.init(rng.key_for(c.seed, "init"), loaded.params, placement=placement)
         weights = Weights({}, tree.flatten(params), loaded.report)
-        record = make_record(
-            c, describe_examples(examples), scorer.template, backbone.family,
-            loaded.report.fingerprint,
-        )  # fmt: skip
+        record = make_record(c, known, scorer.template, backbone.family, loaded.report.fingerprint)
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir)
-    others = other_splits(record, describe_examples(examples))
+    others = other_splits(record, known)
     counts = None
     if from_text:
-        check_start(c, record, describe_examples(examples), workdir)
+        check_start(c, record, known, workdir)
         from jaxprompt.assembly import starting_text  # which imports this module
 
         counts = starting_text.count_tokens(

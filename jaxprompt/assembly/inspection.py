@@ -122,14 +122,19 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
     found.rows = find_rows(scorer, whole, begun, batch, asked.top)
     _note_rows(found, scorer)
 
-    part = _some(split, asked.examples)
-    if len(part.rows) < len(split.rows):
+    single = split.without_samples()
+    part = _some(single, asked.examples)
+    if split.samples > 1:
         found.remarks.append(
-            f"hidden states and attention are of {len(part.rows)} of the {len(split.rows)} "
+            "hidden states and attention are of each example with its first demonstrations"
+        )
+    if len(part.rows) < len(single.rows):
+        found.remarks.append(
+            f"hidden states and attention are of {len(part.rows)} of the {len(single.rows)} "
             f"examples of {asked.split}, drawn at random"
         )
     _find_states(found, trained, workdir, part, steps, pictured, first, tell)
-    tell(f"answers to {len(split.rows)} examples of {asked.split}")
+    tell(f"answers to {len(single.rows)} examples of {asked.split}")
     _find_confusion(found, c, trained, split)
     tell("attention on the prompt")
     _find_attention(found, trained, part, whole)
@@ -290,6 +295,7 @@ def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None
     judge = from_config.build_judge(c, scorer, trained.placement)
     weights = trained.weights
     measured, scores = judge(split, weights.trainable, weights.frozen)
+    scores, split = split.average(scores), split.without_samples()
     said = scorer.head.classes_of(split, scores, scorer.classes)
     counts = count_confusion(split.labels, said, len(names))
     found.confusion = Confusion(tuple(names), counts)

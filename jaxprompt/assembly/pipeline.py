@@ -9,22 +9,24 @@ from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
 from jaxprompt.data.batching import Layout, one_batch
+from jaxprompt.data.demos import Beside, Demonstrations
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.files import Rows
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.token_runs import TokenRun
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import BackboneFacts, Kind, TaskSetup, make_head, writer
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head, writer
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations, judge
-from jaxprompt.types import Asks, Batch
+from jaxprompt.types import Asks, Batch, Role
 
 _KIN = {"xlm-roberta": "roberta", "mt5": "t5"}  # model_type -> family
 
@@ -51,6 +53,7 @@ class Scorer(NamedTuple):
     layout: Layout  # of evaluation batches
     model: Model
     tokenizer: Any
+    demos: Demonstrations | None = None
 
     @property
     def classes(self) -> int:
@@ -65,7 +68,8 @@ class Scorer(NamedTuple):
         """Lets the model write freely. Raises InputError for a backbone that cannot."""
         if self.model.backbone.STYLE == "masked":
             raise InputError("--generate needs a backbone that writes; take a T5 or a GPT-2")
-        return self._replace(head=writer(), encoder=self.encoder.writing(tokens))
+        demos = self.demos and self.demos.once()  # texts have no average
+        return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
 
     def fitted(self, dev: Mapping[str, float]) -> "Scorer":
         """Takes over what the head chose on dev."""
@@ -76,23 +80,41 @@ class Scorer(NamedTuple):
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
 
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
-        """Encodes a split, as what is to be learned where `targets`."""
-        split = self.head.encode(
-            self.encoder, self.task, examples, classes=self.classes, targets=targets
-        )
+        """Encodes a split, as what is to be learned where `targets`.
+
+        With demonstrations each example is a unit for every sample of them.
+        """
+        if self.demos is None:
+            split = self._encode(self.encoder, examples, targets)
+        else:
+            count = self.demos.settings.samples
+            shown = [own for samples in self.demos.sample(examples) for own in samples]
+            repeated = [example for example in examples for _ in range(count)]
+            split = self._encode(self.encoder.showing(shown), repeated, targets)
+            split = split._replace(references=split.references[::count], samples=count)
         if self.task.kind != "classes" or not self.task.labels:
             return split
         return split._replace(judged=judge(self.task.labels, self.task.negative, examples))
+
+    def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
+        return self.head.encode(encoder, self.task, examples, classes=self.classes, targets=targets)
 
     def answers(
         self, examples: Sequence[Example], split: Split, found: Any
     ) -> Iterator[dict[str, Any]]:
         """Yields what is said of each example of a split, by the columns of the head."""
+        found, split = split.average(found), split.without_samples()
         return self.head.answers(self.task, examples, split, found, self.classes)
 
     def measure(self, split: Split, found: Any) -> dict[str, float]:
         """Measures what was found of a split by the task's metric."""
+        found, split = split.average(found), split.without_samples()
         return self.head.measure(self.task.metric, split, found, self.classes)
+
+    def measure_known(self, split: Split, found: Any) -> tuple[dict[str, float], int]:
+        """Measures the answers whose right answer is known. -> metrics, how many these are"""
+        found, split = split.average(found), split.without_samples()
+        return self.head.measure_known(self.task.metric, split, found, self.classes)
 
 
 def choose_template(task: Task, head: Kind, style: str, form: str, template: str) -> str:
@@ -247,6 +269,7 @@ def build_scorer(
     backbone: Backbone, task: Task, *, prompt: Mapping[str, Any], head: Mapping[str, Any],
     template: str, form: str, answer: str, eos: bool, max_len: int, max_target: int, multiple: int,
     side: str, batch: int, choices: int = 1, share: tuple[int, int] = (0, 1),
+    demos: Demonstrations | None = None,
 ) -> Scorer:  # fmt: skip
     """Puts backbone, method, head and template together and checks that they fit.
 
@@ -270,6 +293,7 @@ def build_scorer(
         needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
         answer=follows, option=task.option, names=laid.names, entities=len(task.entities),
         markers=task.markers, lists=laid.lists,
+        beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip
     layout = Layout(
         batch=batch, max_len=max_len, pad_id=laid.specials.pad, side=side, multiple=multiple,
@@ -279,4 +303,25 @@ def build_scorer(
     )  # fmt: skip
     method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
     model = Model(backbone.module, method, method.modules() | laid.modules)
-    return Scorer(task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer)
+    return Scorer(
+        task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer, demos
+    )
+
+
+def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Beside:
+    """Says how demonstrations are laid for a kind of backbone, each with its class's first word.
+
+    A left-to-right model reads them in front of the example; a line break ends each. On a masked
+    model the token that ends an input does, and T5's stand behind a space.
+    """
+    specials, settings = laid.specials, demos.settings
+    words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
+    between = [*specials.end] if specials.style == "masked" else []
+    if specials.style == "causal":
+        (between,) = encode_texts(tokenizer, ["\n"])
+    role = Role.SPECIAL if specials.style == "masked" else Role.HARD
+    return Beside(
+        words, (TokenRun(between, role, 0),) if between else (),
+        first=settings.total > 0 or specials.style == "causal", drops=settings.total > 0,
+        limit=settings.limit, own_limit=settings.own_limit,
+    )  # fmt: skip

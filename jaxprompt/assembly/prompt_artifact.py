@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
+from jaxprompt.assembly.demonstrations import card_of, demos_of_card
 from jaxprompt.assembly.pipeline import (
     Backbone,
     LoadedBackbone,
@@ -134,6 +135,7 @@ def describe(
         "seed": config["seed"],
         "versions": package_versions(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **({} if scorer.demos is None else {"demos": card_of(scorer.demos)}),
         **origin,
     }
 
@@ -179,9 +181,10 @@ def block_of_card(card: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[
 
 def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Scorer:
     """Builds the scorer that a card describes."""
+    task = task_from_json(card["task"])
     return build_scorer(
-        opened, task_from_json(card["task"]), prompt=card["prompt"], head=card["head"],
-        template=card["template"], batch=batch, **card["layout"],
+        opened, task, prompt=card["prompt"], head=card["head"], template=card["template"],
+        batch=batch, demos=demos_of_card(card, task), **card["layout"],
     )  # fmt: skip
 
 
@@ -241,6 +244,11 @@ def as_peft(
     if family == "t5" and own - {"prompt/slots"}:
         raise InputError(
             "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
+        )
+    if scorer.demos is not None:
+        raise InputError(
+            "--peft: the prompt is laid with demonstrations, which PEFT has no form for; ship "
+            "prompt.safetensors, which export writes without --peft"
         )
     if scorer.model.prompt.reads:
         raise InputError(

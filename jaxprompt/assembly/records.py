@@ -67,6 +67,25 @@ def check_start(
         )
 
 
+def check_shown(
+    record: Mapping[str, Any], facts: Mapping[str, Any], workdir: str | os.PathLike
+) -> None:
+    """Raises InputError where demonstrations would not be those that a run was trained with."""
+    saved, now = record["splits"].get("train"), facts["splits"]["train"]
+    if saved is not None and saved["digest"] != now["digest"]:
+        raise InputError(
+            f"{workdir} shows demonstrations from its training split: {saved['examples']} "
+            f"examples, which are not the {now['examples']} of now; restore them or train again in "
+            "another --workdir"
+        )
+    marks = [str(part.get("sentence_encoder", ""))[:12] for part in (record, facts)]
+    if marks[0] != marks[1]:
+        raise InputError(
+            f"{workdir} compared sentences with weights {marks[0]}, demos.encoder holds "
+            f"{marks[1]}; give the same encoder or another --workdir"
+        )
+
+
 def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str, Any], int]:
     """Reads what a run of a config learned from and the step of its best numbers.
 

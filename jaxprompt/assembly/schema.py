@@ -155,6 +155,18 @@ FIELDS = Block(
         group=size(1, "batches whose examples are sorted by length together; 1 = none"),
         side=word("right", ("right", "left"), "where padding stands"),
     ),
+    demos=Block(
+        "demonstrations: training examples that are shown with their labels beside each example",
+        per_class=count(0, "of each class, behind the example (GPT-2: in front); 0 = none"),
+        total=count(0, "or of all classes in random order, in front, as many as fit; 0 = none"),
+        samples=size(
+            1, "sets for each example; each is trained on as one, evaluation averages scores"
+        ),
+        similar=number(1.0, "share of a class, the most similar, to sample from", "in (0, 1]"),
+        encoder=path("", "similar below 1: a BERT whose mean-pooled states are compared"),
+        limit=count(0, "tokens of each of their texts, at most; 0 = what fits"),
+        own_limit=count(0, "tokens of each text of the example itself, at most; 0 = what fits"),
+    ),
     corpus=Block(
         "running text, for `adapt`, `annotate` and `pretrain`",
         path=path(

@@ -6,7 +6,6 @@ import jax
 
 from jaxprompt import tree
 from jaxprompt.assembly import feature_cache, from_config, records, starting_text
-from jaxprompt.assembly.examples import describe_examples
 from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.parallel import processes
@@ -51,7 +50,7 @@ class Tuning(Work):
         self.backbone, self.loaded = self.given.load(backbone, placement)
         self.scorer, self.placement = scorer.with_backbone(self.backbone), placement
         self.record = records.make_record(
-            c, describe_examples(examples), scorer.template, backbone.family,
+            c, from_config.describe_data(examples, scorer), scorer.template, backbone.family,
             self.loaded.report.fingerprint,
         )  # fmt: skip
 

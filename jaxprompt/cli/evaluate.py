@@ -1,4 +1,4 @@
-"""Scores a split with the best prompt of a workdir, or zero-shot."""
+"""Scores a split with the best prompt of a workdir, zero-shot, or by the majority class."""
 
 import sys
 from collections.abc import Sequence
@@ -15,9 +15,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
     parser.add_argument("--output", help="JSONL file to write: each row with its prediction")
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
+    parser.add_argument(
+        "--majority", action="store_true",
+        help="score the most frequent class of the full training set; reads no backbone",
+    )  # fmt: skip
     add_hosts(parser)
     args, overrides = parser.read(argv)
     c = load_run(args, overrides)
+    if args.majority:
+        print(dumps(majority(c, args.split, args.output)))
+        return 0
     with several_hosts(args) as is_first:
         measured = evaluate(c, args.workdir, args.split, args.output, args.prefix)
         if is_first:
@@ -33,11 +40,9 @@ def evaluate(
     With `output` its rows are written there as `predict` writes them.
     """
     from jaxprompt.assembly import from_config
-    from jaxprompt.assembly.examples import SPLITS
     from jaxprompt.parallel import processes
 
-    if split not in SPLITS:
-        raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
+    _check_split(split)
     if not from_config.is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
     trained = from_config.restore(c, workdir, [split])
@@ -54,6 +59,23 @@ def evaluate(
     if output and processes.is_first():
         _write(output, scorer, records, part, found, prefix)
     return {"split": split, "examples": part.size, **measured}
+
+
+def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:
+    """Scores the majority baseline. Raises InputError where it is asked for predictions."""
+    from jaxprompt.assembly.majority import measure_majority
+
+    _check_split(split)
+    if output:
+        raise InputError(f"--majority gives one class to all; leave out --output={output}")
+    return measure_majority(c, split)
+
+
+def _check_split(split: str) -> None:
+    from jaxprompt.assembly.examples import SPLITS
+
+    if split not in SPLITS:
+        raise InputError(f"--split={split!r} is unknown; known: {', '.join(SPLITS)}")
 
 
 def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:

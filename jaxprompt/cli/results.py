@@ -8,7 +8,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, read_json
 
 SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
-SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone")
+SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone", "data.batch")
 # Fields that tell runs apart at a glance; a row is named by these before all others.
 _TELLING = ("task.name", "prompt.name", "trainable", "head.name", "ppt.task", "backbone.path")
 _CONFIG, _RESULT = "config.json", "result.json"
@@ -65,8 +65,9 @@ def _is_run(config: Mapping[str, Any]) -> bool:
 def read_folder(folder: str) -> list[SweepRun]:
     """Reads the finished runs of a folder and names their rows by the fields that they differ in.
 
-    Seeds share a row, and a learning rate or weight decay names one where it was searched. Runs of
-    `adapt` are left out: they have no method. Raises InputError where there is no finished run.
+    Seeds share a row, and a learning rate, weight decay or batch size names one where it was
+    searched. Runs of `adapt` are left out: they have no method. Raises InputError where there is no
+    finished run.
     """
     from jaxprompt.assembly.from_config import FREE
     from jaxprompt.assembly.load_config import fields, load_config
@@ -159,7 +160,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def best_on_dev(runs: Sequence[SweepRun]) -> dict[str, list[Mapping[str, Any]]]:
-    """Makes a row of runs that differ in rate and decay: of each seed the one best on dev."""
+    """Makes a row of runs that differ in what is searched: of each seed the one best on dev."""
     from jaxprompt.sweeps.runner import select
 
     found: dict[str, list[tuple[SweepRun, Mapping[str, Any]]]] = {}

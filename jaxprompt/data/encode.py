@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.data.class_list import ClassList
+from jaxprompt.data.demos import Beside, lay
 from jaxprompt.data.encoded import Encoded, Row, make_row
 from jaxprompt.data.marking import default_markers, divide
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import OPTION, Part, Template, check, read_option, with_options
-from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, text_run
+from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
@@ -58,12 +59,14 @@ class ExampleEncoder:
         entities: int = 0,
         markers: Sequence[str] = (),
         lists: Sequence[ClassList] = (),
+        beside: Beside | None = None,
     ):
         """Lays the template out. `num_types` is the number of segments that the backbone knows.
 
         `option`, or OPTION where it is empty, is how {choices} writes one, `names` what it calls
         them. Of the field with entities `markers` are the words around each, () = the default.
-        [classes] writes the first of `lists`; `listing` takes another.
+        [classes] writes the first of `lists`; `listing` takes another. `beside` says how
+        demonstrations are laid, where there are any.
         """
         marked = [part.text for part in template.parts if part.mark]
         check(
@@ -84,6 +87,8 @@ class ExampleEncoder:
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._sizes = num_slots, num_masks
         self._lists = tuple(lists)
+        self._beside = beside
+        self._shown: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
         # By the number of choices listed.
         self._layouts: dict[int, list[TokenRun | OpenPart]] = {}
         self._room_behind = 0
@@ -94,8 +99,11 @@ class ExampleEncoder:
         longest = max(range(len(lists)), key=lambda i: lists[i].tokens, default=0)
         widest = self.listing(longest) if lists else self
         fixed = [run for run in widest._layout(0) if isinstance(run, TokenRun)]
-        front = takewhile(lambda run: run.role == Role.SOFT, fixed)
-        self._cls_at = sum(len(run.ids) for run in front)
+        leading = list(takewhile(lambda run: run.role == Role.SOFT, fixed))
+        self._cls_at = sum(len(run.ids) for run in leading)
+        placed = any(part.kind == "soft" for part in template.parts)
+        # Runs in front of demonstrations: [CLS] with what precedes it, or slots not placed.
+        self._front = len(leading) + 1 if specials.cls else int(num_slots > 0 and not placed)
         widest._check_room(fixed)
 
     def writing(self, tokens: int) -> "ExampleEncoder":
@@ -111,6 +119,12 @@ class ExampleEncoder:
         other._lists, other._layouts = self._lists[number:], {}
         return other
 
+    def showing(self, demos: Sequence[Sequence[Example]]) -> "ExampleEncoder":
+        """Returns an encoder that lays `demos[i]` beside the i-th example of `encode_all`."""
+        other = copy.copy(self)
+        other._shown = demos
+        return other
+
     def encode(self, example: Example) -> list[Encoded]:
         """Encodes one example: K rows, one a choice where the template has {choice}, else 1."""
         return self.encode_all([example])[0]
@@ -120,8 +134,10 @@ class ExampleEncoder:
     ) -> list[list[Encoded]]:
         """Encodes examples, in order, K rows each; a free text's target too where `targets`."""
         rows = []
+        shown = self._shown or [()] * len(examples)
         for start in range(0, len(examples), _CHUNK):
-            rows += self._encode_chunk(examples[start : start + _CHUNK], targets)
+            part = slice(start, start + _CHUNK)
+            rows += self._encode_chunk(examples[part], targets, shown[part])
         return rows
 
     def gaps(self, examples: Sequence[Example], window: str) -> Iterator[Gap]:
@@ -135,10 +151,8 @@ class ExampleEncoder:
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         for parts in filled:
             at = [run.field for run in parts].index(window)
-            others = [
-                run._replace(ids=tokens[run.text] if run.ids is None else run.ids, cut=False)
-                for run in (*parts[:at], *parts[at + 1 :])
-            ]
+            others = with_ids([*parts[:at], *parts[at + 1 :]], tokens)
+            others = [run._replace(cut=False) for run in others]
             field = parts[at]._replace(cut=True)  # cut where nothing else fits beside
             yield Gap(others[:at], field, others[at:], self._check_room(others))
 
@@ -161,18 +175,30 @@ class ExampleEncoder:
         """The tokenizer."""
         return self._tokenizer
 
-    def _encode_chunk(self, examples: Sequence[Example], targets: bool) -> list[list[Encoded]]:
+    def _encode_chunk(
+        self, examples: Sequence[Example], targets: bool, shown: Sequence[Sequence[Example]]
+    ) -> list[list[Encoded]]:
         filled = [
             [self._fill(example, choice) for choice in self._choices(example)]
             for example in examples
         ]
         counts = [0 if self._template.uses_choice else len(e.choices) for e in examples]
-        texts = list({r.text: 0 for rows in filled for runs in rows for r in runs if r.ids is None})
+        demos = [[self._demonstrate(demo) for demo in own] for own in shown]
+        every = (run for rows in [*filled, *demos] for runs in rows for run in runs)
+        texts = list({run.text: 0 for run in every if run.ids is None})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
         said = self._targets(examples) if targets else [None] * len(examples)
         return [
-            [self._assemble(runs, tokens, target)._replace(count=count) for runs in rows]
-            for rows, target, count in zip(filled, said, counts, strict=True)
+            [self._assemble(runs, tokens, target, own)._replace(count=count) for runs in rows]
+            for rows, target, own, count in zip(filled, said, demos, counts, strict=True)
+        ]
+
+    def _demonstrate(self, demo: Example) -> list[TokenRun]:
+        """Lays a demonstration out like an example, with its label word in the mask's place."""
+        word = self._beside.words[demo.label]
+        return [
+            run._replace(ids=list(word), role=Role.HARD) if run.role == Role.LABEL else run
+            for run in self._fill(demo, "")[self._front : -1]
         ]
 
     def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
@@ -286,7 +312,7 @@ class ExampleEncoder:
                 runs += self._mark(example, text, item, cut)
                 continue
             cut = cut and name not in self._whole
-            runs.append(text_run(text, item, cut)._replace(field=name))
+            runs.append(item.run(text, cut)._replace(field=name))
         return runs
 
     def _mark(self, example: Example, text: str, item: OpenPart, cut: bool) -> Iterator[TokenRun]:
@@ -333,24 +359,20 @@ class ExampleEncoder:
         return self._max_len - taken
 
     def _assemble(
-        self, runs: list[TokenRun], tokens: dict[str, list[int]], target: list[int] | None
-    ) -> Encoded:
-        runs = [r if r.ids is not None else r._replace(ids=tokens[r.text]) for r in runs]
-        room = self._check_room([run for run in runs if not run.cut])
-        kept = cut_runs(runs, room)
-        cut = sum(map(sum, kept)) < sum(len(run.ids) for run in runs if run.cut)
-        shares = iter(kept)
-        ids, slots, types, roles = ([] for _ in range(4))
-        for run in runs:
-            first, last = next(shares) if run.cut else (len(run.ids), 0)
-            count = first + last
-            ids += run.ids[:first] + run.ids[len(run.ids) - last :]
-            slots += run.slots or [-1] * count
-            types += [run.segment] * count
-            roles += [int(run.role)] * count
-        row = make_row(ids, slots, types, roles, range(len(ids)))
+        self, runs: list[TokenRun], tokens: dict[str, list[int]], target: list[int] | None,
+        demos: Sequence[list[TokenRun]] = (),
+    ) -> Encoded:  # fmt: skip
+        runs = with_ids(runs, tokens)
+        if demos:
+            room = self._max_len - self._room_behind
+            where = f"template {self._template.source!r}"
+            shown = [with_ids(demo, tokens) for demo in demos]
+            runs, cut = lay(runs, shown, self._beside, self._front, room, where)
+        else:
+            runs, cut = cut_runs(runs, self._check_room([run for run in runs if not run.cut]))
+        row = join_runs(runs)
         if self._specials.style == "masked":
-            label_pos = [i for i, role in enumerate(roles) if role == Role.LABEL] or [self._cls_at]
+            label_pos = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
             label_pos = np.array(label_pos, np.int32)
             if self._lists:
                 label_pos = label_pos[self._lists[0].order]

@@ -71,12 +71,38 @@ class Split(NamedTuple):
     counts: np.ndarray  # int32 [units], classes that the unit has: its choices, or all
     references: list[tuple[str, ...]]  # of each example, what a free text may say
     parts: Any = None  # a kind of answer's own: how examples were cut into units
-    judged: Judged | None = None  # of tasks with classes
+    samples: int = 1  # units that are one example with other demonstrations, side by side
+    judged: Judged | None = None  # of the examples of tasks with classes
 
     @property
     def size(self) -> int:
         """Number of examples."""
         return len(self.references)
+
+    def by_example(self) -> list[list[Encoded]]:
+        """Joins the rows of the units that are one example."""
+        count = self.samples
+        joined = range(0, len(self.rows), count)
+        return [[row for unit in self.rows[i : i + count] for row in unit] for i in joined]
+
+    def without_samples(self) -> "Split":
+        """Takes the first unit of each example."""
+        if self.samples == 1:
+            return self
+        step = slice(None, None, self.samples)
+        return self._replace(
+            rows=self.rows[step], labels=self.labels[step], counts=self.counts[step], samples=1
+        )
+
+    def average(self, found: Any) -> Any:
+        """Averages scores over the samples of an example. [units, ...] -> [examples, ...]
+
+        Scores are log-probabilities, so the best class is that of the averaged logits.
+        """
+        if self.samples == 1:
+            return found
+        apart = np.asarray(found, np.float64).reshape(-1, self.samples, *found.shape[1:])
+        return apart.mean(1).astype(np.float32)
 
     def digest(self) -> str:
         """Sums up the encoded rows and labels: the same for the same data."""

@@ -1,9 +1,10 @@
 """What a row of tokens is put together from: runs that are fixed, and texts that may be cut."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from jaxprompt.data.encoded import Row, make_row
 from jaxprompt.data.marking import fit, kept_lengths
 from jaxprompt.data.template import Part, modify
 from jaxprompt.types import Role
@@ -39,25 +40,47 @@ class OpenPart(NamedTuple):
     segment: int
     first: int = 0  # of the slots around its entities
 
+    def run(self, text: str, cut: bool) -> TokenRun:
+        """Makes the run of its text, with the space in front that its place asks for."""
+        text = modify(text, self.part.modifiers)
+        if self.space:
+            text = text.lstrip()
+            text = f" {text}" if text else ""
+        return TokenRun(None, Role.TEXT, self.segment, text=text, cut=cut)
 
-def cut_runs(runs: Sequence[TokenRun], room: int) -> list[tuple[int, int]]:
-    """Cuts the runs that may be to `room` tokens. -> the first and the last tokens each keeps"""
+
+def cut_runs(runs: Sequence[TokenRun], room: int) -> tuple[list[TokenRun], bool]:
+    """Cuts the runs that may be to `room` tokens. -> all runs, whether any lost a token"""
     # What stands around entities counts as one text.
     number = lambda pair: pair[0] if pair[1].side < 0 else -1
     cuts = enumerate(run for run in runs if run.cut)
     texts = [[run for _, run in group] for _, group in groupby(cuts, number)]
-    found: list[tuple[int, int]] = []
+    kept: list[tuple[int, int]] = []  # the first and the last tokens that each keeps
     lengths = [sum(len(run.ids) for run in text) for text in texts]
-    for text, kept in zip(texts, kept_lengths(lengths, room), strict=True):
+    for text, most in zip(texts, kept_lengths(lengths, room), strict=True):
         sizes, sides = [len(run.ids) for run in text], [run.side for run in text]
-        found += [(kept, 0)] if sides[0] < 0 else fit(sizes, sides, kept)
-    return found
+        kept += [(most, 0)] if sides[0] < 0 else fit(sizes, sides, most)
+    shares = iter(kept)
+    short = [run._replace(ids=_ends(run.ids, *next(shares))) if run.cut else run for run in runs]
+    return short, sum(map(sum, kept)) < sum(lengths)
 
 
-def text_run(text: str, item: OpenPart, cut: bool) -> TokenRun:
-    """Makes the run of a field's text, with the space in front that its place asks for."""
-    text = modify(text, item.part.modifiers)
-    if item.space:
-        text = text.lstrip()
-        text = f" {text}" if text else ""
-    return TokenRun(None, Role.TEXT, item.segment, text=text, cut=cut)
+def with_ids(runs: Sequence[TokenRun], tokens: Mapping[str, list[int]]) -> list[TokenRun]:
+    """Gives the runs that are texts their tokens."""
+    return [run._replace(ids=tokens[run.text]) if run.ids is None else run for run in runs]
+
+
+def join_runs(runs: Sequence[TokenRun]) -> Row:
+    """Joins runs that have their tokens."""
+    ids, slots, types, roles = ([] for _ in range(4))
+    for run in runs:
+        count = len(run.ids)
+        ids += run.ids
+        slots += run.slots or [-1] * count
+        types += [run.segment] * count
+        roles += [int(run.role)] * count
+    return make_row(ids, slots, types, roles, range(len(ids)))
+
+
+def _ends(ids: list[int], first: int, last: int) -> list[int]:
+    return ids[:first] + ids[len(ids) - last :]

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from jaxprompt.assembly import from_config, records
-from jaxprompt.assembly.examples import describe_examples
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
@@ -53,8 +52,8 @@ def prepare(
         try:
             if key not in encoded:
                 examples = from_config.read_examples(own)
-                facts[key] = describe_examples(examples)
                 scorers[key] = from_config.scorer_from_config(own, backbone, examples, placement)
+                facts[key] = from_config.describe_data(examples, scorers[key])
                 splits = from_config.encode_splits(scorers[key], examples)
                 # A split that is the same in all runs is laid out once.
                 encoded[key] = {

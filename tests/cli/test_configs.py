@@ -2,10 +2,11 @@
 
 import inspect
 import json
+from itertools import cycle
 
 import jax
 import pytest
-from tiny_run import ROOT, entities_of, jaxprompt, make_backbone, tiny_fields, write_rows
+from tiny_run import ROOT, WORDS, entities_of, jaxprompt, make_backbone, tiny_fields, write_rows
 
 from jaxprompt import rng
 from jaxprompt.assembly import from_config
@@ -63,8 +64,13 @@ def rows_of(tmp_path):
 
     def write(name: str):
         task = get_task(name)
-        text = {field: "the old cat was near it" for field in task.fields} | entities_of(task)
-        rows = [text | {task.label: label} for label in [*task.labels] * 2]
+        # Texts differ: an example is not shown as its own demonstration.
+        rows = [
+            {field: f"the old cat was near it {word}" for field in task.fields}
+            | entities_of(task)
+            | {task.label: label}
+            for label, word in zip([*task.labels] * 2, cycle(WORDS), strict=False)
+        ]
         for column, texts in task.derive.values():
             rows = [row | {column: next(iter(texts))} for row in rows]
         for split in ("train", "dev", "test"):
@@ -80,6 +86,8 @@ def differs(path, argument) -> bool:
         return False  # pre-training builds in its own way
     if path.parent.name == "ppt":
         return path.stem == "t5_small"
+    if path.stem == "lm_bff":
+        return argument.startswith(("sst2", "trec", "mnli"))
     if path.stem == "dart_relations":  # the number of examples changes no program
         return not argument or ",8," in argument
     if path.stem == "dpt":
@@ -113,6 +121,9 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of)
         c.backbone.path, c.data.max_len = str(electra), 66
     else:
         c.backbone.path = str(backbone)
+    if c.demos.per_class or c.demos.total:
+        c.data.max_len, c.demos.encoder = 64, str(backbone)
+        c.task.words = tuple(WORDS[: len(get_task(c.task.name).labels)])  # one subword each
     if c.task.name != "topics":
         c.data.source = str(rows_of(c.task.name))
     if path.stem == "dart_relations":  # words that the tiny one has, and few examples
@@ -138,6 +149,14 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of)
     new, measured = jax.eval_shape(step, state, weights.frozen, next(batches))
     batches.close()
     assert measured["loss"].shape == () and new.trainable.keys() == weights.trainable.keys()
+
+
+@pytest.mark.parametrize("row", ["in_context", "zero_shot"])
+def test_rows_of_lm_bff_that_train_nothing(row):
+    c = load(CONFIGS / "lm_bff.py", f"sst2,{row}")
+    from_config.check_config(c)
+    assert from_config.is_zero_shot(c) and c.data.protocol == "kshot"
+    assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
 
 
 def parts():

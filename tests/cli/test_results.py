@@ -70,6 +70,21 @@ def test_a_searched_learning_rate_is_chosen_on_dev(tmp_path, capsys):
     assert best[6].startswith(f"{np.mean([0.4, 0.45, 0.3]):.3f} ±")
 
 
+def test_a_searched_batch_size_is_chosen_on_dev(tmp_path, capsys):
+    """LM-BFF's grid is over both: the four runs of a split are one search."""
+    for seed, devs in {13: (0.6, 0.8, 0.7, 0.5), 21: (0.4, 0.5, 0.3, 0.6)}.items():
+        for number, dev in enumerate(devs):
+            point = dict(optim__lr=(1e-5, 5e-5)[number % 2], data__batch=(2, 8)[number // 2])
+            write_run(
+                tmp_path / f"{seed}-{number}", "lm_bff:sst2", dev=dev, test=dev - 0.1,
+                data__seed=seed, **point,
+            )  # fmt: skip
+    _, rows = rows_of(capsys, f"--table={tmp_path}")
+    assert len(rows) == 4 + 1
+    (best,) = (row for name, row in rows.items() if name.endswith("best on dev"))
+    assert best[0] == "2" and best[6] == "0.600 ± 0.100"
+
+
 def test_a_sweep_of_a_papers_config_by_its_folder(tmp_path, capsys):
     for task, metric in (("rte", "accuracy"), ("cb", "macro_f1")):
         for method in ("pt", "ppt"):

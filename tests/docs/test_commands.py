@@ -207,6 +207,8 @@ def shrink(words, backbones):
         fields["data.size"] = 12
     if not c.data.source and Path(c.task.name).is_dir():
         fields["data.source"] = c.task.name
+    if c.demos.encoder:
+        fields["demos.encoder"] = backbones["bert"]
     if c.optim.warmup_steps:
         fields["optim.warmup_steps"] = 1
     if c.ppt.thresholds:

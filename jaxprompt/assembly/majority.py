@@ -1,0 +1,42 @@
+"""The majority baseline: every example is given the most frequent class of the training set."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.assembly.examples import read_examples
+from jaxprompt.errors import InputError
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.relations import check_relations, judge
+
+
+def measure_majority(c: Any, split: str) -> dict[str, Any]:
+    """Scores the most frequent class of the full training set on a split, by the task's metric.
+
+    The class is that of all training examples, also where data.protocol takes few of them (Gao et
+    al. 2021, section 5.1); of several as frequent it is the first. No backbone is read. Raises
+    InputError for a task without classes, and where the split is not there.
+    """
+    whole = c.copy_and_resolve_references()
+    with whole.unlocked():
+        whole.data.protocol = ""
+    full = read_examples(whole, ["train"])
+    task = full.task
+    if task.kind != "classes" or not task.labels:
+        raise InputError(
+            f"--majority needs a task with classes, and task {task.name} has other answers; leave "
+            "it out"
+        )
+    counts = np.bincount(
+        [example.label for example in full.splits["train"]], minlength=len(task.labels)
+    )
+    best = int(counts.argmax())
+    scored = read_examples(c, [split]).splits.get(split)
+    if not scored:
+        raise InputError(f"task {task.name} has no {split} split here; give data.files")
+    gold = np.array([example.label for example in scored])
+    check_relations(task.metric, task.labels, task.negative)
+    judged = judge(task.labels, task.negative, scored)
+    given = np.full_like(gold, best)
+    measured = metrics.score(task.metric, gold, given, len(task.labels), judged)
+    return {"split": split, "examples": len(scored), "majority": task.labels[best], **measured}

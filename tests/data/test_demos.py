@@ -1,0 +1,288 @@
+"""Demonstrations: golden layouts, what is cut and what never is, and how they are sampled."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxprompt.data.demos import Beside, Demonstrations, DemoSettings
+from jaxprompt.data.encode import ExampleEncoder
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.specials import SENTINEL, read_specials
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import parse
+from jaxprompt.data.token_runs import TokenRun
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+LETTERS = {role.value: role.name[0] for role in Role} | {Role.SPECIAL.value: "*"}
+IT_WAS = "{s} It was [mask]."
+DULL, FUN = Example({"s": "Dull stuff"}, label=0), Example({"s": "Fun"}, label=1)
+FILM = Example({"s": "A fine film"})
+
+
+def make_encoder(
+    tokenizer, template, style="masked", *, slots=0, max_len=64, types=2, first=False, drops=False,
+    limit=0, own_limit=0,
+):  # fmt: skip
+    """Makes an encoder whose classes are terrible and great, as build_scorer does."""
+    parsed = parse(template)
+    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=1)
+    words = encode_texts(tokenizer, [" terrible", " great"])
+    between, role = list(specials.end), Role.SPECIAL
+    if style == "causal":
+        (between,), role = encode_texts(tokenizer, ["\n"]), Role.HARD
+    separator = (TokenRun(between, role, 0),) if style != "seq2seq" else ()
+    beside = Beside(words, separator, first or style == "causal", drops, limit, own_limit)
+    return ExampleEncoder(
+        tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
+        needs_mask=True, num_types=types, beside=beside,
+    )  # fmt: skip
+
+
+def encode(encoder, example, *demos):
+    ((row,),) = encoder.showing([demos]).encode_all([example])
+    return row
+
+
+def shown(tokenizer, row):
+    tokens = tokenizer.convert_ids_to_tokens(row.ids.tolist())
+    slots = row.slot.tolist()
+    return " ".join(t if s < 0 else str(s) for t, s in zip(tokens, slots, strict=True))
+
+
+def roles(row):
+    return "".join(LETTERS[r] for r in row.roles.tolist())
+
+
+# -- golden ---------------------------------------------------------------------------------------
+
+
+def test_behind_the_example(bert, roberta):
+    row = encode(make_encoder(bert, IT_WAS), FILM, DULL, FUN)
+    assert shown(bert, row) == (
+        "[CLS] a fine film it was [MASK] . [SEP] dull stuff it was terrible . [SEP] "
+        "fun it was great . [SEP]"
+    )
+    assert roles(row) == "*TTTHHLH*" + "TTHHHH*" + "THHHH*"
+    assert row.label_pos.tolist() == [6] and not row.cut
+    assert row.positions.tolist() == list(range(len(row.ids))) and not row.types.any()
+    row = encode(make_encoder(roberta, IT_WAS, types=1), FILM, DULL, FUN)
+    assert shown(roberta, row) == (
+        "<s> A Ġfine Ġfilm ĠIt Ġwas <mask> . </s> D ull Ġstuff ĠIt Ġwas Ġterrible . </s> "
+        "Fun ĠIt Ġwas Ġgreat . </s>"
+    )
+    assert row.label_pos.tolist() == [6]
+
+
+def test_in_front_of_the_example(bert, roberta):
+    row = encode(make_encoder(bert, IT_WAS, first=True), FILM, FUN, DULL)
+    assert shown(bert, row) == (
+        "[CLS] fun it was great . [SEP] dull stuff it was terrible . [SEP] "
+        "a fine film it was [MASK] . [SEP]"
+    )
+    assert row.ids[row.label_pos].tolist() == [bert.mask_token_id]
+    row = encode(make_encoder(roberta, "{s} It was [mask]", "causal"), FILM, DULL, FUN)
+    assert shown(roberta, row) == (
+        "D ull Ġstuff ĠIt Ġwas Ġterrible Ċ Fun ĠIt Ġwas Ġgreat Ċ A Ġfine Ġfilm ĠIt Ġwas"
+    )
+    assert row.label_pos.tolist() == [len(row.ids) - 1]
+    assert roles(row) == "TTTHHHH" + "THHHH" + "TTTHH"
+
+
+def test_t5_reads_them_behind_its_sentinel(t5, shared):
+    from transformers import AutoTokenizer
+
+    plain = AutoTokenizer.from_pretrained(shared / "tokenizers/t5")
+    row = encode(make_encoder(t5, "{s} It was [mask] .", "seq2seq"), FILM, FUN)
+    tokens = t5.convert_ids_to_tokens(row.ids)
+    text = "A fine film It was <extra_id_0> . Fun It was great ."
+    assert row.ids.tolist() == plain(text)["input_ids"]
+    assert tokens.count("<extra_id_0>") == 1 and tokens[-1] == "</s>"
+
+
+def test_the_template_stands_in_each_and_slots_in_front_stand_once(bert):
+    row = encode(make_encoder(bert, "{s} [soft*2] [mask] [soft*1]", slots=3), FILM, FUN)
+    assert shown(bert, row) == "[CLS] a fine film 0 1 [MASK] 2 [SEP] fun 0 1 great 2 [SEP]"
+    assert (row.ids[row.slot >= 0] == bert.pad_token_id).all()
+    for first in (False, True):
+        row = encode(make_encoder(bert, IT_WAS, slots=2, first=first), FILM, FUN)
+        assert shown(bert, row).startswith("0 1 [CLS]") and (row.slot >= 0).sum() == 2
+    row = encode(make_encoder(bert, "[soft*2] [cls] {s} [soft*1] [mask]", slots=3), FILM, FUN)
+    assert shown(bert, row) == "0 1 [CLS] a fine film 2 [MASK] [SEP] fun 2 great [SEP]"
+    causal = make_encoder(bert, "{s} [mask]", slots=1)
+    assert shown(bert, encode(causal, FILM, FUN)).startswith("0 [CLS]")
+
+
+def test_pairs_keep_their_segments(bert):
+    pair = Example({"a": "It rains.", "b": "The street is wet."})
+    other = Example({"a": "Dogs bark.", "b": "Cats do."}, label=0)
+    row = encode(make_encoder(bert, "{a|chop} ? [sep] [mask] , {b|lower}"), pair, other)
+    assert shown(bert, row) == (
+        "[CLS] it rains ? [SEP] [MASK] , the street is wet . [SEP] "
+        "dogs bark ? [SEP] terrible , cats do . [SEP]"
+    )
+    assert "".join(map(str, row.types)) == "00000" + "11111111" + "0000" + "111111"
+
+
+def test_without_demonstrations_the_row_is_as_it_was(bert):
+    plain = make_encoder(bert, IT_WAS)
+    (before,) = plain.encode(FILM)
+    assert shown(bert, before) == "[CLS] a fine film it was [MASK] . [SEP]"
+
+
+# -- what is cut ----------------------------------------------------------------------------------
+
+
+def words(count, word="film"):
+    return " ".join([word] * count)
+
+
+def test_their_texts_are_cut_first_and_labels_never(bert):
+    long = [Example({"s": words(9, "bad")}, label=0), Example({"s": words(5, "fun")}, label=1)]
+    # [CLS] 4 it was [MASK] . [SEP] = 10, and 5 tokens beside each of the two texts.
+    for max_len, expected in ((34, (9, 5)), (30, (5, 5)), (27, (4, 3)), (22, (1, 1))):
+        encoder = make_encoder(bert, IT_WAS, max_len=max_len)
+        row = encode(encoder, Example({"s": words(4)}), *long)
+        text = shown(bert, row)
+        assert [text.count(word) for word in ("film", "bad", "fun")] == [4, *expected]
+        assert "it was terrible . [SEP]" in text and text.endswith("it was great . [SEP]")
+        assert len(row.ids) == max_len and row.cut == (expected != (9, 5))
+    row = encode(make_encoder(bert, IT_WAS, max_len=20), Example({"s": words(4)}), *long)
+    text = shown(bert, row)  # then the example's own
+    assert [text.count(word) for word in ("film", "bad", "fun")] == [2, 1, 1]
+    assert row.cut and row.ids[row.label_pos] == [bert.mask_token_id]
+
+
+def test_not_even_the_labels_fit(bert):
+    encoder = make_encoder(bert, IT_WAS, max_len=18)
+    with pytest.raises(InputError) as caught:
+        encode(encoder, FILM, DULL, FUN)
+    assert str(caught.value) == (
+        "template '{s} It was [mask].' with 2 demonstrations takes 19 tokens with one of each "
+        "text, over the 18 that data.max_len leaves; raise it by 1 or more, or take fewer "
+        "demonstrations"
+    )
+    assert len(encode(make_encoder(bert, IT_WAS, max_len=19), FILM, DULL, FUN).ids) == 19
+
+
+def test_limits(bert):
+    own, demo = Example({"s": words(8)}), Example({"s": words(7, "bad")}, label=0)
+    row = encode(make_encoder(bert, IT_WAS, limit=3, own_limit=5), own, demo)
+    text = shown(bert, row)
+    assert (text.count("film"), text.count("bad"), row.cut) == (5, 3, False)
+
+
+def test_as_many_as_fit(bert):
+    demos = [Example({"s": words(n, "bad")}, label=0) for n in (2, 3, 1, 4)]  # 7, 8, 6, 9 tokens
+    for max_len, expected in ((39, 4), (38, 3), (30, 3), (29, 2), (24, 2), (23, 1)):
+        encoder = make_encoder(bert, IT_WAS, max_len=max_len, first=True, drops=True)
+        row = encode(encoder, FILM, *demos)  # 9 tokens of its own
+        text = shown(bert, row)
+        assert text.count("terrible") == expected and not row.cut
+        assert text.count("bad") == sum((2, 3, 1, 4)[:expected])
+    row = encode(make_encoder(bert, IT_WAS, max_len=15, first=True, drops=True), FILM, *demos)
+    assert shown(bert, row).startswith("[CLS] bad it was terrible . [SEP] a fine film") and row.cut
+
+
+# -- sampling -------------------------------------------------------------------------------------
+
+
+def settings(**changes):
+    given = dict(
+        per_class=1, total=0, samples=4, similar=1.0, encoder="", limit=0, own_limit=0, seed=3
+    )
+    return DemoSettings(**given | changes)
+
+
+NAMES = ("bad", "good")
+POOL = [Example({"s": f"text {i}"}, label=i % 2) for i in range(12)]
+
+
+def texts(samples):
+    return [[demo.fields["s"] for demo in own] for own in samples]
+
+
+def test_one_of_each_class_in_their_order():
+    demos = Demonstrations(settings(samples=50), POOL, NAMES)
+    (found,) = demos.sample([FILM])
+    assert len(found) == 50 and all([d.label for d in own] == [0, 1] for own in found)
+    assert {own[0].fields["s"] for own in found} == {f"text {i}" for i in range(0, 12, 2)}
+    (two,) = Demonstrations(settings(per_class=2), POOL, NAMES).sample([FILM])
+    assert all([d.label for d in own] == [0, 0, 1, 1] for own in two)
+    assert all(len({d.fields["s"] for d in own}) == 4 for own in two)
+
+
+def test_never_itself_nor_a_copy_of_its_text():
+    pool = [*POOL, Example({"s": "text 0"}, label=1)]  # the same text under another label
+    found = Demonstrations(settings(samples=200), pool, NAMES).sample(pool)
+    for example, samples in zip(pool, found, strict=True):
+        assert example.fields["s"] not in itertools.chain(*texts(samples))
+        assert len({text for own in texts(samples) for text in own}) > 10 - 2
+
+
+def test_of_all_classes_in_random_order():
+    seven = settings(per_class=0, total=7, samples=30)
+    (found,) = Demonstrations(seven, POOL, NAMES).sample([FILM])
+    assert all(len({d.fields["s"] for d in own}) == 7 for own in found)
+    orders = {tuple(d.label for d in own) for own in found}
+    assert len(orders) > 20
+    (every,) = Demonstrations(settings(per_class=0, total=99), POOL, NAMES).sample([POOL[3]])
+    others = sorted(f"text {i}" for i in range(12) if i != 3)
+    assert all(sorted(own) == others for own in texts(every))
+
+
+def test_a_function_of_the_text_and_the_seed_alone():
+    demos = Demonstrations(settings(), POOL, NAMES)
+    alone = [demos.sample([example])[0] for example in POOL]
+    assert demos.sample(POOL) == alone == demos.sample(POOL[::-1])[::-1]
+    assert Demonstrations(settings(seed=4), POOL, NAMES).sample(POOL) != alone
+    assert len({str(texts(own)) for own in alone}) > 9
+    assert [own[:1] for own in alone] == demos.once().sample(POOL)
+
+
+def test_only_the_most_similar_are_sampled():
+    known = np.random.RandomState(0).permutation(12) / 12
+    calls = []
+
+    def similarity(examples):
+        calls.append(len(examples))
+        return np.stack([known * (1 if e is FILM else -1) for e in examples])
+
+    demos = Demonstrations(settings(samples=100, similar=0.5, encoder="e"), POOL, NAMES, similarity)
+    near, far = demos.sample([FILM, DULL])
+    for label in range(2):
+        rows = sorted(range(label, 12, 2), key=lambda row: -known[row])
+        found = [{own[label].fields["s"] for own in samples} for samples in (near, far)]
+        assert found == [{f"text {row}" for row in half} for half in (rows[:3], rows[3:])]
+    assert calls == [2]
+    tiny = Demonstrations(settings(similar=0.01, per_class=2, encoder="e"), POOL, NAMES, similarity)
+    assert all(len(own) == 4 for own in tiny.sample([FILM])[0])  # as many as are asked for
+
+
+def test_too_few_of_a_class():
+    with pytest.raises(InputError) as caught:
+        Demonstrations(settings(per_class=7), POOL, NAMES)
+    assert str(caught.value) == (
+        "demos.per_class=7, but class 'bad' has 6 training examples; set demos.per_class to 6 or "
+        "less, or add examples"
+    )
+    demos = Demonstrations(settings(per_class=6), POOL, NAMES)
+    assert demos.sample([FILM])
+    with pytest.raises(InputError, match="has 5 training examples other than the example itself"):
+        demos.sample(POOL)
+
+
+# -- averages -------------------------------------------------------------------------------------
+
+
+def test_scores_are_averaged_over_samples():
+    scores = np.random.RandomState(0).normal(size=(6, 3)).astype(np.float32)
+    split = Split([[i] for i in range(6)], np.repeat([1, 0], 3), np.full(6, 3), [(), ()], samples=3)
+    np.testing.assert_allclose(split.average(scores), [scores[:3].mean(0), scores[3:].mean(0)])
+    one = split.without_samples()
+    assert one.rows == [[0], [3]] and one.labels.tolist() == [1, 0] and one.size == 2
+    assert split.by_example() == [[0, 1, 2], [3, 4, 5]]
+    plain = one._replace(labels=np.array([1, 0]))
+    assert plain.average(scores) is scores and plain.without_samples() is plain
