@@ -2,10 +2,10 @@
 
 The argument is TASK,SETTING,SYSTEM,SIZE, of which the last may be left out: `--config=dpt:sst2`,
 `--config=dpt:trec,low,sigma`, `--config=dpt:sst5,full,electra,large`,
-`--config=dpt:quoref,low,dpt,large`. Ten seeds train as one
-program by --config.runs.seeds=0,1,2,3,4,5,6,7,8,9; the table of these runs with the mean of the
-best 3 beside that of all is `sweep --table=WORKDIR --best=3`. The data is whole sentences of sst2
-and sst5 (6,920 and 8,544 for training), given by data.source.
+`--config=dpt:quoref,low,dpt,large`. Ten seeds train as one program by
+--config.runs.seeds=0,1,2,3,4,5,6,7,8,9; `sweep --table=WORKDIR --best=3` shows the mean of the best
+3, which the paper reports, beside that of all. Of sst2 and sst5 the paper takes whole sentences
+(6,920 and 8,544 for training), which data.source gives.
 """
 
 from typing import NamedTuple

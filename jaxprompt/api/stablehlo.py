@@ -106,7 +106,13 @@ def _encode(scorer: Scorer) -> Batch:
     task = scorer.task
     listed = task.options or (task.choices and ("a choice",) * scorer.classes)
     examples = [task.example(text, tuple(listed)) for text in TEXTS]
-    return scorer.one_batch(scorer.encode(examples).rows)
+    rows = scorer.encode(examples).rows
+    if len(rows) > len(examples):
+        raise InputError(
+            f"stablehlo: the program takes 1 input per example, and head.name={scorer.head.name} "
+            f"makes {len(rows) // len(examples)}; list all classes in one input"
+        )
+    return scorer.one_batch(rows)
 
 
 # -- the program ----------------------------------------------------------------------------------

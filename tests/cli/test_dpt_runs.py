@@ -107,6 +107,9 @@ def test_several_lists_train_and_predict(fields, told, electra, data, tmp_path, 
     assert jaxprompt(capsys, "predict", *words)[0] == 0
     right = np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
     assert right == pytest.approx(result["test"]["accuracy"]) and right > 0.6
+    program = [f"--workdir={workdir}", f"--stablehlo={tmp_path / 'program'}"]
+    code, _, err = jaxprompt(capsys, "export", *program)
+    assert code == 2 and "makes 2; list all classes in one input" in err
 
 
 def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys):

@@ -66,6 +66,7 @@ BEFORE = {
 }
 
 STEPS = 2
+FAMILIES = {"bert": "bert", "roberta": "roberta", "t5": "t5", "electra": "discriminator"}
 NEW = 5  # rows of a file to label
 POSITIONS = 64  # of the tiny models
 SHORT = {
@@ -121,7 +122,7 @@ def renamed(seed, size):
 def backbones(tmp_path_factory):
     """Folders of tiny models, by family."""
     root = tmp_path_factory.mktemp("backbones")
-    return {family: make_backbone(root / family, family) for family in ("bert", "roberta", "t5")}
+    return {name: make_backbone(root / name, family) for name, family in FAMILIES.items()}
 
 
 @pytest.fixture(scope="session")
@@ -144,6 +145,7 @@ def files(backbones, tmp_path_factory):
         "boolq": lambda *at: draw(*at, "question", "passage", label=(0, 1)),
         "ner": renamed,
         "squad": asked,
+        "quoref": asked,
         "DATA/sst2": lambda *at: draw(*at, "sentence", label=(0, 1)),
         "DATA/trec": lambda *at: draw(*at, "text", coarse_label=range(6)),
     }
@@ -194,7 +196,7 @@ def shrink(words, backbones):
     fields = dict(SHORT)
     if not Path(c.backbone.path).exists():
         name = c.backbone.path.lower()
-        family = next((family for family in ("roberta", "t5") if family in name), "bert")
+        family = next((own for own in ("roberta", "t5", "electra") if own in name), "bert")
         if c.prompt.name == "dart":  # its words are more subwords of the tiny RoBERTa than rows
             family = "bert"
         fields["backbone.path"] = backbones[family]
@@ -237,6 +239,8 @@ def check_sweep(words, out):
         listed = out.count("python -m jaxprompt train")
         results = list(Path(folder).rglob("result.json"))
         assert (listed, len(results)) == ((0, 12) if "--run" in words else (12, 0))
+    elif flag(words, "best"):  # of two runs there are no best three
+        assert out.startswith("| method | runs |") and len(out.splitlines()) == 3
     else:
         methods = ("prefix", "soft", "head_only", "full") if folder else ("prefix", "soft")
         assert all(f"\n| {method} " in out for method in methods)
