@@ -90,10 +90,10 @@ def _spans(c, system):
 
 def _classes(c, own, system):
     if system != "released":
-        methods.dpt(c, lr=RATE, score="replaced" if system == "sigma" else "original")
+        methods.dpt_words(c, lr=RATE, score="replaced" if system == "sigma" else "original")
         c.task.words = own.words
         return
-    methods.dpt_copies(c, lr=RATE, bias=True, loss="mean", separator=" ")
+    methods.dpt(c, lr=RATE, bias=True, loss="mean", separator=" ")
     c.task.words = tuple(f"{word} ," for word in own.words)
     c.task.template = f"{{{own.field}}} [sep] sentiment : _ [classes]"
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = [path for room in ("jaxprompt", "configs") for path in (ROOT / room).rglob("*.py")]
 # Imported under another name than the one that pip knows.
-NAMES = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint"}
+NAMES = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint", "mpl_toolkits": "matplotlib"}
 # Asked for only where a checkpoint is a pytorch_model.bin; the error says that it is missing.
 OPTIONAL = {"torch"}
 

@@ -45,13 +45,13 @@ def dart(c, length=3, text="", fluency=1.0, lr=2e-5, **fields):
     c.optim.clip = 1.0
 
 
-def dpt(c, lr=2e-5, **fields):
+def dpt_words(c, lr=2e-5, **fields):
     """DPT: every class in the input, judged by ELECTRA's own head, all tuned (Yao et al. 2022)."""
     heads.discriminator(c, **fields)
     _no_prompt(c, (r"backbone/.*", r"head/.*"), lr)  # appendix A
 
 
-def dpt_copies(c, lr=2e-5, length=0, **fields):
+def dpt(c, lr=2e-5, length=0, **fields):
     """DPT whose classes are written by trained copies of their subwords, tuned with the rest."""
     heads.discriminator(c, copies=True, **fields)
     c.prompt = make_block("prompt", "dpt", length=length)
@@ -94,7 +94,7 @@ def zero_shot(c):
 METHODS = {
     function.__name__: function
     for function in (
-        prefix, soft, dart, lester, dpt, dpt_copies, full, head_only, bias_only, layernorm_only,
+        prefix, soft, dart, lester, dpt, dpt_words, full, head_only, bias_only, layernorm_only,
         zero_shot
     )
 }  # fmt: skip

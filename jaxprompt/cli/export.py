@@ -82,14 +82,15 @@ def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, An
             args.tuned, prompt.tensors, card, whole, f"export of {args.workdir}", "--tuned"
         )
         place = str(Path(args.tuned).absolute())
-        print(f"the prompt stands on {place}, which is to go along with it", file=sys.stderr)
+        line = f"the prompt stands on {place}, which is to go along with it"
+        print(escape(line), file=sys.stderr)
         mark = load_backbone(place).loaded.report.fingerprint
         card["backbone"] = card["backbone"] | {"id": place, "revision": "", "fingerprint": mark}
         return tensors, card
     delta = as_delta(prompt.tensors, whole, "--delta")
-    print(
+    line = (
         f"tuned weights: {delta.before:,} bytes, as differences {delta.after:,}; no weight is off "
-        f"by more than {delta.error:.1e}",
-        file=sys.stderr,
+        f"by more than {delta.error:.1e}"
     )
+    print(escape(line), file=sys.stderr)
     return delta.tensors, card

@@ -11,10 +11,10 @@ from jaxprompt.prompts import methods
 HEAD = {"head.name": "discriminator"}
 # Of each method that learns: the function of configs/parts/methods.py, and its fields.
 RUNS = {
-    "all_weights": ("dpt", {}, 2e-3),
+    "all_weights": ("dpt_words", {}, 2e-3),
     "prefix": ("prefix", HEAD, 1e-1),
     "soft": ("soft", HEAD | {"task.template": "{text} [soft] [classes]."}, 3e-2),
-    "dpt": ("dpt_copies", {"prompt.length": 2, "head.bias": True}, 1e-3),
+    "dpt": ("dpt", {"prompt.length": 2, "head.bias": True}, 1e-3),
     "dart": ("dart", HEAD | {"prompt.length": 2, "prompt.fluency": 0.0,
                              "task.template": "{text} [soft*2] [classes].",
                              "head.copies": True}, 1e-3),
@@ -123,7 +123,7 @@ def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys
 
 
 def test_a_frozen_backbone_leaves_kilobytes(electra, data, tmp_path, capsys):
-    c = prepare(electra, data, "dpt", trainable="prompt/.*,head/.*", **{"optim.lr": 0.03})
+    c = prepare(electra, data, "dpt_words", trainable="prompt/.*,head/.*", **{"optim.lr": 0.03})
     result, workdir, _ = run(capsys, tmp_path, c)
     assert result["trained"] == (2 + 3) * 24 + 3
     size = (workdir / "export" / "prompt.safetensors").stat().st_size
