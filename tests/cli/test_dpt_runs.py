@@ -123,7 +123,7 @@ def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys
 
 
 def test_a_frozen_backbone_leaves_kilobytes(electra, data, tmp_path, capsys):
-    c = prepare(electra, data, "dpt_words", trainable="prompt/.*,head/.*", **{"optim.lr": 0.03})
+    c = prepare(electra, data, "dpt", trainable="prompt/.*,head/.*", **{"optim.lr": 0.03})
     result, workdir, _ = run(capsys, tmp_path, c)
     assert result["trained"] == (2 + 3) * 24 + 3
     size = (workdir / "export" / "prompt.safetensors").stat().st_size
