@@ -131,7 +131,7 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
     if len(part.rows) < len(single.rows):
         found.remarks.append(
             f"hidden states and attention are of {len(part.rows)} of the {len(single.rows)} "
-            f"examples of {asked.split}, drawn at random"
+            f"examples of {asked.split}, sampled at random"
         )
     _find_states(found, trained, workdir, part, steps, pictured, first, tell)
     tell(f"answers to {len(single.rows)} examples of {asked.split}")
@@ -229,6 +229,12 @@ def _find_states(
             "example has a class; R_D and the projections are of classification."
         )
         return
+    if part.labels.ndim > 1:
+        found.notes["states"] = (
+            "An example is read in several inputs, each with a list of classes, so no one state is "
+            "that of the example."
+        )
+        return
     names, labels, there = _classes_of_rows(scorer, part)
     if len(np.unique(labels[there])) < 2:
         found.notes["states"] = "The examples have fewer than two known classes to tell apart."
@@ -297,7 +303,7 @@ def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None
     measured, scores = judge(split, weights.trainable, weights.frozen)
     scores, split = split.average(scores), split.without_samples()
     said = scorer.head.classes_of(split, scores, scorer.classes)
-    counts = count_confusion(split.labels, said, len(names))
+    counts = count_confusion(scorer.head.labels_of(split), said, len(names))
     found.confusion = Confusion(tuple(names), counts)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
     found.about["scores"] = shown

@@ -59,6 +59,18 @@ class SentenceEncoder:
 
         return loaded.report.fingerprint, functools.partial(embed, loaded.params)
 
+    @functools.cached_property
+    def _tokens(self) -> tuple[ExampleEncoder, int]:
+        """Reads the tokenizer. -> the encoder of texts, and the id that pads them"""
+        tokenizer = load_tokenizer(self._opened.folder)
+        specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
+        encoder = ExampleEncoder(
+            tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0,
+            max_len=self._opened.module.dims.max_len, needs_mask=False,
+            num_types=facts_of(self._opened).types,
+        )  # fmt: skip
+        return encoder, specials.pad
+
     @property
     def fingerprint(self) -> str:
         """Sums up the weights."""
@@ -66,16 +78,9 @@ class SentenceEncoder:
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embeds texts, each cut to the length that the model reads. -> float32 [texts, H]"""
-        dims, facts = self._opened.module.dims, facts_of(self._opened)
-        tokenizer = load_tokenizer(self._opened.folder)
-        specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
-        max_len = dims.max_len
-        encoder = ExampleEncoder(
-            tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0, max_len=max_len,
-            needs_mask=False, num_types=facts.types,
-        )  # fmt: skip
+        dims, (encoder, pad) = self._opened.module.dims, self._tokens
         rows = encoder.encode_all([Example({"text": text}) for text in texts])
-        layout = Layout(batch=_BATCH, max_len=max_len, pad_id=specials.pad, multiple=32)
+        layout = Layout(batch=_BATCH, max_len=dims.max_len, pad_id=pad, multiple=32)
         batches = EvalBatches(rows, [-1] * len(rows), layout)
         _, embed = self._loaded
         found = np.zeros((len(texts), dims.width), np.float32)

@@ -35,12 +35,16 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
 
     A difference is float16, within 2**-11 of itself or 3e-8. Of a table of which less than half of
     the rows moved, delta_rows/NAME int32 [R] lists those that did and delta/NAME [R, ...] holds
-    them alone. Raises InputError, which names `flag`, where nothing of the backbone was tuned, and
-    for a difference that float16 does not reach.
+    them alone. Raises InputError, which names `flag`, where nothing of the backbone was tuned, for
+    a backbone that is not loaded in float32, and for a difference that float16 does not reach.
     """
     base, found = tree.flatten({"backbone": whole.loaded.params}), dict(tensors)
-    if not (names := [name for name in tensors if name.startswith(_TUNED)]):
-        raise InputError(f"{flag}: the run tuned no weight of the backbone; export without it")
+    names = _need_tuned(tensors, flag)
+    if (dtype := whole.backbone.block["dtype"]) != "float32":
+        raise InputError(
+            f"{flag}: differences are from weights in float32, and the backbone is loaded in "
+            f"{dtype}; load it with dtype=float32"
+        )
     before = after = 0
     error = 0.0
     for name in names:
@@ -87,6 +91,13 @@ def without_delta(
     return found
 
 
+def _need_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
+    """Lists the tuned weights. Raises InputError, which names `flag`, where there are none."""
+    if names := [name for name in tensors if name.startswith(_TUNED)]:
+        return names
+    raise InputError(f"{flag}: the run tuned no weight of the backbone; export without it")
+
+
 def _apply(start: np.ndarray, moved: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
     if rows is None:
         return start + moved.astype(np.float32)
@@ -104,8 +115,7 @@ def save_tuned(
     `run` names what the folder belongs to, as in `save_backbone`, which says what it raises.
     Raises InputError, which names `flag`, where nothing of the backbone was tuned.
     """
-    if not tuned_names(tensors):
-        raise InputError(f"{flag}: the run tuned no weight of the backbone; export without it")
+    _need_tuned(tensors, flag)
     base = tree.flatten({"backbone": whole.loaded.params})
     own = {name: x for name, x in tensors.items() if name.startswith(_TUNED)}
     told = {

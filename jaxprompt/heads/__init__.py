@@ -210,6 +210,10 @@ class Kind:
         # The answer is the best of the classes, whatever the model says outside them.
         return self.measure(metric, part, found[known, :classes], classes), int(known.sum())
 
+    def labels_of(self, split: Split) -> np.ndarray:
+        """Gives what is right of each example, of a kind whose answers are classes."""
+        return split.labels
+
     def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray | None:
         """Gives the class that is answered to each example; None where answers are no classes."""
         if self.OF != "classes":

@@ -200,23 +200,34 @@ class Head(Kind):
             f"listed: {' | '.join(shown)}; {passes} forward pass{'es' * (passes > 1)} per example"
             + learned
         ]
-        return tell_labels(task.labels, {n: _gold(split) for n, split in splits.items()}) + lines
+        return (
+            tell_labels(task.labels, {n: self.labels_of(split) for n, split in splits.items()})
+            + lines
+        )
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Measures the best of the classes against the right ones."""
-        best = log_scores(split, found, classes).argmax(-1)
-        return metrics.score(metric, _gold(split), best, classes)
+        best = self.classes_of(split, found, classes)
+        return metrics.score(metric, self.labels_of(split), best, classes, split.judged)
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Measures the answers of the examples whose right answer is known. -> metrics, how many"""
-        gold = _gold(split)
-        if not (gold >= 0).any():
-            return {}, 0
-        best = log_scores(split, found, classes).argmax(-1)
+        gold, best = self.labels_of(split), self.classes_of(split, found, classes)
         known = gold >= 0
-        return metrics.score(metric, gold[known], best[known], classes), int(known.sum())
+        if not known.any():
+            return {}, 0
+        judged = split.judged and split.judged.take(known)
+        return metrics.score(metric, gold[known], best[known], classes, judged), int(known.sum())
+
+    def labels_of(self, split: Split) -> np.ndarray:
+        """Gives the right class of each example. -> int32 [examples], -1 = unknown"""
+        return split.labels if split.parts is None else split.parts.gold
+
+    def classes_of(self, split: Split, found: Any, classes: int) -> np.ndarray:
+        """Gives the best class of each example."""
+        return log_scores(split, found, classes).argmax(-1)
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
@@ -260,10 +271,6 @@ def log_scores(split: Split, found: np.ndarray, classes: int) -> np.ndarray:
         )
     paths = ([n for n in path if n in tree.listed] for path in tree.paths)
     return np.stack([scores[:, path].sum(1) for path in paths], axis=1)
-
-
-def _gold(split: Split) -> np.ndarray:
-    return split.labels if split.parts is None else split.parts.gold
 
 
 class ClassTokens(Scores):

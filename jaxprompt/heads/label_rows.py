@@ -75,18 +75,20 @@ class LabelRows(Scores):
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Scores the classes."""
         rows, classes = injection.rows, len(self.words)
-        if rows is None or len(rows) < classes:
+        count = 0 if rows is None else len(rows)
+        if count not in (classes, sum(self.words)):
             raise InputError(
-                "head.name=label_rows scores rows that a method trains, and this one has none; "
-                "take prompt.name=dart with prompt.labels=True, or head.name=verbalizer"
+                f"head.name=label_rows scores a row for each of {classes} classes or each of their "
+                f"words, and the method trains {count or 'none'}; take prompt.name=dart with "
+                "prompt.labels=True, or head.name=verbalizer"
             )
-        several = len(rows) >= sum(self.words) > classes
+        several = count > classes
         counts = self.words if several else (1,) * classes
         features = backbone.lm_features(take(hidden, batch.label_pos[:, :1]))[:, 0]  # [B, X]
         bias = self.param("bias", nn.initializers.zeros, (classes,))
         own = np.repeat(np.arange(classes), counts)  # the class of each row
-        rows = rows[: len(own)].astype(features.dtype)
-        logits = einsum("bx,rx->br", features, rows, jnp.float32) + bias[own]
+        logits = einsum("bx,rx->br", features, rows.astype(features.dtype), jnp.float32)
+        logits = logits + bias[own]
         if not several:
             logits = mask_absent(logits, batch.counts)
         whole = logits

@@ -14,15 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
-from jaxprompt.data.tokenizer import encode_with_offsets
-from jaxprompt.data.windows import cut_windows
+from jaxprompt.data.windows import Window
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
-from jaxprompt.heads.spans import InText, Windows
+from jaxprompt.heads.spans import InText
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.scoring.span_sets import score_span_sets
@@ -86,36 +84,23 @@ class Head(InText):
         module = JudgedTokens(self.layer, self.score == "original")
         return HeadLayout(self, {"main": module}, self.specials(facts, asked, tokenizer))
 
-    def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
-        targets: bool,
-    ) -> Split:  # fmt: skip
-        """Encodes questions, each with its text in as many windows as it takes."""
-        del classes, targets
-        field = task.fields[-1]
-        rows, owner, offsets, labels = [], [], [], []
-        texts = encode_with_offsets(encoder.tokenizer, [e.fields[field] for e in examples])
-        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
-        for number, (example, gap) in enumerate(pairs):
-            ids, places = texts[example.fields[field]]
-            right = np.full(len(ids), 0 if example.references else -1, np.int32)
-            for start, end in example.spans[: 1 if self.single else None]:
-                right[(places[:, 1] > start) & (places[:, 0] < end)] = 1
-            for first, last, begin, behind in cut_windows([1] * len(ids), gap.room, self.stride):
-                row, at = encoder.place(gap, ids[first:last])
-                read = np.arange(at + begin - first, at + behind - first, dtype=np.int32)
-                # A text without tokens is read at [CLS], as nothing.
-                read = read if len(read) else np.array([encoder.cls_at], np.int32)
-                rows.append([row._replace(label_pos=read, count=len(read))])
-                owner.append(number)
-                offsets.append(places[begin:behind])
-                labels.append(right[begin:behind])
-        table = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
-        for row, own in zip(table, labels, strict=True):
-            row[: len(own)] = own
-        counts = np.array([row[0].count for row in rows], np.int32)
-        parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
-        return Split(rows, table, counts, [e.references for e in examples], parts)
+    def answer_of(self, example: Example, places: np.ndarray) -> np.ndarray:
+        """Marks the tokens of the answer. -> int32 [tokens], -1 = not known"""
+        right = np.full(len(places), 0 if example.references else -1, np.int32)
+        for start, end in example.spans[: 1 if self.single else None]:
+            right[(places[:, 1] > start) & (places[:, 0] < end)] = 1
+        return right
+
+    def read_window(
+        self, window: Window, at: int, cls_at: int, right: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, slice]:
+        """Reads the tokens that no other window reads; [CLS], as nothing, where there are none."""
+        first, _, begin, behind = window
+        read = np.arange(at + begin - first, at + behind - first, dtype=np.int32)
+        read = read if len(read) else np.array([cls_at], np.int32)
+        labels = np.full(len(read), -1, np.int32)
+        labels[: behind - begin] = right[begin:behind]
+        return read, labels, slice(begin, behind)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the binary cross entropy of the text's tokens."""

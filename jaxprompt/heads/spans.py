@@ -17,7 +17,7 @@ from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_with_offsets
-from jaxprompt.data.windows import cut_windows
+from jaxprompt.data.windows import Window, cut_windows
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, take
@@ -71,6 +71,47 @@ class InText(Kind):
         fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
         return Example(fields, references=("a",), spans=((0, 1),))
 
+    def encode(
+        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
+        targets: bool,
+    ) -> Split:  # fmt: skip
+        """Encodes questions, each with its text in as many windows as it takes."""
+        del classes, targets
+        field = task.fields[-1]
+        rows, labels, owner, offsets = [], [], [], []
+        texts = encode_with_offsets(encoder.tokenizer, [e.fields[field] for e in examples])
+        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
+        for number, (example, gap) in enumerate(pairs):
+            ids, places = texts[example.fields[field]]
+            right = self.answer_of(example, places)
+            for window in cut_windows([1] * len(ids), gap.room, self.stride):
+                row, at = encoder.place(gap, ids[window.first : window.last])
+                read, own, inside = self.read_window(window, at, encoder.cls_at, right)
+                rows.append([row._replace(label_pos=read, count=len(read))])
+                labels.append(own)
+                owner.append(number)
+                offsets.append(places[inside])
+        table = np.full((len(rows), max(map(len, labels))), -1, np.int32)
+        for line, own in zip(table, labels, strict=True):
+            line[: len(own)] = own
+        counts = np.array([row[0].count for row in rows], np.int32)
+        parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
+        return Split(rows, table, counts, [e.references for e in examples], parts)
+
+    def answer_of(self, example: Example, places: np.ndarray) -> Any:
+        """Says which tokens answer; `places` int32 [tokens, 2] are their characters."""
+        raise TypeError(f"{type(self).__module__} must define answer_of")
+
+    def read_window(
+        self, window: Window, at: int, cls_at: int, right: Any
+    ) -> tuple[np.ndarray, np.ndarray, slice]:
+        """Says what is read of a window whose text begins at position `at`.
+
+        `right` is what `answer_of` gave. -> positions int32 [M], labels int32 [M], and which tokens
+        of the text these are, behind [CLS] where that is read too
+        """
+        raise TypeError(f"{type(self).__module__} must define read_window")
+
 
 @dataclasses.dataclass(frozen=True)
 class Head(InText):
@@ -101,37 +142,25 @@ class Head(InText):
         specials = self.specials(facts, asked, tokenizer)
         return HeadLayout(self, {"main": SpanScores()}, specials)
 
-    def encode(
-        self, encoder: ExampleEncoder, task: Task, examples: Sequence[Example], *, classes: int,
-        targets: bool,
-    ) -> Split:  # fmt: skip
-        """Encodes questions, each with its text in as many windows as it takes."""
-        del classes, targets
-        field = task.fields[-1]
-        rows, owner, spans, offsets = [], [], [], []
-        texts = encode_with_offsets(encoder.tokenizer, [e.fields[field] for e in examples])
-        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
-        for number, (example, gap) in enumerate(pairs):
-            ids, places = texts[example.fields[field]]
-            answer = _tokens_of(places, example.spans[0]) if example.spans else None
-            for first, last, *_ in cut_windows([1] * len(ids), gap.room, self.stride):
-                row, at = encoder.place(gap, ids[first:last])
-                read = np.array([encoder.cls_at, *range(at, at + last - first)], np.int32)
-                rows.append([row._replace(label_pos=read, count=len(read))])
-                owner.append(number)
-                offsets.append(places[first:last])
-                inside = answer is not None and first <= answer[0] and answer[1] < last
-                start, end = (1 + x - first for x in answer) if inside else (0, 0)
-                spans.append((start, end) if example.references else None)
-        labels = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
-        for own, row, ends in zip(labels, rows, spans, strict=True):
-            if ends is not None:
-                own[: row[0].count] = 0
-                own[ends[0]] |= START
-                own[ends[1]] |= END
-        counts = np.array([row[0].count for row in rows], np.int32)
-        parts = Windows(np.array(owner, np.int32), offsets, [e.fields[field] for e in examples])
-        return Split(rows, labels, counts, [e.references for e in examples], parts)
+    def answer_of(self, example: Example, places: np.ndarray) -> tuple[int, int] | None:
+        """Gives the first and the last token, (-1, -1) = none; None where that is not known."""
+        if not example.references:
+            return None
+        return (example.spans and _tokens_of(places, example.spans[0])) or (-1, -1)
+
+    def read_window(
+        self, window: Window, at: int, cls_at: int, right: tuple[int, int] | None
+    ) -> tuple[np.ndarray, np.ndarray, slice]:
+        """Reads [CLS], which is right where the answer is elsewhere, and every token."""
+        first, last = window.first, window.last
+        read = np.array([cls_at, *range(at, at + last - first)], np.int32)
+        labels = np.full(len(read), -1 if right is None else 0, np.int32)
+        if right is not None:
+            inside = first <= right[0] and right[1] < last
+            start, end = (1 + x - first for x in right) if inside else (0, 0)
+            labels[start] |= START
+            labels[end] |= END
+        return read, labels, slice(first, last)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the mean of the cross entropies of start and end."""
