@@ -62,6 +62,7 @@ WEIGHTS = {
 RUNS, CLASSES = 2, 3
 HEAD_MODULES = {
     "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows((1,) * CLASSES),
+    "word_rows": LabelRows((2,) * CLASSES),
     "discriminator": ClassTokens(CLASSES, bias=True), "multi_spans": JudgedTokens(),
 }  # fmt: skip
 TX = optax.adamw(1e-3)
@@ -116,7 +117,8 @@ def make_model(case: Case):
         told = lambda scores, *given: count_classes(scores.words, *given)
         loss = Objective("main", whole, sums=told)
     elif case.head:
-        head, (loss,) = HEAD_MODULES[case.head], make_head(case.head).objectives(0.0)
+        head, kind = HEAD_MODULES[case.head], case.head.replace("word_rows", "label_rows")
+        (loss,) = make_head(kind).objectives(0.0)
     elif case.work == "generate" or case.work == "grid" and case.family == "gpt2":
         head, loss = TargetScores(), Objective("main", free_text)
     return Model(backbone, prompt, {"main": head} | prompt.modules()), [loss, *prompt.objectives()]
@@ -143,12 +145,12 @@ def make_method(case: Case, dims):
     asks = Asks(CLASSES)
     if case.method == "dpt":
         asks = Asks(CLASSES, tuple(((word, word + 1),) for word in range(5, 5 + CLASSES)))
-    if case.head == "label_rows":
-        masked = not decodes and case.family != "gpt2"
+    if case.method == "dart":
+        masked, several = not decodes and case.family != "gpt2", case.head == "word_rows"
         fields |= {"fluency": 1.0} if masked else {}
-        asks = Asks(
-            CLASSES, tuple(((word,),) for word in range(5, 5 + CLASSES)), 4 if masked else -1
-        )
+        fields |= {"each": "word"} if several else {}
+        words = tuple(((word,), (word + 1,))[: 1 + several] for word in range(5, 5 + CLASSES))
+        asks = Asks(CLASSES, words, 4 if masked else -1)
     with probes.known():
         return make_prompt(case.method, dims, asks, **fields)
 

@@ -87,6 +87,9 @@ ROWS = [
         ("roberta", "grid", 3, MESHES[0], A100), ("electra", "train", 4, MESHES[1], H100),
         ("t5", "train", 3, MESHES[1], TPU), ("gpt2", "evaluate", 2, MESHES[0], H100),
     )
+] + [
+    Case("bert", "train", "dart", 3, 27, mesh=MESHES[1], target=H100, head="word_rows"),
+    Case("gpt2", "grid", "dart", 2, 27, target=TPU, head="word_rows"),
 ]  # fmt: skip
 # Classes that stand in the input, with soft tokens, a prefix, or rows of their own.
 LISTED = [

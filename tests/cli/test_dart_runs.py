@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import jaxprompt, make_backbone, make_config, read_lines
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
 from jaxprompt.assembly.prompt_artifact import read_export
 
@@ -44,20 +44,9 @@ def prepare(folder, data, family, **fields):
     return make_config(folder, data, "dart", **own | fields)
 
 
-def run(capsys, tmp_path, c):
-    """Trains and exports. -> result, workdir"""
-    config, workdir = tmp_path / "config.json", tmp_path / "run"
-    config.write_text(c.to_json())
-    given = [f"--config={config}", f"--workdir={workdir}"]
-    code, out, err = jaxprompt(capsys, "train", *given)
-    assert code == 0, err
-    assert jaxprompt(capsys, "export", *given)[0] == 0
-    return json.loads(out), workdir
-
-
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
-    result, workdir = run(capsys, tmp_path, prepare(folders(family), data, family))
+    result, workdir, _ = train_and_export(capsys, tmp_path, prepare(folders(family), data, family))
     assert result["trained"] == result["total"]  # the whole backbone, and the rows
     measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
     out = tmp_path / "out.jsonl"
@@ -72,7 +61,7 @@ def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
 
 def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
     c = prepare(folders("bert"), data, "bert", trainable="prompt/.*,head/.*", optim__lr=0.05)
-    result, workdir = run(capsys, tmp_path, c)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
     width = 32
     assert result["trained"] == (3 + 3) * width + 3
     size = (workdir / "export" / "prompt.safetensors").stat().st_size
@@ -83,14 +72,14 @@ def test_in_two_stages(folders, data, tmp_path, capsys):
     """The rows alone first, then everything from them: a run that starts from an export."""
     rows = dict(trainable="prompt/.*,head/.*", optim__lr=0.05, train__total_steps=6)
     first = prepare(folders("bert"), data, "bert", **rows)
-    _, workdir = run(capsys, tmp_path, first)
+    _, workdir, _ = train_and_export(capsys, tmp_path, first)
     export = workdir / "export"
     second = prepare(
         folders("bert"), data, "bert", prompt__init=str(export), optim__lr=0.0,
         train__total_steps=1, train__eval_steps=1,
     )  # fmt: skip
     (tmp_path / "second").mkdir()
-    _, workdir = run(capsys, tmp_path / "second", second)
+    _, workdir, _ = train_and_export(capsys, tmp_path / "second", second)
     (before, _), (after, _) = read_export(str(export)), read_export(str(workdir / "export"))
     for name in ("prompt/slots", "prompt/rows"):
         np.testing.assert_array_equal(after[name], before[name])

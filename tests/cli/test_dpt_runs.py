@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import jaxprompt, make_backbone, make_config, read_lines
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
 from jaxprompt.prompts import methods
 
@@ -53,17 +53,6 @@ def prepare(folder, data, kind, **fields):
     return c
 
 
-def run(capsys, tmp_path, c):
-    """Trains and exports. -> result, workdir"""
-    config, workdir = tmp_path / "config.json", tmp_path / "run"
-    config.write_text(c.to_json())
-    given = [f"--config={config}", f"--workdir={workdir}"]
-    code, out, err = jaxprompt(capsys, "train", *given)
-    assert code == 0, err
-    assert jaxprompt(capsys, "export", *given)[0] == 0
-    return json.loads(out), workdir, err
-
-
 def test_every_method_is_run():
     assert set(methods()) - {"none", "constant"} == set(RUNS) - {"all_weights"}
 
@@ -73,7 +62,7 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
     fields = {"head__order": "random", "head__order_seed": 0} if kind == "all_weights" else {}
     fields = {name.replace("__", "."): value for name, value in fields.items()}
     c = prepare(electra, data, kind, **fields)
-    result, workdir, _ = run(capsys, tmp_path, c)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
     measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
     out = tmp_path / "out.jsonl"
     words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
@@ -100,16 +89,39 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
     ],
 )
 def test_several_lists_train_and_predict(fields, told, electra, data, tmp_path, capsys):
-    result, workdir, err = run(capsys, tmp_path, prepare(electra, data, "all_weights", **fields))
+    c = prepare(electra, data, "all_weights", **fields)
+    result, workdir, err = train_and_export(capsys, tmp_path, c)
     assert told in err
     out = tmp_path / "out.jsonl"
     words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
     assert jaxprompt(capsys, "predict", *words)[0] == 0
     right = np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
     assert right == pytest.approx(result["test"]["accuracy"]) and right > 0.6
+    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
+    assert code == 0, err
+    found = json.loads((workdir / "inspect" / "inspect.json").read_text())
+    counts = np.array(found["confusion"]["counts"])
+    assert counts.sum() == 30
+    assert counts.trace() / 30 == pytest.approx(result["dev"]["accuracy"])
+    assert "in several inputs" in found["notes"]["states"]
     program = [f"--workdir={workdir}", f"--stablehlo={tmp_path / 'program'}"]
     code, _, err = jaxprompt(capsys, "export", *program)
     assert code == 2 and "makes 2; list all classes in one input" in err
+
+
+@pytest.mark.parametrize("group", [0, 2])
+def test_a_metric_that_leaves_a_class_out(group, electra, data, tmp_path, capsys):
+    """Whether all classes stand in one list or in two."""
+    fields = {"head.group": group, "task.metric": "micro_f1", "task.negative": "tool"}
+    c = prepare(electra, data, "all_weights", **fields)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    assert jaxprompt(capsys, "predict", *words)[0] == 0
+    pairs = [(line["label"], line["prediction"]) for line in read_lines(out)]
+    hits = sum(label == said != "tool" for label, said in pairs)
+    told = sum(label != "tool" for label, _ in pairs) + sum(said != "tool" for _, said in pairs)
+    assert result["test"]["micro_f1"] == pytest.approx(2 * hits / told) and hits
 
 
 def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys):
@@ -124,7 +136,7 @@ def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys
 
 def test_a_frozen_backbone_leaves_kilobytes(electra, data, tmp_path, capsys):
     c = prepare(electra, data, "dpt", trainable="prompt/.*,head/.*", **{"optim.lr": 0.03})
-    result, workdir, _ = run(capsys, tmp_path, c)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
     assert result["trained"] == (2 + 3) * 24 + 3
     size = (workdir / "export" / "prompt.safetensors").stat().st_size
     assert size < 4 * result["trained"] + 600

@@ -4,7 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from tiny_run import FILLERS, TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
+from tiny_run import (
+    FILLERS,
+    TOPICS,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    train_and_export,
+    write_rows,
+)
 
 from jaxprompt.scoring.span_sets import score_span_sets
 
@@ -50,20 +59,11 @@ def prepare(folder, **fields):
     return c
 
 
-def train(capsys, tmp_path, c):
-    config, workdir = tmp_path / "config.json", tmp_path / "run"
-    config.write_text(c.to_json())
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
-    assert code == 0, err
-    return json.loads(out), workdir, err
-
-
 @pytest.mark.parametrize("fields", [{"head__tune": True}, {"head__layer": "linear"}], ids=str)
 def test_learns_exports_and_predicts(fields, folder, tmp_path, capsys):
-    result, workdir, err = train(capsys, tmp_path, prepare(folder, **fields))
+    result, workdir, err = train_and_export(capsys, tmp_path, prepare(folder, **fields))
     assert "train: 24 of 48 questions with several answers, 0 without" in err
     assert result["test"]["f1"] > 0.6, result
-    assert jaxprompt(capsys, "export", f"--workdir={workdir}")[0] == 0
     out = tmp_path / "out.jsonl"
     words = [f"--workdir={workdir}", f"--input={folder / 'test.jsonl'}", f"--output={out}"]
     code, _, err = jaxprompt(capsys, "predict", *words)
@@ -106,7 +106,7 @@ def test_a_grid_takes_the_threshold_of_each_run(folder, tmp_path, capsys):
 def test_ten_percent_of_the_questions(folder, tmp_path, capsys):
     c = prepare(folder, data__protocol="fraction", data__ratio=0.25, train__total_steps=2)
     c.train.eval_steps = 1
-    _, _, err = train(capsys, tmp_path, c)
+    _, _, err = train_and_export(capsys, tmp_path, c)
     assert "train 12, dev 16" in err
 
 

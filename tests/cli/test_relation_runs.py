@@ -11,6 +11,7 @@ from tiny_run import (
     make_backbone,
     make_config,
     read_lines,
+    train_and_export,
     write_rows,
 )
 
@@ -46,16 +47,6 @@ def files(tmp_path_factory):
     return folder
 
 
-def run(capsys, tmp_path, c):
-    """Trains, exports and evaluates. -> result, workdir"""
-    config, workdir = tmp_path / "config.json", tmp_path / "run"
-    config.write_text(c.to_json())
-    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
-    assert code == 0, err
-    assert jaxprompt(capsys, "export", f"--workdir={workdir}")[0] == 0
-    return json.loads(out), workdir
-
-
 def predict(capsys, workdir, *words):
     code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", *words)
     assert code == 0, err
@@ -80,7 +71,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_learn_and_predict(method, backbone, files, tmp_path, capsys):
     c = make_config(backbone, files, method, **FIELDS | METHODS[method])
-    result, workdir = run(capsys, tmp_path, c)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
     assert {"micro_f1", "precision", "recall", "accuracy"} <= result["test"].keys()
     given = [row["text"] for row in read_lines(files / "test.jsonl")]
     lines, err = predict(capsys, workdir, f"--input={files / 'test.jsonl'}")
@@ -100,7 +91,7 @@ def test_rows_around_entities_move_and_nothing_of_the_vocabulary(backbone, files
 
     own = {"trainable": "prompt/.*,head/.*", "train.total_steps": 4, "train.eval_steps": 4}
     c = make_config(backbone, files, "dart", **FIELDS | dart() | own)
-    result, workdir = run(capsys, tmp_path, c)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
     assert result["trained"] == (7 + 4) * 32 + 4
     held = load_file(workdir / "export/prompt.safetensors")
     table = load_file(backbone / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
@@ -122,7 +113,9 @@ def test_other_backbones(family, template, slots, text, files, tmp_path, capsys)
         "prompt.fluency": 0.0, "train.total_steps": 2, "train.eval_steps": 2, "data.max_len": 64,
         "data.multiple": 64,
     }  # fmt: skip
-    result, workdir = run(capsys, tmp_path, make_config(folder, files, "dart", **FIELDS | own))
+    result, workdir, _ = train_and_export(
+        capsys, tmp_path, make_config(folder, files, "dart", **FIELDS | own)
+    )
     lines, _ = predict(capsys, workdir, f"--input={files / 'test.jsonl'}")
     right = np.mean([line["prediction"] == line["label"] for line in lines])
     assert right == pytest.approx(result["test"]["accuracy"])
@@ -161,7 +154,9 @@ def test_semeval_by_its_name(method, backbone, semeval, tmp_path, capsys):
     if method == "dart":
         # A long entity takes many of the tiny vocabulary's letters, so it is not named again.
         fields |= dart() | {"task.template": "{sentence|soft} [soft*2] [mask] [soft*1]"}
-    result, workdir = run(capsys, tmp_path, make_config(backbone, semeval, method, **fields))
+    result, workdir, _ = train_and_export(
+        capsys, tmp_path, make_config(backbone, semeval, method, **fields)
+    )
     assert next(iter(result["test"])) == "semeval_f1"
     lines, err = predict(capsys, workdir, f"--input={semeval / 'test.jsonl'}")
     assert f"semeval_f1 {result['test']['semeval_f1']:.4f}" in err and "texts cut to 64" in err
@@ -182,7 +177,7 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
         "data.multiple": 64, "train.total_steps": 2, "train.eval_steps": 1,
     }  # fmt: skip
     c = make_config(backbone, tmp_path, "full", **fields)
-    result, workdir = run(capsys, tmp_path, c)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
     assert {"f1c", "precision_c", "recall_c", "accuracy"} == result["test"].keys()
     record = json.loads((workdir / "record.json").read_text())
     sizes = {name: split["examples"] for name, split in record["splits"].items()}

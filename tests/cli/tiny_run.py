@@ -258,6 +258,17 @@ def jaxprompt(capsys, *argv: str) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
+def train_and_export(capsys, folder: Path, c: Any) -> tuple[dict[str, Any], Path, str]:
+    """Trains a config in a folder, and exports the run. -> result, workdir, what training said"""
+    config, workdir = folder / "config.json", folder / "run"
+    config.write_text(c.to_json())
+    code, out, told = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
+    assert code == 0, told
+    code, _, err = jaxprompt(capsys, "export", f"--workdir={workdir}")
+    assert code == 0, err
+    return json.loads(out), workdir, told
+
+
 def read_lines(path: Path) -> list[dict]:
     """Reads JSON lines."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

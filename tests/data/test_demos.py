@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from reading_rows import roles, shown
 
 from jaxprompt.data.demos import Beside, Demonstrations, DemoSettings
 from jaxprompt.data.encode import ExampleEncoder
@@ -16,7 +17,6 @@ from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
-LETTERS = {role.value: role.name[0] for role in Role} | {Role.SPECIAL.value: "*"}
 IT_WAS = "{s} It was [mask]."
 DULL, FUN = Example({"s": "Dull stuff"}, label=0), Example({"s": "Fun"}, label=1)
 FILM = Example({"s": "A fine film"})
@@ -44,16 +44,6 @@ def make_encoder(
 def encode(encoder, example, *demos):
     ((row,),) = encoder.showing([demos]).encode_all([example])
     return row
-
-
-def shown(tokenizer, row):
-    tokens = tokenizer.convert_ids_to_tokens(row.ids.tolist())
-    slots = row.slot.tolist()
-    return " ".join(t if s < 0 else str(s) for t, s in zip(tokens, slots, strict=True))
-
-
-def roles(row):
-    return "".join(LETTERS[r] for r in row.roles.tolist())
 
 
 # -- golden ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reading_rows import roles, shown
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.marking import kept_lengths
@@ -23,7 +24,6 @@ from jaxprompt.types import Role
 
 load = functools.cache(load_tokenizer)
 ANIMALS = ("dog", "cat")
-LETTERS = {role.value: role.name[0] for role in Role} | {Role.SPECIAL.value: "*"}
 
 
 def encoder(tokenizer, template, **changes):
@@ -32,17 +32,6 @@ def encoder(tokenizer, template, **changes):
     needs = dict(eos=True, sentinel=SENTINEL, masks=int(parsed.has_mask))
     specials = read_specials(tokenizer, "masked", **needs)
     return ExampleEncoder(tokenizer, parsed, specials, **settings | changes)
-
-
-def shown(tokenizer, row):
-    """Tokens, with slots by number, in one line."""
-    tokens = tokenizer.convert_ids_to_tokens(row.ids.tolist())
-    slots = row.slot.tolist()
-    return " ".join(t if s < 0 else str(s) for t, s in zip(tokens, slots, strict=True))
-
-
-def roles(row):
-    return "".join(LETTERS[r] for r in row.roles.tolist())
 
 
 def example(choices=(), **fields):
