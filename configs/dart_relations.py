@@ -17,7 +17,8 @@ SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 SHOTS = ("8", "16", "32", "full")  # table 2
 MARKERS = "@ @ # #"
 TEXT = "is the of"  # appendix A.2: entity1 is the [mask] of entity2
-METHODS = ("dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning")  # table 3
+# Tables 2 and 3. lm_bff: the same words, none of them trained (section 5.2).
+METHODS = ("dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning", "lm_bff")
 
 
 class Recipe(NamedTuple):
@@ -54,8 +55,11 @@ def get_config(name="sem_eval_2010_task_8,8"):
     own, task = TASKS[known], get_task(known)
     c = base()
     c.backbone.path, c.task.name = own.backbone, known
-    if method == "fine_tuning":  # with markers too, words (section 5.2)
+    if method in ("fine_tuning", "lm_bff"):  # with markers too, words (section 5.2)
         methods.full(c, lr=own.rates[0])
+        if method == "lm_bff":
+            heads.verbalizer(c)
+            c.trainable = (r"backbone/.*",)
     else:
         methods.dart(c, length=7, text=f"{MARKERS} {TEXT}", lr=own.rates[0])
         c.task.template = with_rows(task.template)

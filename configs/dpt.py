@@ -47,6 +47,7 @@ FOLDERS = {
     "roberta": "FacebookAI/roberta-{}",
 }
 RATE, EPOCHS = 2e-5, 10.0  # appendix A
+SPANS_RATE = 5e-6
 
 
 def get_config(name="sst2"):
@@ -80,7 +81,7 @@ def get_config(name="sst2"):
 
 def _spans(c, system):
     """Judges every token of the passage (section 3); fine-tuning has a new layer for it."""
-    methods.full(c, lr=5e-6)  # appendix A
+    methods.full(c, lr=SPANS_RATE)
     score = "replaced" if system == "sigma" else "original"
     heads.multi_spans(c, layer="linear" if system in FOLDERS else "discriminator", score=score)
     c.data.max_len = 512

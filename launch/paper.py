@@ -5,45 +5,42 @@ usage: python launch/paper.py PAPER TABLE --workdir DIR [--backbone PATH] [--con
 {tables}
 
 A cell is mean ± population standard deviation of the test split over the seeds, in percent; for
-each seed the learning rate that is best on dev counts. What the paper prints stands behind it in
+each seed the learning rate that is best on dev counts. Where a paper reports its best seeds alone,
+the mean of those that are best on dev stands in front. What the paper prints stands behind it in
 brackets; "-" has not been run. Runs that have a result are not run again, and runs of equal shapes
 train as one program. A figure is written with its numbers as CSV beside it.
 """
 
+import itertools
 import json
-import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import paper_figures as figures  # noqa: E402
 from paper_dart import PAPER as DART  # noqa: E402
+from paper_dpt import PAPER as DPT  # noqa: E402
 from paper_ppt import PAPER as PPT  # noqa: E402
-from paper_table import (  # noqa: E402
-    Cell,
-    Paper,
-    Published,
-    Table,
-    read_object,
-    read_published,
-)
+from paper_results import Measured, list_points, measure, metric_of, show  # noqa: E402
+from paper_table import Cell, Paper, Table, read_object, read_published  # noqa: E402
 
 from jaxprompt.assembly import from_config  # noqa: E402
 from jaxprompt.assembly.load_config import fields, resolved  # noqa: E402
 from jaxprompt.cli import sweep  # noqa: E402
+from jaxprompt.cli.evaluate import evaluate, majority  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
-from jaxprompt.data.tasks import get_task  # noqa: E402
-from jaxprompt.errors import InputError, choose  # noqa: E402
+from jaxprompt.errors import InputError, choose, escape  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
-from jaxprompt.training.run_folder import RESULT, read_result  # noqa: E402
+from jaxprompt.training.run_folder import RESULT, write_result  # noqa: E402
+from jaxprompt.training.tables import failures  # noqa: E402
 
-PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART)}
+PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT)}
 FLAGS = {
     "backbone.path": "--backbone", "optim.lr": "--learning-rates", "seed": "--seeds",
     "data.seed": "--seeds",
@@ -99,7 +96,7 @@ def bind(args: Any) -> None:
 def list_runs(
     cell: Cell, args: Any, overrides: Sequence[tuple[str, str]] = ()
 ) -> list[sweep.SweepRun]:
-    """Lists the runs of a cell: every learning rate with every seed, also of the examples."""
+    """Lists the runs of a cell: all that is searched with every seed."""
     paper = PAPERS[args.paper]
     backbone = args.backbone or paper.HUB[cell.backbone]
     changes = paper.changes_of(cell, args, dict(overrides), backbone)
@@ -107,12 +104,16 @@ def list_runs(
         changes["data.source"] = str(Path(args.data) / cell.task)
     config, name = paper.config_of(cell, args), re.sub(r"[^\w.]+", "_", cell.row)
     runs = []
-    searched = paper.rates(cell, backbone)
-    for lr in _numbers("--learning-rates", args.learning_rates, float) or searched:
-        for seed in _numbers("--seeds", args.seeds, int):
-            own = {"optim.lr": lr, "seed": seed, "data.seed": seed}
-            folder = Path(args.workdir) / f"{name}-{cell.task},lr={lr},seed={seed}"
-            runs.append(sweep.SweepRun(folder.name, config, changes | own, folder))
+    rates = _numbers("--learning-rates", args.learning_rates, float) or paper.rates(cell, backbone)
+    axes = {"optim.lr": rates, **paper.searched(cell)} if cell.does == "train" else {}
+    axes = {field: values for field, values in axes.items() if values}
+    seeds = _numbers("--seeds", args.seeds, int)[: 1 if cell.once else None]
+    for *values, seed in itertools.product(*axes.values(), seeds):
+        own = dict(zip(axes, values, strict=True))
+        parts = [f"{field.rpartition('.')[2]}={value}" for field, value in own.items()]
+        folder = Path(args.workdir) / ",".join([f"{name}-{cell.task}", *parts, f"seed={seed}"])
+        own |= dict.fromkeys(paper.SEEDED, seed)
+        runs.append(sweep.SweepRun(folder.name, config, changes | own, folder))
     return runs
 
 
@@ -143,12 +144,34 @@ def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dic
     """
     for _, own in runs:
         check_inputs(own[0], args)
-    every = [run for _, own in runs for run in own]
-    have = sum((run.workdir / RESULT).exists() for run in every)
+    every = {run.workdir: (cell, run) for cell, own in runs for run in own}
+    have = sum((folder / RESULT).exists() for folder in every)
     print(f"{args.table}: {len(every)} runs, {have} of them have a result", file=sys.stderr)
     about = {"paper": args.paper, "table": args.table, **PAPERS[args.paper].about(args)}
     write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
-    return sweep.execute(every, (), args.workdir)
+    failed = {}
+    for cell, run in every.values():
+        if cell.does != "train" and not (run.workdir / RESULT).exists():
+            try:
+                score(run, cell.does)
+            except InputError as error:
+                failed[run.workdir.name] = str(error)
+    trained = [run for cell, run in every.values() if cell.does == "train"]
+    for line in failures(failed):
+        print(escape(f"paper.py: {line}"), file=sys.stderr)
+    own = sweep.execute(trained, (), args.workdir) if trained else {}
+    return None if own is None else failed | own
+
+
+def score(run: sweep.SweepRun, does: str) -> None:
+    """Scores the test split with what trains nothing, and leaves what a run leaves of it."""
+    c = sweep.load(run, ())
+    print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
+    found = majority(c, "test", None) if does == "majority" else evaluate(c, None, "test")
+    scores = {name: value for name, value in found.items() if isinstance(value, float)}
+    folder = make_folder(run.workdir)
+    write_atomic(folder / "config.json", json.dumps(resolved(c)) + "\n")
+    write_result(folder, {"best_step": 0, "test": scores})  # as the backbone comes
 
 
 def estimate(
@@ -159,11 +182,15 @@ def estimate(
     Runs with a prompt on one backbone are of one size, and so is full tuning: batches are alike.
     """
     sizes: dict[tuple[str, str], list[sweep.SweepRun]] = {}
-    for _, own in runs:
+    for cell, own in runs:
+        if cell.does != "train":
+            continue
         c = sweep.load(own[0], ())
         examples = {"fraction": "all examples", "kshot": f"{c.data.k} examples per class"}
         examples = examples.get(c.data.protocol, f"{c.data.n} examples")
-        about = f"{c.train.total_epochs:g} epochs of {examples}, {c.data.batch} a step"
+        much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
+        much = much or f"{c.train.total_epochs:g} epochs"
+        about = f"{much} of {examples}, {c.data.batch} a step"
         trained = "a backbone" if c.trainable else "a prompt"
         sizes.setdefault((f"{about}, that train {trained}", c.backbone.path), []).extend(own)
     lines = []
@@ -178,72 +205,11 @@ def estimate(
 # -- what they give ------------------------------------------------------------------------------
 
 
-class Measured(NamedTuple):
-    """A cell's results, in percent."""
-
-    mean: float
-    std: float
-    runs: int  # that have a result, of `total`
-    total: int
-    configs: tuple[dict[str, Any], ...]  # of these runs, field -> value
-
-    @property
-    def backbones(self) -> tuple[str, ...]:
-        """Where the backbones of the runs are."""
-        return tuple(
-            dict.fromkeys(
-                config.get("backbone.path", "an unknown backbone") for config in self.configs
-            )
-        )
-
-
-def measure(runs: Sequence[sweep.SweepRun]) -> Measured:
-    """Reads what the runs of a cell gave; NaN where none has a result."""
-    from jaxprompt.scoring.metrics import mean_std
-    from jaxprompt.sweeps.runner import select
-
-    found, configs = [], []
-    for run in runs:
-        result = read_result(run.workdir)
-        if result and "test" in result:
-            found.append((run.changes, result))
-            configs.append(fields(read_object(run.workdir / "config.json")))
-    values = [100 * next(iter(result["test"].values())) for result in select(found)]
-    mean, std = mean_std(values) if values else (math.nan, math.nan)
-    return Measured(mean, std, len(found), len(runs), tuple(configs))
-
-
-def show(
-    measured: Sequence[tuple[Cell, Measured]], published: Mapping[tuple[str, str], Published]
-) -> str:
-    """Tabulates cells as Markdown, rows by tasks: measured, and published in brackets."""
-    shown = {}
-    for cell, own in measured:
-        text = f"{own.mean:.1f} ± {own.std:.1f}" if own.runs else "-"
-        if 0 < own.runs < own.total:
-            text += f" ({own.runs} of {own.total} runs)"
-        beside = published.get((cell.row, cell.task))
-        if beside:
-            spread = "" if beside.std is None else f" ± {beside.std:.1f}"
-            text += f" [{beside.mean:.1f}{spread}]"
-        shown[cell.row, cell.task] = text
-    rows, tasks = (list(dict.fromkeys(key[i] for key in shown)) for i in range(2))
-    lines = ["| | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
-    for row in rows:
-        lines.append(f"| {row} | " + " | ".join(shown.get((row, t), "") for t in tasks) + " |")
-    return "\n".join(lines)
-
-
-def metric_of(task: str) -> str:
-    """Names the metric of a task."""
-    return get_task(task).metric.replace("macro_f1", "macro-F1")
-
-
 def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
     """Says what a table shows, and where the backbone is not the paper's."""
     metrics: dict[str, list[str]] = {}
-    for task in dict.fromkeys(cell.task for cell, _ in measured):
-        metrics.setdefault(metric_of(task), []).append(task)
+    for task, metric in dict.fromkeys((cell.task, cell.metric) for cell, _ in measured):
+        metrics.setdefault(metric or metric_of(task), []).append(task)
     names = [f"{name} of {', '.join(own)}" for name, own in metrics.items()]
     paper = PAPERS[args.paper]
     table = paper.TABLES[args.table]
@@ -253,6 +219,8 @@ def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
     ]
     if not table.draw:
         lines[-1] += "; [as published]"
+    if paper.BEST:
+        lines.append(f"of the {paper.BEST} seeds that are best on dev, as the paper has it; of all")
     if any(own.runs for _, own in measured):
         lines += paper.remarks(args)
     for cell, own in measured:
@@ -274,26 +242,13 @@ def list_changes(cell: Cell, own: Measured, args: Any) -> list[str]:
     if not own.runs:
         return []
     published = fields(resolved(sweep.load(list_runs(cell, args)[0], ())))
+    searched = (*PLACE, *PAPERS[args.paper].searched(cell))
     return [
         f"{field}={config[field]} ({value})"
         for config in own.configs
         for field, value in published.items()
-        if config.get(field, value) != value and not field.startswith(PLACE)
+        if config.get(field, value) != value and not field.startswith(searched)
     ]
-
-
-def list_points(measured: Sequence[tuple[Cell, Measured]]) -> list[figures.Point]:
-    """Makes the numbers of a figure."""
-    points = []
-    for cell, own in measured:
-        examples = "all" if "data.protocol" in cell.changes else str(cell.changes.get("data.n", 32))
-        points.append(
-            figures.Point(
-                cell.task, cell.method, examples, metric_of(cell.task), own.mean, own.std,
-                own.runs, own.total, " ".join(own.backbones),
-            )
-        )  # fmt: skip
-    return points
 
 
 def main(argv: Sequence[str]) -> int:
@@ -353,12 +308,12 @@ def main(argv: Sequence[str]) -> int:
         failed = execute(todo, args)
         if failed is None:
             return 0
-    measured = [(cell, measure(own)) for cell, own in runs]
+    measured = [(cell, measure(cell, own, paper.BEST)) for cell, own in runs]
     print(
         heading(args, measured), show(measured, read_published(args.paper, args.table)), sep="\n\n"
     )
     if table.draw and any(own.runs for _, own in measured):
-        points = list_points(measured)
+        points = list_points(paper, measured)
         for path in figures.write(output, table.draw(points), points):
             print(path, file=sys.stderr)
     if failed:

@@ -1,11 +1,11 @@
 """The tables of DART (Zhang et al. 2022): which runs every number stands for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paper_table import ROOT, Cell, Paper, Table
 
-from configs import dart, dart_relations
+from configs import dart, dart_relations, lm_bff
 from jaxprompt.errors import choose
 
 ROBERTA, BERT, SCIBERT = "RoBERTa-large", "BERT-large-uncased", "SciBERT"
@@ -17,6 +17,7 @@ HUB = {
 SEMEVAL = "sem_eval_2010_task_8"
 SINGLE = ("sst2", "mr", "cr", "subj", "trec")
 TASKS = (*SINGLE, "mnli", "snli", "qnli", "mrpc", "qqp")
+BESIDE = ("zero_shot", "in_context", "lm_bff")  # of configs/lm_bff.py
 # Table 4. The paper gives the words of length 3 alone; the others are ours.
 LENGTHS = {
     2: ("{sentence} [soft*2] [mask]", "It was"),
@@ -28,27 +29,33 @@ PAIRS = ("great/terrible", "fantastic/awful", "amazing/horrible", "good/bad")  #
 # Table 5. The paper says neither how long it trains on all examples nor what it selects on.
 EVERY = {
     "data.protocol": "fraction", "data.ratio": 0.9, "data.holdout": 0.1,
-    "train.total_epochs": 5.0, "train.eval_steps": 0, "train.eval_epochs": 0.5,
+    "train.total_epochs": 5.0, "train.total_steps": 0, "train.eval_steps": 0,
+    "train.eval_epochs": 0.5,
 }  # fmt: skip
 
 
 def table1(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Yields fine-tuning and DART with 16 examples per class, then fine-tuning on all."""
+    """Yields what trains nothing, what trains on 16 examples per class, and fine-tuning on all."""
     for task in tasks:
+        yield Cell("majority", task, "zero_shot", ROBERTA, does="majority", once=True)
+        yield Cell("zero_shot", task, "zero_shot", ROBERTA, does="evaluate", once=True)
+        yield Cell("in_context", task, "in_context", ROBERTA, does="evaluate")
         yield Cell("full", task, "full", ROBERTA)
+        yield Cell("lm_bff", task, "lm_bff", ROBERTA)
         yield Cell("dart", task, "dart", ROBERTA)
         yield Cell("full_data_full", task, "full", ROBERTA, EVERY)
 
 
 def table2(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Yields fine-tuning and DART on relations, with 8, 16, 32 and all examples per class."""
-    for row, method in (("full", "fine_tuning"), ("dart", "dart")):
+    """Yields the methods on relations, with 8, 16, 32 and all examples per class."""
+    for row, method in (("full", "fine_tuning"), ("lm_bff", "lm_bff"), ("dart", "dart")):
         yield from _relations(row, method, tasks)
 
 
 def table3(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Yields the same and DART without one of its parts each."""
-    yield from table2(tasks)
+    """Yields fine-tuning, DART, and DART without one of its parts each."""
+    for row, method in (("full", "fine_tuning"), ("dart", "dart")):
+        yield from _relations(row, method, tasks)
     for method in ("no_fluency", "fixed_template", "fixed_labels"):
         yield from _relations(f"dart_{method}", method, tasks)
 
@@ -73,8 +80,8 @@ def table4(tasks: Sequence[str]) -> Iterable[Cell]:
 
 
 def table5(tasks: Sequence[str]) -> Iterable[Cell]:
-    """Yields fine-tuning and DART on all examples."""
-    for method in ("full", "dart"):
+    """Yields the methods on all examples."""
+    for method in ("full", "lm_bff", "dart"):
         yield from (Cell(method, task, method, ROBERTA, EVERY) for task in tasks)
 
 
@@ -112,6 +119,8 @@ class Dart(Paper):
         """Names the run of configs/dart.py or configs/dart_relations.py."""
         if cell.task in dart_relations.TASKS:
             return f"{ROOT / 'configs/dart_relations.py'}:{cell.task},{cell.method}"
+        if cell.method in BESIDE:
+            return f"{ROOT / 'configs/lm_bff.py'}:{cell.task},{cell.method}"
         more = "" if cell.method == "dart" else f",{cell.method}"
         return f"{ROOT / 'configs/dart.py'}:{choose('the task', cell.task, dart.TASKS)}{more}"
 
@@ -119,7 +128,14 @@ class Dart(Paper):
         """Lists the learning rates of the paper's grids, or of fine-tuning in LM-BFF."""
         if cell.task in dart_relations.TASKS:
             return dart_relations.TASKS[cell.task].rates
+        if cell.method in BESIDE:
+            return lm_bff.RATES
         return dart.FULL_RATES if cell.method == "full" else dart.RATES
+
+    def searched(self, cell: Cell) -> Mapping[str, Sequence[Any]]:
+        """Lists the batches of LM-BFF's grid."""
+        few = cell.method == "lm_bff" and cell.task in dart.TASKS and not cell.changes
+        return {"data.batch": lm_bff.BATCHES} if few else {}
 
 
 PAPER = Dart()

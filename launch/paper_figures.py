@@ -5,13 +5,17 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 
 SUFFIXES = (".png", ".pdf", ".svg")
-NAMES = {"full": "full tuning", "pt": "prompt tuning", "ppt": "PPT"}  # by method
+NAMES = {  # by method
+    "full": "full tuning", "pt": "prompt tuning", "ppt": "PPT", "electra": "fine-tuning",
+    "dpt": "DPT",
+}  # fmt: skip
 
 
 class Point(NamedTuple):
@@ -23,6 +27,7 @@ class Point(NamedTuple):
     metric: str
     mean: float
     std: float
+    scores: tuple[float, ...]  # of each seed
     runs: int  # that have a result
     of_runs: int
     backbone: str  # where it was measured
@@ -48,7 +53,8 @@ def write(path: Path, figure: Any, points: Sequence[Point]) -> list[Path]:
     lines.writerow(Point._fields)
     for point in points:
         shown = ["" if math.isnan(x) else f"{x:.4f}" for x in (point.mean, point.std)]
-        lines.writerow(point._replace(mean=shown[0], std=shown[1]))
+        scores = " ".join(f"{x:.4f}" for x in point.scores)
+        lines.writerow(point._replace(mean=shown[0], std=shown[1], scores=scores))
     figure.savefig(picture, format=path.suffix[1:], dpi=200)
     write_atomic(numbers, text.getvalue())
     write_atomic(path, picture.getvalue())
@@ -99,6 +105,23 @@ def draw_bars(points: Sequence[Point]) -> Any:
         )
         if panel.patches:
             panel.legend()
+    return figure
+
+
+def draw_spread(points: Sequence[Point]) -> Any:
+    """Draws a panel per task: the score of every seed, by method and number of examples."""
+    figure, panels, tasks = _panels(points, "task")
+    for panel, task in zip(panels, tasks, strict=True):
+        own = [point for point in points if point.task == task]
+        for place, point in enumerate(own):
+            count = len(point.scores)
+            beside = [place + 0.3 * ((n + 0.5) / count - 0.5) for n in range(count)]
+            panel.plot(beside, sorted(point.scores), "o", color=f"C{place % 2}", alpha=0.7)
+            if count:
+                panel.hlines(median(point.scores), place - 0.3, place + 0.3, color="black")
+        names = [f"{NAMES.get(p.method, p.method)}\n{p.examples} examples" for p in own]
+        panel.set_xticks(range(len(own)), names, fontsize="small")
+        panel.set(title=task, ylabel=f"{own[0].metric}, %", xlim=(-0.5, len(own) - 0.5))
     return figure
 
 

@@ -216,6 +216,11 @@ class Ppt(Paper):
         """Lists the paper's learning rates."""
         return learning_rates(cell.method, backbone)
 
+    def point_of(self, cell: Cell) -> tuple[str, str]:
+        """Names a figure's number."""
+        method, examples = super().point_of(cell)
+        return method, examples or str(cell.changes.get("data.n", 32))
+
     def lacks(self, run: SweepRun, args: Any) -> str:
         """Says which prompt is missing."""
         start = run.changes.get("prompt.init")

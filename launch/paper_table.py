@@ -23,6 +23,14 @@ class Cell(NamedTuple):
     method: str  # of the paper's configs
     backbone: str  # by the paper's name, a key of Paper.HUB
     changes: Mapping[str, Any] = {}  # config field -> value, besides seeds and learning rate
+    metric: str = ""  # of those that the task has; "" = its first
+    does: str = "train"  # | evaluate, of what trains nothing | majority
+    once: bool = False  # no seed changes it
+
+    @property
+    def column(self) -> str:
+        """Names the column of its table."""
+        return f"{self.task} {self.metric}".strip()
 
 
 class Published(NamedTuple):
@@ -53,6 +61,8 @@ class Paper(abc.ABC):
     HUB: ClassVar[Mapping[str, str]]  # the paper's name of a backbone -> where it is
     STAND_INS: ClassVar[tuple[str, ...]] = ()  # of these, what HUB has is not the paper's
     SEEDS: ClassVar[tuple[int, ...]]
+    SEEDED: ClassVar[tuple[str, ...]] = ("seed", "data.seed")  # the fields that a seed is of
+    BEST: ClassVar[int] = 0  # it reports the mean of that many seeds; 0 = of all
     # Flags of its own beside --backbone, --seeds and --learning-rates, by the field they set.
     FLAGS: ClassVar[Mapping[str, str]] = {}
 
@@ -86,6 +96,15 @@ class Paper(abc.ABC):
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
         """Lists the learning rates that are searched; () = the config's own."""
 
+    def searched(self, cell: Cell) -> Mapping[str, Sequence[Any]]:
+        """Lists the values that are searched of other fields."""
+        del cell
+        return {}
+
+    def point_of(self, cell: Cell) -> tuple[str, str]:
+        """Names a figure's number. -> the method, how many training examples"""
+        return cell.method, "all" if "data.protocol" in cell.changes else ""
+
     def lacks(self, run: SweepRun, args: Any) -> str:
         """Says what a run lacks besides data, and what to do about it; "" where it can run."""
         return ""
@@ -95,17 +114,22 @@ class Paper(abc.ABC):
         return []
 
 
-def read_published(paper: str, table: str) -> dict[tuple[str, str], Published]:
-    """Reads what a paper prints in a table, by row and task. Its figures have no numbers."""
+def read_published(paper: str, table: str) -> dict[tuple[str, str, str], Published]:
+    """Reads what a paper prints in a table, by row, task and metric.
+
+    The metric is "" too, for the first of a row and a task. Figures have no numbers.
+    """
     path = Path(__file__).parent / f"published/{paper}.csv"
+    found: dict[tuple[str, str, str], Published] = {}
     with open(path, newline="", encoding="utf-8") as file:
-        return {
-            (line["row"], line["task"]): Published(
-                float(line["mean"]), float(line["std"]) if line["std"] else None, line["backbone"]
-            )
-            for line in csv.DictReader(file)
-            if line["table"] == table.removesuffix("_chinese")
-        }
+        for line in csv.DictReader(file):
+            if line["table"] != table.removesuffix("_chinese"):
+                continue
+            std = float(line["std"]) if line["std"] else None
+            own = Published(float(line["mean"]), std, line["backbone"])
+            found[line["row"], line["task"], line["metric"]] = own
+            found.setdefault((line["row"], line["task"], ""), own)
+    return found
 
 
 def read_object(path: Path) -> dict[str, Any]:

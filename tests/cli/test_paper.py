@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from tiny_run import ROOT, flags, sentences, write_rows
+from tiny_run import ROOT, flags, jaxprompt, sentences, write_rows
 
 from configs.parts import ppt
 from jaxprompt.assembly.load_config import load_config
@@ -82,6 +82,44 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
     assert again.out == told.out and not again.err
     with pytest.raises(InputError, match="holds runs of table table4, not table2; take another"):
         run(capsys, "table2")
+
+
+def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
+    """Once where no seed changes them; and the batches of LM-BFF are searched with its rates."""
+    _, folder = run(capsys, "table4", "--rows=full", "--print")
+    words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={folder.parent}"]
+    words += ["--tasks=sst2", "--seeds=10,20", "--learning-rates=0.001"]
+    own = {
+        "data.k": 4, "demos.total": 2, "data.max_len": 60, "train.total_steps": 2, "mesh.data": 1,
+        "train.eval_steps": 1, "task.words": "bad,good", "train.tracker": "none",
+    }  # fmt: skip
+    rows = "--rows=majority;zero_shot;in_context;lm_bff"
+    assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
+    told = capsys.readouterr()
+    assert "table1: 10 runs, 0 of them have a result" in told.err
+    results = {
+        path.parent.name: json.loads(path.read_text())["test"]
+        for path in tmp_path.glob("*/result.json")
+    }
+    assert sorted(results) == sorted(
+        ["majority-sst2,seed=10", "zero_shot-sst2,seed=10"]
+        + [f"in_context-sst2,seed={seed}" for seed in (10, 20)]
+        + [f"lm_bff-sst2,lr=0.001,batch={n},seed={seed}" for n in (2, 4, 8) for seed in (10, 20)]
+    )
+    assert results["majority-sst2,seed=10"]["accuracy"] == pytest.approx(2 / 3)  # no beast
+    shot = f"--config={ROOT}/configs/lm_bff.py:sst2,zero_shot"
+    changed = own | {"backbone.path": backbone, "data.source": folder.parent / "sst2"}
+    changed |= {"data.seed": 10}  # of what demos.total shows here in every row
+    code, out, err = jaxprompt(capsys, "evaluate", shot, *flags(changed), "--split=test")
+    assert code == 0, err
+    assert json.loads(out)["accuracy"] == results["zero_shot-sst2,seed=10"]["accuracy"]
+    head, *lines = told.out.split("\n\n")[1].splitlines()[2:]
+    assert head == "| majority | 66.7 ± 0.0 [50.9] |" and len(lines) == 3
+    assert "data.batch" not in told.out and "data.k=4 (16)" in told.out
+    before = (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
+    assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
+    assert "10 runs, 10 of them have a result" in capsys.readouterr().err
+    assert (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("method", ["full", "pt"])

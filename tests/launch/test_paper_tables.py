@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "launch"))
 import paper  # noqa: E402
 import paper_dart  # noqa: E402
+import paper_dpt  # noqa: E402
 import paper_figures  # noqa: E402
 import paper_ppt  # noqa: E402
 from paper_table import read_published  # noqa: E402
@@ -174,21 +175,35 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
     cells = paper.pick(table, args)
     runs = [(cell, paper.list_runs(cell, args)) for cell in cells]
     flat = [run for _, own in runs for run in own]
-    assert len({run.workdir for run in flat}) == len(flat) >= len(cells) * 2 * 3
+    assert len({run.workdir for run in flat}) == len(flat)
     published = read_published("dart", name)
+    missing = {key[:2] for key in published} - {(cell.row, cell.task) for cell in cells}
+    assert {row for row, _ in missing} == ({"p_tuning"} if name == "table1" else set())
     for cell, own in runs:
-        assert (cell.row, cell.task) in published
-        assert published[cell.row, cell.task].backbone == cell.backbone
+        assert (cell.row, cell.task, "") in published
+        assert published[cell.row, cell.task, ""].backbone == cell.backbone
         c = paper.sweep.load(own[0], ())
         assert c.task.name == cell.task and c.data.seed == own[0].changes["seed"]
-        tuned = cell.method in ("full", "Fine-tuning") or cell.method.endswith("fine_tuning")
-        assert c.prompt.name == ("none" if tuned else "dart")
+        learns = cell.method.split(",")[-1]
+        trained = {"dart", "no_fluency", "fixed_template", "fixed_labels"}
+        assert c.prompt.name == ("dart" if learns in trained else "none")
+        if learns in ("lm_bff", "in_context", "zero_shot"):
+            assert c.head.name == "verbalizer" and "soft" not in c.task.template
+        if cell.does != "train":
+            assert not c.trainable and len(own) == (1 if cell.once else 2)
+            continue
+        assert len(own) >= 6
         if "K=" in cell.row:
             assert (c.data.protocol, c.data.k) == ("kshot", int(cell.row.rpartition("=")[2]))
         elif "all examples" not in cell.row:
             every = "full_data" in cell.row or name == "table5"
             assert c.data.protocol == ("fraction" if every else "kshot")
-        assert c.optim.warmup_ratio == 0.1 and c.optim.warmup_steps == 0
+        if cell.task in paper_dart.dart.TASKS and learns == "lm_bff":
+            batches = sorted({run.changes.get("data.batch", c.data.batch) for run in own})
+            assert batches == ([2, 4, 8] if name == "table1" else [2])
+            assert c.train.total_steps == (1000 if name == "table1" else 0)
+        else:
+            assert c.optim.warmup_ratio == 0.1 and c.optim.warmup_steps == 0
         rates = paper_dart.PAPER.rates(cell, "x")
         assert sorted({run.changes["optim.lr"] for run in own}) == sorted(rates)
 
@@ -210,6 +225,107 @@ def test_a_mean_without_a_deviation_stands_alone(tmp_path, capsys):
     assert heading.startswith("DART (Zhang et al. 2022), table1: the methods with 16 examples")
     assert "| full_data_full | 85.0 ± 5.0 [95.0] |" in table
     assert "| dart | - [93.5 ± 0.5] |" in table
+
+
+# -- DPT ------------------------------------------------------------------------------------------
+
+
+def test_published_numbers_are_dpts(shared):
+    """Cell by cell, without the rows of differences."""
+    theirs = json.loads((shared / "papers/dpt_tables.json").read_text())["cells"]
+    theirs = [cell for cell in theirs if "delta" not in cell["row"]]
+    with open(ROOT / "launch/published/dpt.csv", newline="") as file:
+        ours = list(csv.DictReader(file))
+    assert len(ours) == len(theirs) == 92
+    for line, cell in zip(ours, theirs, strict=True):
+        row, examples = line["row"].split(", ")
+        assert row == cell["row"]
+        assert examples == ("all examples" if cell["setting"] == "full" else "10%")
+        for name in ("table", "task", "metric"):
+            assert line[name] == cell[name]
+        assert float(line["mean"]) == cell["mean"] and not line["std"]
+        assert line["backbone"].endswith(row.split()[0])
+
+
+@pytest.mark.parametrize("name", paper_dpt.TABLES)
+def test_every_cell_of_dpts_tables_has_its_runs(name):
+    args = arguments(paper="dpt", backbone="", seeds="0,1", data="")
+    table = paper_dpt.TABLES[name]
+    cells = paper.pick(table, args)
+    published = read_published("dpt", name)
+    if not table.draw:
+        own = {key for key in published if bool(key[2]) == (name == "table2")}
+        assert {(cell.row, cell.task, cell.metric) for cell in cells} == own
+    for cell in cells:
+        runs = paper.list_runs(cell, args)
+        assert [run.changes["seed"] for run in runs] == [0, 1]
+        c = paper.sweep.load(runs[0], ())
+        size = cell.backbone.partition("-")[2]
+        assert c.backbone.path == paper_dpt.HUB[cell.backbone] and size in c.backbone.path
+        assert c.data.seed == 0 and c.data.ratio == (0.1 if "10%" in cell.row else c.data.ratio)
+        assert c.optim.lr == (5e-6 if cell.task == "quoref" else 2e-5)
+        heads = {"quoref": "multi_spans"} if cell.task == "quoref" else {}
+        tuned = cell.row.endswith(("full, all examples", "full, 10%"))
+        assert c.head.name == heads.get(cell.task, "linear" if tuned else "discriminator")
+        if not table.draw:
+            key = cell.row, cell.task, cell.metric
+            assert published[key].backbone == cell.backbone
+
+
+def test_the_best_seeds_stand_before_all(tmp_path, capsys):
+    """Best on dev, not on test; of a row with two metrics by each its own."""
+    for seed, (dev, test) in enumerate([(0.5, 0.9), (0.9, 0.5), (0.8, 0.4), (0.7, 0.3)]):
+        run = tmp_path / f"large_electra_dpt_10_-quoref,lr=5e-06,seed={seed}"
+        run.mkdir()
+        result = {"best_step": 1} | {
+            split: {"f1": value, "em": value / 2} for split, value in (("dev", dev), ("test", test))
+        }
+        (run / "result.json").write_text(json.dumps(result))
+        (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+    words = ["--rows=large electra dpt, 10%", "--seeds=0,1,2,3", f"--workdir={tmp_path}", "--print"]
+    assert paper.main(["dpt", "table2", *words]) == 0
+    heading, table = capsys.readouterr().out.split("\n\n")
+    assert table.splitlines() == [
+        "| | quoref em | quoref f1 |", "|---|---|---|",
+        "| large electra dpt, 10% | 20.0 ± 4.1, all 26.2 ± 11.4 [63.6] | "
+        "40.0 ± 8.2, all 52.5 ± 22.8 [73.1] |",
+    ]  # fmt: skip
+    assert "test em of quoref; f1 of quoref; mean" in heading
+    assert "of the 3 seeds that are best on dev, as the paper has it; of all" in heading
+
+
+def test_figure_2_of_dpt_shows_every_seed(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+    for method, scores in (("full", (0.2, 0.9)), ("dpt", (0.8, 0.85))):
+        for seed, score in enumerate(scores):
+            run = tmp_path / f"large_electra_{method}_10_-sst5,lr=2e-05,seed={seed}"
+            run.mkdir()
+            result = {name: {"accuracy": score} for name in ("dev", "test")} | {"best_step": 1}
+            (run / "result.json").write_text(json.dumps(result))
+            (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+    words = ["--seeds=0,1", f"--workdir={tmp_path}", "--print", "--tasks=sst5"]
+    assert paper.main(["dpt", "figure2", *words]) == 0
+    numbers = read_numbers(tmp_path / "figure2.csv")
+    assert numbers["sst5", "electra", "10%"]["scores"] == "20.0000 90.0000"
+    assert numbers["sst5", "dpt", "10%"]["mean"] == "82.5000"
+    assert numbers["sst5", "dpt", "all"]["scores"] == ""
+    (figure,) = drawn
+    (panel,) = figure.axes
+    names = [label.get_text() for label in panel.get_xticklabels()]
+    assert names == [
+        f"{name}\n{part} examples" for part in ("all", "10%") for name in ("fine-tuning", "DPT")
+    ]
+    heights = [list(line.get_ydata()) for line in panel.lines]
+    assert heights == [[], [], [20, 90], [80, 85]]
+    assert round(panel.lines[2].get_xdata().mean(), 6) == 2
+
+
+def test_bert_is_left_out_with_a_discriminator():
+    cells = list(paper_dpt.table1(["sst2"]))
+    left_out = [cell for cell in cells if paper_dpt.PAPER.why_not(cell, arguments(backbone="mine"))]
+    assert {cell.method.split(",")[1] for cell in left_out} == {"bert", "roberta"}
+    assert not any(paper_dpt.PAPER.why_not(cell, arguments()) for cell in cells)
 
 
 # -- which cells are run -------------------------------------------------------------------------
