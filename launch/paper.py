@@ -186,8 +186,11 @@ def estimate(
         if cell.does != "train":
             continue
         c = sweep.load(own[0], ())
-        examples = {"fraction": "all examples", "kshot": f"{c.data.k} examples per class"}
-        examples = examples.get(c.data.protocol, f"{c.data.n} examples")
+        share = "all examples" if c.data.ratio + c.data.holdout >= 1 else f"{c.data.ratio:.0%}"
+        examples = {
+            "": "all examples", "holdout": "all examples", "fraction": share,
+            "kshot": f"{c.data.k} examples per class",
+        }.get(c.data.protocol, f"{c.data.n} examples")  # fmt: skip
         much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
         much = much or f"{c.train.total_epochs:g} epochs"
         about = f"{much} of {examples}, {c.data.batch} a step"

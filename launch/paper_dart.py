@@ -82,7 +82,8 @@ def table4(tasks: Sequence[str]) -> Iterable[Cell]:
 def table5(tasks: Sequence[str]) -> Iterable[Cell]:
     """Yields the methods on all examples."""
     for method in ("full", "lm_bff", "dart"):
-        yield from (Cell(method, task, method, ROBERTA, EVERY) for task in tasks)
+        own = EVERY | {"data.batch": 8}  # which DART has
+        yield from (Cell(method, task, method, ROBERTA, own) for task in tasks)
 
 
 def table6(tasks: Sequence[str]) -> Iterable[Cell]:
