@@ -12,6 +12,7 @@ from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.assembly.adapters import card_of_adopted
 from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, make_config, writing
+from jaxprompt.assembly.demonstrations import with_encoder
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.convert.artifact import check_fingerprint
@@ -58,7 +59,8 @@ class PromptedModel:
 
 def attach(
     backbone: LoadedBackbone, prompt: Prompt, *, task: str | Mapping[str, Any] | None = None,
-    head: Choice | None = None, batch: int = 64, force: bool = False, **fields: Any,
+    head: Choice | None = None, batch: int = 64, force: bool = False, sentence_encoder: str = "",
+    **fields: Any,
 ) -> PromptedModel:  # fmt: skip
     """Puts a prompt on a backbone.
 
@@ -69,6 +71,8 @@ def attach(
             as in `train`. Of an export the card says all.
         batch: how many examples are computed at once.
         force: takes a backbone of other weights than the prompt was learned on.
+        sentence_encoder: what compares sentences to choose demonstrations, if not where the card
+            says.
 
     Raises InputError where the two do not fit.
     """
@@ -88,7 +92,7 @@ def attach(
         raise InputError(
             f"{prompt.path} says its task and head itself; leave out task, head and fields"
         )
-    card = prompt.card
+    card = with_encoder(prompt.card, sentence_encoder)
     check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
     held, known = backbone.backbone.block, card["backbone"]
     if held["rescale"] != known["rescale"]:

@@ -137,6 +137,22 @@ def check_demos_card(path: str, block: Any, task: Mapping[str, Any]) -> None:
             raise _wrong(path, ".examples", own)
 
 
+def with_encoder(card: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Names another place of a card's sentence encoder; "" leaves the card as it is.
+
+    Raises InputError where the card has none.
+    """
+    block = card.get("demos")
+    if not path:
+        return card
+    if not block or block["similar"] >= 1:
+        raise InputError(
+            f"the sentence encoder {path!r} is not needed, for the prompt compares no sentences; "
+            "leave it out"
+        )
+    return {**card, "demos": {**block, "encoder": path}}
+
+
 def demos_of_card(card: Mapping[str, Any], task: Task) -> Demonstrations | None:
     """Makes the demonstrations of a card that was checked, None where it has none.
 
@@ -151,7 +167,8 @@ def demos_of_card(card: Mapping[str, Any], task: Task) -> Demonstrations | None:
     if (now := fingerprint_of(demos)) != block["fingerprint"]:
         raise InputError(
             f"demos.encoder={settings.encoder!r} has weights {now[:12]}, the prompt was learned "
-            f"with {block['fingerprint'][:12]}; put those in their place"
+            f"with {block['fingerprint'][:12]}; put those in their place, or say where they are "
+            "(predict has --sentence-encoder)"
         )
     return demos
 

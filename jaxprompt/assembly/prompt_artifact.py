@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
-from jaxprompt.assembly.demonstrations import card_of, demos_of_card
+from jaxprompt.assembly.demonstrations import card_of, demos_of_card, with_encoder
 from jaxprompt.assembly.pipeline import (
     Backbone,
     LoadedBackbone,
@@ -157,14 +157,16 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def unpack(
     path: str, *, backbone: Mapping[str, Any], batch: int, placement: Placement,
-    force: bool = False,
+    force: bool = False, sentence_encoder: str = "",
 ) -> Exported:  # fmt: skip
     """Reads an exported prompt and puts it on its backbone.
 
-    `backbone` is a config block; an empty path takes the one that the card names. Raises InputError
-    where the backbone's weights are others than the prompt was learned on, unless `force`.
+    `backbone` is a config block; an empty path takes the one that the card names, and so does an
+    empty `sentence_encoder`. Raises InputError where the backbone's weights are others than the
+    prompt was learned on, unless `force`.
     """
     tensors, card = read_export(path)
+    card = with_encoder(card, sentence_encoder)
     opened = open_backbone(block_of_card(card, backbone))
     scorer = scorer_of_card(opened, card, batch)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)

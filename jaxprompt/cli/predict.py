@@ -34,6 +34,10 @@ def main(argv: Sequence[str]) -> int:
         'skip = {"error": ...} in its place',
     )  # fmt: skip
     parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
+    parser.add_argument(
+        "--sentence-encoder", default="", help="what compares sentences to choose demonstrations, "
+        "if not where the card says",
+    )  # fmt: skip
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
     parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
@@ -70,8 +74,9 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     placement = _placement(args.mesh, args.batch)
     exported = unpack(
-        where, backbone=block, batch=args.batch, placement=placement, force=args.force
-    )
+        where, backbone=block, batch=args.batch, placement=placement, force=args.force,
+        sentence_encoder=args.sentence_encoder,
+    )  # fmt: skip
     scorer = exported.scorer
     if head.WRITES:
         scorer = scorer.writing(card["generate"]["max_new"])

@@ -341,6 +341,36 @@ def test_a_card_is_checked(change, part, exported, tmp_path, refused):
     assert part in line and line.count("\n") == 0, line
 
 
+def test_the_sentence_encoder_may_stand_elsewhere(
+    exported, encoder, backbone, tmp_path, capsys, refused
+):
+    """By a flag of predict, and by attach."""
+    import jaxprompt as jp
+
+    def predict(folder, *words):
+        code, out, err = jaxprompt(
+            capsys, "predict", f"--prompt={folder}", "--text=the old cat", *words
+        )
+        assert code == 0, err
+        return json.loads(out)
+
+    folder = exported[0] / "export"
+    moved = shutil.copytree(encoder, tmp_path / "moved")
+    gone = spoiled(folder, tmp_path, lambda card: card["demos"].update(encoder="nowhere/x"))
+    expected = predict(folder)
+    assert predict(gone, f"--sentence-encoder={moved}") == expected
+    prompt = jp.load_prompt(str(gone))
+    model = jp.attach(jp.load_backbone(str(backbone)), prompt, sentence_encoder=str(moved))
+    (found,) = jp.predict(model, ["the old cat"])
+    assert found["prediction"] == expected["prediction"]
+    words = [f"--prompt={gone}", "--text=x", f"--sentence-encoder={backbone}"]
+    assert "the prompt was learned with" in refused("predict", *words, started=True)
+    alone = spoiled(folder, tmp_path / "alone", lambda card: card.pop("demos"))
+    words = [f"--prompt={alone}", "--text=x", f"--sentence-encoder={moved}"]
+    line = refused("predict", *words, started=True)
+    assert "is not needed, for the prompt compares no sentences; leave it out" in line
+
+
 # -- where they meet other parts ------------------------------------------------------------------
 
 
