@@ -55,7 +55,7 @@ BEFORE = {
     "serving": [
         said("quickstart", "train", "--workdir=runs/tickets"),
         said("methods", "train", "--workdir=runs/soft"),
-        said("methods", "train", "--workdir=runs/dart"),
+        said("dart", "train", "--workdir=runs/dart"),
         ["export", "--workdir=runs/soft", "--peft=adapters/theirs"],
         said("heads", "train", "--workdir=runs/titles"),
         ["export", "--workdir=runs/titles", "--output=prompts/titles"],
