@@ -144,8 +144,10 @@ LONG = {
     "docs/test_commands.py": (
         "test_commands_run[README]",
         "test_commands_run[backbones]",
+        "test_commands_run[dart]",
         "test_commands_run[data]",
         "test_commands_run[devices]",
+        "test_commands_run[dpt]",
         "test_commands_run[grids]",
         "test_commands_run[heads]",
         "test_commands_run[methods]",

@@ -91,6 +91,13 @@ ROWS = [
     Case("bert", "train", "dart", 3, 27, mesh=MESHES[1], target=H100, head="word_rows"),
     Case("gpt2", "grid", "dart", 2, 27, target=TPU, head="word_rows"),
 ]  # fmt: skip
+# An LSTM and an MLP that compute soft tokens.
+ENCODED = [
+    Case("bert", "train", "p_tuning", 9, 32, mesh=MESHES[0], target=H100),
+    Case("t5", "train", "p_tuning", 5, 29, mesh=MESHES[2], target=TPU),
+    Case("gpt2", "grid", "p_tuning", 3, 27, target=A100),
+    Case("roberta", "evaluate", "p_tuning", 5, 29, mesh=MESHES[1], target=TPU),
+]
 # Classes that stand in the input, with soft tokens, a prefix, or rows of their own.
 LISTED = [
     Case("electra", work, method, length, 27, mesh=mesh, target=target, head="discriminator")
@@ -142,6 +149,11 @@ def test_every_step_that_answers_by_tokens(case):
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_every_step_of_dart(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", ENCODED, ids=str)
+def test_every_step_of_p_tuning(case):
     check(case, lower(case))
 
 

@@ -36,6 +36,13 @@ def lester(c, length=100, start="vocab"):
     c.train.total_examples = 0
 
 
+def p_tuning(c, length=9, lr=1e-3, **fields):
+    """P-tuning on a frozen backbone; `trainable` and optim.lr_backbone tune that too."""
+    c.prompt = make_block("prompt", "p_tuning", length=length, **fields)
+    c.trainable = ()
+    c.optim.lr = lr
+
+
 def dart(c, length=3, text="", fluency=1.0, lr=2e-5, **fields):
     """DART: template and label rows, and the whole backbone with them (Zhang et al. 2022)."""
     heads.label_rows(c)
@@ -94,7 +101,7 @@ def zero_shot(c):
 METHODS = {
     function.__name__: function
     for function in (
-        prefix, soft, dart, lester, dpt, dpt_words, full, head_only, bias_only, layernorm_only,
-        zero_shot
+        prefix, soft, dart, p_tuning, lester, dpt, dpt_words, full, head_only, bias_only,
+        layernorm_only, zero_shot
     )
 }  # fmt: skip

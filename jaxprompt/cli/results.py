@@ -1,5 +1,6 @@
 """Reads the runs that a folder holds and tabulates their results."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +27,13 @@ class SweepRun(NamedTuple):
 
 def runs_below(folder: str | Path) -> list[Path]:
     """Lists the workdirs that stand in a folder, directly or deeper."""
-    paths = sorted(path.parent for path in Path(folder).rglob(_CONFIG))
-    return [path for path in paths if _is_run(_read_config(path))]
+    found = []
+    # A run that goes on deletes checkpoints meanwhile, which os.walk passes over.
+    for path, folders, files in os.walk(folder):
+        if _CONFIG in files and _is_run(_read_config(Path(path))):
+            found.append(Path(path))
+            folders[:] = [name for name in folders if name != "checkpoints"]
+    return sorted(found)
 
 
 def check_single(workdir: str | Path) -> None:

@@ -5,16 +5,9 @@ from pathlib import Path
 
 import pytest
 from spoil import BASE
-from tiny_run import ROOT, compile_cache, flags, make_backbone, make_data, tiny_fields
+from tiny_run import ROOT, flags, make_backbone, make_data, tiny_fields
 
 from jaxprompt.__main__ import main
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory):
-    """A folder where compiled programs are kept: many runs here are of the same program."""
-    with compile_cache(tmp_path_factory.mktemp("compiled")) as folder:
-        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -36,13 +36,12 @@ def test_eight_devices_adapt_as_one(name, tmp_path_factory, tmp_path):
     assert_same(workdir, alone)
 
 
-def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path, compiled):
+def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path):
     """Of dev's last batch, which is short, the second has filling alone."""
     alone = adapted(tmp_path_factory, "mlm-bert")
     workdir = tmp_path / "run"
     words = words_of(tmp_path_factory, "mlm-bert", workdir, mesh__data=2, **SHORT)
-    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
-    with Processes(tmp_path / "logs", env, devices=1) as processes:
+    with Processes(tmp_path / "logs", devices=1) as processes:
         processes.start_all(2, ["-m", "jaxprompt", *words])
         assert processes.wait() == [0, 0], processes.told()
         assert json.loads(processes.out(0)) == json.loads((workdir / "result.json").read_text())

@@ -48,17 +48,11 @@ def assert_not_ended(workdir: Path) -> None:
     assert not (workdir / "result.json").exists() and not (workdir / "backbone").exists()
 
 
-def test_sigkill_then_sigterm_then_the_same_end(
-    tmp_path_factory, tmp_path, compiled, capsys, monkeypatch
-):
+def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, capsys, monkeypatch):
     """Span corruption by Adafactor."""
     whole, workdir = adapted(tmp_path_factory, CASE), tmp_path / "run"
     words = words_of(tmp_path_factory, CASE, workdir)
-    env = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        "XLA_FLAGS": os.environ["XLA_FLAGS"],
-    }
+    env = {"XLA_FLAGS": os.environ["XLA_FLAGS"]}
     script = [Path(__file__).with_name("killed.py"), "saved", KILLED]
     with Processes(tmp_path / "logs", env) as processes:
         processes.start([*script, *words])

@@ -241,11 +241,10 @@ def test_eight_devices_label_as_one(words, tmp_path_factory, tmp_path):
     assert counts[[0, 2, 4]].sum() > 0.9 * counts.sum() and counts[[0, 2, 4]].all()
 
 
-def test_two_processes_label_as_one(annotated, words, tmp_path, compiled):
+def test_two_processes_label_as_one(annotated, words, tmp_path):
     workdir, whole, printed = annotated
-    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
     command = words(workdir, tmp_path / "labels", mesh__data=2)
-    with Processes(tmp_path / "logs", env, devices=1) as processes:
+    with Processes(tmp_path / "logs", devices=1) as processes:
         processes.start_all(2, ["-m", "jaxprompt", *command])
         assert processes.wait() == [0, 0], processes.told()
         found, expected = result_of(processes.out(0)), result_of(printed)

@@ -182,7 +182,7 @@ def test_every_part_fits_the_base(kind, part):
     if kind == "tasks":
         assert c.task.name in task_names()
     if kind == "methods":
-        assert c.prompt.name in ("prefix", "soft", "dart", "dpt", "none")
+        assert c.prompt.name in ("prefix", "soft", "dart", "dpt", "p_tuning", "none")
 
 
 def names(block, prefix="") -> set[str]:

@@ -14,6 +14,7 @@ RUNS = {
     "all_weights": ("dpt_words", {}, 2e-3),
     "prefix": ("prefix", HEAD, 1e-1),
     "soft": ("soft", HEAD | {"task.template": "{text} [soft] [classes]."}, 3e-2),
+    "p_tuning": ("p_tuning", HEAD | {"task.template": "{text} [soft] [classes]."}, 1e-2),
     "dpt": ("dpt", {"prompt.length": 2, "head.bias": True}, 1e-3),
     "dart": ("dart", HEAD | {"prompt.length": 2, "prompt.fluency": 0.0,
                              "task.template": "{text} [soft*2] [classes].",
@@ -31,8 +32,8 @@ def prepare(folder, data, kind, **fields):
     method, given, lr = RUNS[kind]
     own = {
         "optim.lr": lr, "task.labels": "beast,food,tool", "train.eval_steps": 20,
-        "train.total_steps": 120 if kind in ("prefix", "soft") else 40, "data.multiple": 32,
-        "data.max_len": 32, "backbone.dropout": 0.0,
+        "train.total_steps": 120 if kind in ("prefix", "soft", "p_tuning") else 40,
+        "data.multiple": 32, "data.max_len": 32, "backbone.dropout": 0.0,
     }  # fmt: skip
     own |= {} if "prompt.length" in given else {"prompt.length": 4}
     own |= given | fields
@@ -71,7 +72,7 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
     lines = read_lines(out)
     right = np.mean([line["prediction"] == line["label"] for line in lines])
     assert right == pytest.approx(measured["accuracy"]) == pytest.approx(result["test"]["accuracy"])
-    assert right > (0.5 if kind == "soft" else 0.8)
+    assert right > (0.5 if kind in ("soft", "p_tuning") else 0.8)
     for line in lines:
         assert line["score"] == max(line["scores"].values()) < 1
     card = json.loads((workdir / "export" / "prompt.json").read_text())

@@ -73,6 +73,29 @@ def test_a_soft_prompt_goes_to_peft_and_back(capsys, tmp_path, backbone, data):
     assert np.array_equal(np.load(workdir / "soft.npy"), np.load(tmp_path / "again" / "soft.npy"))
 
 
+@pytest.mark.parametrize("encoder", ["lstm", "mlp"])
+def test_peft_scores_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, data):
+    """The encoder is folded away: soft tokens stand in front, the logits are the same."""
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    fields = {"prompt__encoder": encoder, "optim__lr": 1e-2}
+    code, err, workdir = _train(capsys, tmp_path, backbone, data, method="p_tuning", **fields)
+    assert code == 0, err
+    exported, _ = read_export(str(workdir / "export"))
+    assert {name for name in exported if name.startswith("prompt/")} == {"prompt/slots"}
+    rows = [{"text": "a new hammer was near the saw"}, {"text": "the old wolf with a hare"}]
+    out, inputs = tmp_path / "out.jsonl", write_rows(tmp_path / "in.jsonl", rows)
+    jaxprompt(capsys, "predict", f"--workdir={workdir}", f"--input={inputs}", f"--output={out}")
+    ours = np.array([list(line["scores"].values()) for line in read_lines(out)])
+    base = BertForSequenceClassification.from_pretrained(backbone, num_labels=3)
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    batch = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs = model(**batch).logits.softmax(-1).numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
 def test_a_prefix_that_peft_cannot_hold_is_refused(capsys, tmp_path, backbone, data):
     code, err, _ = _train(capsys, tmp_path, backbone, data, prompt__shift=False)
     assert code == 2

@@ -199,7 +199,7 @@ def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
     (workdir / "inspect/pca-99.png").touch()
     _, found, page = look(workdir, "--examples=9", "--split=test")
     assert any("9 of the 24 examples of test" in line for line in found["remarks"])
-    assert "drawn at random" in page and np.array(found["confusion"]["counts"]).sum() == 24
+    assert "sampled at random" in page and np.array(found["confusion"]["counts"]).sum() == 24
     assert [name for name in pictures(workdir) if "-" in name] == [
         f"{kind}-{step}.png" for kind in ("pca", "tsne") for step in (0, 2, 4)
     ]

@@ -196,11 +196,11 @@ def assert_same_end(workdir, whole) -> None:
     assert found.read_bytes() == expected.read_bytes()
 
 
-def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, compiled, capsys):
+def test_sigkill_then_sigterm_then_the_same_end(tmp_path_factory, tmp_path, capsys):
     """In the middle of an epoch, which has 16 steps."""
     whole, workdir = pretrained(tmp_path_factory, "nsp-t5"), tmp_path / "run"
     words = words_of(tmp_path_factory, "nsp-t5", workdir)
-    kill(words, tmp_path / "logs", "saved", KILLED, compiled)
+    kill(words, tmp_path / "logs", "saved", KILLED)
     code, out, err = stop(words, STOPPED, capsys)
     assert code == 0 and out == "" and f"{STEPS} steps of 16 x 48 tokens, resumed at step 8" in err
     assert not (workdir / "result.json").exists()
@@ -220,13 +220,12 @@ def test_eight_devices_pretrain_as_one(tmp_path_factory, tmp_path):
     assert scores(workdir) == [pytest.approx(scores(alone)[0], rel=1e-5)]
 
 
-def test_two_processes_pretrain_as_one(tmp_path_factory, tmp_path, compiled):
+def test_two_processes_pretrain_as_one(tmp_path_factory, tmp_path):
     alone = pretrained(tmp_path_factory, "cls-bert")
     workdir = tmp_path / "run"
     changes = dict(mesh__data=2, train__total_steps=SCORED)
     words = words_of(tmp_path_factory, "cls-bert", workdir, **changes)
-    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
-    with Processes(tmp_path / "logs", env, devices=1) as processes:
+    with Processes(tmp_path / "logs", devices=1) as processes:
         processes.start_all(2, ["-m", "jaxprompt", *words])
         assert processes.wait() == [0, 0], processes.told()
         assert json.loads(processes.out(0)) == result_of(workdir) and processes.out(1) == ""

@@ -106,10 +106,10 @@ def test_a_run_is_exported_from_its_folder(grid, capsys):
         assert card["pretrained"]["held_out"] == result["held_out"] == card["metrics"]["held_out"]
 
 
-def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, compiled, capsys):
+def test_killed_and_stopped_it_ends_with_the_same_bits(command, grid, tmp_path, capsys):
     folder = tmp_path / "grid"
     words = command(folder)
-    kill(words, tmp_path / "logs", "taken", KILLED, compiled)
+    kill(words, tmp_path / "logs", "taken", KILLED)
     code, out, err = stop(words, KILLED, capsys)
     assert code == 0 and out == "" and f"resumed at step {KILLED - 1}" in err
     assert f"stopped by SIGTERM at step {KILLED}" in err and not results(folder)

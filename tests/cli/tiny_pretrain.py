@@ -156,16 +156,12 @@ def pretrained(tmp_path_factory, name: str) -> Path:
     return workdir
 
 
-def kill(words: list[str], folder: Path, moment: str, step: int, compiled: Path) -> None:
+def kill(words: list[str], folder: Path, moment: str, step: int) -> None:
     """Runs a command in a process that ends itself by SIGKILL, as killed.py says."""
     from processes import Processes  # where this file is the script, it is out of reach
 
-    env = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-    }
     here = Path(__file__).parent
-    with Processes(folder, env, devices=8) as processes:
+    with Processes(folder, devices=8) as processes:
         processes.start([here / "killed.py", moment, step, *words])
         assert processes.wait() == [-signal.SIGKILL], processes.told()
 

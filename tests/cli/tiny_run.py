@@ -1,12 +1,9 @@
 """A tiny pre-trained model on disk, a task it can learn and a config that runs in seconds."""
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxprompt.__main__ import main
@@ -277,18 +274,6 @@ def read_lines(path: Path) -> list[dict]:
 def timeless(record: dict) -> dict:
     """Drops wall-clock values."""
     return {name: value for name, value in record.items() if name != "time"}
-
-
-@contextlib.contextmanager
-def compile_cache(folder: Path) -> Iterator[Path]:
-    """Keeps compiled programs in a folder for a block."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (str(folder), 0.2), strict=True):
-        jax.config.update(name, value)
-    yield folder
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 def split_scores(c: Any, workdir: Path, split: str = "dev") -> np.ndarray:

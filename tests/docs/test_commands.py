@@ -14,7 +14,7 @@ import pytest
 from test_guides import PAGES, commands
 from test_token_heads import asked, tagged
 from tiny_pretrain import DOCUMENTS, UNITS, make_corpus
-from tiny_run import compile_cache, flags, make_backbone, sentences, write_rows
+from tiny_run import flags, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.assembly.load_config import load_config
@@ -161,13 +161,6 @@ def files(backbones, tmp_path_factory):
     (root / "t5/config.json").write_text(json.dumps(sizes | {"vocab_size": 8000}))
     (root / "MLM").symlink_to(backbones["bert"])
     return root
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """A folder where compiled programs are kept: many commands here are of the same program."""
-    with compile_cache(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 # -- commands -------------------------------------------------------------------------------------

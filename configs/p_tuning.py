@@ -1,0 +1,67 @@
+"""P-tuning on 32 examples of SuperGLUE's tasks (Liu et al. 2021, section 4.3; PT-Fewshot).
+
+The argument is TASK, or TASK,frozen: `--config=p_tuning:rte`. Backbone and pseudo tokens are tuned
+together, as published; `frozen` trains the pseudo tokens alone. The paper has albert-xxlarge-v2,
+which is not read here: give another backbone by backbone.path. The 32 examples of FewGLUE are given
+by data.files; without them as many are sampled from the task's own. Numbers without a section are
+those of the released code, and so are the patterns: [soft*n] stands where it has pseudo tokens.
+"""
+
+from typing import NamedTuple
+
+from configs.base import get_config as base
+from configs.parts import heads, methods
+from jaxprompt.errors import choose
+
+SEEDS = (0, 1, 2)  # it repeats each run 3 times
+
+
+class Recipe(NamedTuple):
+    """A pattern, and how it is trained."""
+
+    template: str
+    rate: float  # of the pseudo tokens
+    steps: int
+    length: int = 1
+    warmup: int = 0
+    max_len: int = 256
+
+
+TASKS = {
+    "boolq": Recipe("{passage}. [soft*1] Question: {question}? Answer: [mask].", 1e-4, 250),
+    "rte": Recipe("{premise} Question: {hypothesis}? [soft*1] Answer: [mask].", 1e-4, 3500, 1, 150),
+    "cb": Recipe("{premise} [sep] {hypothesis}? [soft*1] answer: [mask]", 1e-5, 250),
+    "wic": Recipe("{sentence1} [sep] {sentence2} [soft*1] {word}? [mask]", 1e-5, 3500),
+}
+
+
+def get_config(name="rte"):
+    """Returns one run."""
+    task, _, body = name.partition(",")
+    own = TASKS[choose("the task", task, TASKS)]
+    choose("the body", body, ("", "frozen"))
+    c = base()
+    c.backbone.path = "FacebookAI/roberta-large"
+    c.task.name, c.task.template = task, own.template
+    methods.p_tuning(c, length=own.length, lr=own.rate)
+    heads.verbalizer(c)
+    if body == "frozen":
+        c.optim.lr = 1e-3  # not the paper's
+    else:
+        c.trainable = (r"prompt/.*", r"backbone/.*")
+        c.optim.lr_backbone, c.optim.weight_decay = 1e-5, 0.1
+    c.optim.schedule = "warmup_linear" if own.warmup else "linear"
+    c.optim.warmup_steps = own.warmup
+    c.optim.clip = 1.0
+    c.data.protocol, c.data.n = "balanced", 32
+    c.data.max_len, c.data.batch = own.max_len, 16
+    c.train.total_epochs, c.train.total_steps = 0.0, own.steps
+    c.train.eval_steps, c.train.patience = 20, 10
+    return c
+
+
+def sweep():
+    """Yields every run."""
+    for task in TASKS:
+        for seed in SEEDS:
+            yield {"config": task, "seed": seed}

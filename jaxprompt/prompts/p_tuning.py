@@ -1,0 +1,56 @@
+"""P-tuning: soft tokens that an LSTM and an MLP compute (Liu et al. 2021, section 3.2)."""
+
+from flax import linen as nn
+
+from jaxprompt.errors import at_least, choose
+from jaxprompt.layers.recurrent import BiLstm, LinearStack
+from jaxprompt.prompts import Method
+from jaxprompt.types import Batch, Injection, Stream
+
+
+class Prompt(Method):
+    """Learns `length` pseudo tokens, which the template places with [soft*n] among its own words.
+
+    Their embeddings pass through a bidirectional LSTM and linear layers with ReLU between them, or
+    through the linear layers alone. Export folds the encoder away.
+
+    The released code has hidden=0 and inner=0 with two linear layers; PEFT's LSTM has inner twice
+    hidden, its MLP three linear layers and inner=hidden.
+    """
+
+    length: int = 9  # pseudo tokens
+    encoder: str = "lstm"  # lstm | mlp | none: the embeddings themselves
+    hidden: int = 0  # lstm: width of each direction; 0 = that of the word embeddings
+    layers: int = 2  # lstm: layers
+    linear: int = 2  # linear layers, of the MLP or behind the LSTM
+    inner: int = 0  # width between linear layers; 0 = that of the word embeddings
+    scale: float = 1.0  # standard deviation of the embeddings at the start
+
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+        for field in ("length", "layers", "linear"):
+            at_least(f"prompt.{field}", getattr(self, field), 1)
+        for field in ("hidden", "inner", "scale"):
+            at_least(f"prompt.{field}", getattr(self, field), 0)
+        choose("prompt.encoder", self.encoder, ("lstm", "mlp", "none"))
+
+    def num_slots(self) -> int:
+        """Tells how many soft tokens stand in the input."""
+        return self.length
+
+    def is_computed(self) -> bool:
+        """Tells whether folding spares work: the encoder's."""
+        return self.encoder != "none"
+
+    @nn.compact
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """Writes the same rows into every example. -> slots [1, S, E]"""
+        width = self.dims.embed
+        draw = nn.initializers.normal(self.scale)
+        rows = self.param("table", draw, (self.length, width))[None]  # [1, S, E]
+        if self.encoder == "lstm":
+            rows = BiLstm(self.hidden or width, self.layers, name="lstm")(rows)
+        if self.encoder != "none":
+            inner = (self.inner or width,) * (self.linear - 1)
+            rows = LinearStack((*inner, width), name="mlp")(rows)
+        return Injection(Stream(slots=rows))

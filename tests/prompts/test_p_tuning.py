@@ -1,0 +1,151 @@
+"""P-tuning's encoder beside torch's LSTM and PEFT's, and what it injects."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from peft.tuners.p_tuning import PromptEncoder, PromptEncoderConfig
+from tiny import assert_close, assert_equal, make_batch
+
+from jaxprompt.errors import InputError
+from jaxprompt.layers.recurrent import BiLstm
+from jaxprompt.prompts import make_prompt
+from jaxprompt.types import Dims
+
+DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
+GATES = "ifgo"  # the order of torch's rows
+
+
+def start(**fields):
+    prompt = make_prompt("p_tuning", DIMS, **fields)
+    args = make_batch(rows=3), jnp.zeros((53, 12))
+    return prompt, prompt.init(jax.random.key(0), *args, deterministic=True)["params"], args
+
+
+def cell_of(state, layer, suffix):
+    """Reads one direction of a layer of torch's LSTM as flax names it."""
+    part = lambda name: np.split(state[f"{name}_l{layer}{suffix}"].numpy(), 4)
+    bias = [a + b for a, b in zip(part("bias_ih"), part("bias_hh"), strict=True)]
+    found = {}
+    for gate, own, back, added in zip(
+        GATES, part("weight_ih"), part("weight_hh"), bias, strict=True
+    ):
+        found[f"i{gate}"] = {"kernel": own.T}
+        found[f"h{gate}"] = {"kernel": back.T, "bias": added}
+    return found
+
+
+def lstm_of(state, layers):
+    return {
+        f"{name}{layer}": cell_of(state, layer, suffix)
+        for layer in range(layers)
+        for name, suffix in (("forward", ""), ("backward", "_reverse"))
+    }
+
+
+def stack_of(state, numbers):
+    """Reads torch's linear layers by their places in a Sequential."""
+    return {
+        f"linear{n}": {
+            "kernel": state[f"{at}.weight"].numpy().T, "bias": state[f"{at}.bias"].numpy()
+        }
+        for n, at in enumerate(numbers)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layers, lengths", [(1, None), (3, None), (2, [5, 2, 1])])
+def test_the_lstm_is_torchs(layers, lengths):
+    torch.manual_seed(0)
+    theirs = torch.nn.LSTM(6, 4, layers, bidirectional=True, batch_first=True)
+    x = torch.randn(3, 5, 6)
+    given = x
+    if lengths:
+        given = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+    with torch.no_grad():
+        expected, _ = theirs(given)
+    if lengths:
+        expected, _ = torch.nn.utils.rnn.pad_packed_sequence(expected, batch_first=True)
+    params = lstm_of(theirs.state_dict(), layers)
+    ours = BiLstm(4, layers)
+    drawn = ours.init(jax.random.key(0), jnp.asarray(x))["params"]
+    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(np.shape, params)
+    sizes = None if lengths is None else jnp.array(lengths)
+    found = np.array(ours.apply({"params": params}, jnp.asarray(x), sizes))
+    if lengths:
+        found *= (np.arange(5) < np.array(lengths)[:, None])[..., None]
+    assert_close(found, expected.numpy(), 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "MLP"])
+def test_the_encoder_is_pefts(kind):
+    torch.manual_seed(0)
+    config = PromptEncoderConfig(
+        encoder_reparameterization_type=kind, encoder_hidden_size=10, encoder_num_layers=2,
+        num_virtual_tokens=5, token_dim=12, num_transformer_submodules=1,
+    )  # fmt: skip
+    theirs = PromptEncoder(config).eval()
+    with torch.no_grad():
+        expected = theirs(torch.arange(5)[None]).numpy()
+    state = theirs.state_dict()
+    params = {"table": state["embedding.weight"].numpy()}
+    if kind == "LSTM":
+        fields = dict(hidden=10, inner=20)
+        lstm = {name.removeprefix("lstm_head."): x for name, x in state.items()}
+        params |= {"lstm": lstm_of(lstm, 2)}
+        params["mlp"] = stack_of(state, ("mlp_head.0", "mlp_head.2"))
+    else:
+        fields = dict(encoder="mlp", linear=3, inner=10)
+        params["mlp"] = stack_of(state, ("mlp_head.0", "mlp_head.2", "mlp_head.4"))
+    prompt, drawn, args = start(length=5, **fields)
+    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(np.shape, params)
+    found = prompt.apply({"params": params}, *args, deterministic=True)
+    assert_close(found.encoder.slots, expected, 1e-6)
+
+
+def test_without_an_encoder_the_rows_are_the_table():
+    prompt, params, args = start(encoder="none", length=4)
+    assert params.keys() == {"table"}
+    assert_equal(
+        prompt.apply({"params": params}, *args, deterministic=True).encoder.slots,
+        params["table"][None],
+    )
+    assert not prompt.folds() and prompt.num_slots() == 4
+
+
+def test_the_encoder_is_folded_away():
+    prompt, params, _ = start()
+    assert prompt.folds() and prompt.num_slots() == 9
+    assert params["lstm"]["forward0"]["hi"]["kernel"].shape == (12, 12)
+    assert params["mlp"]["linear0"]["kernel"].shape == (24, 12)
+
+
+def test_it_starts_as_torch_does():
+    """Embeddings of N(0, 1), weights of U(-1/sqrt(n), 1/sqrt(n)), two biases as one."""
+    prompt = make_prompt("p_tuning", DIMS._replace(embed=256), length=64)
+    args = make_batch(rows=3), jnp.zeros((53, 256))
+    params = prompt.init(jax.random.key(0), *args, deterministic=True)["params"]
+    assert np.std(params["table"]) == pytest.approx(1, abs=0.02)
+    limit = 256**-0.5
+    for name, terms in (("kernel", 1), ("bias", 2)):
+        own = np.ravel([params["lstm"]["backward1"][f"h{gate}"][name] for gate in GATES])
+        assert np.abs(own).max() <= terms * limit
+        assert own.std() == pytest.approx(limit * (terms / 3) ** 0.5, rel=0.05)
+    kernel = params["mlp"]["linear0"]["kernel"]
+    assert np.std(kernel) == pytest.approx((512**-0.5) / 3**0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(length=0), "prompt.length=0 must be at least 1"),
+        (dict(layers=0), "prompt.layers=0 must be at least 1"),
+        (dict(linear=0), "prompt.linear=0 must be at least 1"),
+        (dict(hidden=-1), "prompt.hidden=-1 must be at least 0"),
+        (dict(encoder="gru"), "prompt.encoder='gru' is unknown"),
+    ],
+)
+def test_bad_fields_are_named(fields, message):
+    with pytest.raises(InputError, match=message) as error:
+        make_prompt("p_tuning", DIMS, **fields)
+    assert "\n" not in str(error.value)
