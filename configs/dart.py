@@ -1,7 +1,7 @@
 """DART with 16 examples per class (Zhang et al. 2022, section 4.1 and appendix A).
 
 The argument is TASK, or TASK,ABLATION: `--config=dart:sst2`, `--config=dart:trec,no_fluency`; the
-ablation `full` is fine-tuning, which the paper compares with. The words of a task's template are
+ablations `full` (fine-tuning) and `p_tuning` are what the paper compares with. The words of a task's template are
 trained rows, and so are its label words (appendix A.2). The backbone is the paper's; give another
 by backbone.path.
 """
@@ -47,7 +47,7 @@ TASKS = {
     "qqp": Words("{question1} [mask] [soft*1] {question2|lower}", ",", 1, 30.0),
 }  # fmt: skip
 # Section 5, table 3; and what the paper compares with, or has not.
-ABLATIONS = ("", "no_fluency", "fixed_template", "fixed_labels", "frozen", "full")
+ABLATIONS = ("", "no_fluency", "fixed_template", "fixed_labels", "frozen", "full", "p_tuning")
 
 
 def get_config(name="sst2"):
@@ -73,6 +73,10 @@ def get_config(name="sst2"):
         c.prompt.fluency = 0.0
     elif ablation == "fixed_template":
         c.trainable = (r"prompt/rows", r"head/.*", r"backbone/.*")
+    elif ablation == "p_tuning":  # no word is an anchor (appendix A)
+        heads.verbalizer(c)
+        c.prompt = make_block("prompt", "p_tuning", length=own.length)
+        c.trainable = (r"prompt/.*", r"backbone/.*")
     elif ablation == "fixed_labels":
         heads.verbalizer(c)
         c.prompt = make_block(

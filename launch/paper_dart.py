@@ -42,6 +42,7 @@ def table1(tasks: Sequence[str]) -> Iterable[Cell]:
         yield Cell("in_context", task, "in_context", ROBERTA, does="evaluate")
         yield Cell("full", task, "full", ROBERTA)
         yield Cell("lm_bff", task, "lm_bff", ROBERTA)
+        yield Cell("p_tuning", task, "p_tuning", ROBERTA)
         yield Cell("dart", task, "dart", ROBERTA)
         yield Cell("full_data_full", task, "full", ROBERTA, EVERY)
 

@@ -18,11 +18,11 @@ from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, within
-from jaxprompt.prompts import Source
+from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.types import Dims
 
 # Fields of a method that may differ from those of the export that a prompt starts from.
-_FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden")
+_FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden", "encoder")
 _SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
 _ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
 
@@ -159,10 +159,11 @@ def check_init(c: Any, dims: Dims) -> None:
                 f"prompt.init={path} has prompt.{field}={held!r}, this run {value!r}; set it "
                 f"to {held!r}, or give another export"
             )
-    if c.prompt.get("hidden"):
+    method = make_prompt(dims=dims, **c.prompt)
+    if method.is_computed():
         raise InputError(
-            f"prompt.init={path} holds constants, prompt.hidden={c.prompt.hidden} computes the "
-            "prompt from others; set it to 0"
+            f"prompt.init={path} holds constants, and this prompt is computed from other numbers; "
+            f"set {method.PLAIN}"
         )
     known = card["backbone"]["dims"]
     if other := [name for name in _SIZES if known.get(name) != getattr(dims, name)]:

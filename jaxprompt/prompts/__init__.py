@@ -40,6 +40,7 @@ class Method(nn.Module):
     length: int = 0
     TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/.*", r"head/.*")
     LEARNS: ClassVar[bool] = True  # it has numbers of its own
+    PLAIN: ClassVar[str] = ""  # the field, and its value, with which nothing is computed
     # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
     # holds. Some: an export holds the method and its numbers, and nobody folds it.
     reads: ClassVar[tuple[str, ...]] = ()

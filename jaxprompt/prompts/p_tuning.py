@@ -18,6 +18,8 @@ class Prompt(Method):
     hidden, its MLP three linear layers and inner=hidden.
     """
 
+    PLAIN = "prompt.encoder=none"
+
     length: int = 9  # pseudo tokens
     encoder: str = "lstm"  # lstm | mlp | none: the embeddings themselves
     hidden: int = 0  # lstm: width of each direction; 0 = that of the word embeddings

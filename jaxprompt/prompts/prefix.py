@@ -33,6 +33,8 @@ class Prompt(Method):
     3.3), which export folds away. Dropout falls on keys and values, drawn anew for every example.
     """
 
+    PLAIN = "prompt.hidden=0"
+
     length: int = 20  # keys and values of a layer
     layers: str = ""  # interval of layers, as in "17-24"; "" = all
     decoder: int = 0  # T5: length in the decoder's own attention; 0 = none

@@ -245,7 +245,8 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
         assert "is of a backbone with head_dim=16 (" in line and "this one has 12; give" in line
         line = tune("cls-t5", "prefix", prompt__cross=2, prompt__hidden=8)
         assert (
-            "holds constants, prompt.hidden=8 computes the prompt from others; set it to 0" in line
+            "holds constants, and this prompt is computed from other numbers; set prompt.hidden=0"
+            in line
         )
         line = tune(init="/no/where")
         assert "cannot read /no/where/prompt.json: No such file or directory; give the" in line

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 from safetensors.numpy import load_file
-from tiny_run import jaxprompt, make_config
+from tiny_run import jaxprompt, make_config, train_and_export
 
 from jaxprompt.assembly.pipeline import open_backbone
 from jaxprompt.assembly.tune import run
@@ -63,3 +63,20 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_pa
         tensors = load_file(place / "export/prompt.safetensors")
         for name, expected in (("k", k), ("v", v)):
             np.testing.assert_allclose(tensors[f"prompt/{name}"], expected[1:2], atol=1e-5)
+
+
+def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, capsys, refused):
+    """An export of P-tuning holds rows: they go on without an encoder, and never through one."""
+    first = make_config(backbone, data, "p_tuning", optim__lr=1e-2)
+    _, workdir, _ = train_and_export(capsys, tmp_path, first)
+    fields = {"prompt__init": str(workdir / "export"), "optim__lr": 0.0, "prompt__encoder": "none"}
+    (tmp_path / "next").mkdir()
+    c = make_config(backbone, data, "p_tuning", **fields)
+    _, after, _ = train_and_export(capsys, tmp_path / "next", c)
+    rows = [load_file(own / "export/prompt.safetensors") for own in (workdir, after)]
+    np.testing.assert_array_equal(rows[0]["prompt/slots"], rows[1]["prompt/slots"])
+    config = tmp_path / "again.json"
+    c.prompt.encoder = "mlp"
+    config.write_text(c.to_json())
+    line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'again'}", started=True)
+    assert "holds constants" in line and "set prompt.encoder=none" in line
