@@ -1,9 +1,9 @@
 """DART with 16 examples per class (Zhang et al. 2022, section 4.1 and appendix A).
 
 The argument is TASK, or TASK,ABLATION: `--config=dart:sst2`, `--config=dart:trec,no_fluency`; the
-ablations `full` (fine-tuning) and `p_tuning` are what the paper compares with. The words of a task's template are
-trained rows, and so are its label words (appendix A.2). The backbone is the paper's; give another
-by backbone.path.
+ablations `full` (fine-tuning) and `p_tuning` are what the paper compares with. The words of a
+task's template are trained rows, and so are its label words (appendix A.2). The backbone is the
+paper's; give another by backbone.path.
 """
 
 from typing import NamedTuple

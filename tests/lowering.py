@@ -60,6 +60,8 @@ WEIGHTS = {
     (WIDTH, VOCAB), (WIDTH, WIDTH),
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
+# Of an LSTM of 12 a direction and the MLP behind it.
+ENCODER = {12, 20, 24, 48}
 HEAD_MODULES = {
     "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows((1,) * CLASSES),
     "word_rows": LabelRows((2,) * CLASSES),
@@ -140,6 +142,10 @@ def make_method(case: Case, dims):
             fields |= dict(decoder_length=length, decoder_first=0, decoder_last=dims.decoder_layers)
         return make_prompt("constant", dims, **fields)
     fields = dict(length=length)
+    if case.method == "p_tuning":
+        fields |= dict(hidden=12, inner=20)
+    if case.method == "compose":
+        fields = dict(parts=f"prefix(length={length})+soft(length={length})")
     if case.method == "prefix" and decodes:
         fields |= dict(decoder=length, cross=length)
     asks = Asks(CLASSES)

@@ -36,6 +36,7 @@ FIELDS = {
     "none": {},
     "prefix": dict(length=3, layers="2-2", dropout=0.2),
     "constant": dict(slots=2, length=3, first=1, last=2, shift=3),
+    "compose": dict(parts="soft(length=2)+prefix(length=3,layers='2-2')+soft(length=1)"),
 }
 DEFAULT = dict(length=3)
 # What an encoder-decoder takes besides: prefixes in all three attentions, rows in the decoder.
@@ -47,6 +48,9 @@ DECODER_FIELDS = {
         cross_length=4, cross_first=1, cross_last=3,
     ),
 }  # fmt: skip
+DECODER_FIELDS["compose"] = dict(
+    parts="prefix(length=2,decoder=2,cross=3)+soft(length=2,decoder=1)+prefix(length=1,cross=1)"
+)
 DECODER_DEFAULT = dict(decoder=2)
 CLASSES = 3
 TX = optax.sgd(0.5)  # moves a leaf if and only if it has a gradient
@@ -81,15 +85,15 @@ class Case(NamedTuple):
 
 # One with an encoder alone, and one with a decoder: what `launch/test.sh --fast` runs.
 FAST = ("bert", "t5")
-# Every method runs on these, one of each kind, and on every backbone a prefix: the rest of the
-# table is left to `launch/test.sh --all`.
-KINDS = (*FAST, "gpt2")
+# Every method runs on these, soft tokens on a decoder too, and on every backbone a prefix: the rest
+# of the table is left to `launch/test.sh --all`.
+BESIDES = {"prefix": tuple(families()), "soft": ("gpt2",)}
 ALL = [
     pytest.param(
         (method, family), id=f"{method}-{family}",
         marks=[
             *[pytest.mark.slow] * (family not in FAST),
-            *[pytest.mark.long] * (family not in KINDS and method != "prefix"),
+            *[pytest.mark.long] * (family not in (*FAST, *BESIDES.get(method, ()))),
         ],
     )
     for method in METHODS

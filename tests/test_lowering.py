@@ -9,6 +9,7 @@ import pytest
 from lowering import (
     A100,
     CLASSES,
+    ENCODER,
     H100,
     LEARNS,
     PLATFORMS,
@@ -98,6 +99,12 @@ ENCODED = [
     Case("gpt2", "grid", "p_tuning", 3, 27, target=A100),
     Case("roberta", "evaluate", "p_tuning", 5, 29, mesh=MESHES[1], target=TPU),
 ]
+# A prefix and soft tokens side by side.
+BESIDE = [
+    Case("bert", "train", "compose", 5, 24, mesh=MESHES[0], target=H100),
+    Case("t5", "train", "compose", 3, 27, mesh=MESHES[2], target=TPU),
+    Case("gpt2", "grid", "compose", 3, 27, target=A100),
+]
 # Classes that stand in the input, with soft tokens, a prefix, or rows of their own.
 LISTED = [
     Case("electra", work, method, length, 27, mesh=mesh, target=target, head="discriminator")
@@ -130,7 +137,10 @@ LONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", spread(), ids=str)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=[pytest.mark.long] * (number % 2), id=str(case))
+    for number, case in enumerate(spread())
+])  # fmt: skip
 def test_every_step(case):
     check(case, lower(case))
 
@@ -154,6 +164,11 @@ def test_every_step_of_dart(case):
 
 @pytest.mark.parametrize("case", ENCODED, ids=str)
 def test_every_step_of_p_tuning(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", BESIDE, ids=str)
+def test_every_step_of_a_composition(case):
     check(case, lower(case))
 
 
@@ -249,7 +264,11 @@ def check(case: Case, text: str) -> None:
         # A trained linear head alone is float32, and so are its products.
         by_head = CLASSES in shape_of(left) + shape_of(right) + shape_of(result)
         narrow = left.endswith("xbf16") and right.endswith("xbf16")
-        assert narrow or by_head and case.work != "adapt", f"{left} x {right} -> {result}"
+        # So is what computes a prompt.
+        sizes = {*shape_of(left), *shape_of(right), *shape_of(result)}
+        by_prompt = case.method == "p_tuning" and not ENCODER.isdisjoint(sizes)
+        alone = (by_head or by_prompt) and case.work != "adapt"
+        assert narrow or alone, f"{left} x {right} -> {result}"
         if case.work != "adapt":
             assert _bare(shape_of(result), case) not in WEIGHTS, f"{left} x {right} -> {result}"
 

@@ -43,6 +43,13 @@ def p_tuning(c, length=9, lr=1e-3, **fields):
     c.optim.lr = lr
 
 
+def compose(c, parts="prefix(length=10)+soft(length=10)", lr=1e-2):
+    """Several methods at once, all of whose numbers train; `trainable` names fewer."""
+    c.prompt = make_block("prompt", "compose", parts=parts)
+    c.trainable = ()
+    c.optim.lr = lr
+
+
 def dart(c, length=3, text="", fluency=1.0, lr=2e-5, **fields):
     """DART: template and label rows, and the whole backbone with them (Zhang et al. 2022)."""
     heads.label_rows(c)
@@ -101,7 +108,7 @@ def zero_shot(c):
 METHODS = {
     function.__name__: function
     for function in (
-        prefix, soft, dart, p_tuning, lester, dpt, dpt_words, full, head_only, bias_only,
+        prefix, soft, dart, p_tuning, compose, lester, dpt, dpt_words, full, head_only, bias_only,
         layernorm_only, zero_shot
     )
 }  # fmt: skip

@@ -19,6 +19,7 @@ from jaxprompt.assembly.examples import (
 )
 from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.initial_params import Weights, check_init, start
+from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import (
     NOTHING,
     Backbone,
@@ -33,6 +34,7 @@ from jaxprompt.assembly.pipeline import (
 )
 from jaxprompt.assembly.records import (
     check_backbone,
+    check_origins,
     check_shown,
     check_start,
     make_record,
@@ -50,13 +52,12 @@ from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
-from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.optim import make_optimizer, make_schedule
 from jaxprompt.training.steps import Objective
-from jaxprompt.types import Batch, Dims
+from jaxprompt.types import Batch
 
 # What may change between two runs in one workdir: nothing here moves a number.
 FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data.cache_dir")
@@ -68,9 +69,6 @@ FREE_TRAINED += tuple(f"backbone.{name}" for name in ("dtype", "stack", "remat",
 
 
 # -- the config itself ---------------------------------------------------------------------------
-
-# Stands for a backbone that is not opened yet: it limits nothing.
-_ANY = Dims(*[2**31] * len(Dims._fields))
 
 
 def check_config(c: Any) -> None:
@@ -87,7 +85,7 @@ def check_config(c: Any) -> None:
     if c.cache.folder and c.cache.where != "disk":
         raise InputError(f"cache.folder={c.cache.folder!r} needs cache.where=disk")
     prompt, head = method_of(c), head_of(c)
-    if c.prompt.get("start") == "frequent" and not (c.prompt.get("init") or c.corpus.path):
+    if "frequent" in starts_of(c) and not c.corpus.path:
         raise InputError(
             "prompt.start=frequent draws from the most frequent words of a corpus, and corpus.path "
             "is empty; give the text (PPT takes that of pre-training), or take start=task or vocab"
@@ -102,11 +100,6 @@ def check_config(c: Any) -> None:
     check_demos(c, head, task, parsed)
     read_answer(c.task.answer or "{label}")
     head.objectives(c.optim.smoothing)
-
-
-def method_of(c: Any, dims: Dims = _ANY) -> Method:
-    """Makes the method of a config; without `dims` for a backbone that limits nothing."""
-    return make_prompt(**c.prompt.to_dict(), dims=dims)
 
 
 def head_of(c: Any) -> Kind:
@@ -308,7 +301,7 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     """
     check_config(c)
     # A frozen prompt that started from text has its numbers from that text alone.
-    from_text = bool(c.trainable) and c.prompt.get("start") in FROM_TEXT
+    from_text = bool(c.trainable) and not set(FROM_TEXT).isdisjoint(starts_of(c))
     record, best_step = None, None
     if not is_zero_shot(c):
         free = [name for name in (*FREE, *FREE_TRAINED) if not (from_text and name == "data")]
@@ -334,6 +327,8 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
         record = make_record(c, known, scorer.template, backbone.family, loaded.report.fingerprint)
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir)
+    if c.trainable:  # a frozen prompt has its numbers from there alone
+        check_origins(c, record, workdir)
     others = other_splits(record, known)
     counts = None
     if from_text:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
+from jaxprompt.assembly.method import inherited
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
@@ -18,7 +19,7 @@ from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, within
-from jaxprompt.prompts import Source, make_prompt
+from jaxprompt.prompts import Method, Source
 from jaxprompt.types import Dims
 
 # Fields of a method that may differ from those of the export that a prompt starts from.
@@ -43,21 +44,19 @@ def start(
 
     `counts` are those of the text that a prompt starts from (`starting_text.count_tokens`). With
     `restored` the values of what trains do not matter, for a checkpoint holds them: a prompt that
-    trains is left as it is.
+    trains as a whole is left as it is.
     """
     params = scorer.model.init(
         rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
         placement=placement,
     )  # fmt: skip
-    trains = any(name.startswith("prompt/") for name in divide(c, scorer, params)[0])
-    if restored and trains:
+    frozen = [name for name in divide(c, scorer, params)[1] if name.startswith("prompt/")]
+    if restored and not frozen:
         pass
     elif c.prompt.get("init"):
-        found = _inherit(c, loaded.report.fingerprint)
-        _check_shapes(c.prompt.init, found, params["prompt"])
-        params["prompt"] = found
+        params["prompt"] = _inherit(c, loaded.report.fingerprint, c.prompt.init, params["prompt"])
     else:
-        source = _make_source(c, scorer, params, counts, placement)
+        source = _make_source(c, scorer, params, counts, placement, loaded.report.fingerprint)
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     head = params["head"]["main"]
     if "pooler" in head and "pooler" in loaded.params:
@@ -82,8 +81,9 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
 
 
 def _make_source(
-    c: Any, scorer: Scorer, params: Any, counts: np.ndarray | None, placement: Placement
-) -> Source:
+    c: Any, scorer: Scorer, params: Any, counts: np.ndarray | None, placement: Placement,
+    fingerprint: str,
+) -> Source:  # fmt: skip
     """Makes what a method may start from."""
     table = params["backbone"]["embed"]["word"]["table"]
 
@@ -92,8 +92,12 @@ def _make_source(
         pick = jax.jit(lambda table, ids: table[ids], out_shardings=placement.replicated)
         return np.asarray(pick(table, np.array(ids)))
 
-    def read(path: str) -> np.ndarray:
-        return read_rows(path, scorer.model.prompt, c.backbone.rescale)
+    def read(method: Method, path: str) -> np.ndarray:
+        return read_rows(path, method, c.backbone.rescale)
+
+    def inherit(path: str, method: Method, drawn: dict[str, Any]) -> dict[str, Any]:
+        del method  # `check_init` has asked whether it fits
+        return _inherit(c, fingerprint, path, drawn)
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         run = within(placement, functools.partial(text_keys, scorer.model.backbone))
@@ -101,7 +105,7 @@ def _make_source(
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read, keys)
+    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read, inherit, keys)
 
 
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
@@ -137,29 +141,31 @@ def _rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
 
 
 def check_init(c: Any, dims: Dims) -> None:
-    """Raises InputError where prompt.init is no prompt of this method, form and backbone's size."""
-    path = c.prompt.get("init")
-    if not path:
-        return
+    """Raises InputError where an export to start from is of another method, form or size."""
+    for path, method in inherited(c, dims):
+        _check_export(path, method, dims)
+
+
+def _check_export(path: str, method: Method, dims: Dims) -> None:
+    block = method.block()
     if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
         raise InputError(
             f"prompt.init={path} is no export; soft tokens of an .npy file or a PEFT adapter are "
             f"taken by prompt.start=file and prompt.file={path}"
         )
     _, card = read_export(path)
-    if card["method"] != c.prompt.name:
+    if card["method"] != block["name"]:
         raise InputError(
             f"prompt.init={path} holds a {card['method']} prompt; set prompt.name="
-            f"{card['method']}, or give an export of {c.prompt.name}"
+            f"{card['method']}, or give an export of {block['name']}"
         )
-    for field, value in c.prompt.items():
+    for field, value in block.items():
         if field not in ("name", *_FREE) and card["hyper"].get(field) != value:
             held = card["hyper"].get(field)
             raise InputError(
                 f"prompt.init={path} has prompt.{field}={held!r}, this run {value!r}; set it "
                 f"to {held!r}, or give another export"
             )
-    method = make_prompt(dims=dims, **c.prompt)
     if method.is_computed():
         raise InputError(
             f"prompt.init={path} holds constants, and this prompt is computed from other numbers; "
@@ -174,16 +180,15 @@ def check_init(c: Any, dims: Dims) -> None:
         )
 
 
-def read_origin(c: Any) -> dict[str, Any]:
+def read_origin(path: str) -> dict[str, Any]:
     """Tells of the export that a prompt started from, for the card of what came of it."""
-    _, card = read_export(c.prompt.init)
+    _, card = read_export(path)
     found = {name: card[name] for name in _ORIGIN if name in card}
-    return {"path": c.prompt.init} | found | {"task": card["task"]["name"]}
+    return {"path": path} | found | {"task": card["task"]["name"]}
 
 
-def _inherit(c: Any, fingerprint: str) -> dict[str, np.ndarray]:
-    """Reads the numbers of an exported prompt."""
-    path = c.prompt.init
+def _inherit(c: Any, fingerprint: str, path: str, drawn: dict[str, Any]) -> dict[str, Any]:
+    """Reads the numbers of an exported prompt, which take the place of those that were drawn."""
     tensors, card = read_export(path)
     known = card["backbone"]
     if known["fingerprint"] != fingerprint:
@@ -197,7 +202,9 @@ def _inherit(c: Any, fingerprint: str) -> dict[str, np.ndarray]:
     for name in arrays.keys() & {"slots", "decoder_slots"}:
         arrays[name] = _rescaled(arrays[name], known["rescale"], c.backbone.rescale)
     is_folded = card["prompt"]["name"] != card["method"]
-    return unfold(arrays) if is_folded else tree.unflatten(arrays)
+    found = unfold(arrays) if is_folded else tree.unflatten(arrays)
+    _check_shapes(path, found, drawn)
+    return found
 
 
 def _check_shapes(path: str, found: dict[str, Any], drawn: dict[str, Any]) -> None:

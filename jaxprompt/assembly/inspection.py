@@ -13,6 +13,7 @@ from jaxprompt import tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import SPLITS
 from jaxprompt.assembly.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
+from jaxprompt.assembly.method import starts_of
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import KINDS
 from jaxprompt.errors import InputError, at_least, choose
@@ -144,7 +145,7 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
 def _restore(c: Any, workdir: str, split: str) -> Any:
     """Restores a run; with the training examples where its prompt started from them."""
     trained = None
-    if c.prompt.get("start") == "task" and not c.prompt.get("init"):
+    if "task" in starts_of(c):
         with contextlib.suppress(InputError):  # they need not be there any more
             trained = from_config.restore(c, workdir, [split, "train"])
     trained = trained or from_config.restore(c, workdir, [split])

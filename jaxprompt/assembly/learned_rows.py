@@ -11,6 +11,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly import starting_text
 from jaxprompt.assembly.initial_params import start
+from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer, load_weights, open_backbone
 from jaxprompt.convert.load import Loaded
 from jaxprompt.data.words import FROM_TEXT
@@ -48,11 +49,12 @@ def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
     prompt.start says. `trained` is what `from_config.restore` gives, with the training examples
     where prompt.start=task.
     """
-    scorer, weights, begins = trained.scorer, trained.weights, c.prompt.get("start")
+    scorer, weights = trained.scorer, trained.weights
     if not weights.trainable:
         return {}, ""
-    if begins in FROM_TEXT and not c.prompt.get("init") and "train" not in trained.splits:
-        return None, f"prompt.start={begins} needs its text, which is not read here"
+    texts = [start for start in starts_of(c) if start in FROM_TEXT]
+    if texts and "train" not in trained.splits:
+        return None, f"prompt.start={texts[0]} needs its text, which is not read here"
     if any(line.startswith("train:") for line in trained.others):
         return None, "the training examples are not those of the run"
     tuned = any(name.startswith("backbone/") for name in weights.trainable)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
+from jaxprompt.assembly.method import inherited, method_of, starts_of
 from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
 from jaxprompt.convert.load import Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
@@ -73,9 +74,9 @@ def check_ppt(c: Any) -> None:
 
 def check_learner(c: Any) -> None:
     """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
-    if not from_config.method_of(c).LEARNS:
+    if not method_of(c).LEARNS:
         raise InputError(f"prompt.name={c.prompt.name} has nothing to learn; take soft or prefix")
-    if c.prompt.get("start") == "task" and not c.prompt.get("init"):
+    if "task" in starts_of(c):
         raise InputError(
             "prompt.start=task takes words of training examples, and pretrain has none; take "
             "normal, uniform, vocab, frequent, labels, text or file"
@@ -214,8 +215,7 @@ def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> 
 def told(c: Any, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
     """Says what was read, whatever is asked of it."""
     lines = [f"backbone {c.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
-    if c.prompt.get("init"):
-        lines.append(f"prompt from {c.prompt.init}")
+    lines += [f"prompt from {path}" for path, _ in inherited(c)]
     lines.append(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
     if corpus.skipped:
         lines.append(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")

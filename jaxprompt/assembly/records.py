@@ -1,10 +1,12 @@
 """What a run learned from: made for its folder, and compared when the run is repeated or read."""
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from jaxprompt.assembly.initial_params import read_origin
+from jaxprompt.assembly.method import inherited, starts_of
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import check_record, check_workdir, read_record, read_result
@@ -16,9 +18,23 @@ def make_record(
     """Says what a run learns from, for its folder: `facts` of its data, and its backbone."""
     record = dict(facts) | {"template": template}
     record["backbone"] = {"family": family, "fingerprint": fingerprint}
-    if c.prompt.get("init"):
-        record["init"] = read_origin(c)
-    return record
+    return record | _origins(c)
+
+
+def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike) -> None:
+    """Raises InputError where an export that a run started from is another one now."""
+    saved, now = record.get("init"), json.loads(json.dumps(_origins(c))).get("init")
+    if saved != now:
+        raise InputError(
+            f"{workdir} started from {now and now['path']}, which holds another export now; "
+            "restore that, or train again in another --workdir"
+        )
+
+
+def _origins(c: Any) -> dict[str, Any]:
+    """Tells of the exports that numbers start from."""
+    found = [read_origin(path) for path, _ in inherited(c)]
+    return {"init": found[0] | ({"more": found[1:]} if found[1:] else {})} if found else {}
 
 
 def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
@@ -59,7 +75,7 @@ def check_start(
     Its numbers are in no checkpoint: they are made again from the training split.
     """
     saved, now = record["splits"].get("train"), facts["splits"]["train"]
-    if c.prompt.start == "task" and saved is not None and saved["digest"] != now["digest"]:
+    if "task" in starts_of(c) and saved is not None and saved["digest"] != now["digest"]:
         raise InputError(
             f"{workdir} has a frozen prompt that started from its training split "
             f"(prompt.start=task): {saved['examples']} examples, which are not the "

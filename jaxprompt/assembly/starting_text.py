@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxprompt.assembly.denoising import read_corpus
+from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.words import text_ids
 
@@ -19,10 +20,10 @@ def count_tokens(
     That is the training examples (task) or a corpus (frequent), which only then is read; None where
     a prompt starts from no text.
     """
-    start = "" if c.prompt.get("init") else c.prompt.get("start")
-    if start == "task":
+    starts = starts_of(c)
+    if "task" in starts:
         return np.bincount(text_ids(train.rows))
-    return count_corpus() if start == "frequent" else None
+    return count_corpus() if "frequent" in starts else None
 
 
 def count_corpus(c: Any, scorer: Scorer, workdir: str | Path) -> np.ndarray:

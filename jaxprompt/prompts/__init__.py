@@ -1,6 +1,8 @@
 """Methods, one file each, found by file name; each file's class `Prompt` makes an `Injection`."""
 
+import ast
 import dataclasses
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -21,7 +23,10 @@ class Source(NamedTuple):
     words: Sequence[Sequence[str]]  # label words of each class
     counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text
     embed: Callable[[Sequence[int]], np.ndarray]  # token ids -> their embeddings [ids, E]
-    read: Callable[[str], np.ndarray]  # an .npy file, an export or an adapter -> its rows [P, E]
+    # a method, and an .npy file, an export or an adapter -> its rows [P, E]
+    read: Callable[[Any, str], np.ndarray]
+    # an export, the method that starts from it, and what was drawn -> the numbers that it holds
+    inherit: Callable[[str, Any, dict[str, Any]], dict[str, Any]]
     # token ids -> the k, v [L, P, N, D] that the frozen model gives them in its attention
     # "encoder" (a decoder's alone too), and in an encoder-decoder's "decoder" and "cross"
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
@@ -47,7 +52,7 @@ class Method(nn.Module):
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Keeps flax from taking the modules that these hooks make for parts of the method."""
-        for name in ("begin", "modules", "objectives"):
+        for name in ("begin", "inherits", "modules", "objectives", "starts"):
             if name in vars(cls):
                 nn.nowrap(vars(cls)[name])
         super().__init_subclass__(**more)
@@ -81,6 +86,14 @@ class Method(nn.Module):
     def folds(self) -> bool:
         """Tells whether it is to be folded before it is used: that spares work, and is right."""
         return self.is_computed() and not self.reads
+
+    def starts(self) -> list[str]:
+        """Lists what its numbers start from, as `prompt.start` names it."""
+        return [self.start] if hasattr(self, "start") else []
+
+    def inherits(self) -> list[tuple[str, "Method"]]:
+        """Lists the exports that parts of it start from, and these parts."""
+        return []
 
     def needs_decoder(self, *fields: str) -> None:
         """Raises InputError where one of these fields asks for a decoder that is not there."""
@@ -121,6 +134,33 @@ def methods() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
+PARTS_FORM = "write methods and their fields, as in soft(length=5,start=labels)+prefix(length=8)"
+
+
+def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Reads methods and their fields: "soft(length=5,start=labels)+prefix". -> names, fields
+
+    A text without quotes must be one word. Raises InputError for anything else.
+    """
+    try:
+        left, calls = ast.parse(text.strip(), mode="eval").body, []
+        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add):
+            calls.append(left.right)
+            left = left.left
+        return [_read_part(call) for call in [left, *reversed(calls)]]
+    except (SyntaxError, ValueError, AttributeError) as error:
+        raise InputError(f"prompt.parts={text!r} cannot be read; {PARTS_FORM}") from error
+
+
+def _read_part(node: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if not isinstance(node, ast.Call) or node.args or None in [own.arg for own in node.keywords]:
+        raise ValueError
+    value = lambda x: x.id if isinstance(x, ast.Name) else ast.literal_eval(x)
+    return node.func.id, {own.arg: value(own.value) for own in node.keywords}  # type: ignore
+
+
 _NO_TASK = Asks()
 
 
@@ -146,6 +186,33 @@ def make_prompt(
     prompt = cls(dims=dims, parent=None, **fields)  # none of a module whose method calls this
     prompt.check()
     return with_task(prompt, asks)
+
+
+class OnePart(NamedTuple):
+    """One of several methods that are used at once."""
+
+    name: str  # its method's, "soft-2" where that is there again: its numbers are prompt/<name>/
+    method: Method
+    init: str  # the export that it starts from; "" = what its fields say
+
+
+@functools.cache
+def make_parts(text: str, dims: Dims, asks: Asks) -> tuple[OnePart, ...]:
+    """Makes the methods of a text that `read_parts` reads.
+
+    Raises InputError, which names the part, for fields that it cannot have.
+    """
+    found: list[OnePart] = []
+    for kind, fields in read_parts(text):
+        known = sum(part.name.partition("-")[0] == kind for part in found)
+        name, init = f"{kind}-{known + 1}" if known else kind, str(fields.pop("init", ""))
+        if kind == "compose":
+            raise InputError(f"prompt.parts={text!r} composes itself; {PARTS_FORM}")
+        try:
+            found.append(OnePart(name, make_prompt(kind, dims, asks, **fields), init))
+        except InputError as error:
+            raise InputError(f"prompt.parts, {name}: {error}") from error
+    return tuple(found)
 
 
 def with_task(prompt: Method, asks: Asks) -> Method:

@@ -23,14 +23,14 @@ class Prompt(Method):
     length: int = 9  # pseudo tokens
     encoder: str = "lstm"  # lstm | mlp | none: the embeddings themselves
     hidden: int = 0  # lstm: width of each direction; 0 = that of the word embeddings
-    layers: int = 2  # lstm: layers
+    lstm_layers: int = 2  # lstm: layers
     linear: int = 2  # linear layers, of the MLP or behind the LSTM
     inner: int = 0  # width between linear layers; 0 = that of the word embeddings
     scale: float = 1.0  # standard deviation of the embeddings at the start
 
     def check(self) -> None:
         """Raises InputError for a hyper-parameter out of its range."""
-        for field in ("length", "layers", "linear"):
+        for field in ("length", "lstm_layers", "linear"):
             at_least(f"prompt.{field}", getattr(self, field), 1)
         for field in ("hidden", "inner", "scale"):
             at_least(f"prompt.{field}", getattr(self, field), 0)
@@ -51,7 +51,7 @@ class Prompt(Method):
         draw = nn.initializers.normal(self.scale)
         rows = self.param("table", draw, (self.length, width))[None]  # [1, S, E]
         if self.encoder == "lstm":
-            rows = BiLstm(self.hidden or width, self.layers, name="lstm")(rows)
+            rows = BiLstm(self.hidden or width, self.lstm_layers, name="lstm")(rows)
         if self.encoder != "none":
             inner = (self.inner or width,) * (self.linear - 1)
             rows = LinearStack((*inner, width), name="mlp")(rows)

@@ -65,7 +65,7 @@ class Prompt(Method):
         if self.start in ("normal", "uniform"):
             return params
         if self.start == "file":
-            return {"table": source.read(self.file)}
+            return {"table": source.read(self, self.file)}
         rows = choose_rows(
             self.start, source.tokenizer, length=self.length + self.decoder, seed=source.seed,
             vocab_size=self.dims.vocab, counts=source.counts, words=source.words, text=self.text,

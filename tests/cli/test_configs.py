@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from itertools import cycle
+from itertools import cycle, groupby
 
 import jax
 import pytest
@@ -98,7 +98,11 @@ def differs(path, argument) -> bool:
 OTHERS = ("sst2,full,released", "ag_news,low,dpt,large")  # which no sweep has
 SPANS = ("quoref", "quoref,low,sigma,large", "quoref,full,bert")
 RUNS += [(CONFIGS / "dpt.py", argument) for argument in (*OTHERS, *SPANS)]
-BUILDS = [(path, x) for path, x in RUNS if differs(path, x)]
+BUILDS = [
+    pytest.param(path, own, id=f"{path.stem}-{own}", marks=[pytest.mark.long] * (number > 1))
+    for _, group in groupby(sorted(RUNS), key=lambda run: run[0])
+    for number, (path, own) in enumerate(run for run in group if differs(*run))
+]
 
 
 @pytest.fixture(scope="session")
@@ -111,10 +115,10 @@ def electra(tmp_path_factory):
     return make_backbone(tmp_path_factory.mktemp("electra") / "electra", "discriminator")
 
 
-@pytest.mark.parametrize("path, argument", BUILDS, ids=lambda x: getattr(x, "stem", x))
+@pytest.mark.parametrize("path, argument", BUILDS)
 def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of):
     c = load(path, argument)
-    c.data.max_len, c.data.protocol = 24, ""
+    c.data.max_len, c.data.protocol = 48 if path.stem == "p_tuning" else 24, ""
     if "t5" in c.backbone.path:  # longer names of fields: more room, and fewer soft tokens
         c.backbone.path, c.data.max_len, c.prompt.length = str(t5), 160, 4
     elif "electra" in c.backbone.path:  # whose tokenizer spells the classes
@@ -182,7 +186,7 @@ def test_every_part_fits_the_base(kind, part):
     if kind == "tasks":
         assert c.task.name in task_names()
     if kind == "methods":
-        assert c.prompt.name in ("prefix", "soft", "dart", "dpt", "p_tuning", "none")
+        assert c.prompt.name in ("prefix", "soft", "dart", "dpt", "p_tuning", "compose", "none")
 
 
 def names(block, prefix="") -> set[str]:

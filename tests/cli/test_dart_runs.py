@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
 from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 
 TEMPLATES = {
     "bert": ("{text} [soft*2] [mask] [soft*1]", "it was ."),
@@ -66,6 +68,25 @@ def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
     assert result["trained"] == (3 + 3) * width + 3
     size = (workdir / "export" / "prompt.safetensors").stat().st_size
     assert size < 4 * result["trained"] + 600
+
+
+@pytest.mark.parametrize("fixed, kept", [("prompt/rows", "slots"), ("prompt/table", "rows")])
+def test_what_is_fixed_of_a_prompt_is_there_after_training(
+    fixed, kept, folders, data, tmp_path, capsys
+):
+    """No checkpoint holds it: it is made again from the words that it started from."""
+    trains = f"{fixed},head/.*"
+    c = prepare(folders("bert"), data, "bert", trainable=trains, optim__lr=0.05)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
+    assert measured["accuracy"] == pytest.approx(result["test"]["accuracy"])
+    tensors, _ = read_export(str(workdir / "export"))
+    table = load_file(folders("bert") / "model.safetensors")
+    words = load_tokenizer(folders("bert"))
+    texts = ["it was ."] if kept == "slots" else ["beast food tool"]
+    ids = encode_texts(words, texts)[0]
+    expected = table["bert.embeddings.word_embeddings.weight"][ids]
+    np.testing.assert_array_equal(tensors[f"prompt/{kept}"], expected)
 
 
 def test_in_two_stages(folders, data, tmp_path, capsys):

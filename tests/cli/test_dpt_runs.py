@@ -15,6 +15,8 @@ RUNS = {
     "prefix": ("prefix", HEAD, 1e-1),
     "soft": ("soft", HEAD | {"task.template": "{text} [soft] [classes]."}, 3e-2),
     "p_tuning": ("p_tuning", HEAD | {"task.template": "{text} [soft] [classes]."}, 1e-2),
+    "compose": ("compose", HEAD | {"prompt.parts": "soft(length=2)+prefix(length=2)",
+                                   "task.template": "{text} [soft*2] [classes]."}, 5e-2),
     "dpt": ("dpt", {"prompt.length": 2, "head.bias": True}, 1e-3),
     "dart": ("dart", HEAD | {"prompt.length": 2, "prompt.fluency": 0.0,
                              "task.template": "{text} [soft*2] [classes].",
@@ -32,7 +34,7 @@ def prepare(folder, data, kind, **fields):
     method, given, lr = RUNS[kind]
     own = {
         "optim.lr": lr, "task.labels": "beast,food,tool", "train.eval_steps": 20,
-        "train.total_steps": 120 if kind in ("prefix", "soft", "p_tuning") else 40,
+        "train.total_steps": 120 if kind in ("prefix", "soft", "p_tuning", "compose") else 40,
         "data.multiple": 32, "data.max_len": 32, "backbone.dropout": 0.0,
     }  # fmt: skip
     own |= {} if "prompt.length" in given else {"prompt.length": 4}

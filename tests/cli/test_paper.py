@@ -85,10 +85,10 @@ def test_a_cell_is_the_mean_of_the_best_on_dev(run, backbone, capsys):
 
 
 def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
-    """Once where no seed changes them; and the batches of LM-BFF are searched with its rates."""
+    """Beside a row that trains with each of the batches that are searched."""
     _, folder = run(capsys, "table4", "--rows=full", "--print")
     words = [f"--workdir={tmp_path}", f"--backbone={backbone}", f"--data={folder.parent}"]
-    words += ["--tasks=sst2", "--seeds=10,20", "--learning-rates=0.001"]
+    words += ["--tasks=sst2", "--seeds=10", "--learning-rates=0.001"]
     own = {
         "data.k": 4, "demos.total": 2, "data.max_len": 60, "train.total_steps": 2, "mesh.data": 1,
         "train.eval_steps": 1, "task.words": "bad,good", "train.tracker": "none",
@@ -96,15 +96,14 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     rows = "--rows=majority;zero_shot;in_context;lm_bff"
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
     told = capsys.readouterr()
-    assert "table1: 10 runs, 0 of them have a result" in told.err
+    assert "table1: 6 runs, 0 of them have a result" in told.err
     results = {
         path.parent.name: json.loads(path.read_text())["test"]
         for path in tmp_path.glob("*/result.json")
     }
     assert sorted(results) == sorted(
-        ["majority-sst2,seed=10", "zero_shot-sst2,seed=10"]
-        + [f"in_context-sst2,seed={seed}" for seed in (10, 20)]
-        + [f"lm_bff-sst2,lr=0.001,batch={n},seed={seed}" for n in (2, 4, 8) for seed in (10, 20)]
+        [f"{name}-sst2,seed=10" for name in ("majority", "zero_shot", "in_context")]
+        + [f"lm_bff-sst2,lr=0.001,batch={n},seed=10" for n in (2, 4, 8)]
     )
     assert results["majority-sst2,seed=10"]["accuracy"] == pytest.approx(2 / 3)  # no beast
     shot = f"--config={ROOT}/configs/lm_bff.py:sst2,zero_shot"
@@ -118,7 +117,7 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     assert "data.batch" not in told.out and "data.k=4 (16)" in told.out
     before = (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
-    assert "10 runs, 10 of them have a result" in capsys.readouterr().err
+    assert "6 runs, 6 of them have a result" in capsys.readouterr().err
     assert (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
 
 

@@ -46,14 +46,10 @@ def whole(config, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def killed(config, whole, compiled, tmp_path_factory):
+def killed(config, whole, tmp_path_factory):
     """Workdirs of runs that were killed, one a moment; they run at once."""
     root = tmp_path_factory.mktemp("killed")
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        "PYTHONPATH": PYTHON_PATH,
-    }
+    paths = {"PYTHONPATH": PYTHON_PATH}
     script = Path(__file__).with_name("killed.py")
     running = {}
     for moment in MOMENTS:
@@ -61,7 +57,7 @@ def killed(config, whole, compiled, tmp_path_factory):
         with open(root / f"{moment}.log", "w") as log:
             running[moment] = subprocess.Popen(
                 [sys.executable, str(script), *moment.split("-"), *train],
-                env=os.environ | cache, stdout=log, stderr=log,
+                env=os.environ | paths, stdout=log, stderr=log,
             )  # fmt: skip
     for moment, process in running.items():
         code = process.wait(timeout=300)

@@ -97,9 +97,7 @@ def test_train(place, number, said, backbone, data, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("number", CODES)
-def test_while_a_backbone_is_written(
-    number, tmp_path_factory, tmp_path, monkeypatch, capsys, compiled
-):
+def test_while_a_backbone_is_written(number, tmp_path_factory, tmp_path, monkeypatch, capsys):
     workdir = without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run")
     shutil.rmtree(workdir / "backbone")  # which says that it is of the run that was copied
     words = words_of(tmp_path_factory, "mlm-bert", workdir)

@@ -67,7 +67,7 @@ def test_a_prefix_starts_from_what_the_model_gives_a_text(backbone, data, tmp_pa
 
 def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, capsys, refused):
     """An export of P-tuning holds rows: they go on without an encoder, and never through one."""
-    first = make_config(backbone, data, "p_tuning", optim__lr=1e-2)
+    first = make_config(backbone, data, "p_tuning", prompt__encoder="mlp", optim__lr=1e-2)
     _, workdir, _ = train_and_export(capsys, tmp_path, first)
     fields = {"prompt__init": str(workdir / "export"), "optim__lr": 0.0, "prompt__encoder": "none"}
     (tmp_path / "next").mkdir()

@@ -33,7 +33,7 @@ def config(backbone, data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def train(config, compiled, tmp_path_factory):
+def train(config, tmp_path_factory):
     """Trains in `workdir` until every process has ended. -> Processes
 
     (signal, step, who): that process sends itself the signal; killed, the others are ended too.
@@ -41,14 +41,10 @@ def train(config, compiled, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
 
     def call(workdir: Path, number: int, mesh, devices: int, ends=(0, -1, -1)) -> Processes:
-        env = {
-            "JAX_COMPILATION_CACHE_DIR": str(compiled),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        }
         seen = logs / f"{len(list(logs.iterdir()))}"
         words = [SCRIPT, seen, *map(int, ends), "train", f"--config={config}"]
         words += [f"--workdir={workdir}", *mesh_flags(mesh)]
-        with Processes(seen, env, devices) as processes:
+        with Processes(seen, devices=devices) as processes:
             processes.start_all(number, words) if number > 1 else processes.start(words)
             if ends[0] == signal.SIGKILL:
                 assert processes.all[ends[2]].wait(120) == -signal.SIGKILL
@@ -150,11 +146,10 @@ def test_sigterm_then_sigkill_then_the_same_end(whole, train, one, tmp_path):
 # -- refused --------------------------------------------------------------------------------------
 
 
-def lines_of_two(tmp_path, config, compiled, changes: list[list[str]]) -> list[str]:
+def lines_of_two(tmp_path, config, changes: list[list[str]]) -> list[str]:
     """Starts two processes, each with flags of its own. -> the one line of each"""
-    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
     port = free_port()
-    with Processes(tmp_path / "logs", env, devices=1) as processes:
+    with Processes(tmp_path / "logs", devices=1) as processes:
         for process, own in enumerate(changes):
             words = ["-m", "jaxprompt", "train", f"--config={config}", *mesh_flags((2, 1)), *own]
             words += [f"--workdir={tmp_path / 'run'}", f"--coordinator=127.0.0.1:{port}"]
@@ -166,20 +161,20 @@ def lines_of_two(tmp_path, config, compiled, changes: list[list[str]]) -> list[s
     return [said[0].removeprefix("jaxprompt train: ") for said in lines]
 
 
-def test_other_configs_are_refused(tmp_path, config, compiled):
+def test_other_configs_are_refused(tmp_path, config):
     changes = [["--config.optim.lr=0.1"], ["--config.optim.lr=0.2", "--config.seed=5"]]
-    said, other = lines_of_two(tmp_path, config, compiled, changes)
+    said, other = lines_of_two(tmp_path, config, changes)
     assert said == other and said.startswith("the processes differ in ")
     assert "optim.lr (0.1 on process 0, 0.2 on process 1)" in said
     assert "seed (0 on process 0, 5 on process 1)" in said
 
 
-def test_other_data_are_refused(tmp_path, data, config, compiled):
+def test_other_data_are_refused(tmp_path, data, config):
     changed = make_data(tmp_path / "data")
     rows = (changed / "dev.jsonl").read_text().replace("big", "small")
     (changed / "dev.jsonl").write_text(rows)
     given = [[f"--config.data.source={folder}"] for folder in (data, changed)]
-    said, other = lines_of_two(tmp_path, config, compiled, given)
+    said, other = lines_of_two(tmp_path, config, given)
     assert said == other and said.startswith("the processes differ in the rows of dev (")
 
 

@@ -18,6 +18,7 @@ from tiny_run import flags, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.method import method_of
 from jaxprompt.cli import options
 from jaxprompt.corpus.ppt import Annotations
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -63,6 +64,17 @@ BEFORE = {
         ["export", "--workdir=runs/boolq", "--output=prompts/boolq"],
     ],
     "ppt": [said("backbones", "adapt", "--workdir=runs/mlm")],
+    "methods": [
+        [
+            "train",
+            "--config=base:prefix",
+            "--workdir=runs/shared",
+            "--config.task.name=topics",
+            "--config.backbone.path=google-bert/bert-base-uncased",
+            "--config.prompt.length=20",
+        ],
+        ["export", "--workdir=runs/shared"],
+    ],
 }
 
 STEPS = 2
@@ -196,7 +208,8 @@ def shrink(words, backbones):
     length = c.prompt.get("length", 0)
     if length > 20:
         fields["prompt.length"] = length = 8
-    room = POSITIONS - (length if c.prompt.name == "prefix" else 0)
+    shift = method_of(c).position_shift()
+    room = POSITIONS - (length if c.prompt.name == "prefix" else shift)
     fields |= {"data.max_len": room, "data.multiple": room}
     if c.data.protocol == "holdout":
         fields["data.size"] = 12

@@ -139,7 +139,7 @@ def test_it_starts_as_torch_does():
     "fields, message",
     [
         (dict(length=0), "prompt.length=0 must be at least 1"),
-        (dict(layers=0), "prompt.layers=0 must be at least 1"),
+        (dict(lstm_layers=0), "prompt.lstm_layers=0 must be at least 1"),
         (dict(linear=0), "prompt.linear=0 must be at least 1"),
         (dict(hidden=-1), "prompt.hidden=-1 must be at least 0"),
         (dict(encoder="gru"), "prompt.encoder='gru' is unknown"),

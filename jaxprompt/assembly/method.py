@@ -1,0 +1,25 @@
+"""The method of a config, and what its numbers start from."""
+
+from typing import Any
+
+from jaxprompt.prompts import Method, make_prompt
+from jaxprompt.types import Dims
+
+# Stands for a backbone that is not opened yet: it limits nothing.
+_ANY = Dims(*[2**31] * len(Dims._fields))
+
+
+def method_of(c: Any, dims: Dims = _ANY) -> Method:
+    """Makes the method of a config; without `dims` for a backbone that limits nothing."""
+    return make_prompt(**c.prompt.to_dict(), dims=dims)
+
+
+def starts_of(c: Any) -> list[str]:
+    """Lists what the numbers start from, as `prompt.start` names it; [] for those of an export."""
+    return [] if c.prompt.get("init") else method_of(c).starts()
+
+
+def inherited(c: Any, dims: Dims = _ANY) -> list[tuple[str, Method]]:
+    """Lists the exports that numbers start from, and the methods that take them."""
+    method = method_of(c, dims)
+    return [(c.prompt.init, method)] if c.prompt.get("init") else method.inherits()

@@ -1,0 +1,73 @@
+"""What several methods add, laid side by side as one."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt.types import Batch, Injection, Prefix, Stream
+
+
+class Rows(NamedTuple):
+    """Where the soft tokens of one method stand among those of all."""
+
+    before: int  # soft tokens of those in front, in the input
+    count: int  # that the template places
+    decoder: int  # in what the decoder is fed
+    total: int  # that the template places of all; behind them is what a method has beyond
+
+
+def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
+    """Lays soft tokens and prefixes side by side; rows beyond the template's come last."""
+    encoder = _join_streams([part.encoder for part in parts], [own.count for own in rows])
+    decoder = _join_streams([part.decoder for part in parts], [own.decoder for own in rows])
+    cross = _join_streams([part.cross for part in parts], [0] * len(parts))
+    (trained, *_) = [*(part.rows for part in parts if part.rows is not None), None]
+    return Injection(encoder, decoder, cross, trained)
+
+
+def renumber(
+    view: Callable[[Batch, jnp.ndarray], Batch], rows: Rows, batch: Batch, key: jnp.ndarray
+) -> Batch:
+    """Views a batch as a method does, whose rows have other numbers among those of all."""
+    made, old = view(batch, key), batch.encoder.slot
+    slot = made.encoder.slot
+    place = jnp.where(slot < rows.count, rows.before + slot, rows.total + slot - rows.count)
+    slot = jnp.where((slot != old) & (slot >= 0), place, slot)
+    return made._replace(encoder=made.encoder._replace(slot=slot))
+
+
+def _join_streams(streams: Sequence[Stream], counts: Sequence[int]) -> Stream:
+    pairs = [(own, n) for own, n in zip(streams, counts, strict=True) if own.slots is not None]
+    slots = mask = None
+    if pairs:
+        cut = lambda of: [of(own)[:, :n] for own, n in pairs] + [of(own)[:, n:] for own, n in pairs]
+        slots = _beside(cut(lambda own: own.slots))
+        if any(own.slots_mask is not None for own, _ in pairs):
+            mask = _beside(cut(_mask_of))
+    prefixes = [own.prefix for own in streams if own.prefix is not None]
+    return Stream(slots, _join_prefixes(prefixes) if prefixes else None, mask)
+
+
+def _mask_of(stream: Stream):
+    shape = stream.slots.shape[:2]
+    return jnp.ones(shape, bool) if stream.slots_mask is None else stream.slots_mask
+
+
+def _join_prefixes(prefixes: Sequence[Prefix]) -> Prefix:
+    k, v = (_beside([getattr(own, name) for own in prefixes], axis=2) for name in ("k", "v"))
+    masks = [own.mask for own in prefixes]
+    known = all(isinstance(mask, np.ndarray) for mask in masks)  # when compiling
+    inside = prefixes[0].positions is not None
+    return Prefix(
+        k, v, _beside(masks, axis=2, xp=np if known else jnp),
+        jnp.arange(k.shape[2]) if inside else None,
+    )  # fmt: skip
+
+
+def _beside(arrays: Sequence, axis: int = 1, xp=jnp):
+    """Concatenates arrays whose axis of examples, the one before `axis`, is 1 or that of others."""
+    rows = max(x.shape[axis - 1] for x in arrays)
+    wide = [xp.broadcast_to(x, (*x.shape[: axis - 1], rows, *x.shape[axis:])) for x in arrays]
+    return xp.concatenate(wide, axis)

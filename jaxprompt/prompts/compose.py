@@ -1,0 +1,114 @@
+"""Several methods at once: their soft tokens and their prefixes side by side."""
+
+import functools
+from typing import Any
+
+from flax import linen as nn
+
+from jaxprompt.errors import InputError
+from jaxprompt.layers.side_by_side import Rows, join, renumber
+from jaxprompt.prompts import PARTS_FORM, Method, OnePart, Source, make_parts
+from jaxprompt.types import Asks, Batch, Injection, Objective
+
+_ALIKE = ("shift", "layers", "decoder_layers", "cross_layers")  # an export holds one of each
+
+
+class Prompt(Method):
+    """Learns several prompts at once, or some of them beside others that `trainable` leaves out.
+
+    The template places the soft tokens of the parts in their order. A part starts as its own fields
+    say, among them `init`, an export. Of parts that train rows for the head there may be one.
+    """
+
+    PLAIN = "init= of each of prompt.parts"
+
+    asks: Asks = Asks()
+    parts: str = "prefix(length=10)+soft(length=10)"  # methods with their fields, + between them
+
+    def check(self) -> None:
+        """Raises InputError where the parts do not go together."""
+        own, shown = self._own(), f"prompt.parts={self.parts!r}"
+        if len(own) < 2 or not all(part.method.LEARNS for part in own):
+            raise InputError(f"{shown} must be two methods that learn, or more; {PARTS_FORM}")
+        if len(rows := [part.name for part in own if hasattr(part.method, "asks")]) > 1:
+            raise InputError(f"{shown}: {' and '.join(rows)} train rows for the head; take one")
+        for field in _ALIKE:
+            found = {repr(x) for part in own if (x := part.method.block().get(field)) is not None}
+            if len(found) > 1:
+                raise InputError(
+                    f"{shown} has {field}={' and '.join(sorted(found))}; prefixes side by side "
+                    "have it alike"
+                )
+
+    def num_slots(self) -> int:
+        """Tells how many soft tokens stand in the input."""
+        return sum(part.method.num_slots() for part in self._own())
+
+    def num_decoder_slots(self) -> int:
+        """Tells how many soft tokens stand in what the decoder is fed."""
+        return sum(part.method.num_decoder_slots() for part in self._own())
+
+    def position_shift(self) -> int:
+        """Tells by how much the text's positions move."""
+        return sum(part.method.position_shift() for part in self._own())
+
+    def decoder_shift(self) -> int:
+        """Tells by how much the positions of what the decoder is fed move."""
+        return sum(part.method.decoder_shift() for part in self._own())
+
+    def is_computed(self) -> bool:
+        """Tells whether folding spares work: it lays the parts side by side once."""
+        return True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The Batch fields that any part depends on."""
+        return tuple(dict.fromkeys(sum((tuple(part.method.reads) for part in self._own()), ())))
+
+    def inherits(self) -> list[tuple[str, Method]]:
+        """Lists the exports that parts start from."""
+        return [(part.init, part.method) for part in self._own() if part.init]
+
+    def starts(self) -> list[str]:
+        """Lists what the others start from."""
+        return sum((part.method.starts() for part in self._own() if not part.init), [])
+
+    def modules(self) -> dict[str, Any]:
+        """Makes what the parts score with."""
+        return {k: v for part in self._own() for k, v in part.method.modules().items()}
+
+    def objectives(self) -> list[Objective]:
+        """Makes the terms of the parts, whose views number rows as the parts do."""
+        found = []
+        for part, rows in zip(self._own(), self._rows(), strict=True):
+            for term in part.method.objectives():
+                view = term.view and functools.partial(renumber, term.view, rows)
+                found.append(term._replace(view=view))
+        return found
+
+    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Starts each part as it says. -> params"""
+        found = dict(params)
+        for name, method, init in self._own():
+            if init:
+                found[name] = source.inherit(init, method, params[name])
+            elif name in params:
+                found[name] = method.begin(params[name], source)
+        return found
+
+    @nn.compact
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """Lays side by side what the parts add. -> slots [1|B, S, E], k, v [L, 1|B, P, N, D]"""
+        return join([
+            method.clone(parent=self, name=name)(batch, embed, deterministic=deterministic)
+            for name, method, _ in self._own()
+        ], self._rows())  # fmt: skip
+
+    def _own(self) -> tuple[OnePart, ...]:
+        return make_parts(self.parts, self.dims, self.asks)
+
+    def _rows(self) -> list[Rows]:
+        counts = [(m.num_slots(), m.num_decoder_slots()) for _, m, _ in self._own()]
+        before = [sum(count for count, _ in counts[:number]) for number in range(len(counts))]
+        total = self.num_slots()
+        return [Rows(at, *own, total) for at, own in zip(before, counts, strict=True)]

@@ -1,0 +1,133 @@
+"""Compositions from a config to predictions: a frozen part beside one that trains, label rows."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
+
+from jaxprompt.assembly.prompt_artifact import read_export
+
+
+def composed(backbone, data, parts, **fields):
+    """Fills a config with a composition; `head.name` and the template may be among the fields."""
+    return make_config(backbone, data, "compose", arguments={"parts": parts}, **fields)
+
+
+def predicts(workdir, data, tmp_path, capsys):
+    """Tells which share of the test rows an export answers right, as `evaluate` does."""
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    code, _, err = jaxprompt(capsys, "predict", *words)
+    assert code == 0, err
+    right = np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
+    measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
+    assert right == pytest.approx(measured["accuracy"])
+    return right
+
+
+SHORT = {"train.total_steps": 40, "train.eval_steps": 20, "optim.lr": 0.05}
+
+
+def test_a_shared_prefix_stays_and_soft_tokens_learn(backbone, data, tmp_path, capsys):
+    """The prefix is that of an export, to the last bit; the export of both is plain constants."""
+    shared = make_config(backbone, data, "prefix", **{"prompt.length": 3, "optim.lr": 0.1} | SHORT)
+    (tmp_path / "shared").mkdir()
+    _, first, _ = train_and_export(capsys, tmp_path / "shared", shared)
+    parts = f"prefix(length=3,init='{first / 'export'}')+soft(length=2,start=labels)"
+    c = composed(backbone, data, parts, trainable="prompt/soft/.*,head/.*", **SHORT)
+    result, workdir, told = train_and_export(capsys, tmp_path, c)
+    assert f"prompt from {first / 'export'}" in told and result["trained"] == 2 * 32 + 32 * 3 + 3
+    held, before = (load_file(own / "export/prompt.safetensors") for own in (workdir, first))
+    for name in ("prompt/k", "prompt/v"):
+        np.testing.assert_array_equal(held[name], before[name])
+    assert held["prompt/slots"].shape == (2, 32)
+    _, card = read_export(str(workdir / "export"))
+    assert card["prompt"]["name"] == "constant" and card["method"] == "compose"
+    assert card["init"]["path"] == str(first / "export")
+    assert predicts(workdir, data, tmp_path, capsys) > 0.6
+    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
+    assert code == 0, err
+    rows = json.loads((workdir / "inspect" / "inspect.json").read_text())["rows"]
+    assert [row["start"]["token"] for row in rows] == ["beast", "food"]
+    assert jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[0] == 0
+    c = make_config(backbone, data, "prefix", **{"prompt.length": 3, "seed": 1} | SHORT)
+    (tmp_path / "again").mkdir()
+    _, again, _ = train_and_export(capsys, tmp_path / "again", c)
+    shutil.rmtree(first / "export")
+    shutil.copytree(again / "export", first / "export")
+    code, _, err = jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")
+    assert code == 2 and "which holds another export now; restore that" in err
+
+
+def test_soft_tokens_stand_before_those_of_dart(backbone, data, tmp_path, capsys):
+    fields = {
+        "head.name": "label_rows", "task.labels": "beast,food,tool", "data.max_len": 32,
+        "task.template": "[soft*2] {text} [soft*2] [mask] .", "data.multiple": 8, "optim.lr": 1e-3,
+        "trainable": "prompt/.*,head/.*,backbone/.*", "train.total_steps": 18,
+        "train.eval_steps": 6,
+    }  # fmt: skip
+    parts = "soft(length=2,start=vocab)+dart(length=2,text='it was',fluency=0.5)"
+    c = composed(backbone, data, parts, **fields)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    assert result["trained"] == result["total"]
+    held = load_file(workdir / "export/prompt.safetensors")
+    assert held["prompt/slots"].shape == (4, 32) and held["prompt/rows"].shape == (3, 32)
+    assert predicts(workdir, data, tmp_path, capsys) > 0.6
+
+
+def test_a_grid_of_them_trains_as_one_program(backbone, data, tmp_path, capsys):
+    c = composed(backbone, data, "prefix(length=2)+p_tuning(length=2,encoder=mlp)", **SHORT)
+    with c.unlocked():
+        c.runs.seeds = (0, 1)
+    (tmp_path / "c.json").write_text(c.to_json())
+    workdir = tmp_path / "runs"
+    code, _, err = jaxprompt(
+        capsys, "train", f"--config={tmp_path / 'c.json'}", f"--workdir={workdir}"
+    )
+    assert code == 0, err
+    for seed in (0, 1):
+        own = workdir / f"seed={seed}"
+        result = json.loads((own / "result.json").read_text())
+        measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={own}", "--split=test")[1])
+        assert measured["accuracy"] == pytest.approx(result["test"]["accuracy"])
+
+
+def test_parts_of_a_t5(data, tmp_path, capsys):
+    """In the input, in what the decoder is fed, and in its attention over the encoder."""
+    folder = make_backbone(tmp_path / "t5", "t5")
+    parts = "soft(length=2,decoder=1)+prefix(length=2,cross=2,decoder=1)"
+    fields = {"head.name": "verbalizer", "task.template": "{text} about [mask] ."}
+    c = composed(folder, data, parts, **fields)
+    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    names = {n for n in load_file(workdir / "export/prompt.safetensors") if "prompt/" in n}
+    assert {"prompt/slots", "prompt/decoder_slots", "prompt/k", "prompt/cross_k"} <= names
+    predicts(workdir, data, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    "parts, told",
+    [
+        ("soft(length=2", "cannot be read; write methods and their fields"),
+        ("soft(length=2)+prefix(length=2,init='/no/where')", "cannot read /no/where/prompt.json"),
+        ("soft(length=2,start=file,file='/no/where.npy')+prefix", "/no/where.npy"),
+        ("soft(length=2,start=frequent)+prefix(length=2)", "corpus.path is empty"),
+    ],
+)
+def test_what_does_not_fit_is_named(parts, told, backbone, data, tmp_path, refused):
+    (tmp_path / "c.json").write_text(composed(backbone, data, parts).to_json())
+    line = refused(
+        "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
+    )
+    assert told in line
+
+
+def test_an_export_of_another_length_is_named(trained, backbone, data, tmp_path, refused):
+    parts = f"soft(length=2)+prefix(length=9,init='{trained / 'export'}')"
+    (tmp_path / "c.json").write_text(composed(backbone, data, parts).to_json())
+    line = refused(
+        "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
+    )
+    assert "has prompt.length=4, this run 9; set it to 4, or give another export" in line

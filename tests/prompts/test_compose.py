@@ -1,0 +1,160 @@
+"""Several methods at once: laid side by side, numbered as their template has them, and refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import assert_close, assert_equal, fill, make_batch, make_params, make_tiny
+
+from jaxprompt.errors import InputError
+from jaxprompt.heads.linear import Classifier
+from jaxprompt.models.model import Model
+from jaxprompt.prompts import make_prompt, read_parts
+from jaxprompt.types import Asks, Dims
+
+DIMS = Dims(vocab=53, width=16, embed=16, layers=4, heads=2, head_dim=8, max_len=60)
+T5_DIMS = DIMS._replace(decoder_layers=3)
+ASKS = Asks(3, (((11,),), ((21, 22),), ((31,),)), 4)
+
+
+def compose(parts, dims=DIMS, asks=ASKS):
+    return make_prompt("compose", dims, asks, parts=parts)
+
+
+def injected(prompt, batch, **options):
+    """Draws numbers and adds them. -> params, what is added"""
+    embed = jnp.zeros((53, 16))
+    args = {"deterministic": True} | options
+    init = lambda: prompt.init(jax.random.key(0), batch, embed, deterministic=True)
+    params = fill(jax.eval_shape(init)["params"])
+    return params, prompt.apply({"params": params}, batch, embed, **args)
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("soft", [("soft", {})]),
+        ("soft + prefix", [("soft", {}), ("prefix", {})]),
+        (
+            "soft(length=4,start=labels)+prefix( length=2, dropout=0.1,shift=False )+soft",
+            [("soft", dict(length=4, start="labels")),
+             ("prefix", dict(length=2, dropout=0.1, shift=False)), ("soft", {})],
+        ),
+        ("soft(text='It was + (so)',scale=-1)", [("soft", dict(text="It was + (so)", scale=-1))]),
+    ],
+)  # fmt: skip
+def test_parts_are_read(text, found):
+    assert read_parts(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "+", "soft+", "soft(3)", "soft-prefix", "soft(length=)", "soft(**x)", "soft(length=a+b)",
+     "x.y(length=1)", "soft(length=1)prefix", "3", "soft(length=f(2))"],
+)  # fmt: skip
+def test_what_are_no_parts_is_refused(text):
+    with pytest.raises(InputError, match="cannot be read; write methods and their fields") as error:
+        read_parts(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name, fields", [
+    ("soft", ("length", "decoder")), ("prefix", ("length", "decoder", "cross")),
+])  # fmt: skip
+def test_two_tables_are_one(name, fields):
+    """Of soft tokens, of an input and of a decoder, and of prefixes in three attentions."""
+    sizes = [dict(zip(fields, own, strict=False)) for own in ((2, 1, 3), (3, 2, 1))]
+    parts = [f"{name}({','.join(f'{f}={n}' for f, n in own.items())})" for own in sizes]
+    prompt = compose("+".join(parts), T5_DIMS)
+    batch = make_batch(rows=5, shift=3)
+    params, found = injected(prompt, batch)
+    assert params.keys() == {name, f"{name}-2"}
+    totals = {field: sizes[0][field] + sizes[1][field] for field in fields}
+    whole = make_prompt(name, T5_DIMS, **totals)
+    if name == "soft":
+        first, second = (params[own]["table"] for own in params)
+        table = {"table": np.concatenate([first[:2], second[:3], first[2:], second[3:]])}
+    else:
+        table = {
+            own: np.concatenate([part[own] for part in params.values()], axis=2)
+            for own in ("table", "decoder_table", "cross_table")
+        }
+    embed = jnp.zeros((53, 16))
+    expected = whole.apply({"params": table}, batch, embed, deterministic=True)
+    jax.tree.map(assert_equal, found, expected)
+    for told in ("num_slots", "num_decoder_slots", "position_shift", "decoder_shift"):
+        assert getattr(prompt, told)() == getattr(whole, told)()
+    assert (found.encoder.prefix is None) == (name == "soft")
+
+
+def test_two_prefixes_are_one_to_the_model():
+    backbone, weights = make_tiny("bert")
+    models = [
+        Model(backbone, make_prompt(name, backbone.dims, **fields), {"main": Classifier(3)})
+        for name, fields in (
+            ("compose", dict(parts="prefix(length=2)+prefix(length=3)")),
+            ("prefix", dict(length=5)),
+        )
+    ]
+    params = make_params(models[0], weights)
+    pair = [part["table"] for part in params["prompt"].values()]
+    joined = params | {"prompt": {"table": np.concatenate(pair, axis=2)}}
+    batch = make_batch(shift=5)
+    found, expected = (m.forward(p, batch) for m, p in zip(models, (params, joined), strict=True))
+    assert_close(found, expected)
+
+
+def test_a_part_that_drops_is_drawn_for_every_example():
+    prompt = compose("prefix(length=2,dropout=0.5)+prefix(length=1)")
+    batch = make_batch(rows=5, shift=3)
+    _, found = injected(prompt, batch, deterministic=False, rngs={"dropout": jax.random.key(1)})
+    k = found.encoder.prefix.k
+    assert k.shape[1:3] == (5, 3) and found.encoder.prefix.mask.shape == (4, 1, 3)
+    assert (k[:, :1, :2] != k[:, 1:2, :2]).any() and (k[:, :1, 2:] == k[:, 1:2, 2:]).all()
+
+
+@pytest.mark.parametrize(
+    "parts, before, count",
+    [
+        ("soft(length=2)+dart(length=3,fluency=1.0)", 2, 5),
+        ("dart(length=3,fluency=1.0)+prefix(length=2)+soft(length=4)", 0, 7),
+    ],
+)
+def test_the_view_of_a_part_names_its_own_rows(parts, before, count):
+    """At the mask stands the row of the right label, whatever stands in front of it."""
+    prompt = compose(parts)
+    batch = make_batch(rows=6, slots=count, classes=3)
+    params, found = injected(prompt, batch)
+    assert found.encoder.slots.shape == (1, count + 3, 16) and prompt.num_slots() == count
+    own = params["dart"]
+    assert_equal(found.rows, own["rows"])
+    assert_equal(found.encoder.slots[0, before : before + 3], own["table"])
+    (term,) = prompt.objectives()
+    seen = term.view(batch, jax.random.key(0))
+    at = np.arange(6), np.asarray(batch.label_pos)[:, 0]
+    rows = found.encoder.slots[0][np.asarray(seen.encoder.slot)[at]]
+    assert_equal(rows, own["rows"][np.asarray(batch.labels)])
+    others = np.ones(batch.encoder.slot.shape, bool)
+    others[at] = False
+    assert_equal(seen.encoder.slot[others], batch.encoder.slot[others])
+
+
+@pytest.mark.parametrize(
+    "parts, told",
+    [
+        ("soft", "must be two methods that learn, or more; write methods"),
+        ("soft+none", "must be two methods that learn"),
+        ("soft+soff", "prompt.parts, soff: unknown method prompt.name='soff'; nearest: soft"),
+        ("soft(length=0)+prefix", "prompt.parts, soft: prompt.length=0 must be at least 1"),
+        ("soft(lenght=3)+prefix", "method 'soft' has no field 'lenght'; nearest: length"),
+        ("soft+soft(length='a')", "prompt.parts, soft-2: config field prompt.length='a' must"),
+        ("dart(length=2)+dpt(length=2)", "dart and dpt train rows for the head; take one"),
+        ("prefix+prefix(shift=False)", "has shift=False and True; prefixes side by side"),
+        ("prefix(layers='1-2')+prefix", "has layers='' and '1-2'; prefixes side by side"),
+        ("soft+compose", "composes itself"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(parts, told):
+    with pytest.raises(InputError) as error:
+        compose(parts)
+    assert told in str(error.value) and "\n" not in str(error.value)
