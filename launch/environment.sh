@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # Sourced: makes .venv if needed and installs each requirements file once. Bash.
+# What is installed is compiled afterwards, by all cores; pip would take one.
 # usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter, VENV another folder)
 
 environment() {
@@ -11,14 +12,18 @@ environment() {
     }
     "${PYTHON:-python3}" -m venv "$venv"
   fi
-  local file mark
+  local file mark fresh=""
   for file in "$@"; do
     mark="$venv/installed-$(cksum <"$file" | tr ' ' '-')"
     [ -e "$mark" ] && continue
     echo "installing $file"
     local flags=()
     [ "$file" = launch/backbone.txt ] && flags=(--no-deps --require-hashes)
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${flags[@]}" -r "$file"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+      "${flags[@]}" -r "$file"
     touch "$mark"
+    fresh=yes
   done
+  # Some packages carry files for other versions of Python, which do not compile.
+  [ -z "$fresh" ] || "$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" || true
 }

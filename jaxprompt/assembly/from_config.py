@@ -18,7 +18,8 @@ from jaxprompt.assembly.examples import (
     read_task,
 )
 from jaxprompt.assembly.feature_cache import FeatureCache
-from jaxprompt.assembly.initial_params import Weights, check_init, start
+from jaxprompt.assembly.inheritance import check_init
+from jaxprompt.assembly.initial_params import Weights, start
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import (
     NOTHING,

@@ -10,22 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.method import inherited
+from jaxprompt.assembly.inheritance import inherit, rescaled
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
-from jaxprompt.models.folding import unfold
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, within
 from jaxprompt.prompts import Method, Source
-from jaxprompt.types import Dims
-
-# Fields of a method that may differ from those of the export that a prompt starts from.
-_FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden", "encoder")
-_SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
-_ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
 
 
 class Weights(NamedTuple):
@@ -54,7 +47,7 @@ def start(
     if restored and not frozen:
         pass
     elif c.prompt.get("init"):
-        params["prompt"] = _inherit(c, loaded.report.fingerprint, c.prompt.init, params["prompt"])
+        params["prompt"] = inherit(c, loaded.report.fingerprint, c.prompt.init, params["prompt"])
     else:
         source = _make_source(c, scorer, params, counts, placement, loaded.report.fingerprint)
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
@@ -95,9 +88,8 @@ def _make_source(
     def read(method: Method, path: str) -> np.ndarray:
         return read_rows(path, method, c.backbone.rescale)
 
-    def inherit(path: str, method: Method, drawn: dict[str, Any]) -> dict[str, Any]:
-        del method  # `check_init` has asked whether it fits
-        return _inherit(c, fingerprint, path, drawn)
+    def take_over(init: str, drawn: dict[str, Any]) -> dict[str, Any]:
+        return inherit(c, fingerprint, init, drawn)
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         run = within(placement, functools.partial(text_keys, scorer.model.backbone))
@@ -105,7 +97,7 @@ def _make_source(
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read, inherit, keys)
+    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read, take_over, keys)
 
 
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
@@ -129,90 +121,4 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
             raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
     if rows.shape != shape:
         raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
-    return _rescaled(rows, divided, rescale)
-
-
-def _rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
-    # In float64, so that what --npy multiplied comes back to the last bit but one.
-    return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
-
-
-# -- an exported prompt, whatever it was learned for ----------------------------------------------
-
-
-def check_init(c: Any, dims: Dims) -> None:
-    """Raises InputError where an export to start from is of another method, form or size."""
-    for path, method in inherited(c, dims):
-        _check_export(path, method, dims)
-
-
-def _check_export(path: str, method: Method, dims: Dims) -> None:
-    block = method.block()
-    if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
-        raise InputError(
-            f"prompt.init={path} is no export; soft tokens of an .npy file or a PEFT adapter are "
-            f"taken by prompt.start=file and prompt.file={path}"
-        )
-    _, card = read_export(path)
-    if card["method"] != block["name"]:
-        raise InputError(
-            f"prompt.init={path} holds a {card['method']} prompt; set prompt.name="
-            f"{card['method']}, or give an export of {block['name']}"
-        )
-    for field, value in block.items():
-        if field not in ("name", *_FREE) and card["hyper"].get(field) != value:
-            held = card["hyper"].get(field)
-            raise InputError(
-                f"prompt.init={path} has prompt.{field}={held!r}, this run {value!r}; set it "
-                f"to {held!r}, or give another export"
-            )
-    if method.is_computed():
-        raise InputError(
-            f"prompt.init={path} holds constants, and this prompt is computed from other numbers; "
-            f"set {method.PLAIN}"
-        )
-    known = card["backbone"]["dims"]
-    if other := [name for name in _SIZES if known.get(name) != getattr(dims, name)]:
-        raise InputError(
-            f"prompt.init={path} is of a backbone with {other[0]}={known.get(other[0])} "
-            f"({card['backbone']['id']}), this one has {getattr(dims, other[0])}; give that "
-            "backbone, or another export"
-        )
-
-
-def read_origin(path: str) -> dict[str, Any]:
-    """Tells of the export that a prompt started from, for the card of what came of it."""
-    _, card = read_export(path)
-    found = {name: card[name] for name in _ORIGIN if name in card}
-    return {"path": path} | found | {"task": card["task"]["name"]}
-
-
-def _inherit(c: Any, fingerprint: str, path: str, drawn: dict[str, Any]) -> dict[str, Any]:
-    """Reads the numbers of an exported prompt, which take the place of those that were drawn."""
-    tensors, card = read_export(path)
-    known = card["backbone"]
-    if known["fingerprint"] != fingerprint:
-        raise InputError(
-            f"prompt.init={path} was learned on weights {known['fingerprint'][:12]} "
-            f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
-            "another export"
-        )
-    part = "prompt/"
-    arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
-    for name in arrays.keys() & {"slots", "decoder_slots"}:
-        arrays[name] = _rescaled(arrays[name], known["rescale"], c.backbone.rescale)
-    is_folded = card["prompt"]["name"] != card["method"]
-    found = unfold(arrays) if is_folded else tree.unflatten(arrays)
-    _check_shapes(path, found, drawn)
-    return found
-
-
-def _check_shapes(path: str, found: dict[str, Any], drawn: dict[str, Any]) -> None:
-    """Raises InputError where an export's numbers are not those that this run trains."""
-    has, needs = ({n: list(x.shape) for n, x in tree.flatten(t).items()} for t in (found, drawn))
-    for name in sorted(has.keys() | needs.keys()):
-        if has.get(name) != needs.get(name):
-            raise InputError(
-                f"prompt.init={path}: {name} is {has.get(name, 'absent')}, this run needs "
-                f"{needs.get(name, 'none')}; give an export of a run like this one"
-            )
+    return rescaled(rows, divided, rescale)

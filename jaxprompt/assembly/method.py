@@ -19,7 +19,13 @@ def starts_of(c: Any) -> list[str]:
     return [] if c.prompt.get("init") else method_of(c).starts()
 
 
+def list_paths(init: str) -> list[str]:
+    """Lists the exports that prompt.init names, with commas between them."""
+    return [path for part in init.split(",") if (path := part.strip())]
+
+
 def inherited(c: Any, dims: Dims = _ANY) -> list[tuple[str, Method]]:
-    """Lists the exports that numbers start from, and the methods that take them."""
+    """Lists the exports that numbers start from, each with the method that takes it."""
     method = method_of(c, dims)
-    return [(c.prompt.init, method)] if c.prompt.get("init") else method.inherits()
+    own = [(c.prompt.init, method)] if c.prompt.get("init") else method.inherits()
+    return [(path, part) for init, part in own for path in list_paths(init)]

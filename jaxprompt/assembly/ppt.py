@@ -10,7 +10,8 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
-from jaxprompt.assembly.method import inherited, method_of, starts_of
+from jaxprompt.assembly.inheritance import tell_init
+from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
 from jaxprompt.convert.load import Report
 from jaxprompt.corpus import Corpus, check_unchanged, divide
@@ -215,7 +216,7 @@ def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> 
 def told(c: Any, backbone: Backbone, report: Report, corpus: Corpus) -> list[str]:
     """Says what was read, whatever is asked of it."""
     lines = [f"backbone {c.backbone.path} ({backbone.family}), {report.fingerprint[:12]}"]
-    lines += [f"prompt from {path}" for path, _ in inherited(c)]
+    lines += tell_init(c, backbone.module.dims)
     lines.append(f"corpus {c.corpus.path}: {len(corpus):,} documents, {corpus.num_tokens:,} tokens")
     if corpus.skipped:
         lines.append(f"{corpus.skipped} documents were left out, the first: {corpus.first_skipped}")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxprompt.assembly.initial_params import read_origin
+from jaxprompt.assembly.inheritance import read_origin
 from jaxprompt.assembly.method import inherited, starts_of
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints

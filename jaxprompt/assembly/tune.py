@@ -6,7 +6,7 @@ import jax
 
 from jaxprompt import tree
 from jaxprompt.assembly import feature_cache, from_config, records, starting_text
-from jaxprompt.assembly.method import inherited
+from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.parallel import processes
@@ -90,8 +90,8 @@ class Tuning(Work):
         log.say(f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}")
         if report.unused:
             log.say(f"  unused: {len(report.unused)} tensors, {', '.join(report.unused[:5])}")
-        for path, _ in inherited(c):
-            log.say(f"prompt from {path}")
+        for line in tell_init(c, scorer.model.backbone.dims):
+            log.say(line)
         log.say(f"task {scorer.task.name}, template {scorer.template!r}")
         sizes = (f"{name} {part.size}" for name, part in self.splits.items())
         log.say("  " + ", ".join(sizes))

@@ -1,9 +1,11 @@
 """Shows what a run learned: nearest words, hidden states, confusions, attention, on one page.
 
 Text goes to stdout; pictures, inspect.json and inspect.html, a page that works offline, go to
-WORKDIR/inspect. Needs matplotlib.
+WORKDIR/inspect. With --exports=DIR it compares the prompts in a folder instead, and leaves
+similarity.png and similarity.json there. Needs matplotlib.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +26,13 @@ def main(argv: Sequence[str]) -> int:
         "--examples", type=int, default=1000,
         help="how many at most give hidden states and attention (default: 1000)",
     )  # fmt: skip
+    parser.add_argument(
+        "--exports", default="", metavar="DIR",
+        help="compare the exports in a folder: the cosine of the means of their tokens",
+    )  # fmt: skip
     args, overrides = parser.read(argv)
+    if args.exports:
+        return _compare(args)
     need(args, "workdir")
     c = load_run(args, overrides)
 
@@ -45,6 +53,21 @@ def main(argv: Sequence[str]) -> int:
     for part, note in found.notes.items():
         print(f"{part}: {note}")
     print(f"{len(paths)} files, all of them together in {escape(str(paths[0]))}")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    if args.workdir or args.config:
+        raise InputError("--exports compares a folder of exports; leave out --workdir and --config")
+    from jaxprompt.training.pictures import need_matplotlib
+
+    need_matplotlib("inspect --exports")
+    from jaxprompt.assembly.similarity import compare_exports, table_of, write_similarity
+
+    found = compare_exports(args.exports)
+    print(escape(table_of(found)), end="")
+    for path in write_similarity(found, args.exports):
+        _say(str(path))
     return 0
 
 

@@ -25,8 +25,8 @@ class Source(NamedTuple):
     embed: Callable[[Sequence[int]], np.ndarray]  # token ids -> their embeddings [ids, E]
     # a method, and an .npy file, an export or an adapter -> its rows [P, E]
     read: Callable[[Any, str], np.ndarray]
-    # an export, the method that starts from it, and what was drawn -> the numbers that it holds
-    inherit: Callable[[str, Any, dict[str, Any]], dict[str, Any]]
+    # exports with commas between, and what was drawn -> the numbers that they hold
+    inherit: Callable[[str, dict[str, Any]], dict[str, Any]]
     # token ids -> the k, v [L, P, N, D] that the frozen model gives them in its attention
     # "encoder" (a decoder's alone too), and in an encoder-decoder's "decoder" and "cross"
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]

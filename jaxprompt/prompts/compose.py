@@ -91,7 +91,7 @@ class Prompt(Method):
         found = dict(params)
         for name, method, init in self._own():
             if init:
-                found[name] = source.inherit(init, method, params[name])
+                found[name] = source.inherit(init, params[name])
             elif name in params:
                 found[name] = method.begin(params[name], source)
         return found

@@ -34,7 +34,6 @@ class Prompt(Method):
     """
 
     PLAIN = "prompt.hidden=0"
-
     length: int = 20  # keys and values of a layer
     layers: str = ""  # interval of layers, as in "17-24"; "" = all
     decoder: int = 0  # T5: length in the decoder's own attention; 0 = none

@@ -213,6 +213,28 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
 
 
 @_readable
+def draw_similarity(cosines: np.ndarray, names: Sequence[str], path: Path) -> Path:
+    """Draws the cosine of each pair as a matrix. float [N, N]"""
+    from matplotlib.figure import Figure
+
+    written = len(names) <= NAMED
+    side = 1.8 + (0.52 if written else 0.16) * len(names)
+    figure = Figure(figsize=(max(side + 0.8, 4.4), max(side, 3.6)), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1)
+    size = 10 if written else 6
+    axis.set_xticks(
+        range(len(names)), list(map(short, names)), rotation=45, ha="right", fontsize=size
+    )
+    axis.set_yticks(range(len(names)), list(map(short, names)), fontsize=size)
+    for place, value in np.ndenumerate(cosines if written else cosines[:0]):
+        colour = "white" if abs(value) > 0.6 else "black"
+        axis.text(*place, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    figure.colorbar(image, label="cosine of the mean tokens", shrink=0.8)
+    return save_figure(figure, path)
+
+
+@_readable
 def draw_attention(parts: Mapping[str, np.ndarray], even: float, title: str, path: Path) -> Path:
     """Draws the attention on a prompt by layer and head. -> a panel for each part, float [L, N]
 

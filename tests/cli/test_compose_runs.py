@@ -124,10 +124,48 @@ def test_what_does_not_fit_is_named(parts, told, backbone, data, tmp_path, refus
     assert told in line
 
 
-def test_an_export_of_another_length_is_named(trained, backbone, data, tmp_path, refused):
-    parts = f"soft(length=2)+prefix(length=9,init='{trained / 'export'}')"
-    (tmp_path / "c.json").write_text(composed(backbone, data, parts).to_json())
+def test_a_part_of_another_length_is_cut_or_repeated(trained, backbone, data, tmp_path, capsys):
+    """And it is said. What stands still is that to the last bit."""
+    before = load_file(trained / "export/prompt.safetensors")
+    for length, told in ((3, "cut to 3"), (6, "repeated to 6")):
+        parts = f"soft(length=2)+prefix(length={length},init='{trained / 'export'}')"
+        folder = tmp_path / str(length)
+        folder.mkdir()
+        c = composed(backbone, data, parts, trainable="prompt/soft/.*,head/.*")
+        _, workdir, err = train_and_export(capsys, folder, c)
+        assert f"prompt from {trained / 'export'}, its 4 tokens {told}" in err
+        held = load_file(workdir / "export/prompt.safetensors")
+        for name in ("prompt/k", "prompt/v"):
+            expected = np.concatenate([before[name]] * 2, axis=1)[:, :length]
+            np.testing.assert_array_equal(held[name], expected)
+
+
+def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused):
+    folders = []
+    for seed in (0, 1):
+        (tmp_path / f"s{seed}").mkdir()
+        own = {"prompt.length": 3 + seed, "seed": seed}
+        c = make_config(backbone, data, "soft", **SHORT | own)
+        folders.append(train_and_export(capsys, tmp_path / f"s{seed}", c)[1] / "export")
+    init = ",".join(map(str, folders))
+    own = {"prompt.length": 4, "prompt.init": init, "trainable": "head/.*"}
+    (tmp_path / "mean").mkdir()
+    c = make_config(backbone, data, "soft", **own)
+    _, workdir, err = train_and_export(capsys, tmp_path / "mean", c)
+    assert f"prompt from {folders[0]}, its 3 tokens repeated to 4" in err
+    assert f"prompt from {folders[1]}\n" in err
+    first, second, held = (
+        load_file(own / "prompt.safetensors")["prompt/slots"]
+        for own in (*folders, workdir / "export")
+    )
+    np.testing.assert_allclose(held, (first[[0, 1, 2, 0]] + second) / 2, rtol=0, atol=1e-7)
+    _, card = read_export(str(workdir / "export"))
+    assert [card["init"]["path"], *(own["path"] for own in card["init"]["more"])] == [
+        str(folder) for folder in folders
+    ]
+    c.prompt.init = f"{init},/no/where"
+    (tmp_path / "c.json").write_text(c.to_json())
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
-    assert "has prompt.length=4, this run 9; set it to 4, or give another export" in line
+    assert "cannot read /no/where/prompt.json" in line

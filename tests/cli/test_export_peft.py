@@ -74,26 +74,26 @@ def test_a_soft_prompt_goes_to_peft_and_back(capsys, tmp_path, backbone, data):
 
 
 @pytest.mark.parametrize("encoder", ["lstm", "mlp"])
-def test_peft_scores_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, data):
-    """The encoder is folded away: soft tokens stand in front, the logits are the same."""
-    from transformers import AutoTokenizer, BertForSequenceClassification
+def test_peft_takes_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, data):
+    """The encoder is folded away, and what is left scores as the run did."""
+    from transformers import BertForSequenceClassification
 
     fields = {"prompt__encoder": encoder, "optim__lr": 1e-2}
     code, err, workdir = _train(capsys, tmp_path, backbone, data, method="p_tuning", **fields)
     assert code == 0, err
     exported, _ = read_export(str(workdir / "export"))
     assert {name for name in exported if name.startswith("prompt/")} == {"prompt/slots"}
-    rows = [{"text": "a new hammer was near the saw"}, {"text": "the old wolf with a hare"}]
-    out, inputs = tmp_path / "out.jsonl", write_rows(tmp_path / "in.jsonl", rows)
-    jaxprompt(capsys, "predict", f"--workdir={workdir}", f"--input={inputs}", f"--output={out}")
-    ours = np.array([list(line["scores"].values()) for line in read_lines(out)])
     base = BertForSequenceClassification.from_pretrained(backbone, num_labels=3)
     model = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
-    batch = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
     with torch.no_grad():
-        theirs = model(**batch).logits.softmax(-1).numpy()
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        theirs = model.get_prompt(batch_size=1)[0].numpy()
+    np.testing.assert_array_equal(theirs, exported["prompt/slots"])
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    assert jaxprompt(capsys, "predict", *words)[0] == 0
+    right = np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
+    result = json.loads((workdir / "result.json").read_text())
+    assert right == pytest.approx(result["test"]["accuracy"])
 
 
 def test_a_prefix_that_peft_cannot_hold_is_refused(capsys, tmp_path, backbone, data):

@@ -6,9 +6,18 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from test_inspect import KEPT, VERBALIZER, look, pictures
 from test_reading_runs import questions
-from tiny_run import flags, make_backbone, make_config, sentences, tiny_fields, write_rows
+from tiny_run import (
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    sentences,
+    tiny_fields,
+    write_rows,
+)
 
 from jaxprompt.assembly.tune import run
 
@@ -89,3 +98,26 @@ def test_a_mesh_changes_nothing(backbone, data, tmp_path):
     assert np.array(alone["attention"]["encoder"]["tokens"])[1].max() == 0  # the other layer
     for one, other in zip(alone["separation"], divided["separation"], strict=True):
         assert one["ratio"] == pytest.approx(other["ratio"], rel=1e-4)
+
+
+def test_exports_are_compared_by_their_mean_tokens(backbone, data, tmp_path, capsys, refused):
+    folder = tmp_path / "prompts"
+    means = {}
+    for name, fields in {"a": {"seed": 0}, "b/c": {"seed": 1, "prompt.length": 2}}.items():
+        run(make_config(backbone, data, "soft", **KEPT | fields), str(tmp_path / name[-1]))
+        words = [f"--workdir={tmp_path / name[-1]}", f"--output={folder / name}"]
+        assert jaxprompt(capsys, "export", *words)[0] == 0
+        means[name] = load_file(folder / name / "prompt.safetensors")["prompt/slots"].mean(0)
+    code, out, err = jaxprompt(capsys, "inspect", f"--exports={folder}")
+    assert code == 0, err
+    a, b = (x / np.linalg.norm(x) for x in means.values())
+    assert out == f"{a @ b:7.4f}  a  b/c\n"
+    found = json.loads((folder / "similarity.json").read_text())
+    assert found["exports"] == ["a", "b/c"]
+    np.testing.assert_allclose(found["cosines"], [[1, a @ b], [a @ b, 1]], atol=1e-6)
+    assert (folder / "similarity.png").read_bytes()[:4] == b"\x89PNG"
+    assert "holds 1 exports" in refused("inspect", f"--exports={folder / 'a'}", started=True)
+    run(make_config(backbone, data, "prefix", **KEPT), str(tmp_path / "d"))
+    words = [f"--workdir={tmp_path / 'd'}", f"--output={folder / 'd'}"]
+    assert jaxprompt(capsys, "export", *words)[0] == 0
+    assert "only prompts of one method" in refused("inspect", f"--exports={folder}", started=True)

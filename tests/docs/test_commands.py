@@ -51,6 +51,10 @@ def said(page, *parts):
     return next(words for words in GUIDES[page] if set(parts) <= set(words))
 
 
+SHARED = [
+    "train", "--config=base:prefix", "--workdir=runs/shared", "--config.task.name=topics",
+    "--config.backbone.path=google-bert/bert-base-uncased", "--config.prompt.length=20",
+]  # fmt: skip
 # What a page takes for granted.
 BEFORE = {
     "serving": [
@@ -64,17 +68,12 @@ BEFORE = {
         ["export", "--workdir=runs/boolq", "--output=prompts/boolq"],
     ],
     "ppt": [said("backbones", "adapt", "--workdir=runs/mlm")],
-    "methods": [
-        [
-            "train",
-            "--config=base:prefix",
-            "--workdir=runs/shared",
-            "--config.task.name=topics",
-            "--config.backbone.path=google-bert/bert-base-uncased",
-            "--config.prompt.length=20",
-        ],
-        ["export", "--workdir=runs/shared"],
+    "inspect": [
+        SHARED,
+        ["export", "--workdir=runs/shared", "--output=prompts/first"],
+        ["export", "--workdir=runs/shared", "--output=prompts/second"],
     ],
+    "methods": [SHARED, ["export", "--workdir=runs/shared"]],
 }
 
 STEPS = 2

@@ -1,0 +1,147 @@
+"""What a prompt takes over from exports: of one, or the mean of several, cut to its length."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly.method import inherited, list_paths
+from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.errors import InputError
+from jaxprompt.files import user_path
+from jaxprompt.models.folding import unfold
+from jaxprompt.prompts import Method
+from jaxprompt.types import Dims
+
+# Fields of a method that may differ from those of the export that a prompt starts from.
+_FREE = ("init", "start", "scale", "top", "text", "file", "dropout", "hidden", "encoder")
+_SIZES = [name for name in Dims._fields if name not in ("vocab", "max_len")]
+_ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained", "init")
+
+
+def check_init(c: Any, dims: Dims) -> None:
+    """Raises InputError where an export to start from is of another method, form or size."""
+    for path, method in inherited(c, dims):
+        _check_export(path, method, dims)
+
+
+def tell_init(c: Any, dims: Dims) -> list[str]:
+    """Says which exports a prompt starts from, and which of them are cut or repeated for it."""
+    lines = []
+    for path, method in inherited(c, dims):
+        has, needs = read_export(path)[1]["hyper"].get("length"), method.length
+        change = ""
+        if isinstance(has, int) and has != needs:
+            change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
+        lines.append(f"prompt from {path}{change}")
+    return lines
+
+
+def _check_export(path: str, method: Method, dims: Dims) -> None:
+    block = method.block()
+    if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
+        raise InputError(
+            f"prompt.init={path} is no export; soft tokens of an .npy file or a PEFT adapter are "
+            f"taken by prompt.start=file and prompt.file={path}"
+        )
+    _, card = read_export(path)
+    if card["method"] != block["name"]:
+        raise InputError(
+            f"prompt.init={path} holds a {card['method']} prompt; set prompt.name="
+            f"{card['method']}, or give an export of {block['name']}"
+        )
+    # Tokens of an input and of a decoder that stand in one table cannot be told apart.
+    fixed = method.num_decoder_slots() or card["hyper"].get("decoder") or not method.length
+    free = _FREE if fixed else (*_FREE, "length")
+    for field, value in block.items():
+        if field not in ("name", *free) and card["hyper"].get(field) != value:
+            held = card["hyper"].get(field)
+            raise InputError(
+                f"prompt.init={path} has prompt.{field}={held!r}, this run {value!r}; set it "
+                f"to {held!r}, or give another export"
+            )
+    if method.is_computed():
+        raise InputError(
+            f"prompt.init={path} holds constants, and this prompt is computed from other numbers; "
+            f"set {method.PLAIN}"
+        )
+    known = card["backbone"]["dims"]
+    if other := [name for name in _SIZES if known.get(name) != getattr(dims, name)]:
+        raise InputError(
+            f"prompt.init={path} is of a backbone with {other[0]}={known.get(other[0])} "
+            f"({card['backbone']['id']}), this one has {getattr(dims, other[0])}; give that "
+            "backbone, or another export"
+        )
+
+
+def read_origin(path: str) -> dict[str, Any]:
+    """Tells of the export that a prompt started from, for the card of what came of it."""
+    _, card = read_export(path)
+    found = {name: card[name] for name in _ORIGIN if name in card}
+    return {"path": path} | found | {"task": card["task"]["name"]}
+
+
+def inherit(c: Any, fingerprint: str, init: str, drawn: dict[str, Any]) -> dict[str, Any]:
+    """Gives the numbers of exported prompts, in the place of those that were `drawn`.
+
+    Those of several are averaged. Tables of another length are cut, or repeated from their
+    beginning. Raises InputError for exports on other weights, and for numbers of another form.
+    """
+    paths = list_paths(init)
+    found = [_fit(_read(c, fingerprint, path), drawn) for path in paths]
+    for path, own in zip(paths, found, strict=True):
+        _check_shapes(path, own, drawn)
+    if len(found) == 1:
+        return found[0]
+    flat = [tree.flatten(own) for own in found]
+    mean = {
+        name: np.mean([own[name] for own in flat], axis=0, dtype=np.float64) for name in flat[0]
+    }
+    return tree.unflatten({name: x.astype(np.float32) for name, x in mean.items()})
+
+
+def _read(c: Any, fingerprint: str, path: str) -> dict[str, Any]:
+    tensors, card = read_export(path)
+    known = card["backbone"]
+    if known["fingerprint"] != fingerprint:
+        raise InputError(
+            f"prompt.init={path} was learned on weights {known['fingerprint'][:12]} "
+            f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
+            "another export"
+        )
+    part = "prompt/"
+    arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
+    for name in arrays.keys() & {"slots", "decoder_slots"}:
+        arrays[name] = rescaled(arrays[name], known["rescale"], c.backbone.rescale)
+    is_folded = card["prompt"]["name"] != card["method"]
+    return unfold(arrays) if is_folded else tree.unflatten(arrays)
+
+
+def rescaled(rows: np.ndarray, old: float, new: float) -> np.ndarray:
+    """Divides soft tokens by `new` in place of `old`, as the embeddings among which they stand."""
+    # In float64, so that what --npy multiplied comes back to the last bit but one.
+    return (rows * (np.float64(old) / new)).astype(np.float32) if old != new else rows
+
+
+def _fit(found: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
+    """Cuts or repeats tables whose number of tokens alone is another than that of `drawn`."""
+    has, needs = tree.flatten(found), tree.flatten(drawn)
+    for name in [name for name in has.keys() & needs.keys() if name.endswith("table")]:
+        own, shape = np.asarray(has[name]), needs[name].shape
+        pairs = list(enumerate(zip(own.shape, shape, strict=False)))
+        other = [axis for axis, (x, y) in pairs if x != y]
+        if own.ndim == len(shape) and len(other) == 1:
+            count = np.arange(shape[other[0]]) % own.shape[other[0]]
+            has[name] = np.take(own, count, axis=other[0])
+    return tree.unflatten(has)
+
+
+def _check_shapes(path: str, found: dict[str, Any], drawn: dict[str, Any]) -> None:
+    """Raises InputError where an export's numbers are not those that this run trains."""
+    has, needs = ({n: list(x.shape) for n, x in tree.flatten(t).items()} for t in (found, drawn))
+    for name in sorted(has.keys() | needs.keys()):
+        if has.get(name) != needs.get(name):
+            raise InputError(
+                f"prompt.init={path}: {name} is {has.get(name, 'absent')}, this run needs "
+                f"{needs.get(name, 'none')}; give an export of a run like this one"
+            )

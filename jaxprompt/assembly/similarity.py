@@ -1,0 +1,81 @@
+"""How alike exported prompts are: the cosine of the means of their tokens."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.convert.artifact import CARD
+from jaxprompt.errors import InputError
+from jaxprompt.files import user_path, write_atomic
+from jaxprompt.training.inspection_pictures import draw_similarity
+
+
+class Similarity(NamedTuple):
+    """Cosines of prompts with each other."""
+
+    names: list[str]  # of the exports, below their folder
+    cosines: np.ndarray  # float64 [N, N]
+
+
+def mean_token(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Averages a prompt over its tokens: soft tokens, and keys and values layer by layer. -> [X]
+
+    Label rows are no tokens of the input and are left out. [] for a prompt without any.
+    """
+    parts = []
+    for name in sorted(tensors):
+        if name.endswith("slots"):
+            parts.append(tensors[name].mean(0))  # [S, E]
+        elif name in ("prompt/k", "prompt/v") or name.endswith(("_k", "_v")):
+            parts.append(tensors[name].mean(1).ravel())  # [L, P, N, D]
+    return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
+
+
+def compare_exports(folder: str) -> Similarity:
+    """Compares every export in a folder with every other.
+
+    Raises InputError for fewer than two, and where two are of other methods, layers or widths.
+    """
+    root = user_path(folder)
+    paths = sorted(Path(path) for path, _, files in os.walk(root) if CARD in files)
+    if len(paths) < 2:
+        raise InputError(f"--exports={folder} holds {len(paths)} exports; give a folder of several")
+    means = []
+    for path in paths:
+        tensors, card = read_export(str(path))
+        means.append(mean_token(tensors))
+        if not len(means[-1]):
+            raise InputError(f"{path} holds a {card['method']} prompt without tokens; move it away")
+        if len(means[-1]) != len(means[0]):
+            raise InputError(
+                f"{path} has {len(means[-1]):,} numbers a token, {paths[0]} {len(means[0]):,}; "
+                "only prompts of one method and backbone are compared"
+            )
+    rows = np.stack(means)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+    return Similarity([str(path.relative_to(root)) for path in paths], rows @ rows.T)
+
+
+def write_similarity(found: Similarity, folder: str) -> list[Path]:
+    """Writes the picture and the numbers into the folder. -> the files"""
+    root = user_path(folder)
+    numbers = {"exports": found.names, "cosines": found.cosines.tolist()}
+    write_atomic(root / "similarity.json", json.dumps(numbers, ensure_ascii=False) + "\n")
+    picture = draw_similarity(found.cosines, found.names, root / "similarity.png")
+    return [picture, root / "similarity.json"]
+
+
+def table_of(found: Similarity) -> str:
+    """Lists pairs, the most alike first."""
+    pairs = [
+        (found.cosines[a, b], found.names[a], found.names[b])
+        for a in range(len(found.names))
+        for b in range(a)
+    ]
+    pairs.sort(key=lambda pair: -pair[0])
+    return "".join(f"{cosine:7.4f}  {b}  {a}\n" for cosine, a, b in pairs)
