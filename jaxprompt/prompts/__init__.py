@@ -158,7 +158,7 @@ def _read_part(node: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args or None in [own.arg for own in node.keywords]:
         raise ValueError
     value = lambda x: x.id if isinstance(x, ast.Name) else ast.literal_eval(x)
-    return node.func.id, {own.arg: value(own.value) for own in node.keywords}  # type: ignore
+    return node.func.id, {own.arg: value(own.value) for own in node.keywords}
 
 
 _NO_TASK = Asks()
