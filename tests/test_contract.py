@@ -85,15 +85,16 @@ class Case(NamedTuple):
 
 # One with an encoder alone, and one with a decoder: what `launch/test.sh --fast` runs.
 FAST = ("bert", "t5")
-# Every method runs on these, soft tokens on a decoder too, and on every backbone a prefix: the rest
-# of the table is left to `launch/test.sh --all`.
-BESIDES = {"prefix": tuple(families()), "soft": ("gpt2",)}
+# By default every method runs on the first of them, those with tokens in a decoder on the second too,
+# and a prefix on every backbone: the rest of the table is left to `launch/test.sh --all`.
+BESIDES = {"prefix": tuple(families()), "soft": ("t5", "gpt2"), "constant": ("t5",)}
+BESIDES |= {"compose": ("t5",)}
 ALL = [
     pytest.param(
         (method, family), id=f"{method}-{family}",
         marks=[
             *[pytest.mark.slow] * (family not in FAST),
-            *[pytest.mark.long] * (family not in (*FAST, *BESIDES.get(method, ()))),
+            *[pytest.mark.long] * (family not in ("bert", *BESIDES.get(method, ()))),
         ],
     )
     for method in METHODS
