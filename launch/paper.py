@@ -37,7 +37,12 @@ from jaxprompt.cli.evaluate import evaluate, majority  # noqa: E402
 from jaxprompt.cli.options import Parser  # noqa: E402
 from jaxprompt.errors import InputError, choose, escape  # noqa: E402
 from jaxprompt.files import make_folder, write_atomic  # noqa: E402
-from jaxprompt.training.run_folder import RESULT, write_result  # noqa: E402
+from jaxprompt.training.run_folder import (  # noqa: E402
+    RESULT,
+    guard_workdir,
+    read_result,
+    write_result,
+)
 from jaxprompt.training.tables import failures  # noqa: E402
 
 PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT)}
@@ -151,7 +156,7 @@ def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dic
     write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
     failed = {}
     for cell, run in every.values():
-        if cell.does != "train" and not (run.workdir / RESULT).exists():
+        if cell.does != "train":
             try:
                 score(run, cell.does)
             except InputError as error:
@@ -164,14 +169,19 @@ def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dic
 
 
 def score(run: sweep.SweepRun, does: str) -> None:
-    """Scores the test split with what trains nothing, and leaves what a run leaves of it."""
+    """Scores the test split with what trains nothing, and leaves what a run leaves of it.
+
+    Raises InputError where the folder has a result of another config or backbone.
+    """
     c = sweep.load(run, ())
+    free = tuple(name for name in from_config.FREE if name != "backbone.path")
+    guard_workdir(make_folder(run.workdir), c.to_dict(), free)
+    if read_result(run.workdir) is not None:
+        return
     print(escape(f"-- {run.workdir.name}"), file=sys.stderr)
     found = majority(c, "test", None) if does == "majority" else evaluate(c, None, "test")
     scores = {name: value for name, value in found.items() if isinstance(value, float)}
-    folder = make_folder(run.workdir)
-    write_atomic(folder / "config.json", json.dumps(resolved(c)) + "\n")
-    write_result(folder, {"best_step": 0, "test": scores})  # as the backbone comes
+    write_result(run.workdir, {"best_step": 0, "test": scores})  # as the backbone comes
 
 
 def estimate(

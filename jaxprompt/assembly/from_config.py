@@ -328,8 +328,6 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
         record = make_record(c, known, scorer.template, backbone.family, loaded.report.fingerprint)
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
     check_backbone(record, loaded.report.fingerprint, workdir)
-    if c.trainable:  # a frozen prompt has its numbers from there alone
-        check_origins(c, record, workdir)
     others = other_splits(record, known)
     counts = None
     if from_text:
@@ -340,6 +338,8 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
             c, splits["train"], lambda: starting_text.count_corpus(c, scorer, workdir)
         )
     weights = start(c, scorer, loaded, counts, placement, restored=True)
+    if any(name.startswith("prompt/") for name in weights.frozen):  # made again, in no checkpoint
+        check_origins(c, record, workdir)
     trainable, best = Checkpoints(workdir).restore_best(weights.trainable, best_step)
     weights = weights._replace(trainable=trainable)
     scorer = scorer.fitted(best.get("dev") or {})

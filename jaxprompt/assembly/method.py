@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxprompt.files import user_path
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Dims
 
@@ -20,7 +21,9 @@ def starts_of(c: Any) -> list[str]:
 
 
 def list_paths(init: str) -> list[str]:
-    """Lists the exports that prompt.init names, with commas between them."""
+    """Lists the exports that prompt.init names, with commas between them, or one that has some."""
+    if user_path(init).exists():
+        return [init]
     return [path for part in init.split(",") if (path := part.strip())]
 
 

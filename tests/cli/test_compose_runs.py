@@ -163,6 +163,17 @@ def test_several_exports_are_averaged(backbone, data, tmp_path, capsys, refused)
     assert [card["init"]["path"], *(own["path"] for own in card["init"]["more"])] == [
         str(folder) for folder in folders
     ]
+    # One whose name has a comma; what trains as a whole needs it no more once it is trained.
+    named = shutil.copytree(folders[0], tmp_path / "lr=0.1,seed=0")
+    c = make_config(
+        backbone, data, "soft", trainable="prompt/.*,head/.*", prompt__length=3,
+        prompt__init=str(named),
+    )  # fmt: skip
+    (tmp_path / "named").mkdir()
+    _, workdir, err = train_and_export(capsys, tmp_path / "named", c)
+    assert f"prompt from {named}\n" in err
+    shutil.rmtree(named)
+    assert jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[0] == 0
     c.prompt.init = f"{init},/no/where"
     (tmp_path / "c.json").write_text(c.to_json())
     line = refused(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 
@@ -119,6 +120,11 @@ def test_rows_that_train_nothing_are_evaluated(run, backbone, capsys, tmp_path):
     assert paper.main(["dart", "table1", rows, *words, *flags(own)]) == 0
     assert "6 runs, 6 of them have a result" in capsys.readouterr().err
     assert (tmp_path / "zero_shot-sst2,seed=10/result.json").stat().st_mtime_ns == before
+    other = shutil.copytree(backbone, tmp_path / "other")
+    words[1] = f"--backbone={other}"
+    with pytest.raises(InputError, match="2 runs failed"):
+        paper.main(["dart", "table1", "--rows=zero_shot;in_context", *words, *flags(own)])
+    assert "holds a run of another config: backbone.path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["full", "pt"])
