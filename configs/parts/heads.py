@@ -43,7 +43,14 @@ def multi_spans(c, **fields):
     c.head = make_block("head", "multi_spans", **fields)
 
 
+def topics(c):
+    """Classes read off a prompt that is computed from the text, which pre-trains it."""
+    c.head = make_block("head", "topics")
+
+
 HEADS = {
     head.__name__: head
-    for head in (linear, verbalizer, label_rows, discriminator, text, tags, spans, multi_spans)
+    for head in (
+        linear, verbalizer, label_rows, discriminator, text, tags, spans, multi_spans, topics
+    )
 }  # fmt: skip

@@ -43,6 +43,18 @@ def p_tuning(c, length=9, lr=1e-3, **fields):
     c.optim.lr = lr
 
 
+def ipt(c, lr=1e-2, **fields):
+    """Instance-wise prompts: a trained row per word (Jiang et al. 2022)."""
+    c.prompt = make_block("prompt", "ipt", **fields)
+    c.trainable = ()
+    c.optim.lr = lr
+
+
+def ipt_encoder(c, lr=1e-2, encoder="cnn", utilization=0.3, **fields):
+    """Instance-wise prompts that an encoder computes from fixed rows of words."""
+    ipt(c, lr, encoder=encoder, fixed=True, utilization=utilization, **fields)  # section 5.6
+
+
 def compose(c, parts="prefix(length=10)+soft(length=10)", lr=1e-2):
     """Several methods at once, all of whose numbers train; `trainable` names fewer."""
     c.prompt = make_block("prompt", "compose", parts=parts)
@@ -108,7 +120,7 @@ def zero_shot(c):
 METHODS = {
     function.__name__: function
     for function in (
-        prefix, soft, dart, p_tuning, compose, lester, dpt, dpt_words, full, head_only, bias_only,
+        prefix, soft, dart, p_tuning, ipt, ipt_encoder, compose, lester, dpt, dpt_words, full, head_only, bias_only,
         layernorm_only, zero_shot
     )
 }  # fmt: skip

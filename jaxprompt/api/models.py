@@ -14,7 +14,7 @@ from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, make_config, writing
 from jaxprompt.assembly.demonstrations import with_encoder
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
-from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
+from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_borrowed
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks import Example
 from jaxprompt.errors import InputError
@@ -60,7 +60,7 @@ class PromptedModel:
 def attach(
     backbone: LoadedBackbone, prompt: Prompt, *, task: str | Mapping[str, Any] | None = None,
     head: Choice | None = None, batch: int = 64, force: bool = False, sentence_encoder: str = "",
-    **fields: Any,
+    pretrained: str = "", **fields: Any,
 ) -> PromptedModel:  # fmt: skip
     """Puts a prompt on a backbone.
 
@@ -73,6 +73,7 @@ def attach(
         force: takes a backbone of other weights than the prompt was learned on.
         sentence_encoder: what compares sentences to choose demonstrations, if not where the card
             says.
+        pretrained: the export that the prompt borrows rows from, if not where the card says.
 
     Raises InputError where the two do not fit.
     """
@@ -102,7 +103,8 @@ def attach(
         )
     opened = backbone.backbone._replace(block={**held, "sentinel": known["sentinel"]})
     scorer = scorer_of_card(opened, card, batch).with_backbone(opened)
-    params = join(prompt.path, prompt.tensors, scorer, backbone)
+    tensors = with_borrowed(prompt.path, prompt.tensors, card, scorer, pretrained)
+    params = join(prompt.path, tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)
 
 

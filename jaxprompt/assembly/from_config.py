@@ -53,6 +53,7 @@ from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
+from jaxprompt.prompts import Method
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
@@ -197,7 +198,13 @@ def examples_key(c: Any) -> str:
 def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
     """Says what a run learns from, for its record."""
     mark = fingerprint_of(scorer.demos)
-    return describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
+    facts = describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
+    return facts | seen_by(scorer.model.prompt)
+
+
+def seen_by(prompt: Method) -> dict[str, str]:
+    """Says which words a method has numbers for, where it depends on those of the training text."""
+    return {"seen": prompt.seen} if prompt.seen else {}
 
 
 def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
@@ -314,6 +321,8 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     shown = ("train",) if shows_demos(c) else ()
     examples = read_examples(c, (*wanted, *shown), record, given.rows)
     scorer = scorer_from_config(c, backbone, examples, placement)
+    if record is not None and "seen" in record:
+        scorer = scorer.with_prompt(scorer.model.prompt.clone(seen=record["seen"]))
     known = describe_data(examples, scorer)
     if shown and record is not None:
         check_shown(record, known, workdir)

@@ -23,6 +23,12 @@ def check_init(c: Any, dims: Dims) -> None:
     """Raises InputError where an export to start from is of another method, form or size."""
     for path, method in inherited(c, dims):
         _check_export(path, method, dims)
+        _, card = read_export(path)
+        if (held := card["backbone"]["rescale"]) != c.backbone.rescale and method.alike():
+            raise InputError(
+                f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, this run "
+                f"has {c.backbone.rescale}; set it to {held}, or give another export"
+            )
 
 
 def tell_init(c: Any, dims: Dims) -> list[str]:
@@ -31,44 +37,48 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
     for path, method in inherited(c, dims):
         has, needs = read_export(path)[1]["hyper"].get("length"), method.length
         change = ""
-        if isinstance(has, int) and has != needs:
+        if isinstance(has, int) and has != needs and method.alike() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt from {path}{change}")
     return lines
 
 
 def _check_export(path: str, method: Method, dims: Dims) -> None:
-    block = method.block()
+    block, init = method.block(), f"prompt.{method.INIT}={path}"
     if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
         raise InputError(
-            f"prompt.init={path} is no export; soft tokens of an .npy file or a PEFT adapter are "
+            f"{init} is no export; soft tokens of an .npy file or a PEFT adapter are "
             f"taken by prompt.start=file and prompt.file={path}"
         )
     _, card = read_export(path)
     if card["method"] != block["name"]:
         raise InputError(
-            f"prompt.init={path} holds a {card['method']} prompt; set prompt.name="
+            f"{init} holds a {card['method']} prompt; set prompt.name="
             f"{card['method']}, or give an export of {block['name']}"
         )
-    # Tokens of an input and of a decoder that stand in one table cannot be told apart.
-    fixed = method.num_decoder_slots() or card["hyper"].get("decoder") or not method.length
-    free = _FREE if fixed else (*_FREE, "length")
-    for field, value in block.items():
-        if field not in ("name", *free) and card["hyper"].get(field) != value:
+    alike = method.alike()
+    if alike is None:
+        # Tokens of an input and of a decoder that stand in one table cannot be told apart.
+        fixed = method.num_decoder_slots() or card["hyper"].get("decoder") or not method.length
+        free = ("name", *_FREE) if fixed else ("name", *_FREE, "length")
+        alike = [field for field in block if field not in free]
+    for field in alike:
+        value = block[field]
+        if card["hyper"].get(field) != value:
             held = card["hyper"].get(field)
             raise InputError(
-                f"prompt.init={path} has prompt.{field}={held!r}, this run {value!r}; set it "
+                f"{init} has prompt.{field}={held!r}, this run {value!r}; set it "
                 f"to {held!r}, or give another export"
             )
     if method.is_computed():
         raise InputError(
-            f"prompt.init={path} holds constants, and this prompt is computed from other numbers; "
+            f"{init} holds constants, and this prompt is computed from other numbers; "
             f"set {method.PLAIN}"
         )
     known = card["backbone"]["dims"]
     if other := [name for name in _SIZES if known.get(name) != getattr(dims, name)]:
         raise InputError(
-            f"prompt.init={path} is of a backbone with {other[0]}={known.get(other[0])} "
+            f"{init} is of a backbone with {other[0]}={known.get(other[0])} "
             f"({card['backbone']['id']}), this one has {getattr(dims, other[0])}; give that "
             "backbone, or another export"
         )

@@ -12,7 +12,7 @@ import numpy as np
 from jaxprompt import rng, tree
 from jaxprompt.assembly.inheritance import inherit, rescaled
 from jaxprompt.assembly.pipeline import Scorer
-from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens
+from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens, take_export
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
@@ -97,7 +97,9 @@ def _make_source(
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    return Source(scorer.tokenizer, c.seed, label_words, counts, embed, read, take_over, keys)
+    return Source(
+        scorer.tokenizer, c.seed, label_words, counts, embed, read, take_over, take_export, keys
+    )  # fmt: skip
 
 
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
@@ -19,6 +21,7 @@ from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.token_runs import TokenRun
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer
+from jaxprompt.data.words import text_ids
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head, writer
 from jaxprompt.models.model import Model
@@ -78,6 +81,14 @@ class Scorer(NamedTuple):
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
         """Takes the module of a backbone whose weights were read."""
         return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
+
+    def with_prompt(self, prompt: Method) -> "Scorer":
+        """Takes another method of the same slots."""
+        return self._replace(model=dataclasses.replace(self.model, prompt=prompt))
+
+    def knowing(self, train: Split) -> "Scorer":
+        """Tells the method which words the training text has."""
+        return self.with_prompt(self.model.prompt.knowing(np.unique(text_ids(train.rows))))
 
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split, as what is to be learned where `targets`.
@@ -262,6 +273,7 @@ def check_fit(
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
     kind.check_backbone(facts_of(backbone))
+    kind.check_method(prompt["name"], method.reads)
     return method, kind
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ from jaxprompt.data.tasks import Task, task_from_json
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put
-from jaxprompt.prompts import Method
+from jaxprompt.prompts import Method, make_prompt
+from jaxprompt.types import Dims
 
 # What the blocks of a card hold that are read here.
 _NEEDED = {
@@ -50,6 +52,7 @@ _NEEDED = {
 }
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
+_BORROWED = re.compile(r"prompt/(.*/)?base")  # what another export holds, see Method.borrow
 _PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM"}
 
 
@@ -79,7 +82,8 @@ def pack(
     params = tree.merge(trainable, frozen)
     batch = scorer.one_batch(_encode(scorer, ""))
     prompt, arrays = fold(scorer.model, params, batch)
-    tensors = tree.flatten({"prompt": arrays})
+    own = tree.flatten({"prompt": arrays})
+    tensors = {n: x for n, x in own.items() if n in trainable or not _BORROWED.fullmatch(n)}
     tensors |= {
         name: np.asarray(leaf, np.float32)
         for name, leaf in tree.flatten(params).items()
@@ -157,13 +161,14 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def unpack(
     path: str, *, backbone: Mapping[str, Any], batch: int, placement: Placement,
-    force: bool = False, sentence_encoder: str = "",
+    force: bool = False, sentence_encoder: str = "", pretrained: str = "",
 ) -> Exported:  # fmt: skip
     """Reads an exported prompt and puts it on its backbone.
 
-    `backbone` is a config block; an empty path takes the one that the card names, and so does an
-    empty `sentence_encoder`. Raises InputError where the backbone's weights are others than the
-    prompt was learned on, unless `force`.
+    `backbone` is a config block; an empty path takes the one that the card names, and so do an
+    empty `sentence_encoder` and `pretrained`, the export that this one borrows numbers from. Raises
+    InputError where the backbone's weights are others than the prompt was learned on, unless
+    `force`.
     """
     tensors, card = read_export(path)
     card = with_encoder(card, sentence_encoder)
@@ -171,6 +176,7 @@ def unpack(
     scorer = scorer_of_card(opened, card, batch)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     check_fingerprint(card, whole.loaded.report.fingerprint, force=force)
+    tensors = with_borrowed(path, tensors, card, scorer, pretrained)
     return Exported(scorer.with_backbone(whole.backbone), join(path, tensors, scorer, whole), card)
 
 
@@ -188,6 +194,49 @@ def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Sco
         opened, task, prompt=card["prompt"], head=card["head"], template=card["template"],
         batch=batch, demos=demos_of_card(card, task), **card["layout"],
     )  # fmt: skip
+
+
+def take_export(path: str) -> tuple[Method, dict[str, Any]]:
+    """Reads an export that others start from. -> its method, the numbers of its prompt, nested
+
+    Raises InputError for one that is not whole.
+    """
+    tensors, card = read_export(path)
+    method = make_prompt(**card["prompt"], dims=Dims(**card["backbone"]["dims"]))
+    own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
+    return method, method.borrow(tree.unflatten(own).get("prompt", {}), take_export)
+
+
+def with_borrowed(
+    path: str, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any], scorer: Scorer,
+    moved: str = "",
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Adds what an export borrows from another, which may have moved.
+
+    Raises InputError where that is not there, or is another than when the prompt was trained.
+    """
+    origins = card.get("init") or {}
+    known = {own["path"]: own for own in (origins, *origins.get("more", ())) if "path" in own}
+
+    def take(named: str) -> tuple[Method, dict[str, Any]]:
+        where = moved or named
+        try:
+            _, found = read_export(where)
+        except InputError as error:
+            raise InputError(
+                f"{path} borrows numbers from {where}: {error}; --pretrained says where it is"
+            ) from error
+        if named in known and known[named]["sha256"] != found["sha256"]:
+            raise InputError(
+                f"{path} borrows numbers from {where}, which holds another export now; restore it, "
+                "or name its new place by --pretrained"
+            )
+        return take_export(where)
+
+    own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
+    prompt = tree.unflatten(own).get("prompt", {})
+    borrowed = tree.flatten({"prompt": scorer.model.prompt.borrow(prompt, take)})
+    return {**borrowed, **tensors}
 
 
 def join(

@@ -38,6 +38,10 @@ def main(argv: Sequence[str]) -> int:
         "--sentence-encoder", default="", help="what compares sentences to choose demonstrations, "
         "if not where the card says",
     )  # fmt: skip
+    parser.add_argument(
+        "--pretrained", default="", help="export that the prompt borrows rows of words from, if "
+        "not where the card says",
+    )  # fmt: skip
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
     parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
@@ -75,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     placement = _placement(args.mesh, args.batch)
     exported = unpack(
         where, backbone=block, batch=args.batch, placement=placement, force=args.force,
-        sentence_encoder=args.sentence_encoder,
+        sentence_encoder=args.sentence_encoder, pretrained=args.pretrained,
     )  # fmt: skip
     scorer = exported.scorer
     if head.WRITES:

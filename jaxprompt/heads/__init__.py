@@ -92,6 +92,9 @@ class Kind:
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that cannot give this answer."""
 
+    def check_method(self, name: str, reads: tuple[str, ...]) -> None:
+        """Raises InputError for a method that it cannot answer with."""
+
     def check_task(self, task: Task) -> None:
         """Raises InputError for a task of other answers."""
         if task.kind != self.OF:

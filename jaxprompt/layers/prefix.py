@@ -77,6 +77,25 @@ def place_prefix(k, v, first: int, layers: int, inside: bool) -> Prefix:
     return Prefix(k, v, mask, positions)
 
 
+def place_vectors(
+    vectors, there, span: tuple[int, int], dims: Dims, inside: bool, task=None
+) -> Prefix:  # fmt: skip
+    """Makes vectors of texts the keys and values of the layers `span`, half-open.
+
+    [B, P, 2 * N * D], bool [B, P] -> k, v [L, B, P, N, D]. With `task` [L, 2, P, N, D] they are
+    added to these, which no text lacks; without it what is not there is masked.
+    """
+    first, last = span
+    pairs = vectors.reshape(*vectors.shape[:2], 2, dims.heads, dims.head_dim)
+    pairs = jnp.where(there[..., None, None, None], pairs, 0.0)  # [B, P, 2, N, D]
+    k, v = (jnp.broadcast_to(pairs[:, :, i], (last - first, *pairs[:, :, i].shape)) for i in (0, 1))
+    own = place_prefix(k, v, first, dims.layers, inside)
+    if task is None:
+        return own._replace(mask=own.mask & there)
+    everywhere = np.ones((dims.layers, 1, task.shape[2]), bool)
+    return own._replace(k=own.k + task[:, :1], v=own.v + task[:, 1:], mask=everywhere)
+
+
 class PrefixMlp(nn.Module):
     """Computes keys and values from embeddings (Liu et al. 2022, section 3.3). -> [L, 2, P, N, D]
 

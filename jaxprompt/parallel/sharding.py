@@ -44,6 +44,8 @@ PARAMETERS = (
     (r"(embed/project|pooler|mlm/dense|rtd/dense|rtd/out)/kernel", (None, None)),
     (r".*/bias", (None,)),
 )
+# Those of a prompt that are as large as a vocabulary; all others are on every device.
+PROMPTS = (r"prompt/(.*/)?words/(table|base)", ("vocab", None))
 STACKED = ("layers", "decoder_layers")
 MODELS = ("backbone", "generator")  # first parts of the names that PARAMETERS knows
 
@@ -93,8 +95,10 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(DATA))
 
     def parameter(self, name: str, ndim: int) -> NamedSharding:
-        """Looks up where a parameter lives; all but those of models are on every device."""
+        """Looks up where a parameter lives; of a prompt's and a head's most are on every device."""
         part, _, path = name.partition("/")
+        if re.fullmatch(PROMPTS[0], name) and ndim == len(PROMPTS[1]):
+            return NamedSharding(self.mesh, PartitionSpec(*map(self.rules.get, PROMPTS[1])))
         if part not in MODELS:
             return self.replicated
         axes = next((axes for rule, axes in PARAMETERS if re.fullmatch(rule, path)), None)
@@ -200,10 +204,11 @@ def check_padding(placement: Placement, trainable: Mapping[str, Any], vocab: int
     size = placement.mesh.shape[MODEL]
     for name, leaf in trainable.items():
         spec = placement.parameter(name, len(leaf.shape)).spec
-        if spec[:1] == (MODEL,) and vocab % size:  # of what is not stacked the tables alone
-            fits = [n for n in range(1, size) if vocab % n == 0]
+        rows = vocab if name.split("/")[0] in MODELS else leaf.shape[0]
+        if spec[:1] == (MODEL,) and rows % size:  # of what is not stacked the tables alone
+            fits = [n for n in range(1, size) if rows % n == 0]
             raise InputError(
-                f"{name} trains, and mesh.model={size} does not divide its {vocab} rows; take "
+                f"{name} trains, and mesh.model={size} does not divide its {rows} rows; take "
                 f"{' or '.join(map(str, fits))}, or let config.trainable leave it out"
             )
 

@@ -14,6 +14,9 @@ from flax import linen as nn
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
 
+# An export -> its method and the numbers of its prompt, those that it borrows included.
+Take = Callable[[str], tuple["Method", dict[str, Any]]]
+
 
 class Source(NamedTuple):
     """What the numbers of a prompt may start from."""
@@ -27,12 +30,13 @@ class Source(NamedTuple):
     read: Callable[[Any, str], np.ndarray]
     # exports with commas between, and what was drawn -> the numbers that they hold
     inherit: Callable[[str, dict[str, Any]], dict[str, Any]]
+    take: Take
     # token ids -> the k, v [L, P, N, D] that the frozen model gives them in its attention
     # "encoder" (a decoder's alone too), and in an encoder-decoder's "decoder" and "cross"
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
-_GIVEN = ("dims", "asks", "parent", "name")  # fields of a module that no config has
+_GIVEN = ("dims", "asks", "seen", "parent", "name")  # fields of a module that no config has
 
 
 class Method(nn.Module):
@@ -43,16 +47,19 @@ class Method(nn.Module):
 
     dims: Dims
     length: int = 0
-    TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/.*", r"head/.*")
+    seen: str = ""  # packed ids of the words of the training text, of a method that asks for them
+    # All but what is another export's: such leaves are named `base`.
+    TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/(?!(.*/)?base$).*", r"head/.*")
     LEARNS: ClassVar[bool] = True  # it has numbers of its own
     PLAIN: ClassVar[str] = ""  # the field, and its value, with which nothing is computed
+    INIT: ClassVar[str] = "init"  # the field that names an export to start from
     # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
     # holds. Some: an export holds the method and its numbers, and nobody folds it.
     reads: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Keeps flax from taking the modules that these hooks make for parts of the method."""
-        for name in ("begin", "inherits", "modules", "objectives", "starts"):
+        for name in ("begin", "borrow", "inherits", "knowing", "modules", "objectives", "starts"):
             if name in vars(cls):
                 nn.nowrap(vars(cls)[name])
         super().__init_subclass__(**more)
@@ -61,7 +68,8 @@ class Method(nn.Module):
         """Gives the block of a config that makes it."""
         fields = (f.name for f in dataclasses.fields(self) if f.name not in _GIVEN)
         name = type(self).__module__.rpartition(".")[2]
-        return {"name": name} | {field: getattr(self, field) for field in fields}
+        own = {"name": name} | {field: getattr(self, field) for field in fields}
+        return own | ({"seen": self.seen} if self.seen else {})
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input: those that the template places."""
@@ -92,8 +100,17 @@ class Method(nn.Module):
         return [self.start] if hasattr(self, "start") else []
 
     def inherits(self) -> list[tuple[str, "Method"]]:
-        """Lists the exports that parts of it start from, and these parts."""
+        """Lists the exports that it or parts of it start from, and these parts."""
         return []
+
+    def alike(self) -> Sequence[str] | None:
+        """Lists the fields in which an export to start from is like it; None = nearly all."""
+        return None
+
+    def knowing(self, ids: np.ndarray) -> "Method":
+        """Takes the ids of the words of the training text, where it depends on them."""
+        del ids
+        return self
 
     def needs_decoder(self, *fields: str) -> None:
         """Raises InputError where one of these fields asks for a decoder that is not there."""
@@ -122,6 +139,14 @@ class Method(nn.Module):
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
         """Puts values to start from in the place of those that were drawn. -> params"""
         del source
+        return params
+
+    def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+        """Fills in the leaves `base`, which another export holds: no checkpoint and no export does.
+
+        They never train. -> params
+        """
+        del take
         return params
 
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
@@ -165,7 +190,7 @@ _NO_TASK = Asks()
 
 
 def make_prompt(
-    name: str, dims: Dims, asks: Asks = _NO_TASK, init: str = "", **fields: Any
+    name: str, dims: Dims, asks: Asks = _NO_TASK, init: str = "", seen: str = "", **fields: Any
 ) -> Method:
     """Makes a method by name.
 
@@ -183,7 +208,14 @@ def make_prompt(
             raise InputError(f"method {name!r} has no field {field!r}; {nearest(field, known)}")
         check_kind(f"prompt.{field}", value, known[field])
     check_kind("prompt.init", init, str)
-    prompt = cls(dims=dims, parent=None, **fields)  # none of a module whose method calls this
+    check_kind("prompt.seen", seen, str)
+    if init and cls.INIT != "init":
+        raise InputError(
+            f"prompt.init={init}: a method {name!r} starts from an export by prompt.{cls.INIT}; "
+            "give it there"
+        )
+    # None of a module whose method calls this.
+    prompt = cls(dims=dims, seen=seen, parent=None, **fields)
     prompt.check()
     return with_task(prompt, asks)
 
@@ -197,7 +229,7 @@ class OnePart(NamedTuple):
 
 
 @functools.cache
-def make_parts(text: str, dims: Dims, asks: Asks) -> tuple[OnePart, ...]:
+def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[OnePart, ...]:
     """Makes the methods of a text that `read_parts` reads.
 
     Raises InputError, which names the part, for fields that it cannot have.
@@ -209,7 +241,8 @@ def make_parts(text: str, dims: Dims, asks: Asks) -> tuple[OnePart, ...]:
         if kind == "compose":
             raise InputError(f"prompt.parts={text!r} composes itself; {PARTS_FORM}")
         try:
-            found.append(OnePart(name, make_prompt(kind, dims, asks, **fields), init))
+            part = make_prompt(kind, dims, asks, init, seen, **fields)
+            found.append(OnePart(name, part, init))
         except InputError as error:
             raise InputError(f"prompt.parts, {name}: {error}") from error
     return tuple(found)

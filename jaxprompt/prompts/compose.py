@@ -3,11 +3,12 @@
 import functools
 from typing import Any
 
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
 from jaxprompt.layers.side_by_side import Rows, join, renumber
-from jaxprompt.prompts import PARTS_FORM, Method, OnePart, Source, make_parts
+from jaxprompt.prompts import PARTS_FORM, Method, OnePart, Source, Take, make_parts
 from jaxprompt.types import Asks, Batch, Injection, Objective
 
 _ALIKE = ("shift", "layers", "decoder_layers", "cross_layers")  # an export holds one of each
@@ -16,8 +17,8 @@ _ALIKE = ("shift", "layers", "decoder_layers", "cross_layers")  # an export hold
 class Prompt(Method):
     """Learns several prompts at once, or some of them beside others that `trainable` leaves out.
 
-    The template places the soft tokens of the parts in their order. A part starts as its own fields
-    say, among them `init`, an export. Of parts that train rows for the head there may be one.
+    The template places the parts' soft tokens in their order. A part starts as its fields say, one
+    of which is `init`, an export. Only one part may train rows for the head.
     """
 
     PLAIN = "init= of each of prompt.parts"
@@ -35,10 +36,8 @@ class Prompt(Method):
         for field in _ALIKE:
             found = {repr(x) for part in own if (x := part.method.block().get(field)) is not None}
             if len(found) > 1:
-                raise InputError(
-                    f"{shown} has {field}={' and '.join(sorted(found))}; prefixes side by side "
-                    "have it alike"
-                )
+                held = " and ".join(sorted(found))
+                raise InputError(f"{shown} has {field}={held}; prefixes side by side have it alike")
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input."""
@@ -67,7 +66,17 @@ class Prompt(Method):
 
     def inherits(self) -> list[tuple[str, Method]]:
         """Lists the exports that parts start from."""
-        return [(part.init, part.method) for part in self._own() if part.init]
+        more = [pair for part in self._own() for pair in part.method.inherits()]
+        return [(part.init, part.method) for part in self._own() if part.init] + more
+
+    def knowing(self, ids: np.ndarray) -> Method:
+        """Tells the parts of the words of the training text."""
+        return self.clone(seen=max(part.method.knowing(ids).seen for part in self._own()))
+
+    def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+        """Fills in what the parts borrow. -> params"""
+        more = {name: own.borrow(params.get(name, {}), take) for name, own, _ in self._own()}
+        return {**params, **{name: own for name, own in more.items() if own}}
 
     def starts(self) -> list[str]:
         """Lists what the others start from."""
@@ -79,22 +88,19 @@ class Prompt(Method):
 
     def objectives(self) -> list[Objective]:
         """Makes the terms of the parts, whose views number rows as the parts do."""
-        found = []
-        for part, rows in zip(self._own(), self._rows(), strict=True):
-            for term in part.method.objectives():
-                view = term.view and functools.partial(renumber, term.view, rows)
-                found.append(term._replace(view=view))
-        return found
+        own = zip(self._own(), self._rows(), strict=True)
+        return [
+            term._replace(view=term.view and functools.partial(renumber, term.view, rows))
+            for part, rows in own
+            for term in part.method.objectives()
+        ]
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
         """Starts each part as it says. -> params"""
-        found = dict(params)
-        for name, method, init in self._own():
-            if init:
-                found[name] = source.inherit(init, params[name])
-            elif name in params:
-                found[name] = method.begin(params[name], source)
-        return found
+        return params | {
+            name: source.inherit(init, params[name]) if init else part.begin(params[name], source)
+            for name, part, init in self._own() if name in params
+        }  # fmt: skip
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
@@ -105,7 +111,7 @@ class Prompt(Method):
         ], self._rows())  # fmt: skip
 
     def _own(self) -> tuple[OnePart, ...]:
-        return make_parts(self.parts, self.dims, self.asks)
+        return make_parts(self.parts, self.dims, self.asks, self.seen)
 
     def _rows(self) -> list[Rows]:
         counts = [(m.num_slots(), m.num_decoder_slots()) for _, m, _ in self._own()]

@@ -1,6 +1,5 @@
 """Runs of a group that learn a task from its examples."""
 
-import dataclasses
 import functools
 import json
 import math
@@ -74,17 +73,17 @@ def prepare(
         if asks != _asks(found[0][1]):
             failed(run, InputError(_OTHER_WORDS.format(run.settings.method)))
             continue
-        own = dataclasses.replace(
-            scorer.with_backbone(backbone).model,
-            prompt=with_task(prompt, asks),
-        )
+        scorer = scorer.with_backbone(backbone).with_prompt(with_task(prompt, asks))
+        scorer = scorer.knowing(splits["train"])
+        own = scorer.model
         record = records.make_record(
-            run.config, known, scorer.template, backbone.family, loaded.report.fingerprint
-        )
-        member = _member(run, scorer._replace(model=own), splits, record)
+            run.config, known | from_config.seen_by(own.prompt), scorer.template, backbone.family,
+            loaded.report.fingerprint,
+        )  # fmt: skip
+        member = _member(run, scorer, splits, record)
         member = member._replace(counts=count_tokens(run.config, splits["train"], corpus))
         words = [array.tolist() for array in jax.tree.leaves(member.words)]
-        own = models.setdefault(json.dumps([prompt.block(), scorer.classes, words]), own)
+        own = models.setdefault(json.dumps([own.prompt.block(), scorer.classes, words]), own)
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
     for member in members:
         records.check_repeated(member.run.folder, member.record)
@@ -113,7 +112,8 @@ def _member(
         longest=partial(from_config.longest_batch, c, scorer, train), held=splits, record=record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
-    return member._replace(shape=(epoch, scorer.layout, scorer.classes, words))
+    seen = scorer.model.prompt.seen  # one program knows the words of one training text
+    return member._replace(shape=(epoch, scorer.layout, scorer.classes, words, seen))
 
 
 def _feed(c: Any, scorer: Scorer, train: Split) -> RunBatches:

@@ -1,0 +1,80 @@
+"""Classes of texts, read off what a method computes from them; the backbone is not run.
+
+A topic classifier, whose rows of words and whose encoder then start the prompts of other tasks
+(Jiang et al. 2022, section 4.2 and appendix A.3).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.data.tasks import Task
+from jaxprompt.errors import InputError
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.layers.reading import Scores
+from jaxprompt.scoring.losses import make_loss
+from jaxprompt.types import Batch, Injection, Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(Kind):
+    """Classes by a linear layer on the mean of the vectors that a text's prompt consists of."""
+
+    def check_task(self, task: Task) -> None:
+        """Raises InputError for a task whose classes are choices."""
+        super().check_task(task)
+        if task.choices:
+            raise InputError(
+                f"head.name={self.name} gives texts topics, and task {task.name} has choices; take "
+                "head.name=linear, or a task with labels"
+            )
+
+    def check_method(self, name: str, reads: tuple[str, ...]) -> None:
+        """Raises InputError for a method whose prompt is the same for every text."""
+        if not reads:
+            raise InputError(
+                f"head.name={self.name} reads a prompt that is computed from the text, and that of "
+                f"prompt.name={name} is not; take prompt.name=ipt"
+            )
+
+    def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
+        """Lays itself out for a task."""
+        specials = self.specials(facts, asked, tokenizer)
+        return HeadLayout(self, {"main": Topics(len(asked.task.labels))}, specials)
+
+    def objectives(self, smoothing: float) -> list[Objective]:
+        """Makes the cross entropy of the classes."""
+        return [Objective("main", make_loss("restricted", smoothing))]
+
+
+class Topics(Scores):
+    """Scores topics from the vectors of an injection. -> float32 [B, C]
+
+    The mean is over those that are there: soft tokens, or keys and values side by side of all
+    layers that have some. A text without words has a mean of zero.
+    """
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, hidden, batch: Batch, injection: Injection, backbone, *, deterministic):
+        """Scores them; `hidden` and `backbone` are not read, so the compiler leaves them out."""
+        mean = _mean(injection)  # [B, X]
+        init = nn.initializers.normal(0.02)
+        return nn.Dense(self.classes, kernel_init=init, name="out")(mean)
+
+
+def _mean(injection: Injection):
+    """Averages the vectors of each text. -> [B, X]"""
+    slots, prefix, mask = injection.encoder
+    if slots is None:
+        both = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
+        vectors = both.reshape(*both.shape[:3], -1)
+        there = jnp.broadcast_to(prefix.mask, vectors.shape[:3])
+        total = jnp.where(there[..., None], vectors, 0.0).sum((0, 2))
+        return total / jnp.maximum(there.sum((0, 2)), 1)[:, None]
+    there = jnp.ones(slots.shape[:2], bool) if mask is None else mask
+    total = jnp.where(there[..., None], slots, 0.0).sum(1)
+    return total / jnp.maximum(there.sum(1), 1)[:, None]

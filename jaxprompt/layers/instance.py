@@ -1,0 +1,106 @@
+"""What computes a prompt from the words of a text (Jiang et al. 2022, section 4.2)."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.layers.recurrent import BiLstm, LinearStack
+from jaxprompt.types import Role, Tokens
+
+ENCODERS = ("none", "cnn", "lstm", "mlp")
+_WIDTHS = {"cnn": 48, "lstm": 48, "mlp": 256}  # see `Encoder.hidden`
+_KERNELS = (3, 4, 5)  # words that a convolution reads at once, as in the released code
+_PARTS = 100_000  # a share is rounded to so many parts, so that counting is exact
+
+
+class Words(NamedTuple):
+    """The first words of texts."""
+
+    ids: jnp.ndarray  # int32 [B, W], 0 where there is none
+    mask: jnp.ndarray  # bool [B, W], False = the text has no such word
+
+
+def first_words(tokens: Tokens, share: float, count: int = 0) -> Words:
+    """Takes the first `count` tokens of each text, 0 = all, of the first `share` of it.
+
+    Only tokens of Role.TEXT count: none of the template, no special token and no padding. A share
+    of n tokens is rounded up.
+    """
+    text = tokens.mask & (tokens.roles == Role.TEXT)  # [B, T]
+    count = count or max(_part_of(text.shape[1], share), 1)
+    order = jnp.argsort(~text, axis=1, stable=True)[:, :count]  # those of the text in front
+    ids = jnp.take_along_axis(tokens.ids, order, axis=1)
+    ids = jnp.pad(ids, ((0, 0), (0, count - ids.shape[1])))
+    used = _part_of(text.sum(1, dtype=jnp.int32), share)
+    mask = jnp.arange(count) < used[:, None]
+    return Words(jnp.where(mask, ids, 0), mask)
+
+
+def _part_of(count, share: float):
+    """Takes a share of a number, rounded up."""
+    return -(-count * round(share * _PARTS) // _PARTS)
+
+
+class Encoder(nn.Module):
+    """Computes vectors from the embeddings of words. [B, W, E], bool [B, W] -> [B, P, width]
+
+    The kinds are the paper's (appendix A.3): "cnn" three convolutions and max-pooling over the
+    words, "lstm" three bidirectional layers, "mlp" the mean over the words; the latter two with
+    linear layers behind. The last linear layer of the released code has features x P x width
+    weights, 10 to 100 million; here features, positions and width have a factor each (its CP
+    decomposition), so that the whole stays below 0.5% of RoBERTa-large.
+    """
+
+    kind: str
+    hidden: int  # channels of a convolution, width of a direction, or of a linear layer
+    length: int
+    width: int
+    scale: float  # of the vectors at the start
+
+    @nn.compact
+    def __call__(self, x, mask):
+        """Computes them."""
+        x = jnp.where(mask[..., None], x, 0.0)
+        count = jnp.maximum(mask.sum(1, keepdims=True), 1)  # [B, 1]
+        if self.kind == "cnn":
+            features = jnp.concatenate([self._pool(x, mask, size) for size in _KERNELS], -1)
+        elif self.kind == "lstm":
+            states = BiLstm(self.hidden, 3, name="lstm")(x, mask.sum(1, dtype=jnp.int32))
+            mean = jnp.where(mask[..., None], states, 0.0).sum(1) / count
+            features = nn.relu(LinearStack((2 * self.hidden,) * 2, name="linear")(mean))
+        else:
+            widths = (self.hidden,) * 2
+            features = nn.relu(LinearStack(widths, name="linear")(x.sum(1) / count))
+        size = features.shape[-1]  # X
+        places = self.param("places", nn.initializers.normal(1.0), (self.length, size))
+        draw = nn.initializers.normal(self.scale)
+        basis = self.param("basis", draw, (size, self.width))
+        shared = self.param("shared", draw, (self.length, self.width))
+        return shared + (features[:, None] * places) @ basis  # [B, P, width]
+
+    def _pool(self, x, mask, size: int):
+        """Convolves, and takes the maximum over the words that a window begins at. -> [B, X]"""
+        conv = nn.Conv(self.hidden, (size,), padding=[(0, size - 1)], name=f"conv{size}")
+        found = nn.relu(conv(x))  # [B, W, X], at least 0
+        return jnp.where(mask[..., None], found, 0.0).max(1)
+
+
+def make_vectors(
+    rows: nn.Module, tokens: Tokens, *, length: int, share: float, kind: str, hidden: int,
+    scale: float,
+):  # fmt: skip
+    """Makes the vectors of texts. -> float32 [B, P, width], bool [B, P] which of them are there
+
+    Without an encoder there is one per word; with one there are `length` of any text with words.
+    For the module of a method to call, whose parameters those of `encoder` become.
+    """
+    if kind == "none":
+        words = first_words(tokens, share, length)
+        return rows(words.ids), words.mask
+    words = first_words(tokens, share)
+    hidden = hidden or _WIDTHS[kind]
+    encoder = Encoder(kind, hidden, length, rows.width, scale, name="encoder")
+    there = words.mask.any(1, keepdims=True)
+    vectors = encoder(rows(words.ids), words.mask)
+    return vectors, jnp.broadcast_to(there, vectors.shape[:2])

@@ -1,0 +1,113 @@
+"""A trained row per word of the vocabulary, of which only those of the words seen are stored."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.words import unpack_ids
+from jaxprompt.errors import InputError
+
+_MULTIPLE = 64  # the number of rows is rounded up to it, so that a mesh can shard them
+
+
+def hash_rows(ids, width: int, scale: float, xp=jnp):
+    """Gives each word a fixed random row in U(-scale, scale). int [...] -> float32 [..., width]
+
+    It depends on the id and the width alone, on no version of a library and on no seed: so the row
+    of a word that was never trained need not be stored. The mixing is MurmurHash3's finaliser.
+    """
+    at = xp.asarray(ids).astype(xp.uint32)[..., None] * xp.uint32(width)
+    x = at + xp.arange(width, dtype=xp.uint32) + xp.uint32(0x9E3779B9)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> shift)) * xp.uint32(factor)
+    unit = ((x ^ (x >> 16)) >> 8).astype(xp.float32) * xp.float32(2.0**-24)  # [0, 1)
+    return (2.0 * unit - 1.0) * xp.float32(scale)
+
+
+@functools.cache
+def rows_of(seen: str, vocab: int) -> np.ndarray:
+    """Numbers the stored rows by word; -1 = none. `seen` "" = every word. -> int32 [V]"""
+    if not seen:
+        return np.arange(vocab, dtype=np.int32)
+    number = np.full(vocab, -1, np.int32)
+    ids = unpack_ids(seen)
+    if ids.max(initial=-1) >= vocab:
+        raise InputError(f"the prompt has rows of words beyond the {vocab} of this backbone")
+    number[ids] = np.arange(len(ids))
+    return number
+
+
+class WordRows(nn.Module):
+    """Looks up the rows of words. int [...] -> float32 [..., width]
+
+    Parameters: `table` [R, width], the trained rows of the words `seen`, unless `fixed`, and
+    `base` [V, width], where there is one, the rows of all others. Without it these are
+    `hash_rows`. A row that is not in the training text has no gradient, so plain SGD, or Adam
+    without weight decay, gives `table` exactly what it would give those rows of a table of all V.
+    """
+
+    vocab: int
+    width: int
+    scale: float
+    seen: str = ""
+    fixed: bool = False
+    has_base: bool = False
+
+    @nn.compact
+    def __call__(self, ids):
+        """Looks them up."""
+        number, rows = rows_of(self.seen, self.vocab), None
+        count = -(-int(number.max() + 1) // _MULTIPLE) * _MULTIPLE if self.seen else self.vocab
+        if self.has_base:
+            base = self.param("base", nn.initializers.zeros, (self.vocab, self.width))
+            rows = base[ids].astype(jnp.float32)
+        if not self.fixed:
+            own = self.param("table", self._draw, (count, self.width))  # [R, width]
+            if not self.seen:
+                return own[ids]
+        if rows is None:
+            rows = hash_rows(ids, self.width, self.scale)
+        if self.fixed:
+            return rows
+        at = jnp.asarray(number)[ids]
+        return jnp.where((at >= 0)[..., None], own[jnp.maximum(at, 0)], rows)
+
+    def _draw(self, key, shape):
+        return jax.random.uniform(key, shape, jnp.float32, -self.scale, self.scale)
+
+
+def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]) -> np.ndarray:
+    """Gives the rows of all words that another prompt has. -> float32 [V, width]
+
+    `method` is its method and `prompt` its numbers, read from `path`. Raises InputError where its
+    rows are of another vocabulary or width.
+    """
+    other, numbers = method.table(), prompt.get("words", {})
+    if (other.vocab, other.width) != (rows.vocab, rows.width):
+        raise InputError(
+            f"prompt.pretrained={path} has rows of {other.width} numbers for {other.vocab} words, "
+            f"this prompt needs {rows.width} for {rows.vocab}; give an export that was trained on "
+            "this backbone"
+        )
+    if "base" in numbers:
+        found = np.array(numbers["base"], np.float32)
+    else:
+        found = hash_rows(np.arange(other.vocab), other.width, other.scale, np)
+    if "table" in numbers:
+        number = rows_of(other.seen, other.vocab)
+        found[number >= 0] = np.asarray(numbers["table"], np.float32)[number[number >= 0]]
+    return found
+
+
+def start_table(rows: WordRows, params: dict[str, Any]) -> dict[str, Any]:
+    """Starts the stored rows from those of `base`. -> params"""
+    if "table" not in params:
+        return params
+    number, found = rows_of(rows.seen, rows.vocab), np.array(params["table"], np.float32)
+    found[number[number >= 0]] = params["base"][number >= 0]
+    return params | {"table": found}

@@ -1,0 +1,119 @@
+"""Instance-wise prompt tuning: a prompt computed from each text (Jiang et al. 2022)."""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.data.words import pack_ids
+from jaxprompt.errors import InputError, at_least, choose
+from jaxprompt.layers.instance import ENCODERS, make_vectors
+from jaxprompt.layers.prefix import parse_layers, place_vectors
+from jaxprompt.layers.word_rows import WordRows, start_table, take_table
+from jaxprompt.prompts import Method, Source, Take
+from jaxprompt.types import Batch, Injection, Stream
+
+
+class Prompt(Method):
+    """Learns a row per word, or an encoder of such rows; the first words of a text make its prompt.
+
+    Random IPT trains the rows. Pretrained IPT starts them from `pretrained`, an export of a topic
+    classifier. Encoder IPT has `fixed` rows and an `encoder` that computes `length` vectors from
+    them. Padding adds nothing: a text has no more of the prompt than it has words.
+
+    On "prompt" the vectors are soft tokens. On "prefix" they are keys and values of `layers`,
+    `added`, times `coefficient`, to trained ones of the task in every layer, or alone.
+    """
+
+    INIT = "pretrained"
+    reads: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    length: int = 20  # soft tokens, or keys and values of a layer
+    on: str = "prompt"  # prompt: soft tokens | prefix: keys and values
+    fixed: bool = False  # the rows of words do not train
+    encoder: str = "none"  # none | cnn | lstm | mlp: what computes the vectors from the rows
+    hidden: int = 0  # encoder: channels, LSTM units of a direction; 0 = 48, of an mlp 256
+    utilization: float = 1.0  # share of a text's words, from its first, that are read
+    pretrained: str = ""  # an export of ipt whose rows, and encoder, it starts from
+    rows: str = "seen"  # seen: the words of the training text train | all: the vocabulary
+    scale: float = 0.5  # rows start in U(-scale, scale)
+    layers: str = "1"  # prefix: interval of layers that the vectors are for; "" = all
+    added: bool = True  # prefix: to trained keys and values of the task in every layer
+    coefficient: float = 0.05  # prefix: what vectors are multiplied by
+    shift: bool = True  # prefix: the text's positions start at `length`
+    shuffled: bool = False  # a control: the prompt of another text of the batch
+
+    def check(self) -> None:
+        """Raises InputError for a hyper-parameter out of its range."""
+        for field, limit in (("length", 1), ("hidden", 0), ("scale", 0)):
+            at_least(f"prompt.{field}", getattr(self, field), limit)
+        choose("prompt.on", self.on, ("prompt", "prefix"))
+        choose("prompt.encoder", self.encoder, ENCODERS)
+        choose("prompt.rows", self.rows, ("seen", "all"))
+        if not 1e-5 <= self.utilization <= 1:
+            raise InputError(f"prompt.utilization={self.utilization} must be in (0, 1]")
+        parse_layers(self.layers, self.dims.layers)
+        if self.fixed and self.encoder == "none":
+            raise InputError("prompt.fixed=True needs prompt.encoder=cnn, lstm or mlp; give one")
+
+    def num_slots(self) -> int:
+        """Tells how many soft tokens stand in the input."""
+        return self.length if self.on == "prompt" else 0
+
+    def position_shift(self) -> int:
+        """Tells by how much the text's positions move."""
+        return self.length if self.on == "prefix" and self.shift else 0
+
+    def inherits(self) -> list[tuple[str, Method]]:
+        """Names the export that it starts from."""
+        return [(self.pretrained, self)] if self.pretrained else []
+
+    def alike(self) -> list[str]:
+        """Lists the fields in which that export is like it."""
+        return ["on"] + ["encoder", "hidden", "length"] * (self.encoder != "none")
+
+    def knowing(self, ids: np.ndarray) -> Method:
+        """Stores the rows of these words alone."""
+        return self.clone(seen="" if self.fixed or self.rows == "all" else pack_ids(ids))
+
+    def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+        """Fills in the rows of all words. -> params"""
+        if not self.pretrained:
+            return params
+        base = take_table(self.table(), self.pretrained, *take(self.pretrained))
+        return params | {"words": params.get("words", {}) | {"base": base}}
+
+    def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Starts the rows and the encoder from those of the export. -> params"""
+        if not self.pretrained:
+            return params
+        (_, other), params = source.take(self.pretrained), self.borrow(params, source.take)
+        own = {"encoder": other["encoder"]} if "encoder" in params else {}
+        return params | own | {"words": start_table(self.table(), params["words"])}
+
+    @nn.nowrap
+    def table(self) -> WordRows:
+        """Makes the module of the rows."""
+        d = self.dims  # a key and a value are a row
+        width = d.embed if self.on == "prompt" else 2 * d.heads * d.head_dim
+        own = (d.vocab, width, self.scale, self.seen, self.fixed, bool(self.pretrained))
+        return WordRows(*own, name="words")
+
+    @nn.compact
+    def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
+        """Makes a prompt per text. -> slots [B, S, E], or k, v [L, B, P, N, D]"""
+        vectors, there = make_vectors(
+            self.table(), batch.encoder, length=self.length, share=self.utilization,
+            kind=self.encoder, hidden=self.hidden, scale=self.scale,
+        )  # fmt: skip
+        if self.shuffled:
+            vectors, there = jnp.roll(vectors, 1, axis=0), jnp.roll(there, 1, axis=0)
+        if self.on == "prompt":
+            return Injection(Stream(slots=vectors, slots_mask=there))
+        d, task, span = self.dims, None, parse_layers(self.layers, self.dims.layers)
+        if self.added:
+            shape = (d.layers, 2, self.length, d.heads, d.head_dim)
+            task = self.param("task", nn.initializers.normal(0.02), shape)
+        vectors = self.coefficient * vectors
+        return Injection(Stream(prefix=place_vectors(vectors, there, span, d, self.shift, task)))

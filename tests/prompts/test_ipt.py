@@ -1,0 +1,271 @@
+"""Instance-wise prompts: what they read of a text, and what is stored of a row per word."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from jax.sharding import PartitionSpec
+from tiny import assert_close, assert_equal, exact_jit, make_batch, make_params, make_tiny
+
+from jaxprompt.data.words import pack_ids, unpack_ids
+from jaxprompt.errors import InputError
+from jaxprompt.heads import linear
+from jaxprompt.layers.instance import Encoder, first_words
+from jaxprompt.layers.word_rows import WordRows, hash_rows, rows_of
+from jaxprompt.models.model import Model
+from jaxprompt.parallel.sharding import make_placement
+from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import cross_entropy
+from jaxprompt.training.state import make_state
+from jaxprompt.training.steps import Objective, make_train_step
+from jaxprompt.tree import count, split, trainable_mask
+from jaxprompt.types import Dims, Role
+
+DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
+LARGE = Dims(vocab=50_265, width=1024, embed=1024, layers=24, heads=16, head_dim=64, max_len=514)
+ROBERTA_LARGE = 355_359_744  # parameters of the body
+ENCODES = {"encoder": "cnn", "fixed": True}
+KINDS = ("cnn", "lstm", "mlp")
+
+
+def start(batch, dims=DIMS, **fields):
+    prompt = make_prompt("ipt", dims, **fields)
+    params = prompt.init(jax.random.key(0), batch, None, deterministic=True).get("params", {})
+    return prompt, params
+
+
+def inject(prompt, params, batch):
+    """-> the prompt of the input, its slots or its prefix"""
+    return prompt.apply({"params": params}, batch, None, deterministic=True).encoder
+
+
+# -- what is read of a text ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.26, 0.1, 1e-5])
+def test_a_share_of_the_words_is_counted_exactly(share):
+    """Rounded up from the exact product, which 0.3 * 10 is not in floating point."""
+    batch = make_batch(rows=8, length=24)
+    words = first_words(batch.encoder, share)
+    for row in range(8):
+        text = batch.encoder.ids[row][batch.encoder.roles[row] == Role.TEXT]
+        used = -(-len(text) * round(share * 100_000) // 100_000)
+        assert words.mask[row].sum() == used and used >= 1
+        np.testing.assert_array_equal(words.ids[row][words.mask[row]], text[:used])
+
+
+@pytest.mark.parametrize("fields", [{}, ENCODES, {"on": "prefix"}, {"on": "prefix", **ENCODES}])
+def test_only_the_words_that_are_read_feed_the_prompt(fields):
+    """Special tokens, the template's own words, padding and what is behind the share do not."""
+    batch = make_batch(rows=6, length=20, slots=0)
+    prompt, params = start(batch, length=3, utilization=0.5, **fields)
+    before = inject(prompt, params, batch)
+    tokens = batch.encoder
+    text = np.cumsum(tokens.roles == Role.TEXT, 1)
+    read = (tokens.roles == Role.TEXT) & (text <= -(-text[:, -1:] // 2))
+    if not fields.get("encoder"):
+        read &= text <= 3
+    spoilt = batch._replace(encoder=tokens._replace(ids=np.where(read, tokens.ids, 7)))
+    assert_equal(inject(prompt, params, spoilt), before)
+    for place in range(int(read[0].sum())):
+        ids = tokens.ids.copy()
+        at = np.flatnonzero(read[0])[place]
+        ids[0, at] = ids[0, at] % 40 + 9
+        moved = inject(prompt, params, batch._replace(encoder=tokens._replace(ids=ids)))
+        pairs = zip(jax.tree.leaves(moved), jax.tree.leaves(before), strict=True)
+        assert any(not np.array_equal(a, b) for a, b in pairs), place
+
+
+@pytest.mark.parametrize("on", ["prompt", "prefix"])
+@pytest.mark.parametrize("fields", [{}, ENCODES])
+def test_a_short_text_has_a_short_prompt_and_an_empty_one_none(on, fields):
+    batch = make_batch(rows=3, length=12)
+    roles = np.full((3, 12), Role.SPECIAL, np.int8)
+    roles[1, 4:6], roles[2, 2:11] = Role.TEXT, Role.TEXT
+    batch = batch._replace(encoder=batch.encoder._replace(roles=roles, mask=roles >= 0))
+    prompt, params = start(batch, length=5, on=on, added=False, **fields)
+    found = inject(prompt, params, batch)
+    mask = found.slots_mask if on == "prompt" else found.prefix.mask[0]
+    assert mask.sum(1).tolist() == ([0, 5, 5] if fields else [0, 2, 5])
+    assert np.isfinite(jax.tree.leaves(found)[0]).all()
+    if on == "prefix":
+        assert not np.asarray(found.prefix.mask[1]).any()  # layer 2 has none
+
+
+def test_the_control_reads_another_text():
+    batch = make_batch(rows=4)
+    own = inject(*start(batch, length=3), batch)
+    others = inject(*start(batch, length=3, shuffled=True), batch)
+    np.testing.assert_array_equal(others.slots, np.roll(own.slots, 1, axis=0))
+
+
+def test_rows_are_added_to_the_first_layer_of_a_task_prefix():
+    """As in the released code: 0.05 times the row, in the keys and values of layer 1 alone."""
+    batch = make_batch(rows=4)
+    prompt, params = start(batch, on="prefix", length=3)
+    found = inject(prompt, params, batch).prefix
+    task = np.asarray(params["task"])  # [L, 2, P, N, D]
+    words = first_words(batch.encoder, 1.0, 3)
+    rows = np.asarray(params["words"]["table"])[words.ids] * np.asarray(words.mask)[..., None]
+    pairs = 0.05 * rows.reshape(4, 3, 2, 2, 8)
+    for i, keys in enumerate((found.k, found.v)):
+        np.testing.assert_allclose(keys[0], task[0, i] + pairs[:, :, i], atol=1e-7)
+        np.testing.assert_array_equal(keys[1], np.broadcast_to(task[1, i], (4, 3, 2, 8)))
+    assert found.mask.all()
+
+
+# -- encoders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", ["prompt", "prefix"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_encoder_is_below_half_a_percent_of_roberta_large(kind, on):
+    batch = make_batch(rows=1)
+    fields = {"length": 100, "on": on, "encoder": kind, "fixed": True, "added": False}
+    shapes = jax.eval_shape(lambda: start(batch, LARGE, **fields)[1])
+    assert 0 < count(shapes) <= 0.005 * ROBERTA_LARGE
+
+
+def test_the_convolutions_are_torchs():
+    """A convolution, ReLU and the maximum over the windows that begin at a word, with words of 0
+    behind them."""
+    torch.manual_seed(0)
+    x, lengths = torch.randn(3, 9, 6), np.array([9, 4, 1])
+    mask = np.arange(9) < lengths[:, None]
+    ours = Encoder("cnn", 4, 5, 7, 0.3)
+    params = ours.init(jax.random.key(1), jnp.asarray(x), jnp.asarray(mask))["params"]
+    features = []
+    for size in (3, 4, 5):
+        conv = torch.nn.Conv1d(6, 4, size)
+        kernel = np.array(params[f"conv{size}"]["kernel"])  # [size, E, X]
+        conv.weight.data = torch.tensor(kernel.transpose(2, 1, 0).copy())
+        conv.bias.data.uniform_(-1, 1)
+        params[f"conv{size}"]["bias"] = jnp.asarray(conv.bias.detach().numpy())
+        best = []
+        for row, length in zip(x, lengths, strict=True):
+            padded = torch.cat([row[:length], torch.zeros(size - 1, 6)]).T[None]
+            best.append(torch.relu(conv(padded)).amax(-1)[0])
+        features.append(torch.stack(best))
+    pooled = torch.cat(features, -1).detach().numpy()  # [B, X]
+    places, basis, shared = (np.array(params[name]) for name in ("places", "basis", "shared"))
+    expected = shared + np.einsum("bx,px,xw->bpw", pooled, places, basis)
+    found = ours.apply({"params": params}, jnp.asarray(x), jnp.asarray(mask))
+    assert_close(found, expected)
+
+
+# -- rows of words -------------------------------------------------------------------------------
+
+
+def mixed(x):
+    """MurmurHash3's finaliser in whole numbers of Python."""
+    x &= 2**32 - 1
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> shift)) * factor & (2**32 - 1)
+    return x ^ (x >> 16)
+
+
+def test_the_row_of_a_word_that_never_trained_is_a_rule():
+    """Exports rely on it. The host and the device agree to the last bit."""
+    ids = np.array([[0, 1], [29_000, 2**18]])
+    found = hash_rows(ids, 5, 0.5)
+    np.testing.assert_array_equal(found, hash_rows(ids, 5, 0.5, np))
+    stated = [(mixed(29_000 * 5 + at + 0x9E3779B9) >> 8) / 2**24 - 0.5 for at in range(5)]
+    np.testing.assert_allclose(found[1, 0], stated, atol=1e-7)
+    assert stated[0] == pytest.approx(-0.31272322)
+    many = hash_rows(np.arange(4000), 32, 0.5, np)
+    assert many.min() >= -0.5 and many.max() < 0.5 and abs(many.mean()) < 2e-3
+    assert abs(many.std() - 12**-0.5) < 2e-3
+    near = np.corrcoef(many[:-1].ravel(), many[1:].ravel())[0, 1]
+    assert abs(near) < 0.01 and len(np.unique(many[:, 0])) > 3990
+
+
+def test_ids_are_packed():
+    ids = np.unique(np.random.default_rng(0).integers(0, 30_522, 800))
+    assert unpack_ids(pack_ids(ids)).tolist() == ids.tolist() and len(pack_ids(ids)) < 3000
+    assert unpack_ids(pack_ids(np.zeros(0, int))).tolist() == []
+    for broken in ("???", "abcd", pack_ids(ids)[:-9]):
+        with pytest.raises(InputError, match="cannot be read"):
+            unpack_ids(broken)
+    with pytest.raises(InputError, match="beyond the 53 of this backbone"):
+        rows_of(pack_ids(np.array([53])), 53)
+
+
+def trainer(tx, rows, seen=""):
+    """Makes a model with a row per word. -> params, (state, batch) -> state"""
+    backbone, weights = make_tiny()
+    prompt = make_prompt("ipt", backbone.dims, length=3, rows=rows, seen=seen)
+    model = Model(backbone, prompt, {"main": linear.Classifier(3, dropout=0.0)})
+    params = make_params(model, weights)
+    step = exact_jit(make_train_step(model, tx, [Objective("main", cross_entropy)]))
+    return prompt, params, step
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.sgd(0.1, momentum=0.9), optax.adam(1e-2)], ids=["sgd", "adam"]
+)
+def test_rows_of_the_words_seen_train_as_those_of_a_whole_table(tx):
+    """Momentum included: a word of one batch goes on moving in the next, which has it not."""
+    batches = [make_batch(seed, slots=3) for seed in range(4)]
+    ids = np.unique(np.concatenate([first_words(b.encoder, 1.0, 3).ids.ravel() for b in batches]))
+    ends = {}
+    for rows, seen in (("all", ""), ("seen", pack_ids(ids))):
+        prompt, params, step = trainer(tx, rows, seen)
+        own = split(params, trainable_mask(params, prompt.TRAINABLE))
+        trainable, frozen = own
+        whole = np.random.default_rng(1).normal(0, 0.3, (53, 16)).astype(np.float32)
+        table = whole if rows == "all" else np.zeros((64, 16), np.float32)
+        if rows == "seen":
+            table[: len(ids)] = whole[ids]
+        trainable["prompt/words/table"] = jnp.asarray(table)
+        state = make_state(trainable, tx, jax.random.key(0))
+        for batch in batches:
+            state, _ = step(state, frozen, batch)
+        ends[rows] = np.asarray(state.trainable["prompt/words/table"])
+    np.testing.assert_array_equal(ends["seen"][: len(ids)], ends["all"][ids])
+    others = np.setdiff1d(np.arange(53), ids)
+    assert len(others) > 5
+    np.testing.assert_array_equal(ends["all"][others], whole[others])
+
+
+def test_words_that_were_not_seen_have_rows_too():
+    """Those of the rule, or of the export that the table started from."""
+    seen = pack_ids(np.array([4, 9]))
+    rows = WordRows(53, 6, 0.5, seen)
+    params = rows.init(jax.random.key(0), jnp.zeros(1, int))["params"]
+    assert params["table"].shape == (64, 6)
+    found = rows.apply({"params": params}, jnp.array([9, 5]))
+    np.testing.assert_array_equal(found[0], params["table"][1])
+    np.testing.assert_array_equal(found[1], hash_rows(5, 6, 0.5, np))
+    rows = dataclasses.replace(rows, has_base=True)
+    base = jax.random.normal(jax.random.key(1), (53, 6))
+    found = rows.apply({"params": params | {"base": base}}, jnp.array([9, 5]))
+    np.testing.assert_array_equal(found, np.stack([params["table"][1], base[5]]))
+
+
+def test_the_rows_are_sharded_over_the_vocabulary():
+    place = make_placement(2, 4)
+    for name in ("prompt/words/table", "prompt/ipt/words/base"):
+        assert place.parameter(name, 2).spec == PartitionSpec("model", None)
+    assert place.parameter("prompt/encoder/basis", 2).spec == PartitionSpec()
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"utilization": 0.0}, r"utilization=0.0 must be in \(0, 1\]"),
+        ({"utilization": 1.5}, r"utilization=1.5 must be in \(0, 1\]"),
+        ({"encoder": "rnn"}, "prompt.encoder='rnn' is unknown; nearest: cnn"),
+        ({"fixed": True}, "prompt.fixed=True needs prompt.encoder=cnn, lstm or mlp"),
+        ({"length": 0}, "prompt.length=0 must be at least 1"),
+        ({"layers": "2-3"}, "prompt.layers='2-3' must be FIRST-LAST within 1-2"),
+        ({"rows": "some"}, "prompt.rows='some' is unknown"),
+        ({"init": "runs/a"}, "starts from an export by prompt.pretrained"),
+    ],
+)
+def test_what_does_not_fit_is_named(fields, told):
+    with pytest.raises(InputError, match=told):
+        make_prompt("ipt", DIMS, **fields)
