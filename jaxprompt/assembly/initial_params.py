@@ -17,7 +17,7 @@ from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.text_keys import text_keys
-from jaxprompt.parallel.sharding import Placement, check_padding, within
+from jaxprompt.parallel.sharding import Placement, check_padding, put, within
 from jaxprompt.prompts import Method, Source
 
 
@@ -55,6 +55,8 @@ def start(
     if "pooler" in head and "pooler" in loaded.params:
         head["pooler"] = loaded.params["pooler"]
     trainable, frozen = divide(c, scorer, params)
+    prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
+    frozen |= put(prompt, placement.parameters(prompt))
     check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
     # Copied: a step takes the state's buffers over, and a pooler is also among what is frozen.
     copy = lambda flat: jax.tree.map(jnp.copy, tree.cast(flat, jnp.float32))

@@ -1,4 +1,7 @@
-"""Pre-trains a prompt for a frozen backbone on a corpus; the same command resumes."""
+"""Pre-trains a prompt for a frozen backbone, on a corpus or on texts with topics.
+
+The same command resumes. Topics are for prompts that are computed from a text (head.name=topics).
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +12,7 @@ from jaxprompt.training.log import dumps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains and prints the scores of held-out documents as JSON; `export` writes the prompt.
+    """Trains and prints the scores of what is held out as JSON; `export` writes the prompt.
 
     A grid of runs prints a table.
     """
@@ -18,13 +21,16 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    from jaxprompt.assembly import pretrain  # only here, so that a bad flag is answered at once
+    # Only here, so that a bad flag is answered at once.
+    from jaxprompt.assembly import pretrain, tune
+    from jaxprompt.assembly.from_config import head_of
     from jaxprompt.assembly.grid import is_grid
 
+    has_topics = not c.ppt.task and head_of(c).PRETRAINS
     with several_hosts(args) as is_first:
         if is_grid(c):
-            return train_grid(c, args.workdir, "pretrain")
-        result = pretrain.run(c, args.workdir)
+            return train_grid(c, args.workdir, *([] if has_topics else ["pretrain"]))
+        result = (tune if has_topics else pretrain).run(c, args.workdir)
         if result is not None and is_first:
             print(dumps(result))
     return 0

@@ -73,6 +73,7 @@ class Kind:
     WRITES: ClassVar[bool] = False  # it writes texts: what it gives are no scores
     READS_WORDS: ClassVar[bool] = False  # it reads label words off the backbone's own LM head
     LISTS_CLASSES: ClassVar[bool] = False  # it reads the classes where [classes] lists them
+    PRETRAINS: ClassVar[bool] = False  # the command `pretrain` takes it too
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "scores")  # that `answers` gives
 
     @property

@@ -22,6 +22,8 @@ from jaxprompt.types import Batch, Injection, Objective
 class Head(Kind):
     """Classes by a linear layer on the mean of the vectors that a text's prompt consists of."""
 
+    PRETRAINS = True
+
     def check_task(self, task: Task) -> None:
         """Raises InputError for a task whose classes are choices."""
         super().check_task(task)

@@ -33,8 +33,9 @@ class Prompt(Method):
             raise InputError(f"{shown} must be two methods that learn, or more; {PARTS_FORM}")
         if len(rows := [part.name for part in own if hasattr(part.method, "asks")]) > 1:
             raise InputError(f"{shown}: {' and '.join(rows)} train rows for the head; take one")
-        for field in _ALIKE:
-            found = {repr(x) for part in own if (x := part.method.block().get(field)) is not None}
+        blocks = [part.method.block() for part in own if not part.method.num_slots()]
+        for field in ("shift",) if self.reads else _ALIKE:  # what reads a text is not folded
+            found = {repr(x) for block in blocks if (x := block.get(field)) is not None}
             if len(found) > 1:
                 held = " and ".join(sorted(found))
                 raise InputError(f"{shown} has {field}={held}; prefixes side by side have it alike")
@@ -75,8 +76,8 @@ class Prompt(Method):
 
     def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
         """Fills in what the parts borrow. -> params"""
-        more = {name: own.borrow(params.get(name, {}), take) for name, own, _ in self._own()}
-        return {**params, **{name: own for name, own in more.items() if own}}
+        own = {name: part.borrow(params.get(name, {}), take) for name, part, _ in self._own()}
+        return params | {name: numbers for name, numbers in own.items() if numbers}
 
     def starts(self) -> list[str]:
         """Lists what the others start from."""
@@ -88,10 +89,9 @@ class Prompt(Method):
 
     def objectives(self) -> list[Objective]:
         """Makes the terms of the parts, whose views number rows as the parts do."""
-        own = zip(self._own(), self._rows(), strict=True)
         return [
             term._replace(view=term.view and functools.partial(renumber, term.view, rows))
-            for part, rows in own
+            for part, rows in zip(self._own(), self._rows(), strict=True)
             for term in part.method.objectives()
         ]
 

@@ -1,0 +1,169 @@
+"""Instance-wise prompts from a config to predictions: alone, from a topic classifier, on a mesh."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_run import (
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    split_scores,
+    train_and_export,
+)
+
+from jaxprompt.__main__ import main
+from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.data.words import unpack_ids
+
+SHORT = {"train.total_steps": 60, "train.eval_steps": 20, "optim.lr": 0.05, "prompt.scale": 0.1}
+ENCODES = {"prompt.encoder": "cnn", "prompt.fixed": True, "prompt.hidden": 8}
+
+
+def predicts(workdir, data, tmp_path, capsys, *words):
+    """Tells which share of the test rows an export answers right."""
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}", *words]
+    code, _, err = jaxprompt(capsys, "predict", *words)
+    assert code == 0, err
+    return np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
+
+
+def evaluates(workdir, capsys):
+    code, out, err = jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")
+    assert code == 0, err
+    return json.loads(out)["accuracy"]
+
+
+def run(backbone, data, folder, capsys, **fields):
+    folder.mkdir()
+    c = make_config(backbone, data, "ipt", **SHORT | fields)
+    return train_and_export(capsys, folder, c)
+
+
+@pytest.fixture(scope="module")
+def topics(backbone, data, tmp_path_factory):
+    """A topic classifier: rows of words and convolutions, without the backbone."""
+    folder = tmp_path_factory.mktemp("topics")
+    fields = ENCODES | {"prompt.fixed": False, "head.name": "topics"}
+    config, workdir = folder / "c.json", folder / "r"
+    config.write_text(make_config(backbone, data, "ipt", **SHORT | fields).to_json())
+    assert main(["pretrain", f"--config={config}", f"--workdir={workdir}"]) == 0
+    assert main(["export", f"--workdir={workdir}"]) == 0
+    return workdir
+
+
+def test_a_topic_classifier_learns_without_its_backbone(topics, data, tmp_path, capsys):
+    assert predicts(topics, data, tmp_path, capsys) > 0.7
+    record = json.loads((topics / "record.json").read_text())
+    held, (_, card) = (
+        load_file(topics / "export/prompt.safetensors"),
+        read_export(str(topics / "export")),
+    )
+    assert card["prompt"]["seen"] == record["seen"] and card["prompt"]["name"] == "ipt"
+    # Of some 150 words those of the training text have rows.
+    assert held["prompt/words/table"].shape == (64, 32)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"prompt.on": "prefix"},
+        {"prompt.on": "prefix", "prompt.added": False, "prompt.layers": "1-2", **ENCODES},
+        {"prompt.encoder": "lstm", "prompt.fixed": True, "prompt.hidden": 4},
+    ],
+    ids=["slots", "prefix", "encoded_prefix", "lstm"],
+)
+def test_learns_exports_and_predicts(fields, backbone, data, tmp_path, capsys):
+    result, workdir, _ = run(backbone, data, tmp_path / "a", capsys, **fields)
+    assert predicts(workdir, data, tmp_path, capsys) == pytest.approx(evaluates(workdir, capsys))
+    assert evaluates(workdir, capsys) == pytest.approx(result["test"]["accuracy"])
+    assert result["test"]["accuracy"] > 0.6
+
+
+@pytest.mark.parametrize("fields", [{}, ENCODES], ids=["rows", "encoder"])
+def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data, tmp_path, capsys):
+    """Its rows stay where they are: the export names the other, and holds what it trained."""
+    own = fields | {"prompt.pretrained": str(topics / "export")}
+    _, workdir, told = run(backbone, data, tmp_path / "a", capsys, **own, **{"optim.lr": 1e-6})
+    assert f"prompt from {topics / 'export'}\n" in told
+    first, held = (load_file(f / "export/prompt.safetensors") for f in (topics, workdir))
+    record = json.loads((workdir / "record.json").read_text())
+    seen = len(unpack_ids(record["seen"])) if "seen" in record else 0
+    for name in [n for n in held if n.startswith("prompt/")]:
+        rows = slice(seen) if name.endswith("table") else slice(None)  # those of words
+        np.testing.assert_allclose(held[name][rows], first[name][rows], atol=1e-3)
+    assert fields or seen > 40
+    assert "prompt/words/base" not in held
+    assert ("prompt/words/table" in held) == (not fields)
+    right = predicts(workdir, data, tmp_path, capsys)
+    assert right == pytest.approx(evaluates(workdir, capsys))
+    # Another export in its place is refused; where it moved can be said.
+    copy = tmp_path / "copy"
+    shutil.copytree(topics / "export", copy)
+    path = workdir / "export" / "prompt.json"
+    card = json.loads(path.read_text())
+    moved = path.read_text().replace(str(topics / "export"), str(tmp_path / "gone"))
+    path.write_text(moved)
+    words = [f"--workdir={workdir}", "--text=cat"]
+    code, _, err = jaxprompt(capsys, "predict", *words)
+    assert code == 2 and "gone" in err and "--pretrained says where it is" in err
+    assert predicts(workdir, data, tmp_path, capsys, f"--pretrained={copy}") == right
+    other = json.loads((copy / "prompt.json").read_text())
+    assert other["sha256"] == card["init"]["sha256"]
+    code, _, err = jaxprompt(capsys, "predict", *words, f"--pretrained={workdir / 'export'}")
+    assert code == 2 and "holds another export now" in err
+
+
+def test_an_export_of_another_width_is_refused(topics, data, tmp_path, refused):
+    folder = make_backbone(tmp_path / "roberta", "roberta")
+    own = {"prompt.pretrained": str(topics / "export")}
+    (tmp_path / "c.json").write_text(make_config(folder, data, "ipt", **SHORT | own).to_json())
+    line = refused(
+        "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
+    )
+    assert "has rows of 32 numbers for" in line and "trained on this backbone" in line
+
+
+def test_a_grid_trains_as_alone(backbone, data, tmp_path, capsys):
+    c = make_config(backbone, data, "ipt", **SHORT)
+    with c.unlocked():
+        c.runs.seeds = (0, 1)
+    (tmp_path / "c.json").write_text(c.to_json())
+    workdir = tmp_path / "runs"
+    words = [f"--config={tmp_path / 'c.json'}", f"--workdir={workdir}"]
+    code, _, err = jaxprompt(capsys, "train", *words)
+    assert code == 0, err
+    result, _, _ = run(backbone, data, tmp_path / "alone", capsys, seed=1)
+    together = json.loads((workdir / "seed=1" / "result.json").read_text())
+    assert together["test"]["accuracy"] == pytest.approx(result["test"]["accuracy"])
+    assert evaluates(workdir / "seed=1", capsys) == pytest.approx(result["test"]["accuracy"])
+
+
+def test_a_mesh_changes_nothing(backbone, data, tmp_path, capsys):
+    """The rows lie on two devices each half, and examples on four."""
+    scores = []
+    for number, fields in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
+        c = make_config(backbone, data, "ipt", **SHORT | {"train.total_steps": 3} | fields)
+        (tmp_path / str(number)).mkdir()
+        _, workdir, _ = train_and_export(capsys, tmp_path / str(number), c)
+        scores.append(split_scores(c, workdir))
+    np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
+
+
+def test_beside_a_task_prefix(backbone, data, tmp_path, capsys):
+    """Task-level keys and values and instance-level soft tokens; nothing is folded."""
+    parts = "prefix(length=2)+ipt(length=3,scale=0.1)"
+    own = {k: v for k, v in SHORT.items() if k != "prompt.scale"}
+    c = make_config(backbone, data, "compose", arguments={"parts": parts}, **own)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    _, card = read_export(str(workdir / "export"))
+    assert card["prompt"]["name"] == "compose" and card["prompt"]["seen"]
+    held = load_file(workdir / "export/prompt.safetensors")
+    assert held["prompt/ipt/words/table"].shape == (64, 32)
+    right = predicts(workdir, data, tmp_path, capsys)
+    assert right == pytest.approx(result["test"]["accuracy"]) and right > 0.6
