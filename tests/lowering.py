@@ -12,6 +12,7 @@ import probes
 from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.data.words import pack_ids
 from jaxprompt.heads import linear, make_head, verbalizer
 from jaxprompt.heads.discriminator import ClassTokens
 from jaxprompt.heads.label_rows import LabelRows
@@ -19,6 +20,7 @@ from jaxprompt.heads.multi_spans import JudgedTokens
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.heads.spans import SpanScores
 from jaxprompt.heads.tags import TagScores
+from jaxprompt.heads.topics import Topics
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.models.model import Model, backbone_shapes
@@ -60,12 +62,18 @@ WEIGHTS = {
     (WIDTH, VOCAB), (WIDTH, WIDTH),
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
-# Of an LSTM of 12 a direction and the MLP behind it.
-ENCODER = {12, 20, 24, 48}
+# Of an LSTM of 12 a direction and the MLP behind it, and of three convolutions of 12.
+ENCODER = {12, 20, 24, 36, 48}
+IPT = {
+    "ipt": {}, "ipt_added": {"on": "prefix"},
+    "ipt_lstm": {"encoder": "lstm", "fixed": True, "hidden": 12},
+    "ipt_cnn": {"on": "prefix", "added": False, "encoder": "cnn", "fixed": True, "hidden": 12},
+}  # fmt: skip
 HEAD_MODULES = {
     "tags": TagScores(CLASSES), "spans": SpanScores(), "label_rows": LabelRows((1,) * CLASSES),
     "word_rows": LabelRows((2,) * CLASSES),
     "discriminator": ClassTokens(CLASSES, bias=True), "multi_spans": JudgedTokens(),
+    "topics": Topics(CLASSES),
 }  # fmt: skip
 TX = optax.adamw(1e-3)
 
@@ -144,6 +152,9 @@ def make_method(case: Case, dims):
     fields = dict(length=length)
     if case.method == "p_tuning":
         fields |= dict(hidden=12, inner=20)
+    if case.method in IPT:
+        seen = pack_ids(np.arange(9))
+        return make_prompt("ipt", dims, length=case.length, seen=seen, **IPT[case.method])
     if case.method == "compose":
         fields = dict(parts=f"prefix(length={length})+soft(length={length})")
     if case.method == "prefix" and decodes:

@@ -11,6 +11,7 @@ from lowering import (
     CLASSES,
     ENCODER,
     H100,
+    IPT,
     LEARNS,
     PLATFORMS,
     TPU,
@@ -99,6 +100,16 @@ ENCODED = [
     Case("gpt2", "grid", "p_tuning", 3, 27, target=A100),
     Case("roberta", "evaluate", "p_tuning", 5, 29, mesh=MESHES[1], target=TPU),
 ]
+# Prompts that are computed from each text: rows of its words, or what an encoder makes of them.
+READING = [
+    Case("bert", "train", "ipt", 5, 27, mesh=MESHES[1], target=H100),
+    Case("t5", "train", "ipt_lstm", 3, 27, mesh=MESHES[2], target=TPU),
+    Case("gpt2", "grid", "ipt", 3, 27, target=A100),
+    Case("roberta", "train", "ipt_added", 5, 29, mesh=MESHES[0], target=TPU),
+    Case("bert", "evaluate", "ipt_cnn", 5, 29, mesh=MESHES[1], target=H100),
+    Case("bert", "grid", "ipt", 3, 27, target=TPU, head="topics"),
+    Case("bert", "train", "ipt_cnn", 3, 27, target=H100, head="topics"),
+]
 # A prefix and soft tokens side by side.
 BESIDE = [
     Case("bert", "train", "compose", 5, 24, mesh=MESHES[0], target=H100),
@@ -165,6 +176,15 @@ def test_every_step_of_dart(case):
 @pytest.mark.parametrize("case", ENCODED, ids=str)
 def test_every_step_of_p_tuning(case):
     check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", READING, ids=str)
+def test_every_step_of_instance_wise_prompts(case):
+    text = lower(case)
+    if case.head == "topics":  # no backbone, so none of its kernels
+        assert not has_kernel(text) and "callback" not in text
+    else:
+        check(case, text)
 
 
 @pytest.mark.parametrize("case", BESIDE, ids=str)
@@ -266,7 +286,8 @@ def check(case: Case, text: str) -> None:
         narrow = left.endswith("xbf16") and right.endswith("xbf16")
         # So is what computes a prompt.
         sizes = {*shape_of(left), *shape_of(right), *shape_of(result)}
-        by_prompt = case.method == "p_tuning" and not ENCODER.isdisjoint(sizes)
+        encodes = case.method in ("p_tuning", *IPT)
+        by_prompt = encodes and not ENCODER.isdisjoint(sizes)
         alone = (by_head or by_prompt) and case.work != "adapt"
         assert narrow or alone, f"{left} x {right} -> {result}"
         if case.work != "adapt":
