@@ -6,7 +6,7 @@
 #        bash launch/test.sh --accelerators [pytest arguments]
 # --fast runs the unit tests, the data tests and the contract on two backbones: all that is not
 # marked slow, by hand or for its folder (tests/conftest.py). --all adds what takes long while a
-# shorter case goes the same way (tests/long.py). --accelerators compiles what ships for TPUs and
+# shorter case goes the same way (tests/long.txt). --accelerators compiles what ships for TPUs and
 # GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
 # environment of its own (.venv-accelerators, 3 GB).
 set -euo pipefail

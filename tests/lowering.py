@@ -12,7 +12,6 @@ import probes
 from tiny import CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.data.words import pack_ids
 from jaxprompt.heads import linear, make_head, verbalizer
 from jaxprompt.heads.discriminator import ClassTokens
 from jaxprompt.heads.label_rows import LabelRows
@@ -23,6 +22,7 @@ from jaxprompt.heads.tags import TagScores
 from jaxprompt.heads.topics import Topics
 from jaxprompt.heads.verbalizer import AnswerHead
 from jaxprompt.layers.reading import TargetScores
+from jaxprompt.layers.word_rows import pack_ids
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
 from jaxprompt.planning.compilers import standing_in

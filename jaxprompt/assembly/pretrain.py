@@ -1,9 +1,9 @@
-"""A run that pre-trains a prompt on a corpus (Gu et al. 2022, "PPT")."""
+"""A run that pre-trains a prompt: on a corpus (Gu et al. 2022, "PPT"), or on texts with topics."""
 
 from typing import Any
 
 from jaxprompt import tree
-from jaxprompt.assembly import denoising, from_config, ppt, records, starting_text
+from jaxprompt.assembly import denoising, from_config, ppt, records, starting_text, tune
 from jaxprompt.assembly.running import CorpusWork, carry_out
 from jaxprompt.corpus.denoise.batches import Visits
 from jaxprompt.training.log import RunLog
@@ -13,7 +13,12 @@ from jaxprompt.training.throughput import Meter
 
 def run(c: Any, workdir: str) -> dict[str, Any] | None:
     """Pre-trains by a config in a workdir. -> the result, see `running.carry_out`"""
-    return carry_out(Pretraining(c, workdir))
+    return tune.run(c, workdir) if has_topics(c) else carry_out(Pretraining(c, workdir))
+
+
+def has_topics(c: Any) -> bool:
+    """Tells whether a config learns from texts with topics, as a task is learned."""
+    return not c.ppt.task and from_config.head_of(c).PRETRAINS
 
 
 class Pretraining(CorpusWork):

@@ -21,16 +21,13 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    # Only here, so that a bad flag is answered at once.
-    from jaxprompt.assembly import pretrain, tune
-    from jaxprompt.assembly.from_config import head_of
+    from jaxprompt.assembly import pretrain  # only here, so that a bad flag is answered at once
     from jaxprompt.assembly.grid import is_grid
 
-    has_topics = not c.ppt.task and head_of(c).PRETRAINS
     with several_hosts(args) as is_first:
         if is_grid(c):
-            return train_grid(c, args.workdir, *([] if has_topics else ["pretrain"]))
-        result = (tune if has_topics else pretrain).run(c, args.workdir)
+            return train_grid(c, args.workdir, "train" if pretrain.has_topics(c) else "pretrain")
+        result = pretrain.run(c, args.workdir)
         if result is not None and is_first:
             print(dumps(result))
     return 0

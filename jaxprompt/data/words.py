@@ -3,11 +3,8 @@
 Each function returns P lists of token ids: row i starts at the mean of the embeddings of list i.
 """
 
-import base64
-import binascii
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,25 +33,6 @@ def text_ids(rows: Iterable[Sequence[Encoded]]) -> np.ndarray:
     """Token ids of the texts of encoded examples, one after the other. int32 [tokens]"""
     parts = [row.ids[row.roles == Role.TEXT] for example in rows for row in example]
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
-
-
-def pack_ids(ids: np.ndarray) -> str:
-    """Writes a set of token ids as a short text, for a config or a card. int [ids]"""
-    marks = np.zeros(int(np.max(ids, initial=-1)) + 1, bool)
-    marks[ids] = True
-    return base64.b64encode(zlib.compress(np.packbits(marks).tobytes(), 9)).decode()
-
-
-def unpack_ids(text: str) -> np.ndarray:
-    """Reads what `pack_ids` wrote. -> int64 [ids], ascending. Raises InputError."""
-    try:
-        # A card may come from anyone: no more is unpacked than the largest vocabulary has.
-        marks = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 1 << 20)
-    except (binascii.Error, zlib.error, ValueError) as error:
-        raise InputError(
-            f"the token ids {text[:20]!r}... cannot be read ({error}); export the prompt again"
-        ) from error
-    return np.flatnonzero(np.unpackbits(np.frombuffer(marks, np.uint8)))
 
 
 def sampled_vocab(

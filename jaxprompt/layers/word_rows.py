@@ -1,6 +1,9 @@
 """A trained row per word of the vocabulary, of which only those of the words seen are stored."""
 
+import base64
+import binascii
 import functools
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.words import unpack_ids
 from jaxprompt.errors import InputError
 
 _MULTIPLE = 64  # the number of rows is rounded up to it, so that a mesh can shard them
@@ -27,6 +29,25 @@ def hash_rows(ids, width: int, scale: float, xp=jnp):
         x = (x ^ (x >> shift)) * xp.uint32(factor)
     unit = ((x ^ (x >> 16)) >> 8).astype(xp.float32) * xp.float32(2.0**-24)  # [0, 1)
     return (2.0 * unit - 1.0) * xp.float32(scale)
+
+
+def pack_ids(ids: np.ndarray) -> str:
+    """Writes a set of token ids as a short text, for a config or a card. int [ids]"""
+    marks = np.zeros(int(np.max(ids, initial=-1)) + 1, bool)
+    marks[ids] = True
+    return base64.b64encode(zlib.compress(np.packbits(marks).tobytes(), 9)).decode()
+
+
+def unpack_ids(text: str) -> np.ndarray:
+    """Reads what `pack_ids` wrote. -> int64 [ids], ascending. Raises InputError."""
+    try:
+        # A card may come from anyone: no more is unpacked than the largest vocabulary has.
+        marks = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 1 << 20)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise InputError(
+            f"the token ids {text[:20]!r}... cannot be read ({error}); export the prompt again"
+        ) from error
+    return np.flatnonzero(np.unpackbits(np.frombuffer(marks, np.uint8)))
 
 
 @functools.cache

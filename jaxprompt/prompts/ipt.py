@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.words import pack_ids
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.layers.instance import ENCODERS, make_vectors
 from jaxprompt.layers.prefix import parse_layers, place_vectors
-from jaxprompt.layers.word_rows import WordRows, start_table, take_table
+from jaxprompt.layers.word_rows import WordRows, pack_ids, start_table, take_table
 from jaxprompt.prompts import Method, Source, Take
 from jaxprompt.types import Batch, Injection, Stream
 

@@ -17,7 +17,7 @@ from tiny_run import (
 
 from jaxprompt.__main__ import main
 from jaxprompt.assembly.prompt_artifact import read_export
-from jaxprompt.data.words import unpack_ids
+from jaxprompt.layers.word_rows import unpack_ids
 
 SHORT = {"train.total_steps": 60, "train.eval_steps": 20, "optim.lr": 0.05, "prompt.scale": 0.1}
 ENCODES = {"prompt.encoder": "cnn", "prompt.fixed": True, "prompt.hidden": 8}

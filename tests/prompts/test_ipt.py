@@ -11,11 +11,10 @@ import torch
 from jax.sharding import PartitionSpec
 from tiny import assert_close, assert_equal, exact_jit, make_batch, make_params, make_tiny
 
-from jaxprompt.data.words import pack_ids, unpack_ids
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
 from jaxprompt.layers.instance import Encoder, first_words
-from jaxprompt.layers.word_rows import WordRows, hash_rows, rows_of
+from jaxprompt.layers.word_rows import WordRows, hash_rows, pack_ids, rows_of, unpack_ids
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
