@@ -12,6 +12,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import SPLITS
+from jaxprompt.assembly.instances import Instances, find_instances
 from jaxprompt.assembly.learned_rows import LABEL, LearnedRow, find_rows, starting_numbers
 from jaxprompt.assembly.method import starts_of
 from jaxprompt.data.encoded import Split
@@ -35,6 +36,7 @@ class Asked(NamedTuple):
     steps: tuple[int, ...] = ()  # whose states are drawn; () = PICTURED of those that are there
     top: int = 5  # nearest words of a row
     examples: int = 1000  # whose states and attention are looked at
+    instances: int = 5  # whose words are shown, where a prompt depends on the text
 
 
 class States(NamedTuple):
@@ -71,6 +73,7 @@ class Findings:
     states: States | None = None
     confusion: Confusion | None = None
     attention: dict[str, Attended] = dataclasses.field(default_factory=dict)
+    instances: Instances | None = None  # of a method that reads the text
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
     remarks: list[str] = dataclasses.field(default_factory=list)  # on what is shown
 
@@ -90,6 +93,8 @@ class Findings:
         ]
         if self.confusion:
             found["confusion"] = self.confusion._asdict()
+        if self.instances:
+            found["instances"] = [case._asdict() for case in self.instances.shown]
         found["attention"] = {name: own._asdict() for name, own in self.attention.items()}
         return dumps(found | {"notes": self.notes, "remarks": self.remarks}, indent=2) + "\n"
 
@@ -103,6 +108,7 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
     choose("--split", asked.split, SPLITS)
     at_least("--top", asked.top, 1)
     at_least("--examples", asked.examples, 4)
+    at_least("--instances", asked.instances, 0)
     trained = _restore(c, workdir, asked.split)
     scorer, split = trained.scorer, trained.splits[asked.split]
     first, unknown = starting_numbers(c, trained)
@@ -135,6 +141,13 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
             f"examples of {asked.split}, sampled at random"
         )
     _find_states(found, trained, workdir, part, steps, pictured, first, tell)
+    if "encoder" in scorer.model.prompt.reads and scorer.head.OF == "classes":
+        tell("the prompts of texts")
+        names, labels, there = _classes_of_rows(scorer, part)
+        given = {"shown": asked.instances, "top": asked.top}
+        found.instances = find_instances(
+            trained, part, np.where(there, labels, -1), names, **given
+        )  # fmt: skip
     tell(f"answers to {len(single.rows)} examples of {asked.split}")
     _find_confusion(found, c, trained, split)
     tell("attention on the prompt")

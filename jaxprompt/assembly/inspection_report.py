@@ -8,9 +8,9 @@ from jaxprompt.assembly.inspection import START, Findings
 from jaxprompt.assembly.learned_rows import LearnedRow
 from jaxprompt.errors import escape
 from jaxprompt.files import make_folder, write_atomic
-from jaxprompt.scoring.separation import embed, project
+from jaxprompt.scoring.separation import embed, project, separate
 from jaxprompt.training import inspection_pictures as draw
-from jaxprompt.training.inspection_page import Page, with_note
+from jaxprompt.training.inspection_page import Page, with_marks, with_note
 from jaxprompt.training.pictures import draw_curves, read_curves
 
 PAGE, JSON, WORDS = "inspect.html", "inspect.json", "words.txt"
@@ -37,6 +37,19 @@ def list_words(found: Findings) -> str:
     return escape("".join(line + "\n" for line in lines) or found.notes["rows"] + "\n")
 
 
+def list_instances(found: Findings, colours: bool) -> str:
+    """Writes texts with the words that are nearest to their prompts in red, or in brackets."""
+    lines = []
+    for case in found.instances.shown if found.instances else ():
+        words = [
+            (f"\x1b[31m{escape(word)}\x1b[0m" if colours else f"[{escape(word)}]")
+            if place in case.nearest else escape(word)
+            for place, word in enumerate(case.tokens)
+        ]  # fmt: skip
+        lines.append(f"{escape(case.label) or 'class not known'}: {' '.join(words)}\n")
+    return "".join(lines)
+
+
 def write_report(found: Findings, workdir: str, title: str) -> list[Path]:
     """Writes everything into WORKDIR/inspect. -> the files, the page first
 
@@ -51,6 +64,7 @@ def write_report(found: Findings, workdir: str, title: str) -> list[Path]:
         page.say(f"Note: {remark}.")
     pictures = _write_rows(page, found)
     pictures += _write_states(page, found, folder)
+    pictures += _write_instances(page, found, folder)
     pictures += _write_labels(page, found, folder)
     pictures += _write_confusion(page, found, folder)
     pictures += _write_attention(page, found, folder)
@@ -134,6 +148,37 @@ def _write_states(page: Page, found: Findings, folder: Path) -> list[Path]:
     if len(states.names) > draw.NAMED:
         page.say(f"The {len(states.names)} classes differ by colour and marker; none is named.")
     return made
+
+
+def _write_instances(page: Page, found: Findings, folder: Path) -> list[Path]:
+    own = found.instances
+    if own is None:
+        return []
+    page.section("Prompts of texts")
+    if own.shown:
+        page.say(
+            "The words of a text whose embeddings have the highest cosine with any vector of its "
+            "prompt are marked (Jiang et al. 2022, section 5.4)."
+        )
+        rows = [(c.label or "not known", with_marks(c.tokens, c.nearest)) for c in own.shown]
+        page.table(("class", "text"), rows)
+    else:
+        page.say("The prompt is of keys and values, which stand among no words.")
+    page.say(
+        "Each text as the mean of its word embeddings, and as the mean of its prompt (Jiang et al. "
+        "2022, figure 4); R_D is the mean distance within a class over that between classes."
+    )
+    paths = []
+    for name, states in (("embeddings", own.embeddings), ("prompts", own.prompts)):
+        ratio = separate(states, own.labels)
+        shown = f", $R_D$ {ratio.ratio:.3f}" if ratio else ""
+        for kind, place in (("PCA", project), ("t-SNE", embed)):
+            path = folder / f"{name}-{kind.lower().replace('-', '')}.png"
+            title = f"{kind} of {name}{shown}"
+            draw.draw_states(place(states, 2), own.labels, own.names, title, path)
+            paths.append((path, f"{kind} of the {name} of {len(states)} texts"))
+    page.pictures(paths)
+    return [path for path, _ in paths]
 
 
 def _write_labels(page: Page, found: Findings, folder: Path) -> list[Path]:

@@ -27,6 +27,11 @@ def main(argv: Sequence[str]) -> int:
         help="how many at most give hidden states and attention (default: 1000)",
     )  # fmt: skip
     parser.add_argument(
+        "--instances", type=int, default=5,
+        help="texts whose words near their prompt are shown, of a prompt that is computed from the "
+        "text (default: 5)",
+    )  # fmt: skip
+    parser.add_argument(
         "--exports", default="", metavar="DIR",
         help="compare the exports in a folder: the cosine of the means of their tokens",
     )  # fmt: skip
@@ -37,16 +42,17 @@ def main(argv: Sequence[str]) -> int:
     c = load_run(args, overrides)
 
     from jaxprompt.assembly.inspection import Asked, inspect
-    from jaxprompt.assembly.inspection_report import list_words, write_report
+    from jaxprompt.assembly.inspection_report import list_instances, list_words, write_report
     from jaxprompt.training.pictures import need_matplotlib
 
     need_matplotlib("inspect")
-    asked = Asked(args.split, _read_steps(args.steps), args.top, args.examples)
+    asked = Asked(args.split, _read_steps(args.steps), args.top, args.examples, args.instances)
     found = inspect(c, args.workdir, asked, _say)
     for remark in found.remarks:
         _say(remark)
     paths = write_report(found, args.workdir, f"Run {Path(args.workdir).resolve().name}")
     print(list_words(found), end="")
+    print(list_instances(found, sys.stdout.isatty()), end="")
     if found.states is not None:
         for step, own in found.states.separations.items():
             print(f"R_D at step {step}: {own.ratio:.4f}")

@@ -7,12 +7,12 @@ A topic classifier, whose rows of words and whose encoder then start the prompts
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.layers.reading import Scores
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.types import Batch, Injection, Objective
@@ -54,8 +54,7 @@ class Head(Kind):
 class Topics(Scores):
     """Scores topics from the vectors of an injection. -> float32 [B, C]
 
-    The mean is over those that are there: soft tokens, or keys and values side by side of all
-    layers that have some. A text without words has a mean of zero.
+    It reads their mean, see `mean_vectors`.
     """
 
     classes: int
@@ -63,20 +62,6 @@ class Topics(Scores):
     @nn.compact
     def __call__(self, hidden, batch: Batch, injection: Injection, backbone, *, deterministic):
         """Scores them; `hidden` and `backbone` are not read, so the compiler leaves them out."""
-        mean = _mean(injection)  # [B, X]
+        mean = mean_vectors(injection)  # [B, X]
         init = nn.initializers.normal(0.02)
         return nn.Dense(self.classes, kernel_init=init, name="out")(mean)
-
-
-def _mean(injection: Injection):
-    """Averages the vectors of each text. -> [B, X]"""
-    slots, prefix, mask = injection.encoder
-    if slots is None:
-        both = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
-        vectors = both.reshape(*both.shape[:3], -1)
-        there = jnp.broadcast_to(prefix.mask, vectors.shape[:3])
-        total = jnp.where(there[..., None], vectors, 0.0).sum((0, 2))
-        return total / jnp.maximum(there.sum((0, 2)), 1)[:, None]
-    there = jnp.ones(slots.shape[:2], bool) if mask is None else mask
-    total = jnp.where(there[..., None], slots, 0.0).sum(1)
-    return total / jnp.maximum(there.sum(1), 1)[:, None]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.recurrent import BiLstm, LinearStack
-from jaxprompt.types import Role, Tokens
+from jaxprompt.types import Injection, Role, Tokens
 
 ENCODERS = ("none", "cnn", "lstm", "mlp")
 _WIDTHS = {"cnn": 48, "lstm": 48, "mlp": 256}  # see `Encoder.hidden`
@@ -104,3 +104,21 @@ def make_vectors(
     there = words.mask.any(1, keepdims=True)
     vectors = encoder(rows(words.ids), words.mask)
     return vectors, jnp.broadcast_to(there, vectors.shape[:2])
+
+
+def mean_vectors(injection: Injection):
+    """Averages the vectors of each text's prompt that are there. -> float32 [B, X]
+
+    These are soft tokens, or keys and values side by side of all layers that have some. The mean of
+    none is zero.
+    """
+    slots, prefix, mask = injection.encoder
+    if slots is None:
+        both = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
+        vectors = both.reshape(*both.shape[:3], -1)
+        there = jnp.broadcast_to(prefix.mask, vectors.shape[:3])
+        total = jnp.where(there[..., None], vectors, 0.0).sum((0, 2))
+        return total / jnp.maximum(there.sum((0, 2)), 1)[:, None]
+    there = jnp.ones(slots.shape[:2], bool) if mask is None else mask
+    total = jnp.where(there[..., None], slots, 0.0).sum(1)
+    return total / jnp.maximum(there.sum(1), 1)[:, None]

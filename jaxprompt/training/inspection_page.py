@@ -21,6 +21,7 @@ img { max-width: 100%; height: auto; display: block; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
   border-bottom: 1px solid #eee; }
 small { color: #666; white-space: nowrap; }
+mark { color: #b00020; background: #fdecee; font-weight: 600; }
 """
 # Nothing is fetched and nothing is run, whatever the texts of a run hold.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -91,6 +92,14 @@ def with_note(pairs: Sequence[tuple[str, str]]) -> Markup:
     """Writes texts in a row, each with a small note behind it."""
     write = lambda text, note: f"<bdi>{html.escape(text)}</bdi> <small>{html.escape(note)}</small>"
     return Markup(", ".join(write(*pair) for pair in pairs))
+
+
+def with_marks(words: Sequence[str], marked: Sequence[int]) -> Markup:
+    """Writes words in a row, those at some places marked."""
+    parts = [html.escape(word) for word in words]
+    return Markup(" ".join(
+        f"<mark>{part}</mark>" if place in marked else part for place, part in enumerate(parts)
+    ))  # fmt: skip
 
 
 def _cell(value: str) -> str:

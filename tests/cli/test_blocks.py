@@ -63,7 +63,7 @@ def test_blocks_have_all_that_a_method_has():
     "given, parts",
     [
         (dict(prompt__name="soft", prompt__layers="1-2"),
-         ["'prompt.layers' is of prompt.name=ipt or prefix; ", "soft has decoder, file, init, length"]),
+         ["'prompt.layers' is of prompt.name=ipt or prefix; ", "soft has decoder, file, init, "]),
         (dict(prompt__top=5), ["prompt.top", "prompt.name=prefix has cross, "]),
         (dict(prompt__length=3, prompt__name="none"), ["name=none has no field but name"]),
         (dict(prompt__name="sotf"), ["unknown method prompt.name='sotf'; nearest: soft"]),

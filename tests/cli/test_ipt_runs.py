@@ -17,7 +17,7 @@ from tiny_run import (
 
 from jaxprompt.__main__ import main
 from jaxprompt.assembly.prompt_artifact import read_export
-from jaxprompt.layers.word_rows import unpack_ids
+from jaxprompt.layers.word_rows import hash_rows, unpack_ids
 
 SHORT = {"train.total_steps": 60, "train.eval_steps": 20, "optim.lr": 0.05, "prompt.scale": 0.1}
 ENCODES = {"prompt.encoder": "cnn", "prompt.fixed": True, "prompt.hidden": 8}
@@ -83,6 +83,39 @@ def test_learns_exports_and_predicts(fields, backbone, data, tmp_path, capsys):
     assert predicts(workdir, data, tmp_path, capsys) == pytest.approx(evaluates(workdir, capsys))
     assert evaluates(workdir, capsys) == pytest.approx(result["test"]["accuracy"])
     assert result["test"]["accuracy"] > 0.6
+    code, out, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--instances=2")
+    assert code == 0, err
+    found = json.loads((workdir / "inspect/inspect.json").read_text())["instances"]
+    page = (workdir / "inspect/inspect.html").read_text()
+    for name in ("embeddings-pca", "prompts-pca", "prompts-tsne"):
+        assert (workdir / f"inspect/{name}.png").stat().st_size > 5_000
+    if fields.get("prompt.on"):
+        assert found == [] and "stand among no words" in page
+        return
+    assert len(found) == 2 and "<mark>" in page
+    for case in found:
+        marked = [case["tokens"][place] for place in case["nearest"]]
+        assert len(marked) == min(5, len(case["tokens"]))
+        assert f"[{marked[0]}]" in out and f"<mark>{marked[0]}</mark>" in page
+        lowest = min(case["cosines"][place] for place in case["nearest"])
+        others = [x for i, x in enumerate(case["cosines"]) if i not in case["nearest"]]
+        assert all(x <= lowest for x in others)
+    if not fields:
+        check_cosines(backbone, workdir, found[0])
+
+
+def check_cosines(backbone, workdir, case):
+    """States the rows of a text's first words beside its embeddings once more."""
+    held = load_file(workdir / "export/prompt.safetensors")["prompt/words/table"]
+    seen = unpack_ids(json.loads((workdir / "record.json").read_text())["seen"]).tolist()
+    words = load_file(backbone / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    vocab = (backbone / "vocab.txt").read_text("utf-8").splitlines()
+    ids = [vocab.index(token) for token in case["tokens"]]
+    rows = np.stack([
+        held[seen.index(i)] if i in seen else hash_rows(i, 32, 0.1, np) for i in ids[:4]
+    ])  # fmt: skip
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    np.testing.assert_allclose(case["cosines"], (unit(words[ids]) @ unit(rows).T).max(1), atol=1e-5)
 
 
 @pytest.mark.parametrize("fields", [{}, ENCODES], ids=["rows", "encoder"])

@@ -1,0 +1,96 @@
+"""What a prompt that is computed from each text says of that text: words near it, and its place."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.learned_rows import show_tokens
+from jaxprompt.data.encoded import Split
+from jaxprompt.layers.instance import mean_vectors
+from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.types import Batch, Role
+
+
+class Instance(NamedTuple):
+    """The words of a text and how near its prompt is to each."""
+
+    tokens: tuple[str, ...]
+    cosines: np.ndarray  # float32 [tokens], the highest of any vector of the prompt
+    nearest: tuple[int, ...]  # places of the words that are nearest, in the order of the text
+    label: str  # its class, "" = not known
+
+
+class Instances(NamedTuple):
+    """Texts as the mean of their word embeddings, and as the mean of their prompts."""
+
+    names: tuple[str, ...]  # of the classes
+    labels: np.ndarray  # int32 [n]
+    embeddings: np.ndarray  # float32 [n, E]
+    prompts: np.ndarray  # float32 [n, X]
+    shown: list[Instance]  # of a few of them; [] where a prompt is of keys and values
+
+
+def find_instances(
+    trained: Any, part: Split, labels: np.ndarray, names: Sequence[str], *, shown: int, top: int
+) -> Instances:
+    """Looks at the prompts of texts (Jiang et al. 2022, sections 5.3 and 5.4).
+
+    `labels` [texts] are the numbers of their classes, -1 = not known. Of the first `shown` texts
+    the `top` words are marked whose embeddings have the highest cosine with any of the vectors.
+    """
+    scorer, (trainable, frozen, _) = trained.scorer, trained.weights
+    choices = scorer.layout.num_rows
+
+    def means(own: tree.Flat, others: tree.Flat, batch: Batch):
+        params = tree.merge(own, others)
+        prompts = mean_vectors(scorer.model.inject(params, batch))
+        both = jnp.concatenate([_mean_word(scorer, params, batch), prompts], -1)
+        return both.reshape(-1, choices, both.shape[-1])
+
+    step = place_step(trained.placement, means)
+    batches = from_config.eval_batches(scorer, part)
+    found = predict_scores(step, trainable, frozen, batches, len(part.rows))
+    found = found.reshape(-1, found.shape[-1])
+    width, known = scorer.model.backbone.dims.embed, labels >= 0
+    cases = []
+    if scorer.model.prompt.num_slots():
+        first = part._replace(rows=part.rows[:shown], labels=part.labels[:shown])
+        for place, unit in enumerate(first.rows):
+            batch = scorer.one_batch([unit])
+            number = int(labels[place * choices])
+            label = names[number] if number >= 0 else ""
+            cases.append(_look_at(scorer, tree.merge(trainable, frozen), batch, top, label))
+    return Instances(tuple(names), labels[known], found[known, :width], found[known, width:], cases)
+
+
+def _mean_word(scorer: Any, params: Mapping[str, Any], batch: Batch):
+    """Averages the word embeddings of texts. -> float32 [B, E]"""
+    words, tokens = _words(scorer, params), batch.encoder
+    text = (tokens.mask & (tokens.roles == Role.TEXT))[..., None]  # [B, T, 1]
+    total = jnp.where(text, words[tokens.ids].astype(jnp.float32), 0.0).sum(1)
+    return total / jnp.maximum(text.sum(1), 1)
+
+
+def _words(scorer: Any, params: Mapping[str, Any]):
+    return scorer.model.backbone.bind({"params": params["backbone"]}).words()
+
+
+def _look_at(
+    scorer: Any, params: Mapping[str, Any], batch: Batch, top: int, label: str
+) -> Instance:
+    """Compares the first row of a batch with its prompt."""
+    slots, _, mask = jax.device_get(scorer.model.inject(params, batch).encoder)
+    there = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)
+    vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(there, slots.shape[:2])[0]]
+    ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]
+    embedded = np.asarray(_words(scorer, params)[np.asarray(ids)], np.float32)
+    unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
+    cosines = (unit(embedded) @ unit(vectors).T).max(1, initial=-1.0)  # [tokens]
+    order = np.argsort(-cosines, kind="stable")[:top] if len(vectors) else []
+    tokens = tuple(show_tokens(scorer.tokenizer, ids))
+    return Instance(tokens, cosines, tuple(sorted(int(i) for i in order)), label)
