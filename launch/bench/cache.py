@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from launch.bench.models import LENGTH, peak_gib
+from launch.bench.models import LENGTH, open_training, peak_gib
 from launch.bench.process import side, worker
 
 CASES = {"upper third": "5-6", "head alone": ""}  # the prefix's layers of MiniLM's six
@@ -71,7 +71,6 @@ def serve(args: argparse.Namespace) -> None:
 
     from jaxprompt import rng
     from jaxprompt.assembly import feature_cache, from_config
-    from jaxprompt.assembly.pipeline import load_weights
     from jaxprompt.parallel import sharding
     from jaxprompt.parallel.compilation import jit
     from jaxprompt.parallel.hlo import read_work
@@ -79,20 +78,8 @@ def serve(args: argparse.Namespace) -> None:
     from jaxprompt.training.state import place_state
 
     c = make_config(args)
-    placement = from_config.build_placement(c)
-    backbone = from_config.open_fitting(c, placement)
-    examples = from_config.read_examples(c)
-    for name, part in examples.splits.items():
-        examples.splits[name] = part[: args.rows if name == "train" else 64]
-    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
-    splits = from_config.encode_splits(scorer, examples)
-    backbone, loaded = load_weights(backbone, placement)
-    scorer = scorer.with_backbone(backbone)
-    weights = from_config.start(c, scorer, loaded, splits["train"], placement)
-    batches = from_config.train_batches(c, scorer, splits["train"])
+    scorer, splits, weights, batches, tx, placement = open_training(c, args.rows)
     per_epoch = batches.steps_per_epoch
-    plan = from_config.make_plan(c.train, per_epoch, c.data.batch)
-    tx = from_config.build_optimizer(c, weights.trainable, plan, per_epoch)
     with tempfile.TemporaryDirectory() as folder:
         kept, fill = feature_cache.plan_keeping(c, scorer, splits, weights, placement, folder)
         started = time.perf_counter()

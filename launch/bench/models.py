@@ -119,3 +119,28 @@ def time_steps(step, wait, reps: int, burst: int = 1) -> list[float]:
         wait()
         seconds.append((time.perf_counter() - started) / burst)
     return seconds[2:]
+
+
+def open_training(c, rows: int | None):
+    """Reads all that a run of a config trains with, of at most `rows` training examples.
+
+    -> scorer, splits, weights, training batches, optimizer, placement
+    """
+    from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.pipeline import load_weights
+
+    placement = from_config.build_placement(c)
+    backbone = from_config.open_fitting(c, placement)
+    examples = from_config.read_examples(c)
+    for name, part in examples.splits.items():
+        examples.splits[name] = part[: rows if name == "train" else 64]
+    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+    splits = from_config.encode_splits(scorer, examples)
+    backbone, loaded = load_weights(backbone, placement)
+    scorer = scorer.with_backbone(backbone).knowing(splits["train"])
+    weights = from_config.start(c, scorer, loaded, splits["train"], placement)
+    batches = from_config.train_batches(c, scorer, splits["train"])
+    per_epoch = batches.steps_per_epoch
+    plan = from_config.make_plan(c.train, per_epoch, c.data.batch)
+    tx = from_config.build_optimizer(c, weights.trainable, plan, per_epoch)
+    return scorer, splits, weights, batches, tx, placement

@@ -1,0 +1,82 @@
+"""Steps of MiniLM on SST-2 with a prompt row per word: of the words seen, and of the vocabulary."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from launch.bench.models import LENGTH, open_training, peak_gib
+from launch.bench.process import side, worker
+
+BASES = ("prompt", "prefix")
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of this case."""
+    parser.add_argument("--data", required=True, help="folder with sst2/, JSON lines")
+    parser.add_argument("--parts", type=int, default=4, help="turns")
+    parser.add_argument("--steps", type=int, default=10, help="of a turn")
+    parser.add_argument("--base", choices=BASES, help="of a side")
+    parser.add_argument("--stored", choices=("seen", "all"), help="of a side")
+    parser.add_argument("--count", type=int, help="training examples (all)")
+
+
+def measure(args: argparse.Namespace) -> list[dict]:
+    """Lets both take turns."""
+    rows = []
+    for base in BASES:
+        own = {"base": base, "data": args.data, "count": args.count}
+        seen, whole = (side("words", "serve", stored=which, **own) for which in ("seen", "all"))
+        with worker(seen, args.cores) as few, worker(whole, args.cores) as all_of_them:
+            few(2), all_of_them(2)
+            pairs = [(few(args.steps), all_of_them(args.steps)) for _ in range(args.parts)]
+        (first, second), times = pairs[-1], [[one["seconds"] for one in pair] for pair in pairs]
+        each = [statistics.median(own) / args.steps for own in zip(*times, strict=True)]
+        rows.append({
+            "base": base, "words seen": first["words"], "of": second["words"],
+            "seen ms": 1e3 * each[0], "all ms": 1e3 * each[1],
+            "time ratio": statistics.median(a / b for a, b in times),
+            "seen state MB": first["MB"], "all state MB": second["MB"],
+            "seen peak GiB": first["rss_peak_gib"], "all peak GiB": second["rss_peak_gib"],
+            "times": times,
+        })  # fmt: skip
+    return rows
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Answers each count of steps with the seconds, and the bytes of what trains."""
+    import jax
+
+    from configs import base
+    from configs.parts import backbones, methods, tasks
+    from jaxprompt import rng
+    from jaxprompt.assembly import from_config
+    from jaxprompt.parallel import sharding
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.training import steps
+    from jaxprompt.training.state import place_state
+
+    c = base.get_config()
+    backbones.minilm(c)
+    tasks.sst2(c)
+    methods.ipt(c, length=LENGTH, on=args.base, rows=args.stored)
+    c.data.source, c.data.multiple = str(Path(args.data) / "sst2"), c.data.max_len
+    scorer, _, weights, batches, tx, placement = open_training(c, args.count)
+    step = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c, scorer.model))
+    step = jit(sharding.within(placement, step), donate_argnums=0)
+    state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    facts = {"words": len(weights.trainable["prompt/words/table"]), "MB": 1e-6 * held}
+    for line in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(int(line)):
+            batch = sharding.put_batch(placement, next(batches))
+            state, _ = step(state, weights.frozen, batch)
+        jax.block_until_ready(state)
+        seconds = time.perf_counter() - started
+        print(json.dumps(facts | {"seconds": seconds, "rss_peak_gib": peak_gib()}), flush=True)
+
+
+SIDES = {"serve": serve}
