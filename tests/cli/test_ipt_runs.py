@@ -13,6 +13,7 @@ from tiny_run import (
     read_lines,
     split_scores,
     train_and_export,
+    write_rows,
 )
 
 from jaxprompt.__main__ import main
@@ -200,3 +201,55 @@ def test_beside_a_task_prefix(backbone, data, tmp_path, capsys):
     assert held["prompt/ipt/words/table"].shape == (64, 32)
     right = predicts(workdir, data, tmp_path, capsys)
     assert right == pytest.approx(result["test"]["accuracy"]) and right > 0.6
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"prompt.length": 30}, "raise max_len to 33 or more"),
+        ({"prompt.length": 60, "prompt.on": "prefix"}, "60 positions of the prompt exceed the mod"),
+        ({"prompt.pretrained": "/no/where"}, "cannot read /no/where/prompt.json"),
+        ({"prompt.init": "/no/where"}, "starts from an export by prompt.pretrained; give it there"),
+        ({"prompt.fixed": True}, "prompt.fixed=True needs prompt.encoder=cnn, lstm or mlp"),
+        ({"task.template": "[soft*2] {text}"}, "places 2 soft tokens, but the prompt has 4"),
+    ],
+)
+def test_what_does_not_fit_is_named(fields, told, backbone, data, tmp_path, refused):
+    c = make_config(backbone, data, "ipt", **SHORT | fields)
+    (tmp_path / "c.json").write_text(c.to_json())
+    line = refused(
+        "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
+    )
+    assert told in line
+
+
+def test_an_export_of_constants_and_topics_of_one_kind_are_refused(
+    trained, backbone, data, tmp_path, refused
+):
+    """And a head of topics with a prompt that is the same for every text."""
+    one = tmp_path / "one"
+    one.mkdir()
+    for name in ("train", "dev", "test"):
+        rows = [row for row in read_lines(data / f"{name}.jsonl") if row["label"] == "food"]
+        write_rows(one / f"{name}.jsonl", rows)
+    cases = [
+        ("ipt", data, {"prompt.pretrained": str(trained / "export")}, "holds a prefix prompt"),
+        ("ipt", one, {"head.name": "topics"}, "a task needs 2 classes or more"),
+        ("soft", data, {"head.name": "topics"}, "take prompt.name=ipt"),
+    ]
+    for number, (method, folder, fields, told) in enumerate(cases):
+        own = SHORT | fields
+        own.pop("prompt.scale")
+        path = tmp_path / f"{number}.json"
+        path.write_text(make_config(backbone, folder, method, **own).to_json())
+        workdir = tmp_path / str(number)
+        assert told in refused("train", f"--config={path}", f"--workdir={workdir}", started=True)
+
+
+def test_an_empty_text_is_answered_without_a_prompt(topics, capsys):
+    code, out, err = jaxprompt(
+        capsys, "predict", f"--workdir={topics}", "--text=", "--text=the cat"
+    )
+    assert code == 0, err
+    empty, cat = map(json.loads, out.splitlines())
+    assert empty["text"] == "" and np.isfinite(empty["score"]) and empty["scores"] != cat["scores"]
