@@ -5,6 +5,12 @@ together, as published; `frozen` trains the pseudo tokens alone. The paper has a
 which is not read here: give another backbone by backbone.path. The 32 examples of FewGLUE are given
 by data.files; without them as many are sampled from the task's own. Numbers without a section are
 those of the released code, and so are the patterns: [soft*n] stands where it has pseudo tokens.
+
+Two patterns end otherwise than there, where masks take the tokens of a row's own answer: label
+words here are the same for all rows. COPA names its choices A and B, and [mask] takes a name; WSC
+asks whether the pronoun refers to the noun phrase, yes or no. The 32 examples of FewGLUE's WSC are
+all of class true, which teaches the latter nothing: sample from the task's own. MultiRC is measured
+by F1 over all answers (F1a).
 """
 
 from typing import NamedTuple
@@ -27,12 +33,25 @@ class Recipe(NamedTuple):
     max_len: int = 256
 
 
+WSC = (
+    "[soft*1] {text|marked} [soft*1] pronoun '* {span2_text|whole} *' refers to {span1_text|whole}?"
+    " [mask]."
+)
 TASKS = {
     "boolq": Recipe("{passage}. [soft*1] Question: {question}? Answer: [mask].", 1e-4, 250),
     "rte": Recipe("{premise} Question: {hypothesis}? [soft*1] Answer: [mask].", 1e-4, 3500, 1, 150),
     "cb": Recipe("{premise} [sep] {hypothesis}? [soft*1] answer: [mask]", 1e-5, 250),
     "wic": Recipe("{sentence1} [sep] {sentence2} [soft*1] {word}? [mask]", 1e-5, 3500),
-}
+    "multirc": Recipe(
+        "{paragraph}. Question: {question|whole}? Is it {answer|whole}? [soft*1] [mask].",
+        1e-4, 250, max_len=512,
+    ),
+    "copa": Recipe(
+        "{choices|lower|chop}? {premise|chop} {connective} [soft*1] [mask].",
+        1e-5, 3500, max_len=96,
+    ),
+    "wsc": Recipe(WSC, 1e-4, 3500, length=2, max_len=128),
+}  # fmt: skip
 
 
 def get_config(name="rte"):

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data import fewshot, sources
 from jaxprompt.data.digest import describe
@@ -20,16 +21,20 @@ from jaxprompt.data.tasks import (
     with_labels,
 )
 from jaxprompt.data.tasks.dialogues import turns_of
-from jaxprompt.errors import InputError
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.word_list import WordList, choose_classes, keep_known, read_words, with_words
+from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import make_head
 
 SPLITS = ("train", "dev", "test")
+_NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities")
 _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
 def read_task(block: Mapping[str, Any]) -> Task:
     """Makes the task of a config block; words and metric of the block replace the task's own."""
     given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
+    _check_vocabulary(block)
     if block["name"] == "custom":
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
@@ -51,6 +56,17 @@ def read_task(block: Mapping[str, Any]) -> Task:
         return task
     first = tuple(entry[0] for entry in given)
     return dataclasses.replace(task, words=given, causal_words=(), targets=first)
+
+
+def _check_vocabulary(block: Mapping[str, Any]) -> None:
+    """Raises InputError where the classes of a task are given in two ways."""
+    others = [name for name in _NO_VOCABULARY if block[name]]
+    if block["vocabulary"] and (others or block["name"] != "custom"):
+        field = others[0] if others else "name"
+        raise InputError(
+            f"task.vocabulary names the classes of task.name=custom, and task.{field}="
+            f"{brief(block[field])} has its own; leave one of the two out"
+        )
 
 
 def asked_task(c: Any) -> Task:
@@ -108,6 +124,7 @@ class Examples(NamedTuple):
     task: Task  # with its labels found
     choices: int  # the most that an example has, 1 where the task has none
     splits: dict[str, list[Example]]
+    notes: tuple[str, ...] = ()  # what was left out
 
 
 def read_examples(
@@ -126,9 +143,17 @@ def read_examples(
     files = {name: path for name, path in data.files.items() if path}
     place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None, given=given)
     splits: dict[str, list[Example]] = {}
+    notes, left_out = [], []
+    if c.task.vocabulary and record is None:
+        known = _read_vocabulary(c, task)
+        task, notes = with_words(task, known), [known.tell()]
 
     def read(split: str) -> sources.Rows:
-        return sources.read_split(task, split, **place)
+        rows = sources.read_split(task, split, **place)
+        if c.task.vocabulary:
+            rows, count = keep_known(task, rows)
+            left_out.append(f"{split} {count}")
+        return rows
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
     rows, has_labels = None, task.labels or task.choices or task.kind in ("texts", "spans")
@@ -156,7 +181,16 @@ def read_examples(
         )
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
-    return Examples(task, choices if record is None else record["choices"], splits)
+    if left_out:
+        notes.append(f"examples left out, whose {task.label} is no class: {', '.join(left_out)}")
+    return Examples(task, choices if record is None else record["choices"], splits, tuple(notes))
+
+
+def _read_vocabulary(c: Any, task: Task) -> WordList:
+    """Reads the list of words of a config by the tokenizer of its backbone."""
+    words = read_words(c.task.vocabulary)
+    tokenizer = load_tokenizer(folder.resolve(c.backbone.path, c.backbone.revision or None))
+    return choose_classes(words, tokenizer, spaced=task.spaced, path=c.task.vocabulary)
 
 
 def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Example]:
@@ -189,6 +223,8 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
 
     def read(name: str) -> list[tuple[str, dict[str, Any], Example]]:
         rows, found = sources.read_split(task, name, **place), []
+        if c.task.vocabulary:
+            rows, _ = keep_known(task, rows)
         for number, row in enumerate(rows):
             where = rows.origin(number)
             found.append((where, dict(row), read_example(task, row, where)))

@@ -225,15 +225,21 @@ def encode_splits(scorer: Scorer, examples: Examples) -> dict[str, Split]:
     return {name: scorer.encode(part, targets=name == "train") for name, part in parts}
 
 
-def tell_examples(scorer: Scorer, splits: Mapping[str, Split]) -> list[str]:
-    """Says which label is which and how often, how many texts are cut, and entities not marked."""
+def tell_examples(
+    scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str] = ()
+) -> list[str]:
+    """Says which label is which and how often, how many texts are cut, and entities not marked.
+
+    `notes` are those of the reading of examples.
+    """
     rows = {name: part.by_example() for name, part in splits.items()}
     single = {name: part.without_samples() for name, part in splits.items()}
     lines = [tell_cut(scorer.layout.max_len, rows)]
     if scorer.demos is not None:
         lines.append(scorer.demos.tell())
     unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
-    return scorer.head.tell(scorer.task, scorer.classes, single) + lines + tell_unmarked(unmarked)
+    own = scorer.head.tell(scorer.task, scorer.classes, single)
+    return [*notes, *own, *lines, *tell_unmarked(unmarked)]
 
 
 def eval_batches(scorer: Scorer, split: Split) -> EvalBatches:

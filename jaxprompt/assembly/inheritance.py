@@ -53,7 +53,7 @@ def _check_export(path: str, method: Method, dims: Dims) -> None:
     _, card = read_export(path)
     if card["method"] != block["name"]:
         raise InputError(
-            f"{init} holds a {card['method']} prompt; set prompt.name="
+            f"{init} holds a prompt of {card['method']}; set prompt.name="
             f"{card['method']}, or give an export of {block['name']}"
         )
     alike = method.alike()

@@ -122,7 +122,7 @@ def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
         tensors, card = read_export(path)
         rows, divided = soft_tokens(tensors), card["backbone"]["rescale"]
         if rows is None:
-            raise InputError(f"{path} holds a {card['method']} prompt; give one of soft tokens")
+            raise InputError(f"{path} holds a prompt of {card['method']}; give one of soft tokens")
     if rows.shape != shape:
         raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
     return rescaled(rows, divided, rescale)

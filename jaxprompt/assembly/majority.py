@@ -14,8 +14,9 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
     """Scores the most frequent class of the full training set on a split, by the task's metric.
 
     The class is that of all training examples, also where data.protocol takes few of them (Gao et
-    al. 2021, section 5.1); of several as frequent it is the first. No backbone is read. Raises
-    InputError for a task without classes, and where the split is not there.
+    al. 2021, section 5.1); of several as frequent it is the first. Metrics of ranks take all
+    classes by how frequent they are. No backbone is read. Raises InputError for a task without
+    classes, and where the split is not there.
     """
     whole = c.copy_and_resolve_references()
     with whole.unlocked():
@@ -38,5 +39,8 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
     check_relations(task.metric, task.labels, task.negative)
     judged = judge(task.labels, task.negative, scored)
     given = np.full_like(gold, best)
-    measured = metrics.score(task.metric, gold, given, len(task.labels), judged)
+    measured = metrics.score(
+        task.metric, gold, given, len(task.labels), judged,
+        scores=np.broadcast_to(counts, (len(gold), len(task.labels))),
+    )  # fmt: skip
     return {"split": split, "examples": len(scored), "majority": task.labels[best], **measured}

@@ -85,6 +85,10 @@ FIELDS = Block(
         ),
         label=text("label", "custom: column of the label"),
         labels=texts((), "custom: class names in order; () = found in the training rows"),
+        vocabulary=path(
+            "", "custom: file of one word per line; those of one token are the classes, and "
+            "examples of other labels are left out"
+        ),
         choices=texts((), "custom: columns of the choices, or one that holds a list"),
         metric=word("", Words("scoring.metrics", "all_metrics"), "empty = the task's own"),
         target=text("", "custom: column of the text to write, for head.name=text"),

@@ -50,7 +50,9 @@ def compare_exports(folder: str) -> Similarity:
         tensors, card = read_export(str(path))
         means.append(mean_token(tensors))
         if not len(means[-1]):
-            raise InputError(f"{path} holds a {card['method']} prompt without tokens; move it away")
+            raise InputError(
+                f"{path} holds a prompt of {card['method']} without tokens; move it away"
+            )
         if len(means[-1]) != len(means[0]):
             raise InputError(
                 f"{path} has {len(means[-1]):,} numbers a token, {paths[0]} {len(means[0]):,}; "

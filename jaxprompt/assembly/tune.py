@@ -43,7 +43,7 @@ class Tuning(Work):
         examples = from_config.read_examples(c, given=self.given.rows)
         scorer = from_config.scorer_from_config(c, backbone, examples, placement)
         self.splits = from_config.encode_splits(scorer, examples)
-        scorer = scorer.knowing(self.splits["train"])
+        scorer, self.notes = scorer.knowing(self.splits["train"]), examples.notes
         if jax.process_count() > 1:
             rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}
             processes.agree(rows)
@@ -96,7 +96,7 @@ class Tuning(Work):
         log.say(f"task {scorer.task.name}, template {scorer.template!r}")
         sizes = (f"{name} {part.size}" for name, part in self.splits.items())
         log.say("  " + ", ".join(sizes))
-        for line in from_config.tell_examples(scorer, self.splits):
+        for line in from_config.tell_examples(scorer, self.splits, self.notes):
             log.say(f"  {line}")
         log.say(tree.overview(trainable, frozen))
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})

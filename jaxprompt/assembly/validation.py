@@ -34,7 +34,7 @@ def validate(c: Any) -> Iterator[str]:
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
     yield f"task {scorer.task.name}, template {scorer.template!r}"
     yield "  " + ", ".join(f"{name} {part.size}" for name, part in splits.items())
-    for line in from_config.tell_examples(scorer, splits):
+    for line in from_config.tell_examples(scorer, splits, examples.notes):
         yield f"  {line}"
     yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
     shapes = tree.unflatten(backbone_shapes(backbone.module))["backbone"]

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
-        raise InputError(f"--npy: a {card['method']} prompt has no soft tokens")
+        raise InputError(f"--npy: a prompt of {card['method']} has no soft tokens")
     program = ()
     if args.stablehlo:
         prompt = Prompt(tensors, card, args.workdir)

@@ -5,14 +5,23 @@ from collections.abc import Mapping, Sequence
 
 from jaxprompt.data.encoded import Encoded, count_cut
 
+MANY = 100  # classes; of more than these some are named
+
 
 def tell_labels(names: Sequence[str], labels: Mapping[str, Sequence[int]]) -> list[str]:
     """Says which index is which label, how often train has it, and what may be a mistake.
 
     `labels` are the class indices of each split, -1 = unknown. A class without an example in dev is
-    told, and so are names that differ in case or spaces only, which are classes of their own.
+    told, and so are names that differ in case or spaces only, which are classes of their own. Of
+    more than MANY classes the most frequent ones are told.
     """
     counts = {split: Counter(map(int, own)) for split, own in labels.items()}
+    if len(names) > MANY:
+        first = [f"{_shown(names[i])} ({n})" for i, n in counts["train"].most_common(10)]
+        return [
+            f"labels in train: {len(counts['train'])} of {len(names)} classes, most often "
+            f"{', '.join(first)}"
+        ]
     train = [counts["train"][index] for index in range(len(names))]
     named = list(enumerate(map(_shown, names)))
     lines = [f"labels in train: {', '.join(f'{i} = {name} ({train[i]})' for i, name in named)}"]

@@ -1,6 +1,7 @@
 """Label words: the pieces of the vocabulary that stand for each class."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,13 +31,14 @@ def make_verbalizer(
     tells the two apart. A word of several pieces keeps all of them.
     """
     classes = tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in words)
+    texts = [" " * leading_space + word.strip() for entry in classes for word in entry]
+    encoded = iter(encode_texts(tokenizer, texts))  # of all classes at once: there may be thousands
     pieces: list[list[list[int]]] = []
     owner: dict[tuple[int, ...], tuple[int, str]] = {}
     for c, entry in enumerate(classes):
         if not entry:
             raise InputError(f"class {c} has no label word; give it at least 1")
-        texts = [" " * leading_space + word.strip() for word in entry]
-        pieces.append(encode_texts(tokenizer, texts))
+        pieces.append(list(islice(encoded, len(entry))))
         for word, ids in zip(entry, pieces[-1], strict=True):
             _check_word(tokenizer, word, ids, c)
             other, known = owner.setdefault(tuple(ids), (c, word))

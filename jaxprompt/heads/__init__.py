@@ -18,7 +18,7 @@ from flax import linen as nn
 from jaxprompt.data.class_list import ClassList
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.overview import tell_labels
+from jaxprompt.data.overview import MANY, tell_labels
 from jaxprompt.data.specials import Specials, read_specials
 from jaxprompt.data.tasks import KINDS, Example, Task
 from jaxprompt.data.template import Template
@@ -184,7 +184,8 @@ class Kind:
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Measures what was found of a split, [units, C or C + 1], against what is right."""
         scores = drop_absent(found, split.counts, classes)
-        return metrics.score(metric, split.labels, decide(scores, classes), classes, split.judged)
+        best = decide(scores, classes)
+        return metrics.score(metric, split.labels, best, classes, split.judged, scores[:, :classes])
 
     def fitted(self, dev: Mapping[str, float]) -> "Kind":
         """Takes over what was chosen on dev beside the best numbers, as a threshold."""
@@ -227,14 +228,18 @@ class Kind:
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields what is said of each example, by `COLUMNS`: its class and the chances of all."""
+        """Yields what is said of each example, by `COLUMNS`: its class and the chances of all.
+
+        Of more than MANY classes those of the best are given.
+        """
         found = drop_absent(found, split.counts, classes)[:, :classes]
         best, chances = decide(found, classes), probabilities(found, classes)
         for example, values, index in zip(examples, chances, best, strict=True):
             names = task.labels
             if task.choices:
                 names = (names or example.choices)[: len(example.choices)]
-            known = dict(zip(names, map(float, values), strict=False))
+            shown = np.argsort(-values, kind="stable")[:MANY] if classes > MANY else range(classes)
+            known = {names[i]: float(values[i]) for i in shown if i < len(names)}
             yield {"prediction": names[index], "score": float(values[index]), "scores": known}
 
 

@@ -207,19 +207,22 @@ class Head(Kind):
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
         """Measures the best of the classes against the right ones."""
-        best = self.classes_of(split, found, classes)
-        return metrics.score(metric, self.labels_of(split), best, classes, split.judged)
+        scores = log_scores(split, found, classes)
+        gold, best = self.labels_of(split), scores.argmax(-1)
+        return metrics.score(metric, gold, best, classes, split.judged, scores)
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Measures the answers of the examples whose right answer is known. -> metrics, how many"""
-        gold, best = self.labels_of(split), self.classes_of(split, found, classes)
+        gold, scores = self.labels_of(split), log_scores(split, found, classes)
         known = gold >= 0
         if not known.any():
             return {}, 0
         judged = split.judged and split.judged.take(known)
-        return metrics.score(metric, gold[known], best[known], classes, judged), int(known.sum())
+        best = scores.argmax(-1)[known]
+        measured = metrics.score(metric, gold[known], best, classes, judged, scores[known])
+        return measured, int(known.sum())
 
     def labels_of(self, split: Split) -> np.ndarray:
         """Gives the right class of each example. -> int32 [examples], -1 = unknown"""

@@ -16,6 +16,7 @@ from jaxprompt.errors import InputError, nearest
 from jaxprompt.scoring import relations
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
+RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # of the right class among all, by their scores
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
 TAG_METRICS = ("entity_f1",)
 SPAN_METRICS = ("f1", "exact_match")
@@ -26,7 +27,7 @@ _HAS = {
     "spans": "finds spans",
 }
 OF = {  # what answers are -> their metrics
-    "classes": METRICS + relations.METRICS,
+    "classes": METRICS + RANKINGS + relations.METRICS,
     "texts": TEXT_METRICS,
     "tags": TAG_METRICS,
     "spans": SPAN_METRICS,
@@ -61,9 +62,11 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
 
 def score(
     name: str, gold: Sequence[int], pred: Sequence[int], num_classes: int,
-    judged: Judged | None = None,
+    judged: Judged | None = None, scores: np.ndarray | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The metric `name`, first, and accuracy, as fractions. gold, pred: [examples]
+
+    RANKINGS need `scores` [examples, C], and are all given, without accuracy; see `score_ranks`.
 
     f1 is of class 1 of two; macro_f1 averages over the classes that occur in gold or pred, which is
     scikit-learn's default, so that a class predicted and never right counts as 0; matthews is the
@@ -76,14 +79,32 @@ def score(
         raise ValueError(f"gold {gold.shape} and pred {pred.shape} must be equal, [examples]")
     if gold.min() < 0 or max(gold.max(), pred.max()) >= num_classes:
         raise ValueError(f"classes must be in [0, {num_classes}); only pred may be -1")
+    if name in RANKINGS:
+        if scores is None:
+            raise ValueError(f"metric {name} needs the scores of the classes")
+        ranks = score_ranks(gold, scores)
+        return {name: ranks.pop(name), **ranks}
     if name in relations.METRICS:
         if judged is None:
             raise ValueError(f"metric {name} needs what is known of the relations")
         return relations.score_relations(name, judged, gold, pred)
-    scores = {"accuracy": float(np.mean(gold == pred))}
+    measured = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
-        scores = {name: float(_sklearn(name, gold, pred)), **scores}
-    return scores
+        measured = {name: float(_sklearn(name, gold, pred)), **measured}
+    return measured
+
+
+def score_ranks(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """Shares of right classes ranked first and among ten, and the mean reciprocal rank.
+
+    gold [examples], scores [examples, C]. Of classes with equal scores the first ranks higher, as
+    argmax has it. LAMA calls the shares P@1 and P@10 (Petroni et al. 2019).
+    """
+    own = np.take_along_axis(scores, gold[:, None], axis=1)  # [N, 1]
+    level = (scores == own) & (np.arange(scores.shape[1]) < gold[:, None])
+    ranks = 1 + ((scores > own) | level).sum(1)  # [N]
+    shares = {f"hit_at_{n}": float(np.mean(ranks <= n)) for n in (1, 10)}
+    return {**shares, "mrr": float(np.mean(1 / ranks))}
 
 
 def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:

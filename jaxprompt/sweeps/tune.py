@@ -59,7 +59,7 @@ def prepare(
                     name: same.setdefault((name, part.digest()), part)
                     for name, part in splits.items()
                 }
-                told[run.name] = from_config.tell_examples(scorers[key], splits)
+                told[run.name] = from_config.tell_examples(scorers[key], splits, examples.notes)
         except InputError as error:
             failed(run, error)
             continue

@@ -145,7 +145,7 @@ def test_an_export_that_cannot_be_written(refused, run, tmp_path, monkeypatch):
     assert files(run) == before
     monkeypatch.undo()
     line = refused(*again(run, "export", f"--npy={tmp_path / 'x.npy'}"))
-    assert "--npy: a prefix prompt has no soft tokens" in line
+    assert "--npy: a prompt of prefix has no soft tokens" in line
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def test_an_export_of_constants_and_topics_of_one_kind_are_refused(
         rows = [row for row in read_lines(data / f"{name}.jsonl") if row["label"] == "food"]
         write_rows(one / f"{name}.jsonl", rows)
     cases = [
-        ("ipt", data, {"prompt.pretrained": str(trained / "export")}, "holds a prefix prompt"),
+        ("ipt", data, {"prompt.pretrained": str(trained / "export")}, "holds a prompt of prefix"),
         ("ipt", one, {"head.name": "topics"}, "a task needs 2 classes or more"),
         ("soft", data, {"head.name": "topics"}, "take prompt.name=ipt"),
     ]

@@ -240,7 +240,7 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
         assert "has prompt.length=4, this run 6; set it to 4, or give another export" in line
         assert "has prompt.decoder=1, this run 0; set it to 1" in tune()
         line = tune(method="prefix")
-        assert "holds a soft prompt; set prompt.name=soft, or give an export of prefix" in line
+        assert "holds a prompt of soft; set prompt.name=soft, or give an export of prefix" in line
         line = tune("cls-bert")
         assert "is of a backbone with head_dim=16 (" in line and "this one has 12; give" in line
         line = tune("cls-t5", "prefix", prompt__cross=2, prompt__hidden=8)

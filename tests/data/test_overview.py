@@ -34,6 +34,15 @@ def test_names_that_differ_in_case_or_spaces_only():
     ]
 
 
+def test_of_many_classes_the_most_frequent_are_told():
+    names = [f"Word{i}" for i in range(overview.MANY)]
+    given = {"train": [3, 3, 7, 5, 3, 7], "dev": [1]}
+    assert len(overview.tell_labels(names, given)[0].split(", ")) == overview.MANY
+    assert overview.tell_labels([*names, "word1"], given) == [
+        "labels in train: 3 of 101 classes, most often Word3 (3), Word7 (2), Word5 (1)"
+    ]
+
+
 STYLES = {"bert": "masked", "roberta": "causal", "t5": "seq2seq"}
 
 

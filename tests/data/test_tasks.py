@@ -15,8 +15,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
-mnli snli qnli mrpc qqp boolq wic copa chnsenticorp tnews lcqmc ocnli cmnli topics afqmc eprstmt
-race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon tnews14""".split()
+mnli snli qnli mrpc qqp boolq wic wsc multirc copa chnsenticorp tnews lcqmc ocnli cmnli topics
+afqmc eprstmt race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon tnews14""".split()
 
 NOT_HERE = """cr subj ag_news cb qqp topics race race_middle race_high cosmos_qa c3_dialog amazon
 tnews14""".split()
@@ -49,7 +49,7 @@ def test_task_is_consistent(name):
     assert len(task.labels) == len(task.words) >= 2
     assert len(set(task.words)) == len(task.words)
     assert task.template.count("[mask]") == 1
-    assert used_fields(task.template) - {"choices"} <= set(task.fields)
+    assert used_fields(task.template) - {"choices"} <= set(task.texts)
     assert used_fields(task.plain) - {"choice"} <= set(task.fields)
     used = used_fields(task.plain) | used_fields(task.text)
     assert used & set(task.fields) == set(task.fields)
@@ -71,6 +71,7 @@ def test_layouts_follow_the_grammar(name):
             num_slots=0,
             needs_mask=needs_mask,
             has_choices=bool(task.choices),
+            entities=len(task.entities),
         )
 
 
@@ -150,13 +151,14 @@ def test_text_formats_are_those_of_t5(name):
 @pytest.mark.parametrize("name, folder", FOLDERS.items())
 def test_reads_real_rows(shared, name, folder):
     task = tasks.get_task(name)
-    rows = read_file(shared / "data" / folder / "train.jsonl.gz")
+    split = "test" if name == "wsc" else "train"  # FewGLUE's training rows are of one class
+    rows = read_file(shared / "data" / folder / f"{split}.jsonl.gz")
     seen = set()
     for row in rows:
         example = tasks.read_example(task, row, "x:1")
         answer = row[task.label]
         assert example.label == answer or example.choices[example.label] == answer
-        assert tuple(example.fields) == task.fields
+        assert set(example.fields) == set(task.texts)
         seen.add(example.label)
     assert seen == set(range(len(task.labels)))
 
@@ -228,7 +230,7 @@ def test_meaning_of_labels_that_no_row_names(shared):
 def test_a_label_that_is_the_name_of_a_class_decides(name):
     """Also where a number beside it, in the data set's own order, says another class."""
     task = tasks.get_task(name)
-    row = dict.fromkeys(task.fields + task.choices, "x") | {"question": "cause"}
+    row = dict.fromkeys(task.fields + task.choices, "x") | {"question": "cause", "span2_index": 0}
     if len(task.choices) == 1:
         row[task.choices[0]] = [f"text {i}" for i in range(len(task.labels))]
     for index, label in enumerate(task.labels):
@@ -240,6 +242,14 @@ def test_a_label_that_is_the_name_of_a_class_decides(name):
             assert tasks.read_example(task, named, "x:1").label == index
             unknown = named | {f"{task.label}_text": "no name of a class"}
             assert tasks.read_example(task, unknown, "x:1").label == other
+
+
+def test_wsc_marks_the_pronoun(shared):
+    task, others = tasks.get_task("wsc"), []
+    for row in read_file(shared / "data/wsc/test.jsonl.gz"):
+        marked = tasks.read_example(task, row, "x:1").fields["entity1"]
+        others += [marked] * (marked.strip(".,") != row["span2_text"])
+    assert others == ["use"]  # the published index is one off: "want to use it"
 
 
 def test_copa_turns_the_question_into_a_connective():

@@ -157,11 +157,13 @@ def files(backbones, tmp_path_factory):
         "ner": renamed,
         "squad": asked,
         "quoref": asked,
+        "P36": lambda *at: draw(*at, "sub_label", obj_label=("beast", "food", "tool")),
         "DATA/sst2": lambda *at: draw(*at, "sentence", label=(0, 1)),
         "DATA/trec": lambda *at: draw(*at, "text", coarse_label=range(6)),
     }
     for name, make in data_sets.items():
         write_splits(root / name, make)
+    (root / "common_vocab_cased.txt").write_text("beast\nfood\ntool\n")
     rows = {"seed": 13, "train": list(range(12)), "dev": list(range(12, 24))}
     with gzip.open(root / "DATA/trec/kshot_16.jsonl.gz", "wt") as file:
         file.write(json.dumps(rows) + "\n")

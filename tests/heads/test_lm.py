@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from tiny import assert_close, make_batch, make_params, make_tiny
 
+from jaxprompt.data.encoded import Split
+from jaxprompt.data.overview import MANY
+from jaxprompt.data.tasks import Example, custom_task
+from jaxprompt.heads import make_head as make_kind
 from jaxprompt.heads.verbalizer import LabelWords as Head
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
@@ -149,3 +153,19 @@ def test_logits_of_every_position_are_never_built(scores, allowed):
         assert not large, large
         if scores == "restricted":
             assert {s for s in seen if 5 in s or 10 in s} == set()
+
+
+@pytest.mark.parametrize("classes", [MANY, MANY + 1])
+def test_answers_give_the_scores_of_the_best(classes):
+    """Of thousands of words a prediction would else hold every one."""
+    task = custom_task(fields=["text"], labels=[f"word{i}" for i in range(classes)])
+    found = np.random.default_rng(0).normal(size=(2, classes)).astype(np.float32)
+    split = Split([], np.zeros(2), np.full(2, classes), [])
+    for row, told in zip(
+        found,
+        make_kind("verbalizer").answers(task, [Example({})] * 2, split, found, classes),
+        strict=True,
+    ):
+        assert len(told["scores"]) == MANY
+        assert set(told["scores"]) == {f"word{i}" for i in np.argsort(-row)[:MANY]}
+        assert told["score"] == max(told["scores"].values()) == told["scores"][told["prediction"]]

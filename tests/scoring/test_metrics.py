@@ -61,6 +61,22 @@ def test_macro_f1_averages_over_the_classes_of_gold_or_pred():
     assert macro == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_ranks_are_those_of_a_sorted_list(seed):
+    """Of equal scores the first class ranks higher, as argmax picks it."""
+    draw = np.random.default_rng(seed)
+    gold, scores = draw.integers(0, 30, 80), draw.integers(0, 9, (80, 30)).astype(np.float32)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    ranks = np.array([1 + [*row].index(g) for row, g in zip(order, gold, strict=True)])
+    found = metrics.score("mrr", gold, order[:, 0], 30, scores=scores)
+    assert [*found] == ["mrr", "hit_at_1", "hit_at_10"]
+    assert found["hit_at_1"] == np.mean(order[:, 0] == gold) == np.mean(ranks == 1)
+    assert found["hit_at_10"] == np.mean(ranks <= 10) and 0 < found["hit_at_10"] < 1
+    assert found["mrr"] == pytest.approx(np.mean(1 / ranks))
+    with pytest.raises(ValueError, match="needs the scores"):
+        metrics.score("hit_at_1", gold, order[:, 0], 30)
+
+
 def test_mean_and_population_std():
     assert metrics.mean_std([1.0, 2.0, 3.0, 6.0]) == pytest.approx((3.0, np.sqrt(14 / 4)))
     assert metrics.mean_std([0.5]) == (0.5, 0.0)

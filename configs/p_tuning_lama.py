@@ -1,0 +1,48 @@
+"""P-tuning on the facts of a relation of LAMA, the backbone frozen (Liu et al. 2021, section 4.2).
+
+The argument is MODEL, or MODEL,SUBJECT,OBJECT, the columns of a file that names them otherwise:
+`--config=p_tuning_lama:masked,subject,object`. MODEL is masked, or causal for a GPT-2. Give the
+train, dev and test files of a relation by data.source, and by task.vocabulary the words that are
+ranked: a row whose object is no word of it, or no single token, is left out, as the released code
+leaves it out. Numbers are those of that code. Its Adam adds weight decay to the gradient and drops
+the last batch of an epoch; here the optimizer is AdamW, and a last batch is smaller.
+"""
+
+from configs.base import get_config as base
+from configs.parts import heads, methods
+from jaxprompt.errors import InputError, choose
+
+MODELS = {  # (3,3,3), and (3,3,0) where the object is predicted at the end
+    "masked": ("google-bert/bert-base-cased", "[soft*3] [mask] [soft*3] {{{}}} [soft*3]", 9),
+    "causal": ("openai-community/gpt2", "[soft*3] {{{}}} [soft*3] [mask]", 6),
+}
+COLUMNS = ("sub_label", "obj_label")
+
+
+def get_config(name="masked"):
+    """Returns one run."""
+    model, *columns = name.split(",")
+    path, template, length = MODELS[choose("the model", model, MODELS)]
+    if len(columns) not in (0, 2):
+        raise InputError(f"p_tuning_lama:{name} must be MODEL or MODEL,SUBJECT,OBJECT")
+    subject, label = columns or COLUMNS
+    c = base()
+    c.seed = 34
+    c.backbone.path = path
+    c.task.name, c.task.metric = "custom", "hit_at_1"
+    c.task.fields, c.task.label = (subject,), label
+    c.task.template = template.format(subject)
+    c.task.vocabulary = "common_vocab_cased.txt"  # what LAMA calls its list
+    methods.p_tuning(c, length=length, lr=1e-5, hidden=384)  # half of the embeddings' width
+    heads.verbalizer(c, scores="full")  # the loss; metrics rank the words of the list
+    c.optim.weight_decay, c.optim.no_decay, c.optim.clip = 5e-4, (), 0.0
+    c.optim.schedule, c.optim.gamma = "exponential", 0.98
+    c.data.max_len, c.data.batch = 64, 8
+    c.train.total_epochs, c.train.patience = 100.0, 20
+    return c
+
+
+def sweep():
+    """Yields the two models."""
+    for model in MODELS:
+        yield {"config": model}

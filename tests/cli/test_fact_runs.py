@@ -1,0 +1,129 @@
+"""Fact retrieval over a list of words: what is ranked, what is left out, and what is refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, make_backbone, read_lines, write_rows
+
+CONFIG = ROOT / "configs/p_tuning_lama.py"
+OUT = {"sub_label": "cat", "obj_label": "Paris", "predicate_id": "P31"}  # no word of the list
+
+
+def facts(start, count):
+    """Takes words of every topic; what they are is the topic's name."""
+    return [
+        {"sub_label": word, "obj_label": topic, "predicate_id": "P31"}
+        for topic, words in TOPICS.items()
+        for word in words[start : start + count]
+    ]
+
+
+@pytest.fixture(scope="session")
+def relation(tmp_path_factory):
+    """A folder of the facts of a relation and a list of words."""
+    folder = tmp_path_factory.mktemp("relation")
+    write_rows(folder / "train.jsonl", [*facts(0, 6), OUT])
+    write_rows(folder / "dev.jsonl", facts(6, 2))
+    write_rows(folder / "test.jsonl", [OUT, *facts(8, 4)])
+    (folder / "words.txt").write_text("\n".join([*WORDS, "Beast", "nowhere", "☃"]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def given(backbone, relation):
+    return {
+        "backbone.path": backbone, "data.source": relation, "mesh.data": 1, "prompt.hidden": 16,
+        "task.vocabulary": relation / "words.txt", "data.max_len": 24, "data.multiple": 24,
+        "train.tracker": "none", "train.plot": False,
+    }  # fmt: skip
+
+
+def test_a_relation_is_learned(given, relation, tmp_path, capsys):
+    """Predictions are ranked over the list; a row whose object is no word of it is left out."""
+    fields = given | {
+        "prompt.encoder": "none", "prompt.scale": 0.1, "optim.lr": 3e-2, "optim.gamma": 1.0,
+        "train.total_epochs": 0, "train.total_steps": 60, "train.eval_steps": 60,
+        "train.eval_epochs": 0,
+    }  # fmt: skip
+    run = f"--workdir={tmp_path / 'run'}"
+    code, out, err = jaxprompt(capsys, "train", f"--config={CONFIG}", run, *flags(fields))
+    assert code == 0, err
+    listed = len({*WORDS, "Beast", "nowhere", "☃"})
+    assert f"{listed - 3} classes of {listed} words; 2 are not one token and left out, 1 are" in err
+    assert "examples left out, whose obj_label is no class: train 1 of 19, dev 0 of 6" in err
+    test = json.loads(out)["test"]
+    assert [*test] == ["hit_at_1", "hit_at_10", "mrr"] and test["hit_at_1"] <= test["mrr"]
+    assert test["hit_at_10"] > 0.8  # by chance 10 of some 60 words
+    found = tmp_path / "found.jsonl"
+    at = f"--config={tmp_path / 'run/config.json'}", run, "--split=test"
+    code, out, err = jaxprompt(capsys, "evaluate", *at, f"--output={found}")
+    assert code == 0, err
+    lines = read_lines(found)
+    right = [line["prediction"] == line["obj_label"] for line in lines]
+    assert len(lines) == 12 and np.mean(right) == test["hit_at_1"]
+    assert json.loads(out)["mrr"] == pytest.approx(test["mrr"])
+    code, out, err = jaxprompt(capsys, "evaluate", *at, "--majority")
+    assert code == 0 and json.loads(out)["hit_at_1"] == pytest.approx(1 / 3)
+    assert json.loads(out)["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+
+
+def test_columns_of_other_names_on_a_gpt2(given, relation, tmp_path, capsys):
+    names = {"sub_label": "subject", "obj_label": "object", "predicate_id": "relation"}
+    for split in ("train", "dev", "test"):
+        rows = read_lines(relation / f"{split}.jsonl")
+        rows = [{names[name]: value for name, value in row.items()} for row in rows]
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    fields = given | {
+        "backbone.path": make_backbone(tmp_path / "gpt2", "gpt2"), "data.source": tmp_path,
+        "train.total_epochs": 0, "train.total_steps": 2, "train.eval_steps": 1,
+    }  # fmt: skip
+    config = f"--config={CONFIG}:causal,subject,object"
+    workdir = f"--workdir={tmp_path / 'run'}"
+    code, out, err = jaxprompt(capsys, "train", config, workdir, *flags(fields))
+    assert code == 0, err
+    assert 0 <= json.loads(out)["test"]["hit_at_1"] <= json.loads(out)["test"]["hit_at_10"] <= 1
+
+
+def words_of(folder, text):
+    (folder / "words.txt").write_text(text)
+
+
+def columns_of(folder, rows):
+    write_rows(folder / "train.jsonl", rows)
+
+
+SPOILT = {
+    "no list": (lambda folder: (folder / "words.txt").unlink(), "No such file"),
+    "empty list": (lambda folder: words_of(folder, "\n\n"), "holds no word"),
+    "no token": (lambda folder: words_of(folder, "nowhere\nnever\n"), "0 of 2 words, as 'nowhere'"),
+    "no object": (lambda folder: columns_of(folder, [OUT]), "in any of 1 examples, as 'Paris'"),
+    "no subject": (
+        lambda folder: columns_of(folder, [{"obj_label": "food"}]), "column 'sub_label' of task"
+    ),
+    "no label": (lambda folder: columns_of(folder, [{"sub_label": "cat"}]), "column 'obj_label'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil, said", SPOILT.values(), ids=SPOILT)
+def test_what_is_refused(spoil, said, given, relation, tmp_path, refused):
+    folder = shutil.copytree(relation, tmp_path / "own")
+    spoil(folder)
+    fields = given | {"data.source": folder, "task.vocabulary": folder / "words.txt"}
+    line = refused("validate", f"--config={CONFIG}", *flags(fields), started=True)
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    "config, fields, said",
+    [
+        ("masked", {"task.labels": "a,b"}, "task.labels=('a', 'b') has its own"),
+        ("masked", {"task.name": "topics"}, "task.name='topics' has its own"),
+        ("masked,subject", {}, "must be MODEL or MODEL,SUBJECT,OBJECT"),
+        ("both", {}, "the model='both' is unknown; known: causal, masked"),
+    ],
+)
+def test_configs_that_are_refused(config, fields, said, given, refused):
+    line = refused("validate", f"--config={CONFIG}:{config}", *flags(given | fields))
+    assert said in line
