@@ -303,8 +303,8 @@ def as_peft(
         )
     if scorer.model.prompt.reads:
         raise InputError(
-            f"--peft: a prompt of {card['method']} is computed from each text, which PEFT has no form "
-            "for; ship prompt.safetensors, which export writes without --peft"
+            f"--peft: a prompt of {card['method']} is computed from each text, which PEFT has no "
+            "form for; ship prompt.safetensors, which export writes without --peft"
         )
     if tuned_names(tensors):
         raise InputError(
@@ -313,8 +313,8 @@ def as_peft(
         )
     if "prompt/rows" in tensors:
         raise InputError(
-            f"--peft: a prompt of {card['method']} trains rows for the answer, which PEFT has no form "
-            "for; ship prompt.safetensors, which export writes without --peft"
+            f"--peft: a prompt of {card['method']} trains rows for the answer, which PEFT has no "
+            "form for; ship prompt.safetensors, which export writes without --peft"
         )
     found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
     found |= {name: dims[name] for name in ("layers", "heads")}
