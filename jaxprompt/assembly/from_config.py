@@ -20,7 +20,7 @@ from jaxprompt.assembly.examples import (
 from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.inheritance import check_init
 from jaxprompt.assembly.initial_params import Weights, start
-from jaxprompt.assembly.method import method_of, starts_of
+from jaxprompt.assembly.method import method_of, seen_by, starts_of
 from jaxprompt.assembly.pipeline import (
     NOTHING,
     Backbone,
@@ -53,7 +53,6 @@ from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
-from jaxprompt.prompts import Method
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
@@ -200,11 +199,6 @@ def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
     mark = fingerprint_of(scorer.demos)
     facts = describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
     return facts | seen_by(scorer.model.prompt)
-
-
-def seen_by(prompt: Method) -> dict[str, str]:
-    """Says which words a method has numbers for, where it depends on those of the training text."""
-    return {"seen": prompt.seen} if prompt.seen else {}
 
 
 def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:

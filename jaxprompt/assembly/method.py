@@ -32,3 +32,8 @@ def inherited(c: Any, dims: Dims = _ANY) -> list[tuple[str, Method]]:
     method = method_of(c, dims)
     own = [(c.prompt.init, method)] if c.prompt.get("init") else method.inherits()
     return [(path, part) for init, part in own for path in list_paths(init)]
+
+
+def seen_by(method: Method) -> dict[str, str]:
+    """Says which words a method has numbers for, where it depends on those of the training text."""
+    return {"seen": method.seen} if method.seen else {}

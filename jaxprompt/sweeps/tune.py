@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.grid import GridRun
+from jaxprompt.assembly.method import seen_by
 from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
 from jaxprompt.data.tokenizer import load_tokenizer
@@ -77,7 +78,7 @@ def prepare(
         scorer = scorer.knowing(splits["train"])
         own = scorer.model
         record = records.make_record(
-            run.config, known | from_config.seen_by(own.prompt), scorer.template, backbone.family,
+            run.config, known | seen_by(own.prompt), scorer.template, backbone.family,
             loaded.report.fingerprint,
         )  # fmt: skip
         member = _member(run, scorer, splits, record)
