@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from jaxprompt.models.model import Model, Params
-from jaxprompt.prompts import Method
+from jaxprompt.prompts import Method, write_parts
 from jaxprompt.prompts.constant import PARTS
 from jaxprompt.prompts.constant import Prompt as Constant
 from jaxprompt.tree import Flat, flatten, merge
@@ -19,8 +19,9 @@ from jaxprompt.types import Batch, Injection
 def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, Any]]:
     """Computes the injection once. -> (the `constant` method, its params as float32 numpy arrays)
 
-    `batch` is any batch. A method that reads the batch stays what it is, with its own params.
-    Raises TypeError for one that reads what it does not say: constants would be wrong for others.
+    `batch` is any batch. A method that reads the batch stays what it is, with its own params; of
+    its parts those that compute constants become these. Raises TypeError for one that reads what it
+    does not say: constants would be wrong for others.
     """
     found = reads_of(model, params, batch)
     if secret := set(found) - set(model.prompt.reads):
@@ -28,8 +29,30 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
         raise TypeError(f"{name} reads {', '.join(sorted(secret))}; its `reads` must say so")
     if model.prompt.reads:
         own = jax.device_get(params.get("prompt", {}))
-        return model.prompt, jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
+        own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
+        return _fold_parts(model, own, params, batch)
     return as_constants(model.prompt, jax.device_get(model.inject(params, batch)))
+
+
+def _fold_parts(
+    model: Model, own: dict[str, Any], params: Params, batch: Batch
+) -> tuple[Method, dict[str, Any]]:
+    """Puts constants in the place of parts that compute them. -> method, its params"""
+    parts = model.prompt.own_parts()
+    if not any(part.method.folds() for part in parts):
+        return model.prompt, own
+    embed = model.backbone.bind({"params": params["backbone"]}).words()
+    methods, numbers = [], []
+    for name, method, _ in parts:
+        held = own.get(name, {})
+        if method.folds():
+            made = method.apply({"params": held}, batch, embed, deterministic=True)
+            method, held = as_constants(method, jax.device_get(made))
+        methods.append(method)
+        numbers.append(held)
+    prompt = model.prompt.clone(parts=write_parts(methods))
+    names = [part.name for part in prompt.own_parts()]
+    return prompt, {name: held for name, held in zip(names, numbers, strict=True) if held}
 
 
 def reads_of(model: Model, params: Params, batch: Batch) -> tuple[str, ...]:

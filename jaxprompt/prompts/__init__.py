@@ -39,6 +39,16 @@ class Source(NamedTuple):
 _GIVEN = ("dims", "asks", "seen", "parent", "name")  # fields of a module that no config has
 
 
+_HOOKS = (
+    "begin", "borrow", "inherits", "knowing", "modules", "objectives", "own_parts", "starts",
+)  # fmt: skip
+
+
+_HOOKS = (
+    "begin", "borrow", "inherits", "knowing", "modules", "objectives", "own_parts", "starts",
+)  # fmt: skip
+
+
 class Method(nn.Module):
     """What every method shares. Hyper-parameters are fields, so a misspelt one is an error.
 
@@ -59,7 +69,7 @@ class Method(nn.Module):
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Keeps flax from taking the modules that these hooks make for parts of the method."""
-        for name in ("begin", "borrow", "inherits", "knowing", "modules", "objectives", "starts"):
+        for name in _HOOKS:
             if name in vars(cls):
                 nn.nowrap(vars(cls)[name])
         super().__init_subclass__(**more)
@@ -73,19 +83,19 @@ class Method(nn.Module):
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input: those that the template places."""
-        return 0
+        return sum(part.method.num_slots() for part in self.own_parts())
 
     def num_decoder_slots(self) -> int:
         """Tells how many soft tokens stand in what the decoder is fed."""
-        return 0
+        return sum(part.method.num_decoder_slots() for part in self.own_parts())
 
     def position_shift(self) -> int:
         """Tells by how much the text's positions move, where the prompt takes none in the input."""
-        return 0
+        return sum(part.method.position_shift() for part in self.own_parts())
 
     def decoder_shift(self) -> int:
         """Tells by how much the positions of what the decoder is fed move."""
-        return 0
+        return sum(part.method.decoder_shift() for part in self.own_parts())
 
     def is_computed(self) -> bool:
         """Tells whether folding spares work: what is added is computed from other numbers."""
@@ -94,6 +104,10 @@ class Method(nn.Module):
     def folds(self) -> bool:
         """Tells whether it is to be folded before it is used: that spares work, and is right."""
         return self.is_computed() and not self.reads
+
+    def own_parts(self) -> Sequence["OnePart"]:
+        """Lists the methods that it consists of."""
+        return ()
 
     def starts(self) -> list[str]:
         """Lists what its numbers start from, as `prompt.start` names it."""
@@ -175,6 +189,16 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
         return [_read_part(call) for call in [left, *reversed(calls)]]
     except (SyntaxError, ValueError, AttributeError) as error:
         raise InputError(f"prompt.parts={text!r} cannot be read; {PARTS_FORM}") from error
+
+
+def write_parts(parts: Sequence[Method]) -> str:
+    """Writes methods and their fields, as `read_parts` reads them."""
+    shown = []
+    for part in parts:
+        fields = {k: v for k, v in part.block().items() if k not in ("name", "seen")}
+        own = ",".join(f"{field}={value!r}" for field, value in fields.items())
+        shown.append(f"{part.block()['name']}({own})")
+    return "+".join(shown)
 
 
 def _read_part(node: Any) -> tuple[str, dict[str, Any]]:

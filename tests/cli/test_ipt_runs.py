@@ -189,16 +189,20 @@ def test_a_mesh_changes_nothing(backbone, data, tmp_path, capsys):
     np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
 
 
-def test_beside_a_task_prefix(backbone, data, tmp_path, capsys):
-    """Task-level keys and values and instance-level soft tokens; nothing is folded."""
-    parts = "prefix(length=2)+ipt(length=3,scale=0.1)"
+def test_beside_prompts_of_the_task(backbone, data, tmp_path, capsys):
+    """What does not read the text is folded where that spares work: P-tuning's encoder is gone."""
+    parts = "prefix(length=2)+ipt(length=3,scale=0.1)+p_tuning(length=2,encoder='mlp')"
     own = {k: v for k, v in SHORT.items() if k != "prompt.scale"}
     c = make_config(backbone, data, "compose", arguments={"parts": parts}, **own)
     result, workdir, _ = train_and_export(capsys, tmp_path, c)
     _, card = read_export(str(workdir / "export"))
     assert card["prompt"]["name"] == "compose" and card["prompt"]["seen"]
     held = load_file(workdir / "export/prompt.safetensors")
-    assert held["prompt/ipt/words/table"].shape == (64, 32)
+    shapes = {name: x.shape for name, x in held.items() if name.startswith("prompt/")}
+    assert shapes == {
+        "prompt/prefix/table": (2, 2, 2, 2, 16), "prompt/ipt/words/table": (64, 32),
+        "prompt/constant/slots": (2, 32),
+    }  # fmt: skip
     right = predicts(workdir, data, tmp_path, capsys)
     assert right == pytest.approx(result["test"]["accuracy"]) and right > 0.6
 
