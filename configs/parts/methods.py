@@ -120,7 +120,7 @@ def zero_shot(c):
 METHODS = {
     function.__name__: function
     for function in (
-        prefix, soft, dart, p_tuning, ipt, ipt_encoder, compose, lester, dpt, dpt_words, full, head_only, bias_only,
-        layernorm_only, zero_shot
+        prefix, soft, dart, p_tuning, ipt, ipt_encoder, compose, lester, dpt, dpt_words, full,
+        head_only, bias_only, layernorm_only, zero_shot
     )
 }  # fmt: skip

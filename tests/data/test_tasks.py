@@ -15,8 +15,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
-mnli snli qnli mrpc qqp boolq wic copa chnsenticorp tnews lcqmc ocnli cmnli topics afqmc eprstmt
-race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon tnews14""".split()
+mnli snli qnli mrpc qqp boolq multirc wic copa chnsenticorp tnews lcqmc ocnli cmnli topics afqmc
+eprstmt race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon tnews14""".split()
 
 NOT_HERE = """cr subj ag_news cb qqp topics race race_middle race_high cosmos_qa c3_dialog amazon
 tnews14""".split()
@@ -127,6 +127,10 @@ T5_EXAMPLES = {
         ("not_duplicate", "duplicate"),
     ),
     "boolq": ({"question": "A", "passage": "B"}, "passage: B question: A", ("False", "True")),
+    "multirc": (
+        {"paragraph": "A", "question": "B", "answer": "C"},
+        "question: B answer: C paragraph: A", ("False", "True"),
+    ),
     "wic": (
         {"word": "A", "sentence1": "B", "sentence2": "C"}, "sentence1: B sentence2: C word: A",
         ("False", "True"),
