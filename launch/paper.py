@@ -5,10 +5,12 @@ usage: python launch/paper.py PAPER TABLE --workdir DIR [--backbone PATH] [--con
 {tables}
 
 A cell is mean ± population standard deviation of the test split over the seeds, in percent; for
-each seed the learning rate that is best on dev counts. Where a paper reports its best seeds alone,
-the mean of those that are best on dev stands in front. What the paper prints stands behind it in
-brackets; "-" has not been run. Runs that have a result are not run again, and runs of equal shapes
-train as one program. A figure is written with its numbers as CSV beside it.
+each seed the learning rate that is best on dev counts. Where a paper has a cross-validation, the
+mean over its folds chooses the learning rate, and one more run with it counts. Where a paper
+reports its best seeds alone, the mean of those that are best on dev stands in front. What the paper
+prints stands behind it in brackets; "-" has not been run. Runs that have a result are not run
+again, and runs of equal shapes train as one program. A figure is written with its numbers as CSV
+beside it.
 """
 
 import itertools
@@ -26,8 +28,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 import paper_figures as figures  # noqa: E402
 from paper_dart import PAPER as DART  # noqa: E402
 from paper_dpt import PAPER as DPT  # noqa: E402
+from paper_ipt import PAPER as IPT  # noqa: E402
 from paper_ppt import PAPER as PPT  # noqa: E402
-from paper_results import Measured, list_points, measure, metric_of, show  # noqa: E402
+from paper_results import (  # noqa: E402
+    Measured,
+    chosen_by_folds,
+    list_folds,
+    list_points,
+    measure,
+    metric_of,
+    show,
+)
 from paper_table import Cell, Paper, Table, read_object, read_published  # noqa: E402
 
 from jaxprompt.assembly import from_config  # noqa: E402
@@ -45,7 +56,7 @@ from jaxprompt.training.run_folder import (  # noqa: E402
 )
 from jaxprompt.training.tables import failures  # noqa: E402
 
-PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT)}
+PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT, IPT)}
 FLAGS = {
     "backbone.path": "--backbone", "optim.lr": "--learning-rates", "seed": "--seeds",
     "data.seed": "--seeds",
@@ -147,11 +158,14 @@ def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dic
 
     Raises InputError before the first where any cannot run, for a table takes hours.
     """
-    for _, own in runs:
-        check_inputs(own[0], args)
-    every = {run.workdir: (cell, run) for cell, own in runs for run in own}
-    have = sum((folder / RESULT).exists() for folder in every)
-    print(f"{args.table}: {len(every)} runs, {have} of them have a result", file=sys.stderr)
+    folds = [fold for cell, own in runs for fold, _ in list_folds(cell, own)]
+    for run in [own[0] for _, own in runs] + folds[:1]:
+        check_inputs(run, args)
+    # Of a cell with folds one of the runs per seed is trained, the folds say which.
+    every = {run.workdir: (cell, run) for cell, own in runs for run in own if not cell.folds}
+    first = [*every, *(run.workdir for run in folds)]
+    have = sum((folder / RESULT).exists() for folder in first)
+    print(f"{args.table}: {len(first)} runs, {have} of them have a result", file=sys.stderr)
     about = {"paper": args.paper, "table": args.table, **PAPERS[args.paper].about(args)}
     write_atomic(make_folder(args.workdir) / "table.json", json.dumps(about) + "\n")
     failed = {}
@@ -161,9 +175,14 @@ def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dic
                 score(run, cell.does)
             except InputError as error:
                 failed[run.workdir.name] = str(error)
-    trained = [run for cell, run in every.values() if cell.does == "train"]
     for line in failures(failed):
         print(escape(f"paper.py: {line}"), file=sys.stderr)
+    own = sweep.execute(folds, (), str(Path(args.workdir) / "folds")) if folds else {}
+    if own is None:
+        return None
+    failed |= own
+    trained = [run for cell, run in every.values() if cell.does == "train"]
+    trained += [run for cell, some in runs if cell.folds for run in chosen_by_folds(cell, some)]
     own = sweep.execute(trained, (), args.workdir) if trained else {}
     return None if own is None else failed | own
 
@@ -192,20 +211,25 @@ def estimate(
     Runs with a prompt on one backbone are of one size, and so is full tuning: batches are alike.
     """
     sizes: dict[tuple[str, str], list[sweep.SweepRun]] = {}
+    trained = []
     for cell, own in runs:
-        if cell.does != "train":
-            continue
+        if cell.folds:  # every setting in every fold, then one of each seed
+            trained.append([fold for fold, _ in list_folds(cell, own)])
+            own = own[: len({run.changes["seed"] for run in own})]
+        trained += [own] * (cell.does == "train")
+    for own in trained:
         c = sweep.load(own[0], ())
         share = "all examples" if c.data.ratio + c.data.holdout >= 1 else f"{c.data.ratio:.0%}"
         examples = {
             "": "all examples", "holdout": "all examples", "fraction": share,
             "kshot": f"{c.data.k} examples per class",
+            "kfold": f"{c.data.folds - 1} of {c.data.folds} folds of {c.data.k} examples per class",
         }.get(c.data.protocol, f"{c.data.n} examples")  # fmt: skip
         much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
         much = much or f"{c.train.total_epochs:g} epochs"
         about = f"{much} of {examples}, {c.data.batch} a step"
-        trained = "a backbone" if c.trainable else "a prompt"
-        sizes.setdefault((f"{about}, that train {trained}", c.backbone.path), []).extend(own)
+        part = "a backbone" if c.trainable else "a prompt"
+        sizes.setdefault((f"{about}, that train {part}", c.backbone.path), []).extend(own)
     lines = []
     for (about, backbone), own in sizes.items():
         given = [*overrides, ("backbone.path", backbone)]
@@ -230,7 +254,7 @@ def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
         f"{paper.TITLE}, {args.table}: {table.about}",
         f"test {'; '.join(names)}; mean ± standard deviation over seeds {args.seeds}, in percent",
     ]
-    if not table.draw:
+    if not table.draw or read_published(args.paper, args.table):
         lines[-1] += "; [as published]"
     if paper.BEST:
         lines.append(f"of the {paper.BEST} seeds that are best on dev, as the paper has it; of all")
@@ -255,7 +279,7 @@ def list_changes(cell: Cell, own: Measured, args: Any) -> list[str]:
     if not own.runs:
         return []
     published = fields(resolved(sweep.load(list_runs(cell, args)[0], ())))
-    searched = (*PLACE, *PAPERS[args.paper].searched(cell))
+    searched = (*PLACE, *PAPERS[args.paper].FLAGS, *PAPERS[args.paper].searched(cell))
     return [
         f"{field}={config[field]} ({value})"
         for config in own.configs
@@ -327,7 +351,7 @@ def main(argv: Sequence[str]) -> int:
     )
     if table.draw and any(own.runs for _, own in measured):
         points = list_points(paper, measured)
-        for path in figures.write(output, table.draw(points), points):
+        for path in figures.write(output, table.draw(points), points, table.axis):
             print(path, file=sys.stderr)
     if failed:
         raise InputError(f"{len(failed)} runs failed; the lines above the table say why")

@@ -14,7 +14,12 @@ from jaxprompt.files import write_atomic
 SUFFIXES = (".png", ".pdf", ".svg")
 NAMES = {  # by method
     "full": "full tuning", "pt": "prompt tuning", "ppt": "PPT", "electra": "fine-tuning",
-    "dpt": "DPT",
+    "dpt": "DPT", "task": "one prompt per task", "pretrained": "Pretrained IPT", "cnn": "CNN",
+    "lstm": "LSTM", "mlp": "MLP",
+}  # fmt: skip
+AXES = {  # what numbers stand over -> its label
+    "examples": "training examples", "length": "prompt length",
+    "utilization": "share of the text that is read, %",
 }  # fmt: skip
 
 
@@ -23,7 +28,7 @@ class Point(NamedTuple):
 
     task: str
     method: str
-    examples: str  # for training: a number, or "all"
+    at: str  # on the axis: training examples, a number or "all", or what else AXES has
     metric: str
     mean: float
     std: float
@@ -45,12 +50,12 @@ def check_output(path: Path) -> None:
         ) from error
 
 
-def write(path: Path, figure: Any, points: Sequence[Point]) -> list[Path]:
+def write(path: Path, figure: Any, points: Sequence[Point], axis: str = "examples") -> list[Path]:
     """Writes a figure, and its numbers beside it. -> the files"""
     numbers, picture = path.with_suffix(".csv"), io.BytesIO()
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(Point._fields)
+    lines.writerow(axis if name == "at" else name for name in Point._fields)
     for point in points:
         shown = ["" if math.isnan(x) else f"{x:.4f}" for x in (point.mean, point.std)]
         scores = " ".join(f"{x:.4f}" for x in point.scores)
@@ -61,21 +66,21 @@ def write(path: Path, figure: Any, points: Sequence[Point]) -> list[Path]:
     return [path, numbers]
 
 
-def draw_lines(points: Sequence[Point]) -> Any:
-    """Draws a panel per task: scores of each method over the number of examples."""
+def draw_lines(points: Sequence[Point], axis: str = "examples") -> Any:
+    """Draws a panel per task: scores of each method over what the axis counts, logarithmic."""
     figure, panels, tasks = _panels(points, "task")
     for panel, task in zip(panels, tasks, strict=True):
         own = [point for point in points if point.task == task]
         for method in dict.fromkeys(point.method for point in own):
             line = [point for point in own if point.method == method]
             panel.errorbar(
-                [int(point.examples) for point in line], [point.mean for point in line],
+                [float(point.at) for point in line], [point.mean for point in line],
                 yerr=[point.std for point in line], label=NAMES[method], marker="o", capsize=3,
             )  # fmt: skip
-        panel.set(title=task, xlabel="training examples", xscale="log")
+        panel.set(title=task, xlabel=AXES[axis], xscale="log")
         panel.set_ylabel(f"{own[0].metric}, %")
-        counts = sorted({int(point.examples) for point in own})
-        panel.set_xticks(counts, [str(count) for count in counts], minor=False)
+        ticks = sorted({point.at for point in own}, key=float)
+        panel.set_xticks(list(map(float, ticks)), ticks, minor=False)
         panel.minorticks_off()
         panel.legend()
     return figure
@@ -83,10 +88,10 @@ def draw_lines(points: Sequence[Point]) -> Any:
 
 def draw_bars(points: Sequence[Point]) -> Any:
     """Draws a panel per number of examples: scores of each method, task by task."""
-    figure, panels, sizes = _panels(points, "examples")
+    figure, panels, sizes = _panels(points, "at")
     methods = list(dict.fromkeys(point.method for point in points))
     for panel, size in zip(panels, sizes, strict=True):
-        own = [point for point in points if point.examples == size]
+        own = [point for point in points if point.at == size]
         tasks = list(dict.fromkeys(point.task for point in own))
         width = 0.8 / len(methods)
         for place, method in enumerate(methods):
@@ -119,7 +124,7 @@ def draw_spread(points: Sequence[Point]) -> Any:
             panel.plot(beside, sorted(point.scores), "o", color=f"C{place % 2}", alpha=0.7)
             if count:
                 panel.hlines(median(point.scores), place - 0.3, place + 0.3, color="black")
-        names = [f"{NAMES.get(p.method, p.method)}\n{p.examples} examples" for p in own]
+        names = [f"{NAMES.get(p.method, p.method)}\n{p.at} examples" for p in own]
         panel.set_xticks(range(len(own)), names, fontsize="small")
         panel.set(title=task, ylabel=f"{own[0].metric}, %", xlim=(-0.5, len(own) - 0.5))
     return figure

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from paper_figures import Point
 from paper_table import Cell, Paper, Published, read_object
 
+from jaxprompt.assembly.grid import SEEDS
 from jaxprompt.assembly.load_config import fields
 from jaxprompt.cli.sweep import SweepRun
 from jaxprompt.data.tasks import get_task
-from jaxprompt.training.run_folder import read_result
+from jaxprompt.training.run_folder import RESULT, read_result
 
 
 class Measured(NamedTuple):
@@ -18,7 +19,7 @@ class Measured(NamedTuple):
 
     scores: tuple[float, ...]  # of each seed
     best: tuple[float, ...]  # of the seeds that the paper would report; () where of all
-    runs: int  # that have a result, of `total`
+    runs: int  # that have a result, those of a cross-validation among them, of `total`
     total: int
     configs: tuple[dict[str, Any], ...]  # of these runs, field -> value
 
@@ -39,12 +40,51 @@ def mean_of(scores: Sequence[float]) -> tuple[float, float]:
     return mean_std(list(scores)) if scores else (math.nan, math.nan)
 
 
+def list_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[tuple[SweepRun, SweepRun]]:
+    """Lists the runs of a cell's cross-validation, each with that of `runs` which it is a fold of.
+
+    Their folders stand in one of their own, folds/, with a checkpoint of their own. They divide
+    twice the examples of a run whose data.k is given on the command line. [] where the cell has
+    none.
+    """
+    twice = lambda run: {x: 2 * int(run.changes[x]) for x in ("data.k",) if x in run.changes}
+    return [
+        (
+            run._replace(
+                changes=run.changes | cell.folds | twice(run) | {"data.fold": fold},
+                workdir=run.workdir.parent / "folds" / f"{run.workdir.name},fold={fold}",
+            ),
+            run,
+        )
+        for run in runs
+        for fold in range(cell.folds.get("data.folds", 0))
+    ]
+
+
+def chosen_by_folds(cell: Cell, runs: Sequence[SweepRun]) -> list[SweepRun]:
+    """Lists of each seed the run whose mean over the folds is best on dev.
+
+    Where the cell has no cross-validation these are all `runs`. A seed whose folds have no result
+    is missing.
+    """
+    from jaxprompt.sweeps.runner import select
+
+    if not cell.folds:
+        return list(runs)
+    found = []
+    for fold, run in list_folds(cell, runs):
+        result = read_result(fold.workdir)
+        if result and "dev" in result:
+            found.append((fold.changes, result | {"of": run}))
+    return list({result["of"].workdir: result["of"] for result in select(found)}.values())
+
+
 def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
     """Reads what the runs of a cell gave; `best` seeds count where the paper reports so."""
     from jaxprompt.sweeps.runner import select
 
-    found, configs = [], []
-    for run in runs:
+    found, configs, folds = [], [], [fold for fold, _ in list_folds(cell, runs)]
+    for run in chosen_by_folds(cell, runs):
         result = read_result(run.workdir)
         if result and "test" in result:
             found.append((run.changes, result))
@@ -54,7 +94,10 @@ def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
     merit = lambda result: result["dev"][cell.metric or next(iter(result["dev"]))]
     few = sorted(chosen, key=merit, reverse=True)[:best] if len(chosen) > best > 0 else []
     scores, top = (tuple(map(read, own)) for own in (chosen, few))
-    return Measured(scores, top, len(found), len(runs), tuple(configs))
+    seeds = {tuple(run.changes.get(field) for field in SEEDS) for run in runs}
+    done = len(found) + sum((fold.workdir / RESULT).exists() for fold in folds)
+    total = len(folds) + len(seeds) if folds else len(runs)
+    return Measured(scores, top, done if found else 0, total, tuple(configs))
 
 
 def show(
@@ -91,10 +134,10 @@ def list_points(paper: Paper, measured: Sequence[tuple[Cell, Measured]]) -> list
     """Makes the numbers of a figure."""
     points = []
     for cell, own in measured:
-        method, examples = paper.point_of(cell)
+        method, at = paper.point_of(cell)
         points.append(
             Point(
-                cell.task, method, examples, cell.metric or metric_of(cell.task),
+                cell.task, method, at, cell.metric or metric_of(cell.task),
                 *mean_of(own.scores), own.scores, own.runs, own.total, " ".join(own.backbones),
             )
         )  # fmt: skip

@@ -24,6 +24,9 @@ class Cell(NamedTuple):
     backbone: str  # by the paper's name, a key of Paper.HUB
     changes: Mapping[str, Any] = {}  # config field -> value, besides seeds and learning rate
     metric: str = ""  # of those that the task has; "" = its first
+    # What the runs of a cross-validation have of their own, which choose what is searched; {} = dev
+    # chooses.
+    folds: Mapping[str, Any] = {}
     does: str = "train"  # | evaluate, of what trains nothing | majority
     once: bool = False  # no seed changes it
 
@@ -49,7 +52,8 @@ class Table(NamedTuple):
     tasks: Sequence[str]  # the paper's, which are run without --tasks
     known: Sequence[str]  # what --tasks may name
     stand_ins: tuple[str, ...] = ()  # rows whose stand-in has a row of its own: run where asked
-    draw: Callable[[Sequence[Point]], Any] | None = None  # of a figure
+    draw: Callable[[Sequence[Point]], Any] | None = None  # of a figure, or of a table's curves
+    axis: str = "examples"  # what a picture has its numbers over, of paper_figures.AXES
 
 
 class Paper(abc.ABC):
@@ -102,7 +106,7 @@ class Paper(abc.ABC):
         return {}
 
     def point_of(self, cell: Cell) -> tuple[str, str]:
-        """Names a figure's number. -> the method, how many training examples"""
+        """Names a figure's number. -> the method, its place on the figure's axis"""
         return cell.method, "all" if "data.protocol" in cell.changes else ""
 
     def lacks(self, run: SweepRun, args: Any) -> str:
@@ -117,13 +121,14 @@ class Paper(abc.ABC):
 def read_published(paper: str, table: str) -> dict[tuple[str, str, str], Published]:
     """Reads what a paper prints in a table, by row, task and metric.
 
-    The metric is "" too, for the first of a row and a task. Figures have no numbers.
+    The metric is "" too, for the first of a row and a task. Figures have no numbers, and neither
+    have cells that cannot be read in the paper.
     """
     path = Path(__file__).parent / f"published/{paper}.csv"
     found: dict[tuple[str, str, str], Published] = {}
     with open(path, newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
-            if line["table"] != table.removesuffix("_chinese"):
+            if line["table"] != table.removesuffix("_chinese") or not line["mean"]:
                 continue
             std = float(line["std"]) if line["std"] else None
             own = Published(float(line["mean"]), std, line["backbone"])

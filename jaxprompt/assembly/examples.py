@@ -139,6 +139,11 @@ def read_examples(
     """
     check_tunes(c)
     data = c.data
+    if data.protocol == "kfold" and data.files.dev:
+        raise InputError(
+            f"data.protocol=kfold makes dev of the training examples, and data.files.dev="
+            f"{data.files.dev} would not be read; empty it, or empty data.protocol"
+        )
     task = read_task(c.task) if record is None else task_from_json(record["task"])
     files = {name: path for name, path in data.files.items() if path}
     place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None, given=given)

@@ -15,16 +15,16 @@ from jaxprompt.errors import InputError
 # Field of the block `runs` -> the field of each run that it gives.
 AXES = {
     "tasks": "ppt.task",
-    "seeds": "seed", "data_seeds": "data.seed", "lr": "optim.lr",
+    "seeds": "seed", "data_seeds": "data.seed", "folds": "data.fold", "lr": "optim.lr",
     "weight_decay": "optim.weight_decay", "starts": "prompt.start", "texts": "prompt.text",
     "words": "task.words",
 }  # fmt: skip
-SEEDS = ("seed", "data.seed")
+SEEDS, FOLD = ("seed", "data.seed"), "data.fold"
 # What leaves the shapes of a run as they are. Where it does not, as label words of other lengths,
 # the runs are told apart once they are prepared.
 VARIES = (
     *AXES.values(), "optim.lr_head", "optim.lr_backbone", "prompt.file", "prompt.init",
-    "prompt.scale", "data.fold", "data.rows",
+    "prompt.scale", "data.rows",
 )  # fmt: skip
 _SHOWN = 40  # letters of a value in a name
 
@@ -123,14 +123,22 @@ def select(
 ) -> list[Mapping[str, Any]]:
     """Picks of each seed the result that is best on dev; of equal ones the first.
 
-    `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed.
+    `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed. Runs that
+    differ in data.fold alone are chosen together, by the mean over their folds, and all of them
+    are given. Of a seed with unfinished runs only those with the most folds are compared.
     """
-    best: dict[tuple, Mapping[str, Any]] = {}
-    for changes, result in runs:
+    tried: dict[tuple, dict[Any, list[Mapping[str, Any]]]] = {}
+    for number, (changes, result) in enumerate(runs):
         seed = tuple(changes.get(field) for field in SEEDS)
-        if seed not in best or _merit(result) > _merit(best[seed]):
-            best[seed] = result
-    return list(best.values())
+        rest = {name: str(x) for name, x in changes.items() if name not in (*SEEDS, FOLD)}
+        setting = tuple(sorted(rest.items())) if FOLD in changes else number
+        tried.setdefault(seed, {}).setdefault(setting, []).append(result)
+    merit = lambda folds: (len(folds), sum(map(_merit, folds)) / len(folds))
+    chosen = []
+    for settings in tried.values():
+        several = len(settings) > 1  # what trains nothing has no dev, and nothing to choose
+        chosen += max(settings.values(), key=merit) if several else next(iter(settings.values()))
+    return chosen
 
 
 def _merit(result: Mapping[str, Any]) -> float:
@@ -145,6 +153,11 @@ def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
         raise InputError(
             "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
             "empty it"
+        )
+    if "folds" in axes and c.data.protocol != "kfold":
+        raise InputError(
+            "config.runs.folds needs data.protocol=kfold, which divides the examples into folds; "
+            f"set it in place of {c.data.protocol!r}, or empty the list"
         )
     for axis in ("starts", "texts"):
         field = AXES[axis].partition(".")[2]

@@ -137,8 +137,8 @@ FIELDS = Block(
         dev_k=count(0, "kshot: rows a class for dev; 0 = k"),
         scarce=word(
             "raise", Words("data.fewshot", "SCARCE"),
-            "kshot, of a class with too few rows: an error, or train takes what there is, dev the "
-            "rest",
+            "of a class with too few rows: an error, or kshot gives train what there is, dev the "
+            "rest, and kfold divides what there is",
         ),
         n=size(32, "balanced: rows in all for train, and as many for dev"),
         ratio=number(
@@ -283,6 +283,7 @@ FIELDS = Block(
         tasks=several(word("", _TASKS, "ppt.task, of `pretrain`")),
         seeds=several(whole(0, "seed", SEED)),
         data_seeds=several(whole(0, "data.seed", SEED)),
+        folds=several(count(0, "data.fold, of data.protocol=kfold")),
         lr=several(number(0.0, "optim.lr")),
         weight_decay=several(number(0.0, "optim.weight_decay")),
         starts=texts((), "prompt.start"),

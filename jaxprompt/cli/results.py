@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, read_json
 
-SEEDS = ("seed", "data.seed")  # runs that differ in these alone share a row
+# Runs that differ in these alone share a row.
+FOLD = "data.fold"
+SEEDS = ("seed", "data.seed", FOLD)
 SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone", "data.batch")
 # Fields that tell runs apart at a glance; a row is named by these before all others.
 _TELLING = ("task.name", "prompt.name", "trainable", "head.name", "ppt.task", "backbone.path")
@@ -95,7 +97,9 @@ def read_folder(folder: str) -> list[SweepRun]:
         alike = [other for other, name in zip(leaves, groups, strict=True) if name == group]
         tried = [name for name in searched if len({other.get(name) for other in alike}) > 1]
         row = " ".join([group, *(f"{name}={own.get(name)}" for name in tried)])
-        changes = {name: own.get(name) for name in (*SEEDS, *tried)}
+        folds = own.get("data.protocol") == "kfold"  # of others the field is not read
+        seeds = [name for name in SEEDS if name != FOLD or folds]
+        changes = {name: own.get(name) for name in (*seeds, *tried)}
         runs.append(SweepRun(row, "", changes, path, group))
     return runs
 
@@ -160,7 +164,8 @@ def read(workdir: Path) -> dict[str, Any]:
     result = read_result(workdir)
     c = read_json(workdir / _CONFIG, "the folder of a run")
     try:
-        return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]}
+        fold = {"fold": c["data"]["fold"]} if c["data"]["protocol"] == "kfold" else {}
+        return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]} | fold
     except (KeyError, TypeError) as error:
         raise InputError(f"{workdir / _CONFIG} cannot be read ({error}); train again") from error
 

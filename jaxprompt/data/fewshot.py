@@ -22,7 +22,7 @@ PROTOCOLS = {
     "kshot": ("k", "dev_k", "scarce"),
     "balanced": ("n",),
     "fraction": ("ratio", "holdout"),
-    "kfold": ("folds", "fold", "k"),
+    "kfold": ("folds", "fold", "k", "scarce"),
     "holdout": ("size",),
     "listed": ("path",),
 }
@@ -169,19 +169,24 @@ def kfold(
     seed: int,
     k: int | None = None,
     names: Sequence[str] = (),
+    scarce: str = "raise",
 ) -> list[SplitRows]:
     """Cuts the rows into `folds` parts, classes spread evenly; each part is dev once (IPT).
 
-    With `k` it cuts only K rows a class, those of `kshot`. Rows stand in the order of the file.
+    With `k` it cuts only K rows a class, those of `kshot`: with 2K they are its train and dev
+    together. Of a class with fewer rows "take" cuts what there is; "raise" is an error. Rows stand
+    in the order of the file. Raises InputError for a class with fewer rows than folds.
     """
     _at_least("folds", folds, 2)
+    choose("data.scarce", scarce, SCARCE)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     if k is not None:
         _at_least("k", k, 1)
-        _enough(groups, dict.fromkeys(groups, k), f"K = {k}", names)
-    dealt = np.array([row for rows in groups.values() for row in rows[:k]], np.int64)
-    if folds > len(dealt):
-        raise InputError(f"folds = {folds}, but there are {len(dealt)} examples; lower folds")
+        if scarce == "raise":
+            _enough(groups, dict.fromkeys(groups, k), f"K = {k}", names)
+    groups = {label: rows[:k] for label, rows in groups.items()}
+    _enough(groups, dict.fromkeys(groups, folds), f"folds = {folds}, a row in each,", names)
+    dealt = np.array([row for rows in groups.values() for row in rows], np.int64)
     parts = [np.sort(dealt[fold::folds]) for fold in range(folds)]
     return [
         SplitRows(np.sort(np.concatenate(parts[:fold] + parts[fold + 1 :])), parts[fold])

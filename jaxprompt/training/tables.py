@@ -10,7 +10,7 @@ from jaxprompt.scoring.metrics import mean_std
 def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Tabulates results as Markdown: mean and population standard deviation over the seeds.
 
-    Beside what result.json holds a result may have "lr", its learning rate, and "data_seed".
+    Beside what result.json holds a result may have "lr", its learning rate, "data_seed" and "fold".
     """
     every = [result for results in rows.values() for result in results]
     first = lambda split: lambda r: next(iter(r[split].values())) if split in r else None
@@ -46,6 +46,8 @@ def _mean(
 def _seeds(results: Sequence[Mapping[str, Any]]) -> str:
     """Lists the seeds, each with its data seed behind a slash where these differ."""
     pairs = [(r.get("seed", "-"), r.get("data_seed", "-")) for r in results]
+    if all("fold" in r for r in results):  # several runs of each seed
+        pairs = list(dict.fromkeys(pairs))
     both = len({data for _, data in pairs}) > 1
     return ", ".join(f"{seed}/{data}" if both else str(seed) for seed, data in pairs)
 

@@ -19,6 +19,7 @@ from jaxprompt.assembly.pipeline import load_weights
 from jaxprompt.assembly.schema import FIELDS, OPEN
 from jaxprompt.cli.reference import write_page
 from jaxprompt.data.tasks import custom_task, get_task, task_names
+from jaxprompt.errors import InputError
 from jaxprompt.training import steps
 from jaxprompt.training.state import make_state
 
@@ -96,12 +97,18 @@ def differs(path, argument) -> bool:
         return argument != "masked"  # which is the default
     if path.stem == "dart_relations":  # the number of examples changes no program
         return not argument or ",8," in argument
+    if path.parent.name == "ipt":  # a length, a share or a fold changes no program
+        if path.stem == "knowledge":
+            return argument == "sst2,random,prefix,hard"
+        return path.stem in ("end_to_end", "topics") and argument[:2] not in ("bo", "cb", "mu")
     if path.stem == "dpt":
         return argument in ("", *OTHERS) or argument.startswith("sst2,low")
     return path.stem != "accuracy" or argument.startswith("sst2")
 
 
 OTHERS = ("sst2,full,released", "ag_news,low,dpt,large")  # which no sweep has
+TABLE_2 = ("rte,ppt,prompt", "rte,full,prompt")  # baselines that its sweep has not
+RUNS += [(CONFIGS / "ipt/end_to_end.py", argument) for argument in TABLE_2]
 SPANS = ("quoref", "quoref,low,sigma,large", "quoref,full,bert")
 RUNS += [(CONFIGS / "dpt.py", argument) for argument in (*OTHERS, *SPANS)]
 BUILDS = [
@@ -134,7 +141,12 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of)
     if c.demos.per_class or c.demos.total:
         c.data.max_len, c.demos.encoder = 64, str(backbone)
         c.task.words = tuple(WORDS[: len(get_task(c.task.name).labels)])  # one subword each
-    if c.task.name != "topics":
+    if path.parent.name == "ipt":  # exports are of the paper's backbone
+        c.prompt.update({"length": 4} if "length" in c.prompt else {})
+        c.prompt.update({name: "" for name in ("pretrained", "init") if name in c.prompt})
+    if c.task.name == "custom" and not c.task.vocabulary:
+        c.data.source = str(rows_of("topics"))
+    elif c.task.name != "topics":
         c.data.source = str(rows_of(c.task.name))
     if c.task.vocabulary:
         c.task.vocabulary = f"{c.data.source}/words.txt"
@@ -171,6 +183,41 @@ def test_rows_of_lm_bff_that_train_nothing(row):
     assert (c.demos.total, c.data.max_len) == ((32, 512) if row == "in_context" else (0, 128))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("end_to_end:rte,randm", "the system='randm' is unknown; nearest: random"),
+        ("end_to_end:rt,random", "the task='rt' is unknown; nearest: rte"),
+        ("end_to_end:rte,ppt,prefix", "the system on prefix='ppt' is unknown"),
+        ("end_to_end:rte,cnn,prompt,5", "4 parts; give TASK,SYSTEM,PLACE$"),
+        ("prompt_length:rte,task,prompt,7", "the length='7' is unknown"),
+        ("utilization:boolq,random", "the encoder='random' is unknown"),
+        ("utilization:boolq,cnn,prompt,4", "the percentage='4' is unknown"),
+        ("few_shot:rte,random,prefix,4", "the fold='4' is unknown"),
+        ("knowledge:rte,random", "the task='rte' is unknown; known: ag_news, imdb, sst2"),
+        ("encoder_sizes:rte,cnn,prompt,big", "the size of an encoder is a whole number"),
+        ("topics:cnn,prompt,rte", "the task='rte' is unknown"),
+        ("topics:cnn,prompt,custom,1", "4 parts; give ENCODER,PLACE,TASK$"),
+    ],
+)
+def test_arguments_that_configs_of_ipt_do_not_know(name, message):
+    stem, _, argument = name.partition(":")
+    with pytest.raises(InputError, match=message):
+        load(CONFIGS / f"ipt/{stem}.py", argument)
+
+
+def test_a_topic_classifier_fits_the_runs_that_start_from_it():
+    """What an export must have in common with them: where it stands, encoder, sizes."""
+    for place in ("prompt", "prefix"):
+        for encoder in ("cnn", "lstm", "mlp"):
+            topics = load(CONFIGS / "ipt/topics.py", f"{encoder},{place}").prompt
+            own = load(CONFIGS / "ipt/end_to_end.py", f"rte,{encoder},{place}").prompt
+            for field in ("on", "encoder", "hidden", "length", "scale"):
+                assert topics[field] == own[field], field
+            assert own.fixed and not topics.fixed  # section 4.2: rows train with topics alone
+            assert own.pretrained == f"topics/{encoder}-{place}" and not topics.pretrained
+
+
 def parts():
     for path in sorted((CONFIGS / "parts").glob("[a-z]*.py")):
         module = load_module(str(path))
@@ -194,7 +241,16 @@ def test_every_part_fits_the_base(kind, part):
     if kind == "tasks":
         assert c.task.name in task_names()
     if kind == "methods":
-        assert c.prompt.name in ("prefix", "soft", "dart", "dpt", "p_tuning", "compose", "none")
+        assert c.prompt.name in (
+            "prefix",
+            "soft",
+            "dart",
+            "dpt",
+            "p_tuning",
+            "ipt",
+            "compose",
+            "none",
+        )
 
 
 def names(block, prefix="") -> set[str]:

@@ -106,6 +106,10 @@ def test_a_class_with_too_few_examples(train):
     assert "size = 48 leaves no row of 48" in line
     line = train(data__protocol="kfold", data__folds=1)
     assert "folds = 1" in line
+    line = train(data__protocol="kfold", data__files__dev="dev.jsonl")
+    assert "data.files.dev=dev.jsonl would not be read; empty it" in line
+    line = train(runs__folds="0,1")
+    assert "config.runs.folds needs data.protocol=kfold" in line
     line = train(data__protocol="listed", data__rows="/no/rows.jsonl")
     assert "/no/rows.jsonl: no such file" in line
 

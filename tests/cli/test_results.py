@@ -85,6 +85,21 @@ def test_a_searched_batch_size_is_chosen_on_dev(tmp_path, capsys):
     assert best[0] == "2" and best[6] == "0.600 ± 0.100"
 
 
+def test_folds_share_a_row_and_choose_together(tmp_path, capsys):
+    for seed in (0, 1):
+        for lr, devs in ((0.01, (0.9, 0.3)), (0.02, (0.6, 0.8))):
+            for fold, dev in enumerate(devs):
+                write_run(
+                    tmp_path / f"{seed}-{lr}-{fold}", data__seed=seed, optim__lr=lr, dev=dev,
+                    data__protocol="kfold", data__fold=fold, test=dev,
+                )  # fmt: skip
+    _, rows = rows_of(capsys, f"--table={tmp_path}")
+    assert list(rows) == ["prefix optim.lr=0.01", "prefix optim.lr=0.02", "prefix best on dev"]
+    assert rows["prefix optim.lr=0.01"][:3] == ["4", "0/0, 0/1", "0.01"]
+    assert rows["prefix best on dev"][:3] == ["4", "0/0, 0/1", "0.02"]
+    assert rows["prefix best on dev"][5] == "0.700 ± 0.100"
+
+
 def test_a_sweep_of_a_papers_config_by_its_folder(tmp_path, capsys):
     for task, metric in (("rte", "accuracy"), ("cb", "macro_f1")):
         for method in ("pt", "ppt"):

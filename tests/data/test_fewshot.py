@@ -164,6 +164,28 @@ def test_kfold_of_k_rows_a_class():
         assert collections.Counter(UNEVEN[row] for row in fold.dev) == {0: 2, 1: 2, 2: 2}
 
 
+def test_kfold_of_2k_rows_is_what_kshot_divides():
+    """So hyper-parameters are chosen on the very examples that then train and stop early."""
+    drawn = np.concatenate(fewshot.kshot(UNEVEN, 4, seed=5))
+    for fold in fewshot.kfold(UNEVEN, 4, seed=5, k=8):
+        assert sorted([*fold.train, *fold.dev]) == sorted(drawn)
+    other = fewshot.kfold(UNEVEN, 4, seed=6, k=8)[0]
+    assert other.dev.tolist() != fewshot.kfold(UNEVEN, 4, seed=5, k=8)[0].dev.tolist()
+
+
+def test_kfold_of_a_scarce_class():
+    """The class counts of CB's training split: 16 neutral examples, 4 a fold."""
+    labels = np.repeat([0, 1, 2], (115, 119, 16))
+    with pytest.raises(InputError, match="class 'neutral' has 16 examples, but K = 64 needs 64"):
+        fewshot.kfold(labels, 4, seed=0, k=64, names=("yes", "no", "neutral"))
+    folds = fewshot.kfold(labels, 4, seed=0, k=64, scarce="take")
+    for fold in folds:
+        assert collections.Counter(labels[fold.dev]) == {0: 16, 1: 16, 2: 4}
+        assert collections.Counter(labels[fold.train]) == {0: 48, 1: 48, 2: 12}
+    with pytest.raises(InputError, match="data.scarce='some' is unknown"):
+        fewshot.kfold(labels, 4, seed=0, scarce="some")
+
+
 def test_holdout_golden():
     split = fewshot.holdout([0] * 10, 3, seed=0)  # no classes: the first of the shuffle
     assert split.dev.tolist() == [2, 4, 8]
@@ -262,7 +284,10 @@ def test_dispatch(tmp_path):
         (lambda: fewshot.fraction(TEN, 1.5), "ratio = 1.5"),
         (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "holdout = 1.0"),
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
-        (lambda: fewshot.kfold(TEN, 11, 0), "folds = 11, but there are 10"),
+        (lambda: fewshot.kfold(TEN, 6, 0), "class 0 has 5 examples, but folds = 6, .* needs 6"),
+        (lambda: fewshot.kfold(TEN, 4, 0, k=3), "class 0 has 3 examples, but folds = 4, .* needs"),
+        (lambda: fewshot.kfold(TEN, 1, 0), "folds = 1; it must be at least 2"),
+        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=-1), "fold = -1.* 0 to 1"),
         (lambda: fewshot.holdout(TEN, 10, 0), "size = 10 leaves no row"),
         (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; lower it to 8 or less"),
         (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; give data.files.dev instead"),

@@ -128,6 +128,10 @@ T5_EXAMPLES = {
         ("not_duplicate", "duplicate"),
     ),
     "boolq": ({"question": "A", "passage": "B"}, "passage: B question: A", ("False", "True")),
+    "multirc": (
+        {"paragraph": "A", "question": "B", "answer": "C"},
+        "question: B answer: C paragraph: A", ("False", "True"),
+    ),
     "wic": (
         {"word": "A", "sentence1": "B", "sentence2": "C"}, "sentence1: B sentence2: C word: A",
         ("False", "True"),

@@ -17,9 +17,11 @@ import paper  # noqa: E402
 import paper_dart  # noqa: E402
 import paper_dpt  # noqa: E402
 import paper_figures  # noqa: E402
+import paper_ipt  # noqa: E402
 import paper_ppt  # noqa: E402
 from paper_table import read_published  # noqa: E402
 
+from configs import ipt  # noqa: E402
 from configs.parts import ppt  # noqa: E402
 from jaxprompt.data.tokenizer import encode_texts  # noqa: E402
 from jaxprompt.errors import InputError  # noqa: E402
@@ -60,7 +62,7 @@ def arguments(**given):
     """Makes what the command line gives."""
     plain = dict(
         paper="ppt", workdir="w", backbone="", adapted="", prompts="p", data="d", kind="t5",
-        learning_rates="", seeds="1,2", tasks="", rows="",
+        learning_rates="", seeds="1,2", tasks="", rows="", topics="t", ppt="p/nsp",
     )  # fmt: skip
     return SimpleNamespace(**plain | given)
 
@@ -331,6 +333,190 @@ def test_bert_is_left_out_with_a_discriminator():
     assert not any(paper_dpt.PAPER.why_not(cell, arguments()) for cell in cells)
 
 
+# -- IPT ------------------------------------------------------------------------------------------
+
+
+def test_published_numbers_are_ipts(shared):
+    """Cell by cell. Table 3's rows have the names that are inferred for them, table 6's its own."""
+    found = json.loads((shared / "papers/ipt_tables.json").read_text())
+    inferred = found["table3_rows"]["names"]
+    with open(ROOT / "launch/published/ipt.csv", newline="") as file:
+        ours = list(csv.DictReader(file))
+    assert len(ours) == len(found["cells"]) == 111
+    for line, cell in zip(ours, found["cells"], strict=True):
+        row = cell["row"]
+        if cell["table"] == "table3":
+            row = inferred[int(re.match(r"row (\d) ", row)[1]) - 1]
+        if cell["table"] == "table6":
+            kind = re.fullmatch(r"prompt_tuning \+ encoder \((\w+)\)", row)[1].upper()
+            row = f"Encoder IPT ({kind}), {cell['utilization_percent']:g}%"
+        named = [line[name] for name in ("table", "row", "task")]
+        assert named == [cell["table"], row, cell["task"]]
+        assert (float(line["mean"]) if line["mean"] else None) == cell["mean"]
+        assert cell["metric"].startswith(line["metric"]) and line["metric"] == "accuracy"
+        assert not line["std"] and line["backbone"] == paper_ipt.ROBERTA
+    unread = [line["row"] for line in ours if not line["mean"]]
+    assert unread == ["Encoder IPT (CNN), 1.3%", "Encoder IPT (MLP), 26%"]
+    assert not {(row, "boolq", "") for row in unread} & read_published("ipt", "table6").keys()
+
+
+@pytest.mark.parametrize("name", paper_ipt.TABLES)
+def test_every_cell_of_ipts_tables_has_its_runs(name):
+    args = arguments(paper="ipt", backbone="x", data="")
+    table = paper_ipt.TABLES[name]
+    cells = paper.pick(table, args)
+    flat = [run for cell in cells for run in paper.list_runs(cell, args)]
+    assert len({run.workdir for run in flat}) == len(flat)
+    with open(ROOT / "launch/published/ipt.csv", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["table"] == name]
+    printed = {(line["row"], line["task"]) for line in lines}
+    own = {(cell.row, cell.task) for cell in cells}
+    lost = {("Encoder IPT (MLP)", "boolq")} if name == "table6" else set()  # 6 cells of its row
+    rows = {(row.partition(",")[0], task) for row, task in own - printed}
+    assert rows == lost if lines else table.draw
+    for cell in cells:
+        runs = paper.list_runs(cell, args)
+        assert len(runs) == 2 * 3
+        c = paper.sweep.load(runs[0], ())
+        _, system, place, *rest = cell.method.split(",")
+        assert (c.data.seed, c.seed, c.task.name) == (1, 1, cell.task)
+        assert (c.task.metric or "accuracy") == (cell.metric or "accuracy")
+        rates = ipt.FULL_RATES if system == "full" else ipt.RATES
+        assert sorted({run.changes["optim.lr"] for run in runs}) == sorted(rates)
+        kinds = {
+            "full": "none",
+            "ppt": "soft",
+            "task": {"prompt": "soft", "prefix": "prefix"}[place],
+        }
+        assert c.prompt.name == kinds.get(system, "ipt")
+        if c.prompt.name == "ipt":
+            assert c.prompt.on == place and c.prompt.fixed == (system in ipt.ENCODERS)
+            rows_of = {"random": "", "pretrained": f"t/cnn-{place}"}
+            assert c.prompt.pretrained == rows_of.get(system, f"t/{system}-{place}")
+        if system == "ppt":
+            assert c.prompt.init == "p/nsp"
+        if name.startswith("figure5"):
+            assert c.prompt.length == int(rest[0]) == int(cell.row.rpartition(" ")[2])
+            assert c.data.max_len == 384 + (c.prompt.length if place == "prompt" else 0) <= 512
+        if name == "table6":
+            percent = float(cell.row.rpartition(", ")[2].removesuffix("%"))
+            assert c.prompt.utilization == pytest.approx(percent / 100)
+        hard = "hard" in cell.row
+        assert c.task.template.startswith("Culture and" if cell.task != "ag_news" else "Human Act"
+            ) if hard else not c.task.template  # fmt: skip
+
+
+def test_rows_of_ipt_without_their_export_say_so(tmp_path):
+    """Only the rows that start from topics or from PPT, and only where the export is missing."""
+    (tmp_path / "cnn-prompt").mkdir()
+    args = arguments(paper="ipt", topics=str(tmp_path), ppt="")
+    why = {cell.row: paper_ipt.PAPER.why_not(cell, args) for cell in paper_ipt.table2(["rte"])}
+    left_out = {row for row, reason in why.items() if reason}
+    assert left_out == {"PPT"} | {
+        f"{base} + {name}" for base in ("Prompt Tuning", "Prefix Tuning")
+        for name in ("Pretrained IPT", *(f"Encoder IPT ({x})" for x in ("CNN", "RNN", "MLP")))
+    } - {"Prompt Tuning + Pretrained IPT", "Prompt Tuning + Encoder IPT (CNN)"}  # fmt: skip
+    assert why["Prefix Tuning + Encoder IPT (RNN)"] == (
+        f"{tmp_path}/lstm-prefix does not exist; train configs/ipt/topics.py:lstm,prefix on texts "
+        "with topics and `export` it there, or name another folder by --topics"
+    )
+    assert "name it by --ppt" in why["PPT"]
+    with pytest.raises(InputError, match="--rows=PPT: it starts from a pre-trained prompt"):
+        paper.main(["ipt", "table2", "--rows=PPT", f"--workdir={tmp_path / 'new'}"])
+
+
+def test_folds_choose_the_run_that_counts(tmp_path, capsys):
+    """The mean over the folds chooses, not dev of the run that counts; other runs do not count."""
+    name = "Prefix_Tuning_Random_IPT-cb"
+    means = {10: {"0.01": (0.9, 0.1, 0.5, 0.5), "0.1": (0.6, 0.5, 0.6, 0.5)},
+             20: {"0.01": (0.7, 0.7, 0.7, 0.7), "0.1": (0.9, 0.9, 0.4, 0.5)}}  # fmt: skip
+    tests = {(10, "0.01"): 0.11, (10, "0.1"): 0.8, (20, "0.01"): 0.6, (20, "0.1"): 0.99}
+    config = json.dumps({"backbone": {"path": "mine"}})
+    for seed, rates in means.items():
+        for rate, devs in rates.items():
+            own = f"{name},lr={rate},seed={seed}"
+            for fold, dev in enumerate(devs):
+                folder = tmp_path / "folds" / f"{own},fold={fold}"
+                folder.mkdir(parents=True)
+                left = {"best_step": 1, "dev": {"accuracy": dev}}
+                (folder / "result.json").write_text(json.dumps(left))
+            result = {split: {"accuracy": tests[seed, rate]} for split in ("dev", "test")}
+            result |= {"best_step": 1}
+            (tmp_path / own).mkdir()
+            (tmp_path / own / "result.json").write_text(json.dumps(result))
+            (tmp_path / own / "config.json").write_text(config)
+    words = ["--rows=Prefix Tuning + Random IPT", "--tasks=cb", "--seeds=10,20", "--print"]
+    words += ["--learning-rates=0.01,0.1", f"--workdir={tmp_path}"]
+    assert paper.main(["ipt", "table3", *words]) == 0
+    heading, table = capsys.readouterr().out.split("\n\n")
+    assert table.splitlines()[2] == "| Prefix Tuning + Random IPT | 70.0 ± 10.0 [69.6] |"
+    assert "is inferred from its text" in heading and "test accuracy of cb;" in heading
+    (tmp_path / f"folds/{name},lr=0.1,seed=10,fold=3/result.json").unlink()
+    assert paper.main(["ipt", "table3", *words]) == 0  # 0.5 of four folds before 0.57 of three
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == "| Prefix Tuning + Random IPT | 35.5 ± 24.5 (17 of 18 runs) [69.6] |"
+
+
+def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
+    """Section 5.1: four folds of 2K examples per class choose, K train and K stop it early."""
+    args = arguments(paper="ipt", backbone="x", data="")
+    (cell,) = (x for x in paper_ipt.table3(["cb"]) if x.row == "Prefix Tuning + Random IPT")
+    runs = paper.list_runs(cell, args)
+    folds = paper.list_folds(cell, runs)
+    assert len(folds) == 4 * len(runs) == 4 * 6
+    assert len({fold.workdir for fold, _ in folds}) == len(folds)
+    last = paper.sweep.load(runs[0], ()).data
+    assert (last.protocol, last.k, last.dev_k, last.seed) == ("kshot", 32, 0, 1)
+    for number, (fold, run) in enumerate(folds):
+        c = paper.sweep.load(fold, ())
+        own = (c.data.protocol, c.data.k, c.data.folds, c.data.fold, c.data.scarce)
+        assert own == ("kfold", 64, 4, number % 4, "take")
+        assert c.optim.lr == run.changes["optim.lr"] and c.data.seed == run.changes["seed"]
+        assert not c.train.test  # the test split is for the run that counts
+    lines = paper.estimate([(cell, runs)], ()).splitlines()[::2]
+    assert lines == [
+        "24 runs of 400 epochs of 3 of 4 folds of 64 examples per class, 64 a step, that train a "
+        "prompt:",
+        "2 runs of 400 epochs of 32 examples per class, 64 a step, that train a prompt:",
+    ]
+
+
+def test_figure_5_of_ipt_is_over_the_prompts_length(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(paper_figures, "write", keep(drawn, paper_figures.write))
+    for base, score in (("Prompt_Tuning", 0.6), ("Prompt_Tuning_Pretrained_IPT", 0.7)):
+        finish(tmp_path, f"{base}_length_32-rte", "mine", score)
+    words = ["--print", "--tasks=rte", "--seeds=10,20", f"--workdir={tmp_path}"]
+    words += [f"--learning-rates={','.join(RATES)}"]
+    assert paper.main(["ipt", "figure5", *words]) == 0
+    assert "[as published]" not in capsys.readouterr().out
+    with open(tmp_path / "figure5.csv", newline="") as file:
+        numbers = list(csv.DictReader(file))
+    measured = {(x["method"], x["length"]): x["mean"] for x in numbers if x["mean"]}
+    assert measured == {("task", "32"): "55.0000", ("pretrained", "32"): "65.0000"}
+    assert len(numbers) == 2 * 7
+    (panel,) = drawn[0].axes
+    assert panel.get_xlabel() == "prompt length"
+    labels = [label.get_text() for label in panel.get_xticklabels()]
+    assert labels == ["5", "10", "16", "32", "64", "100", "120"]
+
+
+def test_table_6_of_ipt_is_a_table_and_a_curve(tmp_path, capsys):
+    finish(tmp_path, "Encoder_IPT_CNN_0.2_-boolq", "mine", 0.6)
+    words = ["--print", "--seeds=10,20", f"--workdir={tmp_path}"]
+    words += [f"--learning-rates={','.join(RATES)}"]
+    assert paper.main(["ipt", "table6", *words]) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert "| Encoder IPT (CNN), 0.2% | 55.0 ± 5.0 [61.2] |" in lines
+    assert "| Encoder IPT (CNN), 1.3% | - |" in lines  # which cannot be read in the paper
+    assert "[as published]" in told.out
+    assert told.err.split() == [f"{tmp_path}/table6.png", f"{tmp_path}/table6.csv"]
+    with open(tmp_path / "table6.csv", newline="") as file:
+        (line,) = (x for x in csv.DictReader(file) if x["mean"])
+    assert (line["method"], line["utilization"], line["mean"]) == ("cnn", "0.2", "55.0000")
+
+
 # -- which cells are run -------------------------------------------------------------------------
 
 
@@ -562,8 +748,8 @@ def test_figures_need_matplotlib(monkeypatch, call):
 def keep(drawn, write):
     """Makes a writer of figures that keeps what it writes."""
 
-    def both(path, figure, points):
+    def both(path, figure, points, axis):
         drawn.append(figure)
-        return write(path, figure, points)
+        return write(path, figure, points, axis)
 
     return both

@@ -284,5 +284,21 @@ def test_the_best_rate_of_each_seed_is_chosen_on_dev():
     assert select(runs) == [result(0.7, 0.3), result(0.6, 0.4)]
 
 
+def test_the_mean_over_folds_chooses():
+    """Of each seed all folds of the best learning rate; one that lacks a fold is not compared."""
+    dev = {
+        1e-3: {0: (0.9, 0.5), 1: (0.4, 0.7)}, 1e-2: {0: (0.8, 0.7), 1: (0.5, 0.5)},
+        1e-1: {0: (0.99,), 1: (0.1, 0.1)},
+    }  # fmt: skip
+    runs = [
+        ({"data.seed": seed, "data.fold": fold, "optim.lr": rate}, {"dev": {"accuracy": score}})
+        for rate, seeds in dev.items()
+        for seed, scores in seeds.items()
+        for fold, score in enumerate(scores)
+    ]
+    chosen = [result["dev"]["accuracy"] for result in select(runs)]
+    assert chosen == [0.8, 0.7, 0.4, 0.7]  # means 0.75 > 0.7 of seed 0, 0.55 > 0.5 of seed 1
+
+
 def test_programs_are_compiled_for_few_numbers_of_runs():
     assert halves(20) == [20, 10, 5, 3, 2, 1] and halves(1) == [1]

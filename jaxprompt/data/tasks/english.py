@@ -348,7 +348,7 @@ ENGLISH = {
         "targets": ("False", "True"),
         "plain": "{text|marked} [sep] {span2_text|whole}: {span1_text|whole}",
     },
-    "multirc": {
+    "multirc": {  # each answer of a question is right or wrong by itself
         "fields": ("paragraph", "question", "answer"),
         "labels": ("false", "true"),
         "hub": "aps/super_glue",
@@ -360,6 +360,7 @@ ENGLISH = {
         "text": "question: {question|whole} answer: {answer|whole} paragraph: {paragraph}",
         "targets": ("False", "True"),
         "plain": "{question|whole} {answer|whole} [sep] {paragraph}",
+        "query": "{question|whole} {answer|whole}. {paragraph}",
         "metric": "f1",
     },
     "race": _race("all"),

@@ -1,0 +1,37 @@
+"""IPT on prefix tuning with 32 examples per class (section 5.2, table 3).
+
+The argument is TASK,SYSTEM,PLACE,FOLD. Without FOLD it trains on K examples per class and stops
+early on K more. With it, 0 to 3, a fold of these 2K examples is dev: `sweep --table` shows the
+learning rate whose mean over the folds is best.
+"""
+
+from configs.ipt import RATES, SEEDS, SUPERGLUE, cross_validation, few_shot, read_cell, tune
+from jaxprompt.errors import choose
+
+FOLDS = ("0", "1", "2", "3")
+
+
+def get_config(cell="rte,random,prefix"):
+    """Returns one run."""
+    *own, fold = read_cell(cell, ("FOLD", ""))
+    c = tune(*own)
+    few_shot(c)
+    if fold:
+        choose("the fold", fold, FOLDS)
+        for field, value in (cross_validation() | {"data.fold": int(fold)}).items():
+            block, name = field.split(".")
+            c[block][name] = value
+    return c
+
+
+def sweep():
+    """Yields the runs of the cross-validation."""
+    for task in SUPERGLUE:
+        for system in ("task", "random"):
+            for seed in SEEDS:
+                for lr in RATES:
+                    for fold in map(int, FOLDS):
+                        yield {
+                            "config": f"{task},{system},prefix,0", "data.fold": fold,
+                            "data.seed": seed, "seed": seed, "optim.lr": lr,
+                        }  # fmt: skip
