@@ -357,7 +357,7 @@ ENGLISH = {
         "template": "{paragraph} Question: {question|whole} Is it {answer|whole}? [mask].",
         "words": (("No",), ("Yes",)),
         "causal": "{paragraph} Question: {question|whole} Is it {answer|whole}? Answer: [mask]",
-        "text": "question: {question|whole} answer: {answer|whole} paragraph: {paragraph}",
+        "text": "question: {question} answer: {answer} paragraph: {paragraph}",
         "targets": ("False", "True"),
         "plain": "{question|whole} {answer|whole} [sep] {paragraph}",
         "query": "{question|whole} {answer|whole}. {paragraph}",
