@@ -149,6 +149,7 @@ def files(backbones, tmp_path_factory):
     for name in ("new", "articles"):
         write_rows(root / f"{name}.jsonl", draw(1, NEW, "article"))
     write_rows(root / "questions.jsonl", draw(1, NEW, "question", "context", "passage"))
+    write_rows(root / "topics.jsonl", draw(0, 42, "text", label=("science", "arts", "sports")))
     data_sets = {
         "sst2": lambda *at: draw(*at, "sentence", label=(0, 1)),
         "sst5": lambda *at: draw(*at, "text", label=range(5)),
