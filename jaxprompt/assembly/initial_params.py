@@ -18,7 +18,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put, within
-from jaxprompt.prompts import Method, Source
+from jaxprompt.prompts import BORROWED, Method, Source
 
 
 class Weights(NamedTuple):
@@ -69,7 +69,9 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
     patterns = tuple(c.trainable) or scorer.model.prompt.TRAINABLE
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
-    return tree.split(params, tree.trainable_mask(params, patterns))
+    trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    borrowed = {name: trainable.pop(name) for name in [*trainable] if BORROWED.fullmatch(name)}
+    return trainable, frozen | borrowed
 
 
 # -- rows of the vocabulary, or of a file ---------------------------------------------------------
@@ -93,6 +95,16 @@ def _make_source(
     def take_over(init: str, drawn: dict[str, Any]) -> dict[str, Any]:
         return inherit(c, fingerprint, init, drawn)
 
+    def take(path: str) -> tuple[Method, dict[str, Any]]:
+        known = read_export(path)[1]["backbone"]
+        if known["fingerprint"] != fingerprint:
+            raise InputError(
+                f"prompt.pretrained={path} was trained on weights {known['fingerprint'][:12]} "
+                f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
+                "another export"
+            )
+        return take_export(path)
+
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         run = within(placement, functools.partial(text_keys, scorer.model.backbone))
         found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
@@ -100,7 +112,7 @@ def _make_source(
 
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
     return Source(
-        scorer.tokenizer, c.seed, label_words, counts, embed, read, take_over, take_export, keys
+        scorer.tokenizer, c.seed, label_words, counts, embed, read, take_over, take, keys
     )  # fmt: skip
 
 

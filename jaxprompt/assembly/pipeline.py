@@ -273,7 +273,7 @@ def check_fit(
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
     kind.check_backbone(facts_of(backbone))
-    kind.check_method(prompt["name"], method.reads)
+    kind.check_method(prompt["name"], () if method.own_parts() else method.reads)
     return method, kind
 
 
@@ -289,6 +289,12 @@ def build_scorer(
     """
     method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
     facts, slots = facts_of(backbone), method.num_slots()
+    if demos is not None and "encoder" in method.reads:
+        raise InputError(
+            f"demos.{'total' if demos.settings.total else 'per_class'} puts other texts into the "
+            f"input, and prompt.name={prompt['name']} computes its prompt from the input; set it "
+            "to 0, or take another method"
+        )
     kind.check_task(task)
     kind.check_form(form, facts.style)
     parsed = check_template(task, template, kind, form, slots)

@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from jaxprompt.data.tasks import Task, task_from_json
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put
-from jaxprompt.prompts import Method, make_prompt
+from jaxprompt.prompts import BORROWED, Method, Take, make_prompt
 from jaxprompt.types import Dims
 
 # What the blocks of a card hold that are read here.
@@ -52,7 +51,6 @@ _NEEDED = {
 }
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
-_BORROWED = re.compile(r"prompt/(.*/)?base")  # what another export holds, see Method.borrow
 _PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM"}
 
 
@@ -83,7 +81,7 @@ def pack(
     batch = scorer.one_batch(_encode(scorer, ""))
     prompt, arrays = fold(scorer.model, params, batch)
     own = tree.flatten({"prompt": arrays})
-    tensors = {n: x for n, x in own.items() if n in trainable or not _BORROWED.fullmatch(n)}
+    tensors = {n: x for n, x in own.items() if n in trainable or not BORROWED.fullmatch(n)}
     tensors |= {
         name: np.asarray(leaf, np.float32)
         for name, leaf in tree.flatten(params).items()
@@ -199,12 +197,41 @@ def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Sco
 def take_export(path: str) -> tuple[Method, dict[str, Any]]:
     """Reads an export that others start from. -> its method, the numbers of its prompt, nested
 
-    Raises InputError for one that is not whole.
+    Raises InputError for one that is not whole, and where what it borrows from is another now.
     """
     tensors, card = read_export(path)
     method = make_prompt(**card["prompt"], dims=Dims(**card["backbone"]["dims"]))
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
-    return method, method.borrow(tree.unflatten(own).get("prompt", {}), take_export)
+    numbers = tree.unflatten(own).get("prompt", {})
+    return method, method.borrow(numbers, _taking(path, card))
+
+
+def _taking(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
+    """Makes what reads the exports that a card names, one of which may have moved."""
+    origins = card.get("init") or {}
+    known = {own["path"]: own for own in (origins, *origins.get("more", ())) if "path" in own}
+
+    def take(named: str) -> tuple[Method, dict[str, Any]]:
+        where = moved or named
+        if named not in known:
+            raise InputError(
+                f"{path} borrows numbers from {named}, and its card does not say which export that "
+                "was; export the prompt again"
+            )
+        try:
+            _, found = read_export(where)
+        except InputError as error:
+            raise InputError(
+                f"{path} borrows numbers from {where}: {error}; say by pretrained where it is"
+            ) from error
+        if known[named]["sha256"] != found["sha256"]:
+            raise InputError(
+                f"{path} borrows numbers from {where}, which holds another export now; restore it, "
+                "or say by pretrained where it is"
+            )
+        return take_export(where)
+
+    return take
 
 
 def with_borrowed(
@@ -213,30 +240,16 @@ def with_borrowed(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Adds what an export borrows from another, which may have moved.
 
-    Raises InputError where that is not there, or is another than when the prompt was trained.
+    Raises InputError where that is not there, or is another than when the prompt was trained, and
+    where nothing is borrowed and `moved` is given.
     """
-    origins = card.get("init") or {}
-    known = {own["path"]: own for own in (origins, *origins.get("more", ())) if "path" in own}
-
-    def take(named: str) -> tuple[Method, dict[str, Any]]:
-        where = moved or named
-        try:
-            _, found = read_export(where)
-        except InputError as error:
-            raise InputError(
-                f"{path} borrows numbers from {where}: {error}; --pretrained says where it is"
-            ) from error
-        if named in known and known[named]["sha256"] != found["sha256"]:
-            raise InputError(
-                f"{path} borrows numbers from {where}, which holds another export now; restore it, "
-                "or name its new place by --pretrained"
-            )
-        return take_export(where)
-
+    method = scorer.model.prompt
+    if moved and not method.inherits():
+        raise InputError(f"{path} borrows from no export; leave out pretrained={moved!r}")
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     prompt = tree.unflatten(own).get("prompt", {})
-    borrowed = tree.flatten({"prompt": scorer.model.prompt.borrow(prompt, take)})
-    return {**borrowed, **tensors}
+    borrowed = method.borrow(prompt, _taking(path, card, moved))
+    return {**tree.flatten({"prompt": borrowed}), **tensors}
 
 
 def join(

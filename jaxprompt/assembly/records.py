@@ -24,11 +24,17 @@ def make_record(
 def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike) -> None:
     """Raises InputError where an export that a run started from is another one now."""
     saved, now = record.get("init"), json.loads(json.dumps(_origins(c))).get("init")
-    if saved != now:
+    if _digests(saved) != _digests(now):
         raise InputError(
             f"{workdir} started from {now and now['path']}, which holds another export now; "
             "restore that, or train again in another --workdir"
         )
+
+
+def _digests(init: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Lists the exports that numbers started from, and what they held."""
+    own = [init, *init.get("more", ())] if init else []
+    return [(each["path"], each["sha256"]) for each in own]
 
 
 def _origins(c: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What computes a prompt from the words of a text (Jiang et al. 2022, section 4.2)."""
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -39,7 +40,8 @@ def first_words(tokens: Tokens, share: float, count: int = 0) -> Words:
 
 def _part_of(count, share: float):
     """Takes a share of a number, rounded up."""
-    return -(-count * round(share * _PARTS) // _PARTS)
+    exact = Fraction(round(share * _PARTS), _PARTS)  # in lowest terms, lest the product overflows
+    return -(-count * exact.numerator // exact.denominator)
 
 
 class Encoder(nn.Module):

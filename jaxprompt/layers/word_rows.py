@@ -83,7 +83,8 @@ class WordRows(nn.Module):
     def __call__(self, ids):
         """Looks them up."""
         number, rows = rows_of(self.seen, self.vocab), None
-        count = -(-int(number.max() + 1) // _MULTIPLE) * _MULTIPLE if self.seen else self.vocab
+        stored = max(int(number.max() + 1), 1)
+        count = -(-stored // _MULTIPLE) * _MULTIPLE if self.seen else self.vocab
         if self.has_base:
             base = self.param("base", nn.initializers.zeros, (self.vocab, self.width))
             rows = base[ids].astype(jnp.float32)
@@ -125,10 +126,11 @@ def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]
     return found
 
 
-def start_table(rows: WordRows, params: dict[str, Any]) -> dict[str, Any]:
-    """Starts the stored rows from those of `base`. -> params"""
-    if "table" not in params:
-        return params
-    number, found = rows_of(rows.seen, rows.vocab), np.array(params["table"], np.float32)
-    found[number[number >= 0]] = params["base"][number >= 0]
-    return params | {"table": found}
+def start_table(rows: WordRows, params: dict[str, Any], base: np.ndarray) -> dict[str, Any]:
+    """Starts the stored rows from those of all words, [V, width]. -> params"""
+    found = {"base": base} if rows.has_base else {}
+    if "table" in params:
+        number, table = rows_of(rows.seen, rows.vocab), np.array(params["table"], np.float32)
+        table[number[number >= 0]] = base[number >= 0]
+        found["table"] = table
+    return found

@@ -51,6 +51,7 @@ def _fold_parts(
         methods.append(method)
         numbers.append(held)
     prompt = model.prompt.clone(parts=write_parts(methods))
+    prompt.check()
     names = [part.name for part in prompt.own_parts()]
     return prompt, {name: held for name, held in zip(names, numbers, strict=True) if held}
 

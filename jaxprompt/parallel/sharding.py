@@ -94,10 +94,14 @@ class Placement:
         """Examples divided over the data axis."""
         return NamedSharding(self.mesh, PartitionSpec(DATA))
 
-    def parameter(self, name: str, ndim: int) -> NamedSharding:
-        """Looks up where a parameter lives; of a prompt's and a head's most are on every device."""
+    def parameter(self, name: str, ndim: int, rows: int = 0) -> NamedSharding:
+        """Looks up where a parameter lives; of a prompt's and a head's most are on every device.
+
+        `rows` are those of a table, which is divided where they divide over the mesh.
+        """
         part, _, path = name.partition("/")
-        if re.fullmatch(PROMPTS[0], name) and ndim == len(PROMPTS[1]):
+        divides = rows and rows % self.mesh.shape[MODEL] == 0
+        if divides and re.fullmatch(PROMPTS[0], name) and ndim == len(PROMPTS[1]):
             return NamedSharding(self.mesh, PartitionSpec(*map(self.rules.get, PROMPTS[1])))
         if part not in MODELS:
             return self.replicated
@@ -110,7 +114,8 @@ class Placement:
 
     def parameters(self, leaves: Mapping[str, Any]) -> dict[str, NamedSharding]:
         """Looks up where each leaf of a flat tree lives."""
-        return {name: self.parameter(name, len(leaf.shape)) for name, leaf in leaves.items()}
+        rows = {name: leaf.shape[0] if leaf.shape else 0 for name, leaf in leaves.items()}
+        return {n: self.parameter(n, len(leaf.shape), rows[n]) for n, leaf in leaves.items()}
 
     def share(self) -> tuple[int, int]:
         """Tells which part of a global batch this process holds, and of how many."""
@@ -204,11 +209,10 @@ def check_padding(placement: Placement, trainable: Mapping[str, Any], vocab: int
     size = placement.mesh.shape[MODEL]
     for name, leaf in trainable.items():
         spec = placement.parameter(name, len(leaf.shape)).spec
-        rows = vocab if name.split("/")[0] in MODELS else leaf.shape[0]
-        if spec[:1] == (MODEL,) and rows % size:  # of what is not stacked the tables alone
-            fits = [n for n in range(1, size) if rows % n == 0]
+        if spec[:1] == (MODEL,) and vocab % size:  # of what is not stacked the tables alone
+            fits = [n for n in range(1, size) if vocab % n == 0]
             raise InputError(
-                f"{name} trains, and mesh.model={size} does not divide its {rows} rows; take "
+                f"{name} trains, and mesh.model={size} does not divide its {vocab} rows; take "
                 f"{' or '.join(map(str, fits))}, or let config.trainable leave it out"
             )
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,12 +37,8 @@ class Source(NamedTuple):
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
+BORROWED = re.compile(r"prompt/(.*/)?base")  # leaves that another export holds, see `borrow`
 _GIVEN = ("dims", "asks", "seen", "parent", "name")  # fields of a module that no config has
-
-
-_HOOKS = (
-    "begin", "borrow", "inherits", "knowing", "modules", "objectives", "own_parts", "starts",
-)  # fmt: skip
 
 
 _HOOKS = (
@@ -58,8 +55,7 @@ class Method(nn.Module):
     dims: Dims
     length: int = 0
     seen: str = ""  # packed ids of the words of the training text, of a method that asks for them
-    # All but what is another export's: such leaves are named `base`.
-    TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/(?!(.*/)?base$).*", r"head/.*")
+    TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/.*", r"head/.*")
     LEARNS: ClassVar[bool] = True  # it has numbers of its own
     PLAIN: ClassVar[str] = ""  # the field, and its value, with which nothing is computed
     INIT: ClassVar[str] = "init"  # the field that names an export to start from
@@ -158,7 +154,7 @@ class Method(nn.Module):
     def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
         """Fills in the leaves `base`, which another export holds: no checkpoint and no export does.
 
-        They never train. -> params
+        They never train, whatever the patterns say. -> params
         """
         del take
         return params

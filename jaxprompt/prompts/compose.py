@@ -35,10 +35,12 @@ class Prompt(Method):
             raise InputError(f"{shown}: {' and '.join(rows)} train rows for the head; take one")
         blocks = [part.method.block() for part in own if not part.method.num_slots()]
         for field in ("shift",) if self.reads else _ALIKE:  # what reads a text is not folded
-            found = {repr(x) for block in blocks if (x := block.get(field)) is not None}
+            held = [x for block in blocks if (x := block.get(field)) is not None]
+            # Constants have the number of positions.
+            found = {repr(bool(x) if field == "shift" else x) for x in held}
             if len(found) > 1:
-                held = " and ".join(sorted(found))
-                raise InputError(f"{shown} has {field}={held}; prefixes side by side have it alike")
+                told = " and ".join(sorted(found))
+                raise InputError(f"{shown} has {field}={told}; prefixes side by side have it alike")
 
     def is_computed(self) -> bool:
         """Tells whether folding spares work: it lays the parts side by side once."""

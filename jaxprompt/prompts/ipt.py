@@ -78,7 +78,7 @@ class Prompt(Method):
 
     def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
         """Fills in the rows of all words. -> params"""
-        if not self.pretrained:
+        if not self.table().has_base:
             return params
         base = take_table(self.table(), self.pretrained, *take(self.pretrained))
         return params | {"words": params.get("words", {}) | {"base": base}}
@@ -87,17 +87,19 @@ class Prompt(Method):
         """Starts the rows and the encoder from those of the export. -> params"""
         if not self.pretrained:
             return params
-        (_, other), params = source.take(self.pretrained), self.borrow(params, source.take)
-        own = {"encoder": other["encoder"]} if "encoder" in params else {}
-        return params | own | {"words": start_table(self.table(), params["words"])}
+        table, (other, numbers) = self.table(), source.take(self.pretrained)
+        base = take_table(table, self.pretrained, other, numbers)
+        own = {"encoder": numbers["encoder"]} if "encoder" in params else {}
+        return params | own | {"words": start_table(table, params.get("words", {}), base)}
 
     @nn.nowrap
     def table(self) -> WordRows:
         """Makes the module of the rows."""
         d = self.dims  # a key and a value are a row
         width = d.embed if self.on == "prompt" else 2 * d.heads * d.head_dim
-        own = (d.vocab, width, self.scale, self.seen, self.fixed, bool(self.pretrained))
-        return WordRows(*own, name="words")
+        whole = self.rows == "all" and not self.fixed
+        own = (d.vocab, width, self.scale, "" if whole else self.seen, self.fixed)
+        return WordRows(*own, bool(self.pretrained) and not whole, name="words")
 
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:

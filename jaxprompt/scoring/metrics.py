@@ -102,7 +102,7 @@ def score_ranks(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
     """
     own = np.take_along_axis(scores, gold[:, None], axis=1)  # [N, 1]
     level = (scores == own) & (np.arange(scores.shape[1]) < gold[:, None])
-    ranks = 1 + ((scores > own) | level).sum(1)  # [N]
+    ranks = 1 + (~(scores <= own) | level).sum(1)  # [N]; NaN ranks behind all
     shares = {f"hit_at_{n}": float(np.mean(ranks <= n)) for n in (1, 10)}
     return {**shares, "mrr": float(np.mean(1 / ranks))}
 

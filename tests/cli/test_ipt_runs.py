@@ -145,7 +145,7 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     path.write_text(moved)
     words = [f"--workdir={workdir}", "--text=cat"]
     code, _, err = jaxprompt(capsys, "predict", *words)
-    assert code == 2 and "gone" in err and "--pretrained says where it is" in err
+    assert code == 2 and "gone" in err and "say by pretrained where it is" in err
     assert predicts(workdir, data, tmp_path, capsys, f"--pretrained={copy}") == right
     other = json.loads((copy / "prompt.json").read_text())
     assert other["sha256"] == card["init"]["sha256"]
@@ -153,14 +153,14 @@ def test_a_prompt_starts_from_a_topic_classifier(fields, topics, backbone, data,
     assert code == 2 and "holds another export now" in err
 
 
-def test_an_export_of_another_width_is_refused(topics, data, tmp_path, refused):
+def test_an_export_on_other_weights_is_refused(topics, data, tmp_path, refused):
     folder = make_backbone(tmp_path / "roberta", "roberta")
     own = {"prompt.pretrained": str(topics / "export")}
     (tmp_path / "c.json").write_text(make_config(folder, data, "ipt", **SHORT | own).to_json())
     line = refused(
         "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
     )
-    assert "has rows of 32 numbers for" in line and "trained on this backbone" in line
+    assert "was trained on weights" in line and "give that backbone, or another export" in line
 
 
 def test_a_grid_trains_as_alone(backbone, data, tmp_path, capsys):
@@ -257,3 +257,41 @@ def test_an_empty_text_is_answered_without_a_prompt(topics, capsys):
     assert code == 0, err
     empty, cat = map(json.loads, out.splitlines())
     assert empty["text"] == "" and np.isfinite(empty["score"]) and empty["scores"] != cat["scores"]
+
+
+def test_what_is_borrowed_is_that_of_training_at_every_remove(
+    topics, backbone, data, tmp_path, capsys, refused
+):
+    """C starts from A, which starts from topics; these are exported again, with other numbers.
+
+    And rows that another export holds never train, whatever the patterns say.
+    """
+    first = shutil.copytree(topics / "export", tmp_path / "topics")
+    _, a, _ = run(backbone, data, tmp_path / "a", capsys, **{"prompt.pretrained": str(first)})
+    own = {"prompt.pretrained": str(a / "export"), "trainable": "prompt/.*,head/.*"}
+    _, c, told = run(backbone, data, tmp_path / "c", capsys, **own)
+    assert "prompt/words/base" not in told
+    assert "prompt/words/base" not in load_file(c / "export/prompt.safetensors")
+    right = predicts(c, data, tmp_path, capsys)
+    assert right == pytest.approx(evaluates(c, capsys))
+    # The same numbers exported again are the same export.
+    card = first / "prompt.json"
+    card.write_text(card.read_text().replace('"created": "2', '"created": "1'))
+    assert predicts(c, data, tmp_path, capsys) == right == pytest.approx(evaluates(c, capsys))
+    assert predicts(a, data, tmp_path, capsys) == pytest.approx(evaluates(a, capsys))
+    shutil.rmtree(first)
+    shutil.copytree(a / "export", first)
+    for words in ("predict", f"--workdir={c}", "--text=cat"), ("evaluate", f"--workdir={c}"):
+        assert "which holds another export now" in refused(*words)
+    words = ("predict", f"--workdir={topics}", "--text=cat", f"--pretrained={first}")
+    assert "borrows from no export; leave out pretrained=" in refused(*words)
+
+
+def test_a_folded_prefix_beside_one_of_texts_is_read_back(backbone, data, tmp_path, capsys):
+    parts = "prefix(length=2,hidden=4)+ipt(length=3,on=prefix,scale=0.1)"
+    own = {k: v for k, v in SHORT.items() if k != "prompt.scale"}
+    c = make_config(backbone, data, "compose", arguments={"parts": parts}, **own)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    assert "prompt/constant/k" in load_file(workdir / "export/prompt.safetensors")
+    right = predicts(workdir, data, tmp_path, capsys)
+    assert right == pytest.approx(result["test"]["accuracy"])

@@ -13,7 +13,7 @@ from tiny import assert_close, assert_equal, exact_jit, make_batch, make_params,
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
-from jaxprompt.layers.instance import Encoder, first_words
+from jaxprompt.layers.instance import Encoder, _part_of, first_words
 from jaxprompt.layers.word_rows import WordRows, hash_rows, pack_ids, rows_of, unpack_ids
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
@@ -247,9 +247,30 @@ def test_words_that_were_not_seen_have_rows_too():
 
 def test_the_rows_are_sharded_over_the_vocabulary():
     place = make_placement(2, 4)
-    for name in ("prompt/words/table", "prompt/ipt/words/base"):
-        assert place.parameter(name, 2).spec == PartitionSpec("model", None)
-    assert place.parameter("prompt/encoder/basis", 2).spec == PartitionSpec()
+    shapes = {
+        "prompt/words/table": (64, 8), "prompt/ipt/words/base": (32, 8),
+        "prompt/words/base": (53, 8), "prompt/encoder/basis": (64, 8),
+    }  # fmt: skip
+    found = place.parameters({n: jax.ShapeDtypeStruct(s, float) for n, s in shapes.items()})
+    divided = PartitionSpec("model", None)
+    # 53 rows do not divide by 4: they are on every device.
+    assert [x.spec for x in found.values()] == [divided, divided, PartitionSpec(), PartitionSpec()]
+
+
+def test_a_part_that_stores_all_rows_does_so_beside_one_that_stores_those_seen():
+    prompt = make_prompt("compose", DIMS, parts="ipt(length=2,rows=all)+ipt(length=2)")
+    prompt = prompt.knowing(np.array([5, 9]))
+    shapes = jax.eval_shape(
+        lambda: prompt.init(jax.random.key(0), make_batch(), None, deterministic=True)["params"]
+    )
+    rows = {name: own["words"]["table"].shape for name, own in shapes.items()}
+    assert rows == {"ipt": (53, 12), "ipt-2": (64, 12)}
+
+
+def test_long_texts_are_counted_without_overflow():
+    count = jnp.array([21_475, 400_000])
+    assert _part_of(count, 1.0).tolist() == [21_475, 400_000]
+    assert _part_of(count, 0.3).tolist() == [6_443, 120_000]
 
 
 @pytest.mark.parametrize(

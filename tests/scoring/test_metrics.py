@@ -75,6 +75,8 @@ def test_ranks_are_those_of_a_sorted_list(seed):
     assert found["mrr"] == pytest.approx(np.mean(1 / ranks))
     with pytest.raises(ValueError, match="needs the scores"):
         metrics.score("hit_at_1", gold, order[:, 0], 30)
+    worst = metrics.score("mrr", gold, order[:, 0], 30, scores=np.full((len(gold), 30), np.nan))
+    assert worst["hit_at_10"] == 0  # what is no number is not the best
 
 
 def test_mean_and_population_std():
