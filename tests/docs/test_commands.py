@@ -154,6 +154,9 @@ def files(backbones, tmp_path_factory):
         "sst2": lambda *at: draw(*at, "sentence", label=(0, 1)),
         "sst5": lambda *at: draw(*at, "text", label=range(5)),
         "rte": lambda *at: draw(*at, "premise", "hypothesis", label=(0, 1)),
+        "DATA/yahoo_answers_topics": lambda *at: draw(
+            *at, "question_title", "question_content", "best_answer", topic=range(10)
+        ),
         "boolq": lambda *at: draw(*at, "question", "passage", label=(0, 1)),
         "ner": renamed,
         "squad": asked,
