@@ -22,8 +22,7 @@ _ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained
 def check_init(c: Any, dims: Dims) -> None:
     """Raises InputError where an export to start from is of another method, form or size."""
     for path, method in inherited(c, dims):
-        _check_export(path, method, dims)
-        _, card = read_export(path)
+        card = _check_export(path, method, dims)
         if (held := card["backbone"]["rescale"]) != c.backbone.rescale and method.alike():
             raise InputError(
                 f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, this run "
@@ -43,7 +42,8 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
     return lines
 
 
-def _check_export(path: str, method: Method, dims: Dims) -> None:
+def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
+    """Raises InputError where an export is of another method, form or size. -> its card"""
     block, init = method.block(), f"prompt.{method.INIT}={path}"
     if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
         raise InputError(
@@ -82,6 +82,7 @@ def _check_export(path: str, method: Method, dims: Dims) -> None:
             f"({card['backbone']['id']}), this one has {getattr(dims, other[0])}; give that "
             "backbone, or another export"
         )
+    return card
 
 
 def read_origin(path: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxprompt import rng, tree
 from jaxprompt.assembly.inheritance import inherit, rescaled
 from jaxprompt.assembly.pipeline import Scorer
-from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens, take_export
+from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens, take_from
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
@@ -96,14 +96,15 @@ def _make_source(
         return inherit(c, fingerprint, init, drawn)
 
     def take(path: str) -> tuple[Method, dict[str, Any]]:
-        known = read_export(path)[1]["backbone"]
+        tensors, card = read_export(path)
+        known = card["backbone"]
         if known["fingerprint"] != fingerprint:
             raise InputError(
                 f"prompt.pretrained={path} was trained on weights {known['fingerprint'][:12]} "
                 f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
                 "another export"
             )
-        return take_export(path)
+        return take_from(path, tensors, card)
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         run = within(placement, functools.partial(text_keys, scorer.model.backbone))

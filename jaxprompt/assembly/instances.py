@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.learned_rows import show_tokens
+from jaxprompt.assembly.learned_rows import show_tokens, unit_rows
 from jaxprompt.data.encoded import Split
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.training.evaluation import place_step, predict_scores
@@ -59,8 +59,7 @@ def find_instances(
     width, known = scorer.model.backbone.dims.embed, labels >= 0
     cases = []
     if scorer.model.prompt.num_slots():
-        first = part._replace(rows=part.rows[:shown], labels=part.labels[:shown])
-        for place, unit in enumerate(first.rows):
+        for place, unit in enumerate(part.rows[:shown]):
             batch = scorer.one_batch([unit])
             number = int(labels[place * choices])
             label = names[number] if number >= 0 else ""
@@ -89,8 +88,7 @@ def _look_at(
     vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(there, slots.shape[:2])[0]]
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]
     embedded = np.asarray(_words(scorer, params)[np.asarray(ids)], np.float32)
-    unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
-    cosines = (unit(embedded) @ unit(vectors).T).max(1, initial=-1.0)  # [tokens]
+    cosines = (unit_rows(embedded) @ unit_rows(vectors).T).max(1, initial=-1.0)  # [tokens]
     order = np.argsort(-cosines, kind="stable")[:top] if len(vectors) else []
     tokens = tuple(show_tokens(scorer.tokenizer, ids))
     return Instance(tokens, cosines, tuple(sorted(int(i) for i in order)), label)

@@ -96,7 +96,7 @@ def find_rows(
                 found.append(LearnedRow(kind, name, row, near, None, None, None))
                 continue
             old = begun[number]
-            cosine = float(_unit(row) @ _unit(old))
+            cosine = float(unit_rows(row) @ unit_rows(old))
             found.append(LearnedRow(kind, name, row, near, old, starts[number][0], cosine))
     return found
 
@@ -113,7 +113,7 @@ def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
     return {kind: np.asarray(rows, np.float32) for kind, rows in parts.items()}
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
+def unit_rows(rows: np.ndarray) -> np.ndarray:
     """Scales rows to length 1, zeros left as they are."""
     return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
 
@@ -122,7 +122,7 @@ def nearest_words(scorer: Scorer, params: Any, rows: np.ndarray, top: int) -> li
     """Finds the tokens whose embeddings have the highest cosine with each row, best first."""
     vocab = scorer.model.backbone.dims.vocab
     words = scorer.model.backbone.bind({"params": params["backbone"]}).words()
-    cosines, ids, vectors = jax.device_get(_search(words, _unit(rows), vocab, min(top, vocab)))
+    cosines, ids, vectors = jax.device_get(_search(words, unit_rows(rows), vocab, min(top, vocab)))
     found = []
     for own in zip(ids, cosines, vectors, strict=True):
         tokens = show_tokens(scorer.tokenizer, own[0])

@@ -194,12 +194,13 @@ def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Sco
     )  # fmt: skip
 
 
-def take_export(path: str) -> tuple[Method, dict[str, Any]]:
-    """Reads an export that others start from. -> its method, the numbers of its prompt, nested
+def take_from(
+    path: str, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
+) -> tuple[Method, dict[str, Any]]:
+    """Gives what others start from of an export that was read. -> method, its numbers, nested
 
-    Raises InputError for one that is not whole, and where what it borrows from is another now.
+    Raises InputError where what it borrows from is another now.
     """
-    tensors, card = read_export(path)
     method = make_prompt(**card["prompt"], dims=Dims(**card["backbone"]["dims"]))
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     numbers = tree.unflatten(own).get("prompt", {})
@@ -219,7 +220,7 @@ def _taking(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
                 "was; export the prompt again"
             )
         try:
-            _, found = read_export(where)
+            tensors, found = read_export(where)
         except InputError as error:
             raise InputError(
                 f"{path} borrows numbers from {where}: {error}; say by pretrained where it is"
@@ -229,7 +230,7 @@ def _taking(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
                 f"{path} borrows numbers from {where}, which holds another export now; restore it, "
                 "or say by pretrained where it is"
             )
-        return take_export(where)
+        return take_from(where, tensors, found)
 
     return take
 

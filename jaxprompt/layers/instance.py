@@ -117,10 +117,9 @@ def mean_vectors(injection: Injection):
     slots, prefix, mask = injection.encoder
     if slots is None:
         both = jnp.stack([prefix.k, prefix.v], axis=-2)  # [L, B, P, N, 2, D]
-        vectors = both.reshape(*both.shape[:3], -1)
-        there = jnp.broadcast_to(prefix.mask, vectors.shape[:3])
-        total = jnp.where(there[..., None], vectors, 0.0).sum((0, 2))
-        return total / jnp.maximum(there.sum((0, 2)), 1)[:, None]
-    there = jnp.ones(slots.shape[:2], bool) if mask is None else mask
-    total = jnp.where(there[..., None], slots, 0.0).sum(1)
-    return total / jnp.maximum(there.sum(1), 1)[:, None]
+        vectors, mask = both.reshape(*both.shape[:3], -1), prefix.mask
+    else:
+        vectors, mask = slots[None], None if mask is None else mask[None]  # [1, B, S, E]
+    there = jnp.broadcast_to(True if mask is None else mask, vectors.shape[:3])
+    total = jnp.where(there[..., None], vectors, 0.0).sum((0, 2))
+    return total / jnp.maximum(there.sum((0, 2)), 1)[:, None]
