@@ -9,33 +9,61 @@ def uniform(limit: float, terms: int = 1):
     """Makes a draw of `terms` added numbers from U(-limit, limit)."""
 
     def draw(key, shape, dtype=jnp.float32):
-        keys = jax.random.split(key, terms)
-        return sum(jax.random.uniform(one, shape, dtype, -limit, limit) for one in keys)
+        both = jax.random.uniform(key, (terms, *shape), dtype, -limit, limit)
+        return both.sum(0)
 
     return draw
 
 
 class BiLstm(nn.Module):
-    """Reads sequences in both directions. [B, T, E] -> [B, T, 2 * hidden]"""
+    """Reads sequences in both directions. [B, T, E] -> [B, T, 2 * hidden]
+
+    The two directions of a layer are one scan, and its four gates one matrix, in torch's order
+    (input, forget, cell, output). flax's nn.RNN has a scan per direction and a matrix per gate:
+    of two layers the draw alone took 7 s to compile where this one's takes 1 s.
+    """
 
     hidden: int
     layers: int = 1
 
     @nn.compact
     def __call__(self, x, lengths=None):
-        """`lengths` int32 [B]: how much of each sequence is read; None = all."""
-        limit = self.hidden**-0.5
+        """`lengths` int32 [B]: how much of each sequence is read; None = all.
+
+        What stands behind a sequence's end has a state that means nothing.
+        """
+        length, gates, limit = x.shape[1], 4 * self.hidden, self.hidden**-0.5
+        at = jnp.arange(length)
+        ends = jnp.full(x.shape[:1], length) if lengths is None else lengths
+        # Reads a sequence from its end; what stands behind that stays.
+        turned = jnp.where(at < ends[:, None], ends[:, None] - 1 - at, at)[..., None]  # [B, T, 1]
+        turn = lambda x: jnp.take_along_axis(x, turned, axis=1)
         for layer in range(self.layers):
-            # torch has two biases where one is enough.
-            forward, backward = (
-                nn.RNN(nn.OptimizedLSTMCell(
-                    self.hidden, kernel_init=uniform(limit), recurrent_kernel_init=uniform(limit),
-                    bias_init=uniform(limit, terms=2), name=f"{name}{layer}",
-                ))
-                for name in ("forward", "backward")
-            )  # fmt: skip
-            x = nn.Bidirectional(forward, backward)(x, seq_lengths=lengths)
+            own = lambda name, terms, *shape, layer=layer: self.param(
+                f"{name}{layer}", uniform(limit, terms), (2, *shape, gates)
+            )
+            kernel, recurrent = own("input", 1, x.shape[-1]), own("recurrent", 1, self.hidden)
+            bias = own("bias", 2)  # torch has two where one is enough
+            both = jnp.stack([x, turn(x)])  # [2, B, T, E]
+            terms = jnp.einsum("dbte,deg->tdbg", both, kernel) + bias[:, None]
+            states = _scan(terms, recurrent)  # [2, B, T, hidden]
+            x = jnp.concatenate([states[0], turn(states[1])], -1)
         return x
+
+
+def _scan(terms, recurrent):
+    """Runs LSTMs over the terms of their inputs. [T, D, B, 4H], [D, H, 4H] -> [D, B, T, H]"""
+
+    def step(state, term):
+        hidden, cell = state
+        i, f, g, o = jnp.split(term + jnp.einsum("dbh,dhg->dbg", hidden, recurrent), 4, -1)
+        cell = nn.sigmoid(f) * cell + nn.sigmoid(i) * jnp.tanh(g)
+        hidden = nn.sigmoid(o) * jnp.tanh(cell)
+        return (hidden, cell), hidden
+
+    start = jnp.zeros((*terms.shape[1:3], recurrent.shape[1]), terms.dtype)
+    _, found = jax.lax.scan(step, (start, start), terms)
+    return jnp.moveaxis(found, 0, 2)
 
 
 class LinearStack(nn.Module):

@@ -14,7 +14,6 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Dims
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
-GATES = "ifgo"  # the order of torch's rows
 
 
 def start(**fields):
@@ -23,25 +22,15 @@ def start(**fields):
     return prompt, prompt.init(jax.random.key(0), *args, deterministic=True)["params"], args
 
 
-def cell_of(state, layer, suffix):
-    """Reads one direction of a layer of torch's LSTM as flax names it."""
-    part = lambda name: np.split(state[f"{name}_l{layer}{suffix}"].numpy(), 4)
-    bias = [a + b for a, b in zip(part("bias_ih"), part("bias_hh"), strict=True)]
-    found = {}
-    for gate, own, back, added in zip(
-        GATES, part("weight_ih"), part("weight_hh"), bias, strict=True
-    ):
-        found[f"i{gate}"] = {"kernel": own.T}
-        found[f"h{gate}"] = {"kernel": back.T, "bias": added}
-    return found
-
-
 def lstm_of(state, layers):
-    return {
-        f"{name}{layer}": cell_of(state, layer, suffix)
-        for layer in range(layers)
-        for name, suffix in (("forward", ""), ("backward", "_reverse"))
-    }
+    """Reads torch's LSTM: both directions side by side, its two biases as one."""
+    both = lambda name: np.stack([state[f"{name}{way}"].numpy() for way in ("", "_reverse")])
+    found = {}
+    for layer in range(layers):
+        found[f"input{layer}"] = both(f"weight_ih_l{layer}").swapaxes(1, 2)
+        found[f"recurrent{layer}"] = both(f"weight_hh_l{layer}").swapaxes(1, 2)
+        found[f"bias{layer}"] = both(f"bias_ih_l{layer}") + both(f"bias_hh_l{layer}")
+    return found
 
 
 def stack_of(state, numbers):
@@ -116,7 +105,7 @@ def test_without_an_encoder_the_rows_are_the_table():
 def test_the_encoder_is_folded_away():
     prompt, params, _ = start()
     assert prompt.folds() and prompt.num_slots() == 9
-    assert params["lstm"]["forward0"]["hi"]["kernel"].shape == (12, 12)
+    assert params["lstm"]["recurrent0"].shape == (2, 12, 48)
     assert params["mlp"]["linear0"]["kernel"].shape == (24, 12)
 
 
@@ -127,8 +116,8 @@ def test_it_starts_as_torch_does():
     params = prompt.init(jax.random.key(0), *args, deterministic=True)["params"]
     assert np.std(params["table"]) == pytest.approx(1, abs=0.02)
     limit = 256**-0.5
-    for name, terms in (("kernel", 1), ("bias", 2)):
-        own = np.ravel([params["lstm"]["backward1"][f"h{gate}"][name] for gate in GATES])
+    for name, terms in (("input1", 1), ("recurrent1", 1), ("bias1", 2)):
+        own = np.ravel(params["lstm"][name])
         assert np.abs(own).max() <= terms * limit
         assert own.std() == pytest.approx(limit * (terms / 3) ** 0.5, rel=0.05)
     kernel = params["mlp"]["linear0"]["kernel"]
