@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from spoil import BASE
-from tiny_run import ROOT, flags, make_backbone, make_data, tiny_fields
+from tiny_run import ROOT, flags, make_backbone, make_data, make_dropping, tiny_fields
 
 from jaxprompt.__main__ import main
 
@@ -14,6 +14,12 @@ from jaxprompt.__main__ import main
 def backbone(tmp_path_factory):
     """A BERT folder with pooler and MLM head."""
     return make_backbone(tmp_path_factory.mktemp("backbone") / "bert")
+
+
+@pytest.fixture(scope="session")
+def dropping(backbone, tmp_path_factory):
+    """The same with dropout."""
+    return make_dropping(tmp_path_factory.mktemp("dropping") / "bert", backbone)
 
 
 @pytest.fixture(scope="session")

@@ -45,10 +45,10 @@ SPARED = {"bert_head", "bert_mlm", "t5_head"}  # of all tokens
 
 
 @pytest.fixture(scope="module")
-def folders(backbone, tmp_path_factory):
+def folders(dropping, tmp_path_factory):
     others = ("t5", "gpt2")
     made = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in others}
-    return made | {"bert": backbone}
+    return made | {"bert": dropping}
 
 
 def start(folder, *args, **fields):

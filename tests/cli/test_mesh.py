@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from spoil import BASE
-from tiny_run import flags, jaxprompt, make_config, read_lines, tiny_fields
+from tiny_run import DROPS, flags, jaxprompt, make_config, read_lines, tiny_fields
 
 from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
@@ -13,7 +13,7 @@ from jaxprompt.parallel import compilation
 from jaxprompt.training import loop
 
 # Dev's rows do not fill its batches; dropout is on: its masks are the same on every mesh.
-COMMON = dict(data__eval_batch=16, train__log_steps=1)
+COMMON = dict(data__eval_batch=16, train__log_steps=1, **DROPS)
 MESHES = {
     "prefix": dict(mesh__data=4, mesh__model=2),
     "soft": dict(mesh__data=4, mesh__model=2, mesh__fsdp=True),
@@ -31,20 +31,20 @@ def start(folder, backbone, data, method, **changes):
 
 
 @pytest.mark.parametrize("method", MESHES)
-def test_a_run_on_eight_devices_is_that_on_one(method, backbone, data, tmp_path, monkeypatch):
+def test_a_run_on_eight_devices_is_that_on_one(method, dropping, data, tmp_path, monkeypatch):
     steps, jit = [], compilation.jit
     remember = lambda *args, **kwargs: steps.append(jit(*args, **kwargs)) or steps[-1]
     monkeypatch.setattr(loop, "jit", remember)
     names = ("trained", "total", "steps", "best_step", "dev", "test")
-    _, one, expected = start(tmp_path / "one", backbone, data, method)
-    _, eight, found = start(tmp_path / "eight", backbone, data, method, **MESHES[method])
+    _, one, expected = start(tmp_path / "one", dropping, data, method)
+    _, eight, found = start(tmp_path / "eight", dropping, data, method, **MESHES[method])
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert {name: eight[name] for name in names} == {name: one[name] for name in names}
     assert [step._cache_size() for step in steps] == [1, 1]
 
 
-def test_evaluate_export_and_predict_take_any_mesh(backbone, data, tmp_path, capsys):
-    c, result, _ = start(tmp_path / "run", backbone, data, "soft", **MESHES["soft"])
+def test_evaluate_export_and_predict_take_any_mesh(dropping, data, tmp_path, capsys):
+    c, result, _ = start(tmp_path / "run", dropping, data, "soft", **MESHES["soft"])
     path = tmp_path / "c.json"
     path.write_text(json.dumps(resolved(c)))
     where = (f"--config={path}", f"--workdir={tmp_path / 'run'}")
@@ -64,11 +64,11 @@ def test_evaluate_export_and_predict_take_any_mesh(backbone, data, tmp_path, cap
         assert one == pytest.approx(other, rel=1e-4)
 
 
-def test_a_checkpoint_of_one_mesh_goes_on_on_another(backbone, data, tmp_path):
+def test_a_checkpoint_of_one_mesh_goes_on_on_another(dropping, data, tmp_path):
     changes = dict(train__total_steps=6, train__eval_steps=2)
-    _, _, expected = start(tmp_path / "one", backbone, data, "prefix", **changes)
+    _, _, expected = start(tmp_path / "one", dropping, data, "prefix", **changes)
     c = make_config(
-        backbone, data, "prefix", **COMMON, arguments=dict(length=4),
+        dropping, data, "prefix", **COMMON, arguments=dict(length=4),
         **changes, **MESHES["prefix"],
     )  # fmt: skip
     folder = tmp_path / "moved"

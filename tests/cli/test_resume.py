@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from processes import PYTHON_PATH
-from tiny_run import LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
+from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
 from jaxprompt.assembly.load_config import resolved
 from jaxprompt.training import checkpoint
@@ -24,11 +24,11 @@ MOMENTS = {"saved-2": 2, "saving-6": 4, "between-4": 2, "best-2": None, "result-
 
 
 @pytest.fixture(scope="module")
-def config(backbone, data, tmp_path_factory):
+def config(dropping, data, tmp_path_factory):
     """A run with every kind of dropout, whose best on dev is improved at several steps."""
     c = make_config(
-        backbone, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
-        train__log_steps=1, optim__lr=1e-2, data__batch=8,
+        dropping, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
+        train__log_steps=1, optim__lr=1e-2, data__batch=8, **DROPS,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("config") / "tiny.json"
     path.write_text(json.dumps(resolved(c)))
@@ -45,24 +45,18 @@ def whole(config, tmp_path_factory):
     return workdir
 
 
-@pytest.fixture(scope="module")
-def killed(config, whole, tmp_path_factory):
-    """Workdirs of runs that were killed, one a moment; they run at once."""
-    root = tmp_path_factory.mktemp("killed")
-    paths = {"PYTHONPATH": PYTHON_PATH}
+@pytest.fixture(scope="module", params=MOMENTS)
+def killed(request, config, tmp_path_factory):
+    """A run that was killed at a moment: (moment, workdir)."""
+    moment, workdir = request.param, tmp_path_factory.mktemp("killed") / "run"
     script = Path(__file__).with_name("killed.py")
-    running = {}
-    for moment in MOMENTS:
-        train = ["train", f"--config={config}", f"--workdir={root / moment}"]
-        with open(root / f"{moment}.log", "w") as log:
-            running[moment] = subprocess.Popen(
-                [sys.executable, str(script), *moment.split("-"), *train],
-                env=os.environ | paths, stdout=log, stderr=log,
-            )  # fmt: skip
-    for moment, process in running.items():
-        code = process.wait(timeout=300)
-        assert code == -signal.SIGKILL, (root / f"{moment}.log").read_text()
-    return root
+    train = ["train", f"--config={config}", f"--workdir={workdir}"]
+    done = subprocess.run(
+        [sys.executable, str(script), *moment.split("-"), *train], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return moment, workdir
 
 
 def arrays(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
@@ -97,9 +91,8 @@ def test_each_loss_has_its_learning_rate(whole):
     assert [line["lr"] for line in lines] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_run_resumes_bit_for_bit(moment, killed, whole, config, capsys):
-    workdir = killed / moment
+def test_a_killed_run_resumes_bit_for_bit(killed, whole, config, capsys):
+    moment, workdir = killed
     assert not (workdir / "result.json").exists()
     code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={workdir}")
     start = "from the start" if MOMENTS[moment] is None else f"resumed at step {MOMENTS[moment]}"

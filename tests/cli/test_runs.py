@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_resume import arrays
 from tiny_run import (
+    DROPS,
     flags,
     jaxprompt,
     make_backbone,
@@ -47,9 +48,11 @@ def losses(folder):
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def compare(c, folder):
-    """Does the runs of a grid in `folder` alone too, and compares."""
+def compare(c, folder, name=""):
+    """Does the runs of a grid in `folder` alone too, or that of a name, and compares."""
     for own in runner.list_runs(c, str(folder.parent / "alone")):
+        if name not in ("", own.name):
+            continue
         expected, together = run(own.config, str(own.folder)), folder / own.name
         found = json.loads((together / "result.json").read_text())
         assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}, own.name
@@ -59,8 +62,8 @@ def compare(c, folder):
 
 
 @pytest.fixture(scope="module")
-def config(backbone, data):
-    return make_config(backbone, data, "prefix", **SHORT, **GRID, data__multiple=4)
+def config(dropping, data):
+    return make_config(dropping, data, "prefix", **SHORT, **GRID, **DROPS, data__multiple=4)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +74,10 @@ def grid(config, tmp_path_factory):
     return folder
 
 
-def test_every_run_is_as_if_alone(config, grid):
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_is_as_if_alone(name, config, grid):
     """With AdamW and every kind of dropout, though batches are filled up to those of others."""
-    compare(config, grid)
+    compare(config, grid, name)
 
 
 def test_each_run_logs_its_own_learning_rate(config, grid):

@@ -1,5 +1,6 @@
 """Two and four processes train as one does, are cut off and go on, and refuse to differ."""
 
+import functools
 import json
 import shutil
 import signal
@@ -10,7 +11,7 @@ import pytest
 from processes import Processes, free_port
 from spoil import BASE
 from test_resume import assert_same_end
-from tiny_run import flags, make_config, make_data, read_lines, tiny_fields
+from tiny_run import DROPS, flags, make_config, make_data, read_lines, tiny_fields
 
 from jaxprompt.assembly.load_config import resolved
 from jaxprompt.training.checkpoint import Checkpoints
@@ -21,11 +22,11 @@ MESHES = {2: (2, 2), 4: (4, 1)}  # processes -> data x model, on four devices
 
 
 @pytest.fixture(scope="module")
-def config(backbone, data, tmp_path_factory):
+def config(dropping, data, tmp_path_factory):
     """Eight steps with dropout. Some hosts hold none of dev's one short batch."""
     c = make_config(
-        backbone, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
-        train__log_steps=1, optim__lr=1e-2, data__batch=8,
+        dropping, data, "prefix", train__total_steps=STEPS, train__eval_steps=2,
+        train__log_steps=1, optim__lr=1e-2, data__batch=8, **DROPS,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("config") / "tiny.json"
     path.write_text(json.dumps(resolved(c)))
@@ -65,10 +66,10 @@ def mesh_flags(mesh) -> list[str]:
 
 @pytest.fixture(scope="module")
 def one(train, tmp_path_factory):
-    """Runs of one process: (workdir, Processes) on one device, and on each mesh."""
+    """Runs of one process: n -> (workdir, Processes), on one device or the mesh of n processes."""
     root = tmp_path_factory.mktemp("one")
     given = {1: ((1, 1), 1)} | {n: (mesh, 4) for n, mesh in MESHES.items()}
-    return {n: (root / str(n), train(root / str(n), 1, *how)) for n, how in given.items()}
+    return functools.cache(lambda n: (root / str(n), train(root / str(n), 1, *given[n])))
 
 
 @pytest.fixture(scope="module", params=MESHES)
@@ -91,7 +92,7 @@ def measured(workdir: Path) -> list:
 
 def test_several_processes_train_as_one(whole, one):
     n, workdir, _ = whole
-    for alone, _ in (one[1], one[n]):
+    for alone, _ in (one(1), one(n)):
         assert len(losses(workdir)) == STEPS
         np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
         assert measured(workdir) == measured(alone)
@@ -99,7 +100,7 @@ def test_several_processes_train_as_one(whole, one):
 
 def test_each_process_reads_its_share(whole, one):
     n, _, processes = whole
-    (expected,) = one[1][1].batches
+    (expected,) = one(1)[1].batches
     assert len(processes.batches) == n and len(expected) > STEPS
     for call, parts in enumerate(zip(*processes.batches, strict=True)):
         assert sum(map(len, parts)) == len(set().union(*parts)) == len(expected[call])

@@ -1,6 +1,7 @@
 """A tiny pre-trained model on disk, a task it can learn and a config that runs in seconds."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*TOPICS, *sum(TOPICS.values(), []), *FILLERS, "it", "about", "good", "bad", "不", "好"]
 VOCAB = list(dict.fromkeys([*SPECIALS, *WORDS, *LETTERS, *(f"##{x}" for x in LETTERS), *".,:?!"]))
 WIDTH, LAYERS = 32, 2
+# Of a run whose dropout counts, with `make_dropping`. Others have none: its random bits are most of
+# what a step takes to compile.
+DROPS = {"prompt.dropout": 0.1, "head.dropout": 0.1}
 
 
 def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
@@ -45,6 +49,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     sizes = dict(
         vocab_size=vocab, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2,
         intermediate_size=48, max_position_embeddings=66, type_vocab_size=2, initializer_range=0.1,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     if family == "roberta":
         sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
@@ -55,6 +60,15 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     model.save_pretrained(folder)  # config.json, without which no tokenizer is read
     _teach(model, folder)
     model.save_pretrained(folder)
+    return folder
+
+
+def make_dropping(folder: Path, backbone: Path) -> Path:
+    """Copies a BERT folder, with dropout as published."""
+    shutil.copytree(backbone, folder)
+    path = folder / "config.json"
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    path.write_text(json.dumps(json.loads(path.read_text()) | rates))
     return folder
 
 
@@ -223,7 +237,7 @@ def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None,
     A field of a block is written with two underscores: optim__lr=1e-2.
     """
     c = load_config(str(ROOT / "configs/base.py"))
-    given = tiny_fields(backbone, data)
+    given = tiny_fields(backbone, data) | {"prompt.dropout": 0, "head.dropout": 0}
     given |= {name.replace("__", "."): value for name, value in fields.items()}
     head = given.pop("head.name", None)
     with c.unlocked():
@@ -237,7 +251,7 @@ def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None,
             getattr(methods, method)(c, **(arguments or {}))
     for name, value in given.items():
         block, _, last = name.rpartition(".")
-        if name in ("prompt.length", "head.dropout") and last not in c[block]:
+        if name in ("prompt.length", *DROPS) and last not in c[block]:
             continue
         override(c, name, str(value))
     return c
