@@ -14,7 +14,7 @@ from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, make_config, writing
 from jaxprompt.assembly.demonstrations import with_encoder
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
-from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_borrowed
+from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks import Example
 from jaxprompt.errors import InputError
@@ -73,7 +73,7 @@ def attach(
         force: takes a backbone of other weights than the prompt was learned on.
         sentence_encoder: what compares sentences to choose demonstrations, if not where the card
             says.
-        pretrained: the export that the prompt borrows rows from, if not where the card says.
+        pretrained: the export that the prompt depends on, if not where the card says.
 
     Raises InputError where the two do not fit.
     """
@@ -103,7 +103,7 @@ def attach(
         )
     opened = backbone.backbone._replace(block={**held, "sentinel": known["sentinel"]})
     scorer = scorer_of_card(opened, card, batch).with_backbone(opened)
-    tensors = with_borrowed(prompt.path, prompt.tensors, card, scorer, pretrained)
+    tensors = with_base(prompt.path, prompt.tensors, card, scorer, pretrained)
     params = join(prompt.path, tensors, scorer, backbone)
     return PromptedModel(scorer, params, prompt, backbone.placement)
 

@@ -23,7 +23,7 @@ def check_init(c: Any, dims: Dims) -> None:
     """Raises InputError where an export to start from is of another method, form or size."""
     for path, method in inherited(c, dims):
         card = _check_export(path, method, dims)
-        if (held := card["backbone"]["rescale"]) != c.backbone.rescale and method.alike():
+        if (held := card["backbone"]["rescale"]) != c.backbone.rescale and method.must_match():
             raise InputError(
                 f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, this run "
                 f"has {c.backbone.rescale}; set it to {held}, or give another export"
@@ -36,7 +36,7 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
     for path, method in inherited(c, dims):
         has, needs = read_export(path)[1]["hyper"].get("length"), method.length
         change = ""
-        if isinstance(has, int) and has != needs and method.alike() is None:
+        if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt from {path}{change}")
     return lines
@@ -56,13 +56,13 @@ def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
             f"{init} holds a prompt of {card['method']}; set prompt.name="
             f"{card['method']}, or give an export of {block['name']}"
         )
-    alike = method.alike()
-    if alike is None:
+    shared = method.must_match()
+    if shared is None:
         # Tokens of an input and of a decoder that stand in one table cannot be told apart.
         fixed = method.num_decoder_slots() or card["hyper"].get("decoder") or not method.length
         free = ("name", *_FREE) if fixed else ("name", *_FREE, "length")
-        alike = [field for field in block if field not in free]
-    for field in alike:
+        shared = [field for field in block if field not in free]
+    for field in shared:
         value = block[field]
         if card["hyper"].get(field) != value:
             held = card["hyper"].get(field)

@@ -12,13 +12,13 @@ import numpy as np
 from jaxprompt import rng, tree
 from jaxprompt.assembly.inheritance import inherit, rescaled
 from jaxprompt.assembly.pipeline import Scorer
-from jaxprompt.assembly.prompt_artifact import read_export, soft_tokens, take_from
+from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put, within
-from jaxprompt.prompts import BORROWED, Method, Source
+from jaxprompt.prompts import BASE, Method, Source
 
 
 class Weights(NamedTuple):
@@ -70,8 +70,8 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
-    borrowed = {name: trainable.pop(name) for name in [*trainable] if BORROWED.fullmatch(name)}
-    return trainable, frozen | borrowed
+    base = {name: trainable.pop(name) for name in [*trainable] if BASE.fullmatch(name)}
+    return trainable, frozen | base
 
 
 # -- rows of the vocabulary, or of a file ---------------------------------------------------------
@@ -104,7 +104,7 @@ def _make_source(
                 f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
                 "another export"
             )
-        return take_from(path, tensors, card)
+        return numbers_of(path, tensors, card)
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         run = within(placement, functools.partial(text_keys, scorer.model.backbone))

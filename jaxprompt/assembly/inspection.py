@@ -141,7 +141,7 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
             f"examples of {asked.split}, sampled at random"
         )
     _find_states(found, trained, workdir, part, steps, pictured, first, tell)
-    if "encoder" in scorer.model.prompt.reads and scorer.model.prompt.own_parts():
+    if "encoder" in scorer.model.prompt.reads and scorer.model.prompt.components():
         found.remarks.append("of several prompts side by side those of texts are not shown apart")
     elif "encoder" in scorer.model.prompt.reads and found.states is not None:
         tell("the prompts of texts")

@@ -86,9 +86,9 @@ class Scorer(NamedTuple):
         """Takes another method of the same slots."""
         return self._replace(model=dataclasses.replace(self.model, prompt=prompt))
 
-    def knowing(self, train: Split) -> "Scorer":
+    def with_vocabulary_of(self, train: Split) -> "Scorer":
         """Tells the method which words the training text has."""
-        return self.with_prompt(self.model.prompt.knowing(np.unique(text_ids(train.rows))))
+        return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(text_ids(train.rows))))
 
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split, as what is to be learned where `targets`.
@@ -273,7 +273,7 @@ def check_fit(
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
     kind.check_backbone(facts_of(backbone))
-    kind.check_method(prompt["name"], () if method.own_parts() else method.reads)
+    kind.check_method(prompt["name"], () if method.components() else method.reads)
     return method, kind
 
 

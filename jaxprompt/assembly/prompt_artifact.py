@@ -28,7 +28,7 @@ from jaxprompt.data.tasks import Task, task_from_json
 from jaxprompt.errors import InputError
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put
-from jaxprompt.prompts import BORROWED, Method, Take, make_prompt
+from jaxprompt.prompts import BASE, Method, Take, make_prompt
 from jaxprompt.types import Dims
 
 # What the blocks of a card hold that are read here.
@@ -81,7 +81,7 @@ def pack(
     batch = scorer.one_batch(_encode(scorer, ""))
     prompt, arrays = fold(scorer.model, params, batch)
     own = tree.flatten({"prompt": arrays})
-    tensors = {n: x for n, x in own.items() if n in trainable or not BORROWED.fullmatch(n)}
+    tensors = {n: x for n, x in own.items() if n in trainable or not BASE.fullmatch(n)}
     tensors |= {
         name: np.asarray(leaf, np.float32)
         for name, leaf in tree.flatten(params).items()
@@ -164,7 +164,7 @@ def unpack(
     """Reads an exported prompt and puts it on its backbone.
 
     `backbone` is a config block; an empty path takes the one that the card names, and so do an
-    empty `sentence_encoder` and `pretrained`, the export that this one borrows numbers from. Raises
+    empty `sentence_encoder` and `pretrained`, the export that this one depends on. Raises
     InputError where the backbone's weights are others than the prompt was learned on, unless
     `force`.
     """
@@ -174,7 +174,7 @@ def unpack(
     scorer = scorer_of_card(opened, card, batch)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     check_fingerprint(card, whole.loaded.report.fingerprint, force=force)
-    tensors = with_borrowed(path, tensors, card, scorer, pretrained)
+    tensors = with_base(path, tensors, card, scorer, pretrained)
     return Exported(scorer.with_backbone(whole.backbone), join(path, tensors, scorer, whole), card)
 
 
@@ -194,20 +194,20 @@ def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Sco
     )  # fmt: skip
 
 
-def take_from(
+def numbers_of(
     path: str, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]
 ) -> tuple[Method, dict[str, Any]]:
     """Gives what others start from of an export that was read. -> method, its numbers, nested
 
-    Raises InputError where what it borrows from is another now.
+    Raises InputError where the export that it depends on is another now.
     """
     method = make_prompt(**card["prompt"], dims=Dims(**card["backbone"]["dims"]))
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     numbers = tree.unflatten(own).get("prompt", {})
-    return method, method.borrow(numbers, _taking(path, card))
+    return method, method.with_base(numbers, _base_reader(path, card))
 
 
-def _taking(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
+def _base_reader(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
     """Makes what reads the exports that a card names, one of which may have moved."""
     origins = card.get("init") or {}
     known = {own["path"]: own for own in (origins, *origins.get("more", ())) if "path" in own}
@@ -216,41 +216,41 @@ def _taking(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
         where = moved or named
         if named not in known:
             raise InputError(
-                f"{path} borrows numbers from {named}, and its card does not say which export that "
-                "was; export the prompt again"
+                f"{path} depends on {named}, and its card does not say which export that was; "
+                "export the prompt again"
             )
         try:
             tensors, found = read_export(where)
         except InputError as error:
             raise InputError(
-                f"{path} borrows numbers from {where}: {error}; say by pretrained where it is"
+                f"{path} depends on {where}: {error}; say by pretrained where it is"
             ) from error
         if known[named]["sha256"] != found["sha256"]:
             raise InputError(
-                f"{path} borrows numbers from {where}, which holds another export now; restore it, "
-                "or say by pretrained where it is"
+                f"{path} depends on {where}, which holds another export now; restore it, or say by "
+                "pretrained where it is"
             )
-        return take_from(where, tensors, found)
+        return numbers_of(where, tensors, found)
 
     return take
 
 
-def with_borrowed(
+def with_base(
     path: str, tensors: Mapping[str, np.ndarray], card: Mapping[str, Any], scorer: Scorer,
     moved: str = "",
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Adds what an export borrows from another, which may have moved.
+    """Adds the numbers of the export that this one depends on, which may have moved.
 
     Raises InputError where that is not there, or is another than when the prompt was trained, and
-    where nothing is borrowed and `moved` is given.
+    where it depends on none and `moved` is given.
     """
     method = scorer.model.prompt
     if moved and not method.inherits():
-        raise InputError(f"{path} borrows from no export; leave out pretrained={moved!r}")
+        raise InputError(f"{path} depends on no other export; leave out pretrained={moved!r}")
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     prompt = tree.unflatten(own).get("prompt", {})
-    borrowed = method.borrow(prompt, _taking(path, card, moved))
-    return {**tree.flatten({"prompt": borrowed}), **tensors}
+    whole = method.with_base(prompt, _base_reader(path, card, moved))
+    return {**tree.flatten({"prompt": whole}), **tensors}
 
 
 def join(

@@ -43,7 +43,7 @@ class Tuning(Work):
         examples = from_config.read_examples(c, given=self.given.rows)
         scorer = from_config.scorer_from_config(c, backbone, examples, placement)
         self.splits = from_config.encode_splits(scorer, examples)
-        scorer, self.notes = scorer.knowing(self.splits["train"]), examples.notes
+        scorer, self.notes = scorer.with_vocabulary_of(self.splits["train"]), examples.notes
         if jax.process_count() > 1:
             rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}
             processes.agree(rows)

@@ -29,7 +29,7 @@ def validate(c: Any) -> Iterator[str]:
     examples = from_config.read_examples(c)
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     splits = from_config.encode_splits(scorer, examples)
-    scorer = scorer.knowing(splits["train"])
+    scorer = scorer.with_vocabulary_of(splits["train"])
     yield f"backbone {c.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"

@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
         "if not where the card says",
     )  # fmt: skip
     parser.add_argument(
-        "--pretrained", default="", help="export that the prompt borrows rows of words from, if "
-        "not where the card says",
+        "--pretrained", default="", help="export that the prompt depends on, if not where the "
+        "card says",
     )  # fmt: skip
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")

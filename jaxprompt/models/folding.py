@@ -38,7 +38,7 @@ def _fold_parts(
     model: Model, own: dict[str, Any], params: Params, batch: Batch
 ) -> tuple[Method, dict[str, Any]]:
     """Puts constants in the place of parts that compute them. -> method, its params"""
-    parts = model.prompt.own_parts()
+    parts = model.prompt.components()
     if not any(part.method.folds() for part in parts):
         return model.prompt, own
     embed = model.backbone.bind({"params": params["backbone"]}).words()
@@ -52,7 +52,7 @@ def _fold_parts(
         numbers.append(held)
     prompt = model.prompt.clone(parts=write_parts(methods))
     prompt.check()
-    names = [part.name for part in prompt.own_parts()]
+    names = [part.name for part in prompt.components()]
     return prompt, {name: held for name, held in zip(names, numbers, strict=True) if held}
 
 

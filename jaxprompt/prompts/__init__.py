@@ -15,7 +15,7 @@ from flax import linen as nn
 from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
 
-# An export -> its method and the numbers of its prompt, those that it borrows included.
+# An export -> its method and the numbers of its prompt, with those of exports it depends on.
 Take = Callable[[str], tuple["Method", dict[str, Any]]]
 
 
@@ -37,12 +37,13 @@ class Source(NamedTuple):
     keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
 
 
-BORROWED = re.compile(r"prompt/(.*/)?base")  # leaves that another export holds, see `borrow`
+BASE = re.compile(r"prompt/(.*/)?base")  # leaves that another export holds, see `with_base`
 _GIVEN = ("dims", "asks", "seen", "parent", "name")  # fields of a module that no config has
 
 
 _HOOKS = (
-    "begin", "borrow", "inherits", "knowing", "modules", "objectives", "own_parts", "starts",
+    "begin", "components", "inherits", "modules", "objectives", "starts", "with_base",
+    "with_vocabulary",
 )  # fmt: skip
 
 
@@ -79,19 +80,19 @@ class Method(nn.Module):
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input: those that the template places."""
-        return sum(part.method.num_slots() for part in self.own_parts())
+        return sum(part.method.num_slots() for part in self.components())
 
     def num_decoder_slots(self) -> int:
         """Tells how many soft tokens stand in what the decoder is fed."""
-        return sum(part.method.num_decoder_slots() for part in self.own_parts())
+        return sum(part.method.num_decoder_slots() for part in self.components())
 
     def position_shift(self) -> int:
         """Tells by how much the text's positions move, where the prompt takes none in the input."""
-        return sum(part.method.position_shift() for part in self.own_parts())
+        return sum(part.method.position_shift() for part in self.components())
 
     def decoder_shift(self) -> int:
         """Tells by how much the positions of what the decoder is fed move."""
-        return sum(part.method.decoder_shift() for part in self.own_parts())
+        return sum(part.method.decoder_shift() for part in self.components())
 
     def is_computed(self) -> bool:
         """Tells whether folding spares work: what is added is computed from other numbers."""
@@ -101,7 +102,7 @@ class Method(nn.Module):
         """Tells whether it is to be folded before it is used: that spares work, and is right."""
         return self.is_computed() and not self.reads
 
-    def own_parts(self) -> Sequence["OnePart"]:
+    def components(self) -> Sequence["OnePart"]:
         """Lists the methods that it consists of."""
         return ()
 
@@ -113,11 +114,11 @@ class Method(nn.Module):
         """Lists the exports that it or parts of it start from, and these parts."""
         return []
 
-    def alike(self) -> Sequence[str] | None:
-        """Lists the fields in which an export to start from is like it; None = nearly all."""
+    def must_match(self) -> Sequence[str] | None:
+        """Lists the fields that an export to start from must share with it; None = nearly all."""
         return None
 
-    def knowing(self, ids: np.ndarray) -> "Method":
+    def with_vocabulary(self, ids: np.ndarray) -> "Method":
         """Takes the ids of the words of the training text, where it depends on them."""
         del ids
         return self
@@ -151,8 +152,8 @@ class Method(nn.Module):
         del source
         return params
 
-    def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Fills in the leaves `base`, which another export holds: no checkpoint and no export does.
+    def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+        """Adds the leaves `base`, which another export holds: no checkpoint and no export does.
 
         They never train, whatever the patterns say. -> params
         """

@@ -28,7 +28,7 @@ class Prompt(Method):
 
     def check(self) -> None:
         """Raises InputError where the parts do not go together."""
-        own, shown = self.own_parts(), f"prompt.parts={self.parts!r}"
+        own, shown = self.components(), f"prompt.parts={self.parts!r}"
         if len(own) < 2 or not all(part.method.LEARNS for part in own):
             raise InputError(f"{shown} must be two methods that learn, or more; {PARTS_FORM}")
         if len(rows := [part.name for part in own if hasattr(part.method, "asks")]) > 1:
@@ -50,36 +50,40 @@ class Prompt(Method):
     def reads(self) -> tuple[str, ...]:
         """The Batch fields that any part depends on."""
         return tuple(
-            dict.fromkeys(sum((tuple(part.method.reads) for part in self.own_parts()), ()))
+            dict.fromkeys(sum((tuple(part.method.reads) for part in self.components()), ()))
         )
 
     def inherits(self) -> list[tuple[str, Method]]:
         """Lists the exports that parts start from."""
-        more = [pair for part in self.own_parts() for pair in part.method.inherits()]
-        return [(part.init, part.method) for part in self.own_parts() if part.init] + more
+        more = [pair for part in self.components() for pair in part.method.inherits()]
+        return [(part.init, part.method) for part in self.components() if part.init] + more
 
-    def knowing(self, ids: np.ndarray) -> Method:
+    def with_vocabulary(self, ids: np.ndarray) -> Method:
         """Tells the parts of the words of the training text."""
-        return self.clone(seen=max(part.method.knowing(ids).seen for part in self.own_parts()))
+        return self.clone(
+            seen=max(part.method.with_vocabulary(ids).seen for part in self.components())
+        )
 
-    def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Fills in what the parts borrow. -> params"""
-        own = {name: part.borrow(params.get(name, {}), take) for name, part, _ in self.own_parts()}
+    def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+        """Adds those of the parts. -> params"""
+        own = {
+            name: part.with_base(params.get(name, {}), take) for name, part, _ in self.components()
+        }
         return params | {name: numbers for name, numbers in own.items() if numbers}
 
     def starts(self) -> list[str]:
         """Lists what the others start from."""
-        return sum((part.method.starts() for part in self.own_parts() if not part.init), [])
+        return sum((part.method.starts() for part in self.components() if not part.init), [])
 
     def modules(self) -> dict[str, Any]:
         """Makes what the parts score with."""
-        return {k: v for part in self.own_parts() for k, v in part.method.modules().items()}
+        return {k: v for part in self.components() for k, v in part.method.modules().items()}
 
     def objectives(self) -> list[Objective]:
         """Makes the terms of the parts, whose views number rows as the parts do."""
         return [
             term._replace(view=term.view and functools.partial(renumber, term.view, rows))
-            for part, rows in zip(self.own_parts(), self._rows(), strict=True)
+            for part, rows in zip(self.components(), self._rows(), strict=True)
             for term in part.method.objectives()
         ]
 
@@ -87,7 +91,7 @@ class Prompt(Method):
         """Starts each part as it says. -> params"""
         return params | {
             name: source.inherit(init, params[name]) if init else part.begin(params[name], source)
-            for name, part, init in self.own_parts() if name in params
+            for name, part, init in self.components() if name in params
         }  # fmt: skip
 
     @nn.compact
@@ -95,15 +99,15 @@ class Prompt(Method):
         """Lays side by side what the parts add. -> slots [1|B, S, E], k, v [L, 1|B, P, N, D]"""
         return join([
             method.clone(parent=self, name=name)(batch, embed, deterministic=deterministic)
-            for name, method, _ in self.own_parts()
+            for name, method, _ in self.components()
         ], self._rows())  # fmt: skip
 
-    def own_parts(self) -> tuple[OnePart, ...]:
+    def components(self) -> tuple[OnePart, ...]:
         """Makes the methods that it consists of."""
         return make_parts(self.parts, self.dims, self.asks, self.seen)
 
     def _rows(self) -> list[Rows]:
-        counts = [(m.num_slots(), m.num_decoder_slots()) for _, m, _ in self.own_parts()]
+        counts = [(m.num_slots(), m.num_decoder_slots()) for _, m, _ in self.components()]
         before = [sum(count for count, _ in counts[:number]) for number in range(len(counts))]
         total = self.num_slots()
         return [Rows(at, *own, total) for at, own in zip(before, counts, strict=True)]

@@ -68,16 +68,16 @@ class Prompt(Method):
         """Names the export that it starts from."""
         return [(self.pretrained, self)] if self.pretrained else []
 
-    def alike(self) -> list[str]:
+    def must_match(self) -> list[str]:
         """Lists the fields in which that export is like it."""
         return ["on"] + ["encoder", "hidden", "length"] * (self.encoder != "none")
 
-    def knowing(self, ids: np.ndarray) -> Method:
+    def with_vocabulary(self, ids: np.ndarray) -> Method:
         """Stores the rows of these words alone."""
         return self.clone(seen="" if self.fixed or self.rows == "all" else pack_ids(ids))
 
-    def borrow(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Fills in the rows of all words. -> params"""
+    def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
+        """Adds the rows of all words. -> params"""
         if not self.table().has_base:
             return params
         base = take_table(self.table(), self.pretrained, *take(self.pretrained))

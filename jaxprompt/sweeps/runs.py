@@ -18,7 +18,7 @@ from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batching import Layout, empty, stack
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.prompts import BORROWED
+from jaxprompt.prompts import BASE
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
@@ -87,7 +87,7 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     weights = from_config.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
     tx = from_config.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
     state = make_state(weights.trainable, tx, rng.key_for(member.run.settings.seed, "dropout"))
-    is_common = lambda name: name.startswith("backbone/") or BORROWED.fullmatch(name)
+    is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
     common = {n: leaf for n, leaf in weights.frozen.items() if is_common(n)}
     own = {n: leaf for n, leaf in weights.frozen.items() if n not in common}
     return Start(state, own, tx), common

@@ -75,7 +75,7 @@ def prepare(
             failed(run, InputError(_OTHER_WORDS.format(run.settings.method)))
             continue
         scorer = scorer.with_backbone(backbone).with_prompt(with_task(prompt, asks))
-        scorer = scorer.knowing(splits["train"])
+        scorer = scorer.with_vocabulary_of(splits["train"])
         own = scorer.model
         record = records.make_record(
             run.config, known | seen_by(own.prompt), scorer.template, backbone.family,

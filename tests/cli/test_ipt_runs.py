@@ -261,7 +261,7 @@ def test_an_empty_text_is_answered_without_a_prompt(topics, capsys):
     assert empty["text"] == "" and np.isfinite(empty["score"]) and empty["scores"] != cat["scores"]
 
 
-def test_what_is_borrowed_is_that_of_training_at_every_remove(
+def test_what_it_depends_on_is_that_of_training_at_every_remove(
     topics, backbone, data, tmp_path, capsys, refused
 ):
     """C starts from A, which starts from topics; these are exported again, with other numbers.
@@ -286,7 +286,7 @@ def test_what_is_borrowed_is_that_of_training_at_every_remove(
     for words in ("predict", f"--workdir={c}", "--text=cat"), ("evaluate", f"--workdir={c}"):
         assert "which holds another export now" in refused(*words)
     words = ("predict", f"--workdir={topics}", "--text=cat", f"--pretrained={first}")
-    assert "borrows from no export; leave out pretrained=" in refused(*words)
+    assert "depends on no other export; leave out pretrained=" in refused(*words)
 
 
 def test_a_folded_prefix_beside_one_of_texts_is_read_back(backbone, data, tmp_path, capsys):

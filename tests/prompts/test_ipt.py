@@ -259,7 +259,7 @@ def test_the_rows_are_sharded_over_the_vocabulary():
 
 def test_a_part_that_stores_all_rows_does_so_beside_one_that_stores_those_seen():
     prompt = make_prompt("compose", DIMS, parts="ipt(length=2,rows=all)+ipt(length=2)")
-    prompt = prompt.knowing(np.array([5, 9]))
+    prompt = prompt.with_vocabulary(np.array([5, 9]))
     shapes = jax.eval_shape(
         lambda: prompt.init(jax.random.key(0), make_batch(), None, deterministic=True)["params"]
     )
