@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.embed import hide_slots
+from jaxprompt.parallel.compilation import shared
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
 from jaxprompt.types import Batch, Injection, Tokens
@@ -34,15 +35,11 @@ class Model:
         `placement` says where the backbone lives; what is drawn is then on every device.
         """
         where = None if placement is None else placement.replicated
-        return {"backbone": backbone, **self._compiled_draw(choices, where)(key, backbone)}
+        return {"backbone": backbone, **_compile_draw(self, choices, where)(key, backbone)}
 
-    @functools.cached_property
-    def _compiled_draw(self):
-        # One program, where every operation by itself would be one; and one for every seed.
-        draw = lambda choices, where: jax.jit(
-            functools.partial(self._draw, choices=choices), out_shardings=where
-        )
-        return functools.cache(draw)
+    def __hash__(self) -> int:
+        """Is that of all equal models, which are the same program."""
+        return hash((self.backbone, self.prompt, frozenset(self.heads.items()), self.is_kept))
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))
@@ -92,6 +89,12 @@ class Model:
             deterministic=deterministic, rngs=_rngs(key, 1),
         )  # fmt: skip
         return hidden, batch, injection
+
+
+@shared
+def _compile_draw(model: Model, choices: int, where: Any):
+    # One program, where every operation by itself would be one; and one for every seed.
+    return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)
 
 
 def place(batch: Batch, injection: Injection) -> Batch:

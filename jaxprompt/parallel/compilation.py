@@ -19,6 +19,25 @@ _LIMIT = 4 * 2**30  # bytes of programs, of which the least recently used go fir
 _WORTH = 0.3  # seconds of compilation from which a program is kept
 
 
+def shared(make: Callable) -> Callable:
+    """Has a factory of programs give equal arguments what it gave them before, of its 16 newest.
+
+    So one process compiles once for runs of one model. Arguments that have no hash share nothing.
+    """
+    kept = functools.lru_cache(maxsize=16)(make)
+
+    @functools.wraps(make)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            hash((given, *named.items()))
+        except TypeError:
+            return make(*given, **named)
+        return kept(*given, **named)
+
+    call.forget = kept.cache_clear
+    return call
+
+
 def jit(function: Callable, *, dropped: bool = True, **settings: Any) -> Callable:
     """Compiles like jax.jit. On the CPU XLA leaves its fusion emitters out of what has dropout:
     there they take hundreds of MiB to compile and the step is no faster for them.

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxprompt.heads import Kind
 from jaxprompt.models.model import Model
+from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement, put_batch, within
 from jaxprompt.training.steps import make_eval_step, make_generate_step
 from jaxprompt.tree import Flat
@@ -23,6 +24,7 @@ _EARLY = {"true": True, "false": False, "never": "never"}
 Step = Callable[[Flat, Flat, Batch], tuple[jax.Array, jax.Array]]
 
 
+@shared
 def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Array]) -> Step:
     """Compiles a step for batches of which every process has its part.
 

@@ -11,6 +11,7 @@ import pytest
 from tiny_run import jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
+from jaxprompt.training.evaluation import place_step
 
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -227,12 +228,15 @@ def test_the_import_loads_nothing_heavy():
 
 
 def test_a_second_prediction_compiles_nothing(backbone, trained, texts):
+    place_step.forget()
     model, counts = jp.attach(backbone, trained.prompt), []
     listen = lambda name, _, **__: counts.append(name) if "backend_compile" in name else None
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         first, some = jp.predict(model, texts[:3]), len(counts)
         assert jp.predict(model, texts[:3]) == first
+        again = jp.attach(backbone, trained.prompt)
+        assert jp.predict(again, texts[:3]) == first
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert some > 0 and len(counts) == some

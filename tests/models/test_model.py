@@ -1,5 +1,7 @@
 """The composition of backbone, method and heads."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, verbalizer
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
+from jaxprompt.training.steps import make_eval_step
 from jaxprompt.tree import flatten, merge, split, trainable_mask
 from jaxprompt.types import Injection
 
@@ -37,6 +40,14 @@ def test_init_keeps_the_backbone_and_draws_the_rest():
     assert_equal(params["prompt"], model.init(jax.random.key(0), weights)["prompt"])
     other = model.init(jax.random.key(1), weights)
     assert np.abs(other["prompt"]["table"] - params["prompt"]["table"]).max() > 0
+
+
+def test_equal_models_share_their_programs():
+    step, other = make_eval_step(make_model(length=4)[0]), make_eval_step(make_model(length=5)[0])
+    assert make_eval_step(make_model(length=4)[0]) is step is not other
+    weighty = linear.Classifier(3, dropout=np.zeros(1))  # no hash, as of an array
+    model = dataclasses.replace(make_model(length=4)[0], heads={"main": weighty})
+    assert make_eval_step(model) is not make_eval_step(model)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
