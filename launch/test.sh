@@ -12,6 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
+unset PYTHONDONTWRITEBYTECODE # else each of the many processes compiles all that it imports
 
 if [ "${1:-}" = --accelerators ]; then
   export JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TPU_SKIP_MDS_QUERY=1

@@ -90,12 +90,14 @@ def measured(workdir: Path) -> list:
     return [*dev, json.loads((workdir / "result.json").read_text())["test"]]
 
 
-def test_several_processes_train_as_one(whole, one):
+@pytest.mark.parametrize("devices", [1, 4])
+def test_several_processes_train_as_one(whole, devices, one):
+    """On one device, and on as many as they drive together."""
     n, workdir, _ = whole
-    for alone, _ in (one(1), one(n)):
-        assert len(losses(workdir)) == STEPS
-        np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
-        assert measured(workdir) == measured(alone)
+    alone, _ = one(1 if devices == 1 else n)
+    assert len(losses(workdir)) == STEPS
+    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
+    assert measured(workdir) == measured(alone)
 
 
 def test_each_process_reads_its_share(whole, one):
