@@ -272,6 +272,11 @@ def test_a_process_says_one_line_and_exits_with_2(tmp_path):
     assert done.returncode == 2 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("jaxprompt train: unknown task 'trek'; nearest: trec")
+
+
+def test_a_process_shows_tracebacks_and_helps(tmp_path):
+    words = ["train", f"--config={BASE}", f"--workdir={tmp_path}", "--config.task.name=trek"]
+    command = [sys.executable, "-m", "jaxprompt"]
     done = subprocess.run([*command, *words, "--debug"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and "Traceback" in done.stderr and "InputError" in done.stderr
     for words, part in (
