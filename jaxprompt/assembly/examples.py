@@ -42,6 +42,8 @@ def read_task(block: Mapping[str, Any]) -> Task:
             scheme=block["scheme"], answers=block["answers"], entities=block["entities"],
             offsets=block["offsets"], markers=block["markers"], negative=block["negative"],
             metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
+            question=block["question"], candidate=block["candidate"],
+            candidates=block["candidates"], placeholder=block["placeholder"],
         )  # fmt: skip
     task = get_task(block["name"])
     if given and len(given) != len(task.labels):

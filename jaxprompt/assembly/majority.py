@@ -37,7 +37,7 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
         raise InputError(f"task {task.name} has no {split} split here; give data.files")
     gold = np.array([example.label for example in scored])
     check_relations(task.metric, task.labels, task.negative)
-    judged = judge(task.labels, task.negative, scored)
+    judged = judge(task, scored)
     given = np.full_like(gold, best)
     measured = metrics.score(
         task.metric, gold, given, len(task.labels), judged,

@@ -105,7 +105,7 @@ class Scorer(NamedTuple):
             split = split._replace(references=split.references[::count], samples=count)
         if self.task.kind != "classes" or not self.task.labels:
             return split
-        return split._replace(judged=judge(self.task.labels, self.task.negative, examples))
+        return split._replace(judged=judge(self.task, examples))
 
     def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
         return self.head.encode(encoder, self.task, examples, classes=self.classes, targets=targets)

@@ -110,6 +110,16 @@ FIELDS = Block(
             "@ @ # #"
         ),
         negative=text("", "custom: the class that is no relation, which micro_f1 leaves out"),
+        question=texts(
+            (), "custom: columns that make a question, of which examples are answers; for f1a and "
+            "answer_f1"
+        ),
+        candidate=text("", "custom: the field of such an answer"),
+        candidates=texts(
+            (), "custom: a column of candidates and that of the right ones; each candidate becomes "
+            "an example, as task.candidate"
+        ),
+        placeholder=text("", "custom: what stands for the candidate in the other columns"),
         form=word(
             "cloze", Words("assembly.schema", "forms"),
             "cloze: the words at a mask; text: T5's own text format; nsp, nss, unified, cls: as "

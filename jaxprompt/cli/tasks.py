@@ -41,6 +41,8 @@ def show(name: str) -> str:
             "text form": task.text,
             "linear": task.plain,
             "no relation": task.negative,
+            "question": ", ".join(task.question),
+            "candidates": ", ".join(task.candidates),
             "metric": task.metric,
             "source": _source(task),
             "splits": ", ".join(f"{own} = {there}" for own, there in task.splits.items()),

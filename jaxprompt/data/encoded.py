@@ -47,7 +47,7 @@ class Encoded(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What metrics of relations know of the examples of a split, besides the label of each."""
+    """What metrics of relations and questions know of a split's examples, besides the labels."""
 
     names: tuple[str, ...]  # of the classes
     negative: int  # the class that is no relation, -1 = there is none
@@ -55,12 +55,15 @@ class Judged(NamedTuple):
     told: list[tuple[int, ...]]  # of a dialogue up to some turn: those of them that it tells
     pairs: list[int]  # and the number of its pair of entities
     unmarked: int = 0  # examples with an entity that is not marked: it stands nowhere by itself
+    questions: Sequence[str] = ()  # which question each is an answer of
+    candidates: Sequence[str] = ()  # and the text of that answer
 
     def take(self, chosen: Sequence[bool]) -> "Judged":
         """Takes some examples."""
-        pick = lambda own: [one for one, is_in in zip(own, chosen, strict=True) if is_in]
-        own = map(pick, (self.right, self.told, self.pairs))
-        return Judged(self.names, self.negative, *own, self.unmarked)
+        pick = lambda own: [own[row] for row, is_in in enumerate(chosen) if is_in] if own else own
+        known = (self.right, self.told, self.pairs, self.questions, self.candidates)
+        right, told, pairs, *asked = map(pick, known)
+        return Judged(self.names, self.negative, right, told, pairs, self.unmarked, *asked)
 
 
 class Split(NamedTuple):

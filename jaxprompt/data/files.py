@@ -64,15 +64,24 @@ class Rows(Sequence):
 
         The column holds a list of rows, or a row of lists. Rows without it stay.
         """
-        rows, lines = [], []
-        for number, row in enumerate(self):
+
+        def make(number: int, row: dict[str, Any]) -> list[dict[str, Any]]:
             items = row.get(column, [{}])
             if isinstance(items, Mapping):
                 values = zip(*items.values(), strict=True)
                 items = [dict(zip(items, own, strict=True)) for own in values]
             rest = {name: value for name, value in row.items() if name != column}
-            rows += [rest | item for item in items]
-            lines += [self._lines[number] if self._lines else number + 1] * len(items)
+            return [rest | item for item in items]
+
+        return self.expand(make)
+
+    def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
+        """The rows that `make` gives for each row and its number; they have its origin."""
+        rows, lines = [], []
+        for number, row in enumerate(self):
+            made = make(number, row)
+            rows += made
+            lines += [self._lines[number] if self._lines else number + 1] * len(made)
         return Rows(rows, self.path, lines)
 
     def origin(self, index: int) -> str:

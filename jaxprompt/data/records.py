@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.data.files import Rows, decode_line, parse_row, raw_lines, read_file
 from jaxprompt.data.tasks import Example, Task, has_label, read_example
+from jaxprompt.data.tasks.candidates import rows_of
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
@@ -74,16 +75,21 @@ def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
 
 
 def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
-    """Reads the example of each row, its label unknown where it has none that the task knows."""
+    """Reads the example of each row, its label unknown where it has none that the task knows.
+
+    A row with a list of candidates becomes a record for each of them.
+    """
     found = []
     for record in records:
-        if record.row is not None:
-            try:
-                example = read_example(task, record.row, record.origin, need_label=False)
-                record = record._replace(example=example)
-            except InputError as error:
-                record = record._replace(error=str(error))
-        found.append(record)
+        if record.row is None:
+            found.append(record)
+            continue
+        try:
+            for row in rows_of(task, record.row, record.origin):
+                example = read_example(task, row, record.origin, need_label=False)
+                found.append(record._replace(row=row, example=example))
+        except InputError as error:
+            found.append(record._replace(error=str(error)))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxprompt.data.files import SUFFIXES, Rows, read_file, reading
 from jaxprompt.data.tasks import Task
+from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
@@ -52,6 +53,7 @@ def read_split(
             rows = read_file(_file_of(user_path(source), split), task.columns)
     if task.nested and len(rows) and task.nested in rows[0]:
         rows = rows.unnest(task.nested)
+    rows = spread(task, rows)
     if task.left_out:
         rows = rows.take([i for i, row in enumerate(rows) if not task.leaves_out(row)])
     if not len(rows):

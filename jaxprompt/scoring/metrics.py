@@ -5,15 +5,14 @@ Those of pre-training come from sums over its targets.
 
 import math
 import re
-import string
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxprompt.data.encoded import Judged
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.scoring import relations
+from jaxprompt.scoring import questions, relations
+from jaxprompt.scoring.answer_words import HAN, answer_words, shared_words
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # of the right class among all, by their scores
@@ -27,14 +26,13 @@ _HAS = {
     "spans": "finds spans",
 }
 OF = {  # what answers are -> their metrics
-    "classes": METRICS + RANKINGS + relations.METRICS,
+    "classes": METRICS + RANKINGS + relations.METRICS + questions.METRICS,
     "texts": TEXT_METRICS,
     "tags": TAG_METRICS,
     "spans": SPAN_METRICS,
 }
 
-_HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without spaces
-_WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+")
+_WORD = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
 
 
 def all_metrics() -> tuple[str, ...]:
@@ -56,8 +54,10 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
                 f"{', '.join(known)}"
             )
         raise InputError(f"unknown metric {name!r}; {nearest(name, known)}")
-    if name == "f1" and num_classes != 2 and kind == "classes":
-        raise InputError(f"metric f1 is of class 1 of 2, the task has {num_classes}; use macro_f1")
+    if name in ("f1", *questions.METRICS) and num_classes != 2 and kind == "classes":
+        raise InputError(
+            f"metric {name} is of class 1 of 2, the task has {num_classes}; use macro_f1"
+        )
 
 
 def score(
@@ -71,7 +71,7 @@ def score(
     f1 is of class 1 of two; macro_f1 averages over the classes that occur in gold or pred, which is
     scikit-learn's default, so that a class predicted and never right counts as 0; matthews is the
     correlation over all classes. pred = -1 (no class) is wrong and no class of its own. Metrics of
-    relations need `judged`; see scoring/relations.py.
+    relations and questions need `judged`; see scoring/relations.py and scoring/questions.py.
     """
     check_metric(name, num_classes)
     gold, pred = np.asarray(gold), np.asarray(pred)
@@ -88,6 +88,10 @@ def score(
         if judged is None:
             raise ValueError(f"metric {name} needs what is known of the relations")
         return relations.score_relations(name, judged, gold, pred)
+    if name in questions.METRICS:
+        if judged is None or not judged.questions:
+            raise ValueError(f"metric {name} needs the question of each example")
+        return questions.score_questions(name, judged, gold, pred, scores)
     measured = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
         measured = {name: float(_sklearn(name, gold, pred)), **measured}
@@ -164,10 +168,10 @@ def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
     if len(gold) != len(pred) or not pred or not all(gold):
         raise ValueError("each question must have one answer, and one or more that are right")
     pairs = [
-        ([_answer_words(t) for t in g], _answer_words(p)) for g, p in zip(gold, pred, strict=True)
+        ([answer_words(t) for t in g], answer_words(p)) for g, p in zip(gold, pred, strict=True)
     ]
     scores = {
-        "f1": float(np.mean([max(_shared_words(own, found) for own in g) for g, found in pairs])),
+        "f1": float(np.mean([max(shared_words(own, found) for own in g) for g, found in pairs])),
         "exact_match": float(np.mean([found in g for g, found in pairs])),
     }
     return {name: scores.pop(name), **scores}
@@ -221,18 +225,6 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values))
 
 
-def _answer_words(text: str) -> list[str]:
-    kept = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(rf"([{_HAN}])", r" \1 ", re.sub(r"\b(a|an|the)\b", " ", kept)).split()
-
-
-def _shared_words(gold: list[str], pred: list[str]) -> float:
-    if not gold or not pred:
-        return float(gold == pred)
-    shared = sum((Counter(gold) & Counter(pred)).values())
-    return 2 * shared / (len(gold) + len(pred))
-
-
 def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:
     from sklearn import metrics
 
@@ -260,7 +252,7 @@ def _rouge_l(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> float:
 def _bleu(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> float:
     from sacrebleu.metrics import BLEU
 
-    chinese = any(re.search(f"[{_HAN}]", text) for texts in gold for text in texts)
+    chinese = any(re.search(f"[{HAN}]", text) for texts in gold for text in texts)
     # Streams of references; sacreBLEU passes over the None of an example that has fewer.
     width = max(map(len, gold))
     streams = [[texts[i] if i < len(texts) else None for texts in gold] for i in range(width)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxprompt.data.encoded import Judged
-from jaxprompt.data.tasks import ABSENT, Example
+from jaxprompt.data.tasks import ABSENT, Example, Task
 from jaxprompt.errors import InputError
 
 METRICS = ("micro_f1", "semeval_f1", "f1c")
@@ -97,14 +97,18 @@ def conversational(
     return {"f1c": _mean(precision, recall), "precision_c": precision, "recall_c": recall}
 
 
-def judge(names: Sequence[str], negative: str, examples: Iterable[Example]) -> Judged:
-    """Sums up what metrics of relations know of the examples of a task."""
+def judge(task: Task, examples: Iterable[Example]) -> Judged:
+    """Sums up what metrics of relations and questions know of the examples of a task."""
+    names = task.labels
     at = {name: i for i, name in enumerate(names)}
     rows = list(examples)
     right = [tuple(at[n] for n in e.references) or (e.label,) for e in rows]
     told = [tuple(at[n] for n in e.told) for e in rows]
     pairs, unmarked = [e.pair for e in rows], sum(ABSENT in e.entities for e in rows)
-    return Judged(tuple(names), at.get(negative, -1), right, told, pairs, unmarked)
+    asked = [e.question for e in rows] if task.question else ()
+    texts = [e.fields[task.candidate] for e in rows] if task.candidate else ()
+    negative = at.get(task.negative, -1)
+    return Judged(tuple(names), negative, right, told, pairs, unmarked, asked, texts)
 
 
 def _share(part: int, whole: int, otherwise: float) -> float:

@@ -10,18 +10,20 @@ import pytest
 from jaxprompt.data import tasks, template
 from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
+from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.relations import RELATIONS
 from jaxprompt.errors import InputError
-from jaxprompt.scoring import metrics
+from jaxprompt.scoring import metrics, questions
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
-mnli snli qnli mrpc qqp boolq wic wsc multirc copa chnsenticorp tnews lcqmc ocnli cmnli topics
-afqmc eprstmt race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon tnews14""".split()
+mnli snli qnli mrpc qqp boolq wic wsc multirc record copa chnsenticorp tnews lcqmc ocnli cmnli
+topics afqmc eprstmt race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon
+tnews14""".split()
 
 NOT_HERE = """cr subj ag_news cb qqp topics race race_middle race_high cosmos_qa c3_dialog amazon
 tnews14""".split()
 FOLDERS = {name: name for name in NAMES if name not in NOT_HERE}
-FOLDERS["dbpedia_14"] = "dbpedia_14_kshot"
+FOLDERS |= {"dbpedia_14": "dbpedia_14_kshot", "record": "record_32"}
 
 
 def used_fields(text):
@@ -55,7 +57,7 @@ def test_task_is_consistent(name):
     assert used & set(task.fields) == set(task.fields)
     assert bool(task.choices) == ("{choice}" in task.plain)
     assert not task.values or len(task.values) == len(task.labels)
-    assert task.metric in ("accuracy", "f1", "macro_f1", "matthews")
+    assert task.metric in ("accuracy", "f1", "macro_f1", "matthews", *questions.METRICS)
     assert "train" in task.splits and "test" in task.splits
     assert bool(task.hub) == (name not in ("topics", "ccpm", "eprstmt", "amazon"))
 
@@ -156,7 +158,7 @@ def test_text_formats_are_those_of_t5(name):
 def test_reads_real_rows(shared, name, folder):
     task = tasks.get_task(name)
     split = "test" if name == "wsc" else "train"  # FewGLUE's training rows are of one class
-    rows = read_file(shared / "data" / folder / f"{split}.jsonl.gz")
+    rows = spread(task, read_file(shared / "data" / folder / f"{split}.jsonl.gz"))
     seen = set()
     for row in rows:
         example = tasks.read_example(task, row, "x:1")
@@ -191,7 +193,7 @@ def test_label_names_are_those_of_the_datas_own_documentation(shared):
         task = tasks.get_task(tasks_of[folder])
         assert [spelled(name) for name in task.labels] == [spelled(names[i]) for i in sorted(names)]
         checked.add(task.name)
-    by_text = {"c3", "ccpm", "dream"}  # the answer is the text or the index of a choice
+    by_text = {"c3", "ccpm", "dream", "record"}  # the answer is the text or index of a choice
     assert checked == FOLDERS.keys() - by_text
 
 

@@ -14,7 +14,7 @@ import pytest
 from test_guides import PAGES, commands
 from test_token_heads import asked, tagged
 from tiny_pretrain import DOCUMENTS, UNITS, make_corpus
-from tiny_run import flags, make_backbone, sentences, write_rows
+from tiny_run import TOPICS, flags, make_backbone, sentences, write_rows
 
 from jaxprompt.__main__ import main
 from jaxprompt.assembly.load_config import load_config
@@ -150,7 +150,17 @@ def files(backbones, tmp_path_factory):
         write_rows(root / f"{name}.jsonl", draw(1, NEW, "article"))
     write_rows(root / "questions.jsonl", draw(1, NEW, "question", "context", "passage"))
     write_rows(root / "topics.jsonl", draw(0, 42, "text", label=("science", "arts", "sports")))
+    gaps = [
+        {"sentence": f"{row['text']} ___", "options": list(TOPICS), "answers": [row["label"]]}
+        for row in sentences(0, 30)
+    ]
+    write_rows(root / "gaps.jsonl", gaps)
     data_sets = {
+        "record": lambda *at: [
+            {"query": "it was @placeholder .", "passage": row["text"], "idx": number}
+            | {"entities": list(TOPICS), "answers": [row["label"]]}
+            for number, row in enumerate(sentences(*at))
+        ],
         "sst2": lambda *at: draw(*at, "sentence", label=(0, 1)),
         "sst5": lambda *at: draw(*at, "text", label=range(5)),
         "rte": lambda *at: draw(*at, "premise", "hypothesis", label=(0, 1)),

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import f1_score
 
 from jaxprompt.data.encoded import Judged
-from jaxprompt.data.tasks import Example, custom_task, get_task, read_example
+from jaxprompt.data.tasks import Example, Task, custom_task, get_task, read_example
 from jaxprompt.data.tasks.dialogues import turns_of
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
@@ -21,7 +21,8 @@ OTHER = SEMEVAL.labels.index("Other")
 
 
 def judged(gold, names=SEMEVAL.labels, negative="Other"):
-    return judge(names, negative, [Example({}, label=int(g)) for g in gold])
+    task = Task("x", ("text",), labels=tuple(names), negative=negative)
+    return judge(task, [Example({}, label=int(g)) for g in gold])
 
 
 def official_semeval(gold, pred):
@@ -200,7 +201,7 @@ def test_f1_and_f1c_are_those_of_dialogre(seed):
             for *_, own in pairs:
                 every += [next(iter(own))] * (len(turns) if by_turn else 1)
         said = np.where(right, every, said)
-        known = judge(task.labels, task.negative, examples)
+        known = judge(task, examples)
         gold = [one.label for one in examples]
         found = metrics.score(name, gold, said[places], 10, known)
         assert found[name] == pytest.approx(official(said.tolist()), abs=1e-12)
@@ -209,7 +210,7 @@ def test_f1_and_f1c_are_those_of_dialogre(seed):
 
 def test_f1c_of_whole_dialogues_is_f1():
     task, examples, _ = turns_and_examples(False)
-    known, gold = judge(task.labels, task.negative, examples), [e.label for e in examples]
+    known, gold = judge(task, examples), [e.label for e in examples]
     assert "micro_f1" in metrics.score("f1c", gold, gold, 10, known)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxprompt.data.tasks.answering import MisplacedAnswer, read_answered
+from jaxprompt.data.tasks.candidates import check_candidates, question_of
 from jaxprompt.data.tasks.cells import (
     check_label,
     class_names,
@@ -92,6 +93,10 @@ def custom_task(
     offsets: str = "tags",
     markers: Sequence[str] = (),
     negative: str = "",
+    question: Sequence[str] = (),
+    candidate: str = "",
+    candidates: Sequence[str] = (),
+    placeholder: str = "",
     name: str = "custom",
 ) -> Task:
     """A task from the user's own columns.
@@ -107,7 +112,8 @@ def custom_task(
     the one field, a list or a text with spaces between its words, has a tag, in the given `scheme`
     or that found. With `entities`, which stand in the first field as `offsets` says, the classes
     are relations between them (data/tasks/entities.py); without `words` a relation has those of its
-    name, and without `plain` and `template` words stand around the entities.
+    name, and without `plain` and `template` words stand around the entities. With `question`
+    examples are answers of questions (data/tasks/candidates.py).
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
     measured = ((target, "exact_match"), (tags, "entity_f1"), (answers, "f1"))
@@ -138,6 +144,10 @@ def custom_task(
         offsets=offsets,
         markers=tuple(markers),
         negative=negative,
+        question=tuple(question),
+        candidate=candidate,
+        candidates=tuple(candidates),
+        placeholder=placeholder,
         metric=metric or next((m for given, m in measured if given), "accuracy"),
     )
     return check_task(task)
@@ -183,7 +193,9 @@ def labels_from_rows(
     seen = set()
     for number, row in enumerate(rows):
         if column not in row:
-            raise InputError(f"no label column {column!r}; columns: {', '.join(row)}")
+            raise InputError(
+                f"{where(number)}: no label column {column!r}; columns: {', '.join(row)}"
+            )
         for value in _labels(row[column], many):
             check_label(value, column, lambda number=number: where(number))
             seen.add(spelling(value))
@@ -230,11 +242,11 @@ def read_example(
         references = _references(task.target, row, where, need_label)
         return Example(fields, target="".join(references[:1]), references=references)
     own = () if task.options else _choices(task, row, where)
-    choices = task.options or own
+    choices, asked = task.options or own, question_of(task, row)
     if need_label and task.label not in row:
         raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
     if not need_label and not has_label(task, row):
-        return Example(fields, choices, -1, entities=spans)
+        return Example(fields, choices, -1, entities=spans, question=asked)
     found = []
     for value in _labels(row[task.label], bool(task.entities)):
         found.append(_label(task, row | {task.label: value}, own))
@@ -243,7 +255,7 @@ def read_example(
             raise _no_label(task, value, own or task.labels, where)
     label = found[0] if min(found) >= 0 else -1
     right = tuple(task.labels[i] for i in found) if len(found) > 1 and label >= 0 else ()
-    return Example(fields, choices, label, references=right, entities=spans)
+    return Example(fields, choices, label, references=right, entities=spans, question=asked)
 
 
 def _no_label(task: Task, value: Any, known: Sequence[str], where: str) -> InputError:
@@ -358,6 +370,7 @@ def check_task(task: Task) -> Task:
                 "field, the column of the words"
             )
     check_entities(task)
+    check_candidates(task)
     if task.kind != "classes":
         return task
     check_negative(task)

@@ -8,22 +8,15 @@ which prompt tuning drops (Lester et al. 2021); the others are made alike. Quest
 for left-to-right models are worded as those of GPT-3 (Brown et al. 2020, appendix G).
 """
 
-_NO_TEST = {"train": "train", "test": "validation"}  # the hub hides the labels of its test rows
+from jaxprompt.data.tasks.superglue import NLI, NO_TEST, SUPERGLUE
+
 _TRAIN_TEST = {"train": "train", "test": "test"}
 _POLARITY = {
     "labels": ("negative", "positive"),
     "words": (("terrible",), ("great",)),
 }
-_NLI = {
-    "fields": ("premise", "hypothesis"),
-    "template": "{premise|chop}? [mask], {hypothesis|lower}",
-    "causal": "{premise} Question: {hypothesis} True, False or Neither? Answer: [mask]",
-    "text": "hypothesis: {hypothesis} premise: {premise}",
-    "plain": "{premise} [sep] {hypothesis}",
-    "query": "{hypothesis}? {premise}.",
-}
 _THREE_WAY = {
-    **_NLI,
+    **NLI,
     "labels": ("entailment", "neutral", "contradiction"),
     "words": (("Yes",), ("Maybe",), ("No",)),
     "causal_words": (("True",), ("Neither",), ("False",)),
@@ -39,7 +32,7 @@ _SPANS = {
     "answers": "answers",
     "plain": "{question|whole} [sep] {context}",
     "metric": "f1",
-    "splits": _NO_TEST,
+    "splits": NO_TEST,
 }
 _CONLL = ("O", *(f"{x}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for x in "BI"))
 
@@ -74,8 +67,8 @@ def _review(field: str) -> dict:
     }
 
 
-ENGLISH = {
-    "sst2": _review("sentence") | {"hub": "stanfordnlp/sst2", "splits": _NO_TEST},
+ENGLISH = SUPERGLUE | {
+    "sst2": _review("sentence") | {"hub": "stanfordnlp/sst2", "splits": NO_TEST},
     "sst5": _review("text")
     | {
         "hub": "SetFit/sst5",
@@ -107,7 +100,7 @@ ENGLISH = {
         "labels": ("unacceptable", "acceptable"),
         "hub": "nyu-mll/glue",
         "subset": "cola",
-        "splits": _NO_TEST,
+        "splits": NO_TEST,
         "template": "{sentence} This is [mask].",
         "causal": "{sentence} This is [mask]",
         "text": "sentence: {sentence}",
@@ -223,27 +216,6 @@ ENGLISH = {
         "plain": "{title} {content}",
         "query": "{title} {content}?",
     },
-    "rte": _NLI
-    | {
-        "labels": ("entailment", "not_entailment"),
-        "words": (("Yes",), ("No",)),
-        "causal": "{premise} Question: {hypothesis} True or False? Answer: [mask]",
-        "causal_words": (("True",), ("False",)),
-        "text": "sentence1: {premise} sentence2: {hypothesis}",
-        "hub": "aps/super_glue",
-        "subset": "rte",
-        "splits": _NO_TEST,
-    },
-    "cb": _NLI
-    | {
-        "labels": ("entailment", "contradiction", "neutral"),
-        "words": (("Yes",), ("No",), ("Maybe",)),
-        "causal_words": (("True",), ("False",), ("Neither",)),
-        "hub": "aps/super_glue",
-        "subset": "cb",
-        "splits": _NO_TEST,
-        "metric": "macro_f1",
-    },
     "mnli": _THREE_WAY
     | {
         "hub": "nyu-mll/glue",
@@ -256,7 +228,7 @@ ENGLISH = {
         "labels": ("entailment", "not_entailment"),
         "hub": "nyu-mll/glue",
         "subset": "qnli",
-        "splits": _NO_TEST,
+        "splits": NO_TEST,
         "template": "{question|chop}? [mask], {sentence|lower}",
         "words": (("Yes",), ("No",)),
         "causal": "{sentence} Does this answer the question: {question} Answer: [mask]",
@@ -279,89 +251,11 @@ ENGLISH = {
         "labels": ("not_duplicate", "duplicate"),
         "hub": "nyu-mll/glue",
         "subset": "qqp",
-        "splits": _NO_TEST,
+        "splits": NO_TEST,
         "template": "{question1} [mask], {question2|lower}",
         "causal": "{question1} {question2} Do both questions mean the same? Answer: [mask]",
         "text": "question1: {question1} question2: {question2}",
         "plain": "{question1} [sep] {question2}",
-    },
-    "boolq": {
-        "fields": ("question", "passage"),
-        "labels": ("false", "true"),
-        "hub": "aps/super_glue",
-        "subset": "boolq",
-        "splits": _NO_TEST,
-        "template": "{passage} Question: {question}? Answer: [mask].",
-        "words": (("No",), ("Yes",)),
-        "causal": "{passage} Question: {question}? Answer: [mask]",
-        "text": "passage: {passage} question: {question}",
-        "targets": ("False", "True"),
-        "plain": "{question} [sep] {passage}",
-        "query": "{question|whole}? {passage}.",
-    },
-    "wic": {
-        "fields": ("word", "sentence1", "sentence2"),
-        "labels": ("false", "true"),
-        "hub": "aps/super_glue",
-        "subset": "wic",
-        "splits": _NO_TEST,
-        "template": "{sentence1} {sentence2} Does {word} have the same meaning in both sentences?"
-        " [mask].",
-        "words": (("No",), ("Yes",)),
-        "causal": "{sentence1} {sentence2} Does {word} have the same meaning in both sentences?"
-        " Answer: [mask]",
-        "text": "sentence1: {sentence1} sentence2: {sentence2} word: {word}",
-        "targets": ("False", "True"),
-        "plain": "{word}: {sentence1} [sep] {word}: {sentence2}",
-        "query": "{sentence1} {sentence2} Does {word} have the same meaning in both sentences?",
-    },
-    "copa": {
-        # T5 names both choices and the question in its text, so their columns are fields too.
-        "fields": ("premise", "connective", "question", "choice1", "choice2"),
-        "labels": ("choice1", "choice2"),
-        "choices": ("choice1", "choice2"),
-        "derive": {"connective": ("question", {"cause": "because", "effect": "so"})},
-        "hub": "aps/super_glue",
-        "subset": "copa",
-        "splits": _NO_TEST,
-        "template": "{premise} {connective} {choices} The correct one is [mask].",
-        "words": (("A",), ("B",)),
-        "causal": "{premise} {connective} {choices} The correct one is [mask]",
-        "text": "choice1: {choice1} choice2: {choice2} premise: {premise} question: {question}",
-        "plain": "{premise} {connective} [sep] {choice}",
-        "query": "{premise} {connective}?",
-    },
-    "wsc": {  # whether the pronoun, which stands in the text, is the noun phrase
-        "fields": ("text", "span1_text", "span2_text"),
-        "entities": ("span2_index|span2_index",),
-        "offsets": "last_word",
-        "markers": ("*", "*"),
-        "labels": ("false", "true"),
-        "hub": "aps/super_glue",
-        "subset": "wsc.fixed",
-        "splits": _NO_TEST,
-        "template": "{text|marked} Does * {span2_text|whole} * mean {span1_text|whole}? [mask].",
-        "words": (("No",), ("Yes",)),
-        "causal": "{text|marked} Does * {span2_text|whole} * mean {span1_text|whole}? Answer:"
-        " [mask]",
-        "text": "text: {text|marked} pronoun: {span2_text|whole} noun: {span1_text|whole}",
-        "targets": ("False", "True"),
-        "plain": "{text|marked} [sep] {span2_text|whole}: {span1_text|whole}",
-    },
-    "multirc": {  # each answer of a question is right or wrong by itself
-        "fields": ("paragraph", "question", "answer"),
-        "labels": ("false", "true"),
-        "hub": "aps/super_glue",
-        "subset": "multirc",
-        "splits": _NO_TEST,
-        "template": "{paragraph} Question: {question|whole} Is it {answer|whole}? [mask].",
-        "words": (("No",), ("Yes",)),
-        "causal": "{paragraph} Question: {question|whole} Is it {answer|whole}? Answer: [mask]",
-        "text": "question: {question} answer: {answer} paragraph: {paragraph}",
-        "targets": ("False", "True"),
-        "plain": "{question|whole} {answer|whole} [sep] {paragraph}",
-        "query": "{question|whole} {answer|whole}. {paragraph}",
-        "metric": "f1",
     },
     "race": _race("all"),
     "race_middle": _race("middle"),
@@ -374,7 +268,7 @@ ENGLISH = {
         "revision": "refs/convert/parquet",
     },
     "cosmos_qa": _reading("context", ("answer0", "answer1", "answer2", "answer3"), 4)
-    | {"hub": "allenai/cosmos_qa", "revision": "refs/convert/parquet", "splits": _NO_TEST},
+    | {"hub": "allenai/cosmos_qa", "revision": "refs/convert/parquet", "splits": NO_TEST},
     "conll2003": {
         "fields": ("tokens",),
         "tags": "ner_tags",

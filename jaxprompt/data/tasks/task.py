@@ -41,6 +41,7 @@ class Example(NamedTuple):
     # the number of its pair of entities, the same at every turn.
     told: tuple[str, ...] = ()
     pair: int = -1
+    question: str = ""  # of the task's metric: examples of one question are its answers
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ class Task:
     markers: tuple[str, ...] = ()
     negative: str = ""  # the class that is no relation, which metrics of relations leave out
     columns: tuple[str, ...] = ()  # of a row of JSON that is a list
+    # Columns whose values make a question, of which examples are answers; see scoring/questions.py
+    question: tuple[str, ...] = ()
+    candidate: str = ""  # the field of such an answer
+    # A column of candidates, and that of those which are right: a row of the data becomes an
+    # example for each, with `candidate` and `label`, and what stands for it in other columns.
+    candidates: tuple[str, ...] = ()
+    placeholder: str = ""
     metric: str = "accuracy"
 
     @property

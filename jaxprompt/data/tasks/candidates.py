@@ -1,0 +1,78 @@
+"""Questions with a list of candidates, each of which becomes an example of its own."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxprompt.data.files import Rows
+from jaxprompt.data.tasks.cells import read_text, spelling
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.errors import InputError
+
+_ASKED = "question"  # column of the question of a row that was made of a candidate
+
+
+def check_candidates(task: Task) -> None:
+    """Raises InputError where what a task says of questions and candidates does not fit."""
+    if task.metric in ("f1a", "answer_f1") and not task.question:
+        raise InputError(
+            f"metric {task.metric} is of questions; name the columns that make one by task.question"
+        )
+    if task.candidates and (len(task.candidates) != 2 or not task.candidate):
+        raise InputError(
+            f"task.candidates={','.join(task.candidates)}: name two columns, of the candidates and "
+            "of the right ones, and by task.candidate the field that one becomes"
+        )
+    if task.candidate and task.candidate not in task.fields:
+        raise InputError(
+            f"task.candidate={task.candidate!r} is not among task.fields={','.join(task.fields)}; "
+            "add it there"
+        )
+    if task.metric == "answer_f1" and not task.candidate:
+        raise InputError("metric answer_f1 compares answers; name their field by task.candidate")
+
+
+def spread(task: Task, rows: Rows) -> Rows:
+    """Makes the rows of all candidates, which keep the origin of theirs; see `rows_of`."""
+    if not task.candidates:
+        return rows
+    return rows.expand(lambda number, row: rows_of(task, row, rows.origin(number)))
+
+
+def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """Makes a row of each candidate, each once, in the column that `task.candidates` names first.
+
+    It has the label 1 or 0, whether the second column lists it, where the row has that. Where a
+    text says `task.placeholder` the candidate stands. A row without candidates stays as it is.
+    """
+    if not task.candidates or task.candidates[0] not in row:
+        return [row]
+    column, right = task.candidates
+    known = None if row.get(right) is None else _texts(row, right, where)
+    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    made, asked = [], question_of(task, row)
+    for own in _texts(row, column, where):
+        filled = {
+            name: value.replace(task.placeholder, own) if task.placeholder else value
+            for name, value in texts.items()
+        }
+        told = {} if known is None else {task.label: int(own in known)}
+        made.append({**row, **filled, task.candidate: own, **told, _ASKED: asked})
+    return made
+
+
+def question_of(task: Task, row: Mapping[str, Any]) -> str:
+    """Names the question that a row answers, "" where the task asks none."""
+    if not task.question:
+        return ""
+    if task.candidates and _ASKED in row:
+        return row[_ASKED]
+    asked = "\n".join(spelling(row.get(column)) for column in task.question)
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+def _texts(row: Mapping[str, Any], column: str, where: str) -> list[str]:
+    found = row[column]
+    if not isinstance(found, (list, tuple)) or not found:
+        raise InputError(f"{where}: column {column!r} must hold a list of 1 or more texts")
+    return list(dict.fromkeys(read_text(text, column, where) for text in found))

@@ -1,0 +1,90 @@
+"""Questions with several answers: one example per candidate, from a file to predictions."""
+
+import json
+
+import pytest
+from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
+
+OWN = {
+    "task.fields": "sentence,word", "task.question": "sentence", "task.metric": "answer_f1",
+    "task.candidate": "word", "task.candidates": "options,answers", "task.placeholder": "___",
+    "train.total_steps": 40, "train.eval_steps": 20, "optim.lr": 0.05,
+}  # fmt: skip
+
+
+def gaps(seed, size):
+    """Asks what a sentence is about, of the three topics."""
+    return [
+        {"sentence": f"{row['text']} is ___", "options": list(TOPICS), "answers": [row["label"]]}
+        for row in sentences(seed, size)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gaps")
+    for seed, (name, size) in enumerate({"train": 16, "dev": 10, "test": 8}.items()):
+        write_rows(folder / f"{name}.jsonl", gaps(seed, size))
+    return folder
+
+
+def test_a_line_per_candidate_and_a_score_per_question(backbone, folder, tmp_path, capsys):
+    config, workdir = tmp_path / "c.json", f"--workdir={tmp_path / 'run'}"
+    config.write_text(make_config(backbone, folder, "prefix", **OWN).to_json())
+    code, out, err = jaxprompt(capsys, "train", f"--config={config}", workdir)
+    assert code == 0, err
+    test = json.loads(out)["test"]
+    assert list(test) == ["answer_f1", "exact_match", "accuracy"]
+    assert "train 48, dev 30, test 24" in err
+    assert jaxprompt(capsys, "export", workdir)[0] == 0
+    found = tmp_path / "found.jsonl"
+    code, _, err = jaxprompt(
+        capsys, "predict", workdir, f"--input={folder / 'test.jsonl'}", f"--output={found}"
+    )
+    assert code == 0, err
+    lines = read_lines(found)
+    assert len(lines) == 24 and not any("___" in line["sentence"] for line in lines)
+    right = 0
+    for number, row in enumerate(read_lines(folder / "test.jsonl")):
+        own = lines[3 * number :][:3]
+        assert [line["word"] for line in own] == row["options"]
+        best = max(own, key=lambda line: line["scores"]["1"])
+        right += best["word"] in row["answers"]
+    assert right / 8 == pytest.approx(test["exact_match"]) == pytest.approx(test["answer_f1"])
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"task.question": ""}, "name the columns that make one by task.question"),
+        ({"task.candidate": "", "task.candidates": ""}, "name their field by task.candidate"),
+        ({"task.candidates": "options"}, "name two columns, of the candidates and of the right"),
+        ({"task.candidate": "answer"}, "task.candidate='answer' is not among task.fields="),
+        ({"task.metric": "f1"}, ""),
+    ],
+)
+def test_what_does_not_fit_is_named(fields, told, backbone, folder, tmp_path, capsys):
+    (tmp_path / "c.json").write_text(
+        make_config(backbone, folder, "prefix", **OWN | fields).to_json()
+    )
+    code, _, err = jaxprompt(capsys, "validate", f"--config={tmp_path / 'c.json'}")
+    assert code == (2 if told else 0) and told in err
+
+
+@pytest.mark.parametrize(
+    "row, told",
+    [
+        ({"options": "beast"}, "column 'options' must hold a list of 1 or more texts"),
+        ({"options": []}, "column 'options' must hold a list of 1 or more texts"),
+        ({"options": ["beast", None]}, "column 'options' holds null, which is no text"),
+        ({"answers": None}, "no label column 'label'"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(row, told, backbone, folder, tmp_path, refused):
+    rows = gaps(0, 4)
+    rows[2] |= row
+    write_rows(tmp_path / "train.jsonl", rows)
+    write_rows(tmp_path / "dev.jsonl", gaps(1, 2))
+    (tmp_path / "c.json").write_text(make_config(backbone, tmp_path, "prefix", **OWN).to_json())
+    line = refused("validate", f"--config={tmp_path / 'c.json'}", started=True)
+    assert "train.jsonl:3: " in line and told in line

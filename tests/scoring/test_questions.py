@@ -1,0 +1,92 @@
+"""Metrics of questions beside the official definitions of MultiRC and ReCoRD, stated once more."""
+
+import collections
+import re
+import string
+
+import numpy as np
+import pytest
+
+from jaxprompt.data import sources
+from jaxprompt.data.tasks import get_task, read_all
+from jaxprompt.errors import InputError
+from jaxprompt.scoring import metrics
+from jaxprompt.scoring.relations import judge
+
+
+def multirc(keys, gold, pred):
+    """As the official script: F1 of all answers, and the share of questions without an error."""
+    from sklearn.metrics import f1_score
+
+    wrong = collections.Counter({key: 0 for key in keys})
+    for key, g, p in zip(keys, gold, pred, strict=True):
+        wrong[key] += int(g != p)
+    return f1_score(gold, pred), np.mean([count == 0 for count in wrong.values()])
+
+
+def normal(text):
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def record(row, said):
+    """As the official script: the best of all right answers."""
+    f1, exact = [], []
+    for right in row["answers"]:
+        a, b = normal(said).split(), normal(right).split()
+        same = sum((collections.Counter(a) & collections.Counter(b)).values())
+        f1.append(2 * same / (len(a) + len(b)) if same else 0)
+        exact.append(normal(said) == normal(right))
+    return max(f1), max(exact)
+
+
+def read(name, folder):
+    task = get_task(name)
+    rows = sources.read_split(task, "dev", source=str(folder))
+    examples = read_all(task, rows, rows.origin)
+    return task, rows, examples, np.array([e.label for e in examples])
+
+
+def test_multirc_is_scored_as_by_its_authors(shared):
+    task, rows, examples, gold = read("multirc", shared / "data/multirc")
+    keys = [tuple(row["idx"][part] for part in ("paragraph", "question")) for row in rows]
+    for seed in range(5):
+        pred = np.where(np.random.default_rng(seed).random(len(gold)) < 0.9, gold, 1 - gold)
+        found = metrics.score("f1a", gold, pred, 2, judge(task, examples))
+        expected = multirc(keys, gold, pred)
+        assert [found["f1a"], found["exact_match"]] == pytest.approx(expected)
+        assert list(found) == ["f1a", "exact_match", "accuracy"]
+    assert 0 < expected[1] < 1
+
+
+def test_record_is_scored_as_by_its_authors(shared):
+    task, rows, examples, gold = read("record", shared / "data/record_32")
+    whole = sources.read_split(get_task("sst2"), "dev", source=str(shared / "data/record_32"))
+    assert len(examples) == sum(len(set(row["entities"])) for row in whole) > len(whole)
+    assert not any("@placeholder" in own.fields["query"] for own in examples)
+    for seed in range(5):
+        scores = np.random.default_rng(seed).normal(size=(len(gold), 2))
+        scores[:, 1] += 2 * gold
+        found = metrics.score("answer_f1", gold, scores.argmax(1), 2, judge(task, examples), scores)
+        at, each = 0, []
+        for row in whole:
+            candidates = list(dict.fromkeys(row["entities"]))
+            own = scores[at : at + len(candidates)]
+            at += len(candidates)
+            each.append(record(row, candidates[int(np.argmax(own[:, 1] - own[:, 0]))]))
+        assert [found["answer_f1"], found["exact_match"]] == pytest.approx(np.mean(each, axis=0))
+    assert 0 < found["exact_match"] <= found["answer_f1"] < 1
+
+
+def test_a_question_without_a_right_answer_is_one_that_is_missed():
+    from jaxprompt.data.encoded import Judged
+
+    nothing = [()] * 3
+    judged = Judged(("no", "yes"), -1, nothing, nothing, [-1] * 3, 0, ["a", "a", "b"], list("xyx"))
+    scores = np.array([[0, 1], [0, 2], [0, 1.0]])
+    found = metrics.score("answer_f1", [0, 1, 0], [1, 1, 1], 2, judged, scores)
+    assert found == {"answer_f1": 0.5, "exact_match": 0.5, "accuracy": pytest.approx(1 / 3)}
+    found = metrics.score("f1a", [0, 0, 0], [0, 0, 0], 2, judged)
+    assert found == {"f1a": 0.0, "exact_match": 1.0, "accuracy": 1.0}
+    with pytest.raises(InputError, match="metric f1a is of class 1 of 2, the task has 3"):
+        metrics.check_metric("f1a", 3)
