@@ -192,8 +192,8 @@ def tool(tmp_path):
     [
         ("", " -m not long"),
         ("-k one", " -m not long -k one"),
-        ("--fast", " -m not slow"),
-        ("--fast -k one", " -m not slow -k one"),
+        ("--fast", " -m not slow and not long"),
+        ("--fast -k one", " -m not slow and not long -k one"),
         ("--all", ""),
     ],
 )
