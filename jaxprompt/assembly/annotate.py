@@ -31,9 +31,8 @@ from jaxprompt.files import make_folder
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.scoring.decisions import probabilities
-from jaxprompt.training.evaluation import place_step, predict_scores
+from jaxprompt.training.evaluation import predict_scores, scoring_step
 from jaxprompt.training.run_folder import check_workdir, lock, read_result
-from jaxprompt.training.steps import make_eval_step
 
 _BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
 _AHEAD = 2  # such parts are held, the one in use among them
@@ -131,7 +130,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
     reader = Reader(
         corpus, scorer.tokenizer, scorer.encoder, parse(scorer.template), annotator.max_len
     )
-    step = place_step(trained.placement, make_eval_step(scorer.model))
+    step = scoring_step(trained.placement, scorer.model)
     size, classes = _BATCHES * scorer.layout.batch, len(annotator.classes)
 
     def lay_out(start: int) -> tuple[range, list[int], list[Any]]:

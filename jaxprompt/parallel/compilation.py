@@ -20,7 +20,7 @@ _WORTH = 0.3  # seconds of compilation from which a program is kept
 
 
 def shared(make: Callable) -> Callable:
-    """Has a factory of programs give equal arguments what it gave them before, of its 16 newest.
+    """Has a factory give for equal arguments the program that it gave before, one of its 16 newest.
 
     So one process compiles once for runs of one model. Arguments that have no hash share nothing.
     """

@@ -24,7 +24,6 @@ _EARLY = {"true": True, "false": False, "never": "never"}
 Step = Callable[[Flat, Flat, Batch], tuple[jax.Array, jax.Array]]
 
 
-@shared
 def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Array]) -> Step:
     """Compiles a step for batches of which every process has its part.
 
@@ -36,6 +35,12 @@ def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Arr
 
     compiled = jax.jit(within(placement, whole), out_shardings=placement.replicated)
     return lambda trainable, frozen, batch: compiled(trainable, frozen, put_batch(placement, batch))
+
+
+@shared
+def scoring_step(placement: Placement, model: Model) -> Step:
+    """Compiles the scores of the classes, once for all equal models of a process."""
+    return place_step(placement, make_eval_step(model))
 
 
 def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
@@ -75,7 +80,7 @@ def make_answering(
     if head.WRITES:
         step = make_writer(placement, how, model, tokenizer, pad)
         return partial(write_texts, step, tokenizer)
-    return partial(predict_scores, place_step(placement, make_eval_step(model)))
+    return partial(predict_scores, scoring_step(placement, model))
 
 
 def make_writer(

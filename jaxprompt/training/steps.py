@@ -10,7 +10,6 @@ import optax
 from jaxprompt import rng
 from jaxprompt.models.generation import generate
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.training.optim import learning_rates
 from jaxprompt.training.state import TrainState
@@ -153,7 +152,6 @@ def make_generate_step(model: Model, **settings: Any):
     return step
 
 
-@shared
 def make_eval_step(model: Model, head: str = "main"):
     """Makes (trainable, frozen, batch) -> scores [B, C], without dropout."""
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_run import jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
-from jaxprompt.training.evaluation import place_step
+from jaxprompt.training.evaluation import scoring_step
 
 # PEFT calls what transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -228,7 +228,7 @@ def test_the_import_loads_nothing_heavy():
 
 
 def test_a_second_prediction_compiles_nothing(backbone, trained, texts):
-    place_step.forget()
+    scoring_step.forget()
     model, counts = jp.attach(backbone, trained.prompt), []
     listen = lambda name, _, **__: counts.append(name) if "backend_compile" in name else None
     jax.monitoring.register_event_duration_secs_listener(listen)

@@ -5,6 +5,9 @@ import json
 import pytest
 from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
+from jaxprompt.data.tasks import custom_task, read_example
+from jaxprompt.data.tasks.candidates import rows_of
+
 OWN = {
     "task.fields": "sentence,word", "task.question": "sentence", "task.metric": "answer_f1",
     "task.candidate": "word", "task.candidates": "options,answers", "task.placeholder": "___",
@@ -51,6 +54,15 @@ def test_a_line_per_candidate_and_a_score_per_question(backbone, folder, tmp_pat
         best = max(own, key=lambda line: line["scores"]["1"])
         right += best["word"] in row["answers"]
     assert right / 8 == pytest.approx(test["exact_match"]) == pytest.approx(test["answer_f1"])
+
+
+def test_a_field_named_question_keeps_its_text():
+    names = {"fields": ("question", "word"), "question": ("question",), "candidate": "word"}
+    task = custom_task(**names, candidates=("options", "answers"), placeholder="___")
+    row = {"question": "a ___ ?", "options": ["cat", "dog"], "answers": ["dog"]}
+    found = [read_example(task, own, "x:1", False) for own in rows_of(task, row, "x:1")]
+    assert [own.fields["question"] for own in found] == ["a cat ?", "a dog ?"]
+    assert found[0].question == found[1].question != ""
 
 
 @pytest.mark.parametrize(

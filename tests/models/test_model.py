@@ -1,6 +1,7 @@
 """The composition of backbone, method and heads."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,9 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear, verbalizer
 from jaxprompt.models.model import Model
+from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
-from jaxprompt.training.steps import make_eval_step
+from jaxprompt.training.evaluation import scoring_step
 from jaxprompt.tree import flatten, merge, split, trainable_mask
 from jaxprompt.types import Injection
 
@@ -43,11 +45,12 @@ def test_init_keeps_the_backbone_and_draws_the_rest():
 
 
 def test_equal_models_share_their_programs():
-    step, other = make_eval_step(make_model(length=4)[0]), make_eval_step(make_model(length=5)[0])
-    assert make_eval_step(make_model(length=4)[0]) is step is not other
+    step = functools.partial(scoring_step, make_placement(1, 1))
+    first, other = step(make_model(length=4)[0]), step(make_model(length=5)[0])
+    assert step(make_model(length=4)[0]) is first is not other
     weighty = linear.Classifier(3, dropout=np.zeros(1))  # no hash, as of an array
     model = dataclasses.replace(make_model(length=4)[0], heads={"main": weighty})
-    assert make_eval_step(model) is not make_eval_step(model)
+    assert step(model) is not step(model)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])

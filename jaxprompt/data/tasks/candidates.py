@@ -9,7 +9,7 @@ from jaxprompt.data.tasks.cells import read_text, spelling
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
-_ASKED = "question"  # column of the question of a row that was made of a candidate
+_ASKED = "task.question"  # column that tells which question a candidate is of
 
 
 def check_candidates(task: Task) -> None:
