@@ -1,0 +1,61 @@
+"""Whether the parts of a task fit each other."""
+
+import dataclasses
+import string
+
+from jaxprompt.data.tasks.candidates import check_candidates
+from jaxprompt.data.tasks.entities import check_entities, check_negative, relation_words
+from jaxprompt.data.tasks.task import Task, check_column
+from jaxprompt.errors import InputError
+
+
+def check_task(task: Task) -> Task:
+    """Gives a task its own words where it has none. Raises InputError where parts do not fit."""
+    if not task.fields:
+        raise InputError("task.fields is empty; name the text columns, e.g. ('text',)")
+    for name in task.fields:
+        if name in ("choice", "choices") or set(name) & set("|{}[]"):
+            raise InputError(
+                f"task.fields: {name!r} cannot be written in a template (choice, choices and "
+                "| { } [ ] have a meaning there); rename the column"
+            )
+    if task.kind == "texts":
+        check_column(task, "target", "writes a text", ("labels", "words", "choices"))
+    elif task.kind == "spans":
+        check_column(task, "answers", "finds a span", ("labels", "words", "choices"))
+    elif task.kind == "tags":
+        check_column(task, "tags", "tags words", ("words", "choices"))
+        if len(task.fields) != 1:
+            raise InputError(
+                f"task.tags={task.tags!r} with task.fields={', '.join(task.fields)}: name one "
+                "field, the column of the words"
+            )
+    check_entities(task)
+    check_candidates(task)
+    if task.kind != "classes":
+        return task
+    check_negative(task)
+    if task.labels and len(set(task.labels)) < len(task.labels):
+        raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
+    if len(task.labels) == 1:
+        raise InputError(f"task.labels has one class, {task.labels[0]!r}; a task needs 2 or more")
+    if task.choices and len(task.words) > len(string.ascii_uppercase):
+        raise InputError(
+            f"task.words has {len(task.words)} names of choices; give "
+            f"{len(string.ascii_uppercase)} at most"
+        )
+    for name, group in zip(task.labels or string.ascii_uppercase, task.words, strict=False):
+        if not group or not all(isinstance(w, str) and w.strip() for w in group):
+            raise InputError(f"task.words of class {name!r} are {group!r}; give 1 or more words")
+    if not task.labels:
+        return task
+    if not all(name.strip() for name in task.labels):
+        raise InputError(f"task.labels has a class without a name: {task.labels!r}")
+    spell = relation_words if task.entities else str
+    words = task.words or tuple((spell(name),) for name in task.labels)
+    if len(words) != len(task.labels):
+        raise InputError(
+            f"task.words has {len(words)} entries for {len(task.labels)} labels; give one a class, "
+            f"in the order {', '.join(task.labels)}"
+        )
+    return dataclasses.replace(task, words=words, targets=task.targets or task.labels)

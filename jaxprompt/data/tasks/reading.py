@@ -1,0 +1,211 @@
+"""Rows of tasks as examples, read and checked."""
+
+import dataclasses
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxprompt.data.tasks.answering import MisplacedAnswer, read_answered
+from jaxprompt.data.tasks.candidates import question_of
+from jaxprompt.data.tasks.cells import (
+    check_label,
+    class_names,
+    is_blank,
+    read_text,
+    spelling,
+    unreadable,
+    whole,
+)
+from jaxprompt.data.tasks.checks import check_task
+from jaxprompt.data.tasks.entities import read_entities
+from jaxprompt.data.tasks.tagging import read_tagged, with_tags
+from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.errors import InputError
+
+
+def with_labels(
+    task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None = None
+) -> Task:
+    """The task with its class names taken from the training rows, unless it has or needs none.
+
+    `origin` tells where row i stands, for messages.
+    """
+    if task.kind == "tags":
+        return with_tags(task, rows, origin)
+    if task.labels or task.choices or task.kind != "classes":
+        return task
+    labels = labels_from_rows(rows, task.label, origin, many=bool(task.entities))
+    if len(labels) == 1:
+        raise InputError(
+            f"every training row has the {task.label} {labels[0]!r}; a task needs 2 classes or "
+            "more: check the file, or name them all by task.labels"
+        )
+    return check_task(dataclasses.replace(task, labels=labels))
+
+
+def labels_from_rows(
+    rows: Iterable[Mapping[str, Any]], column: str, origin: Callable[[int], str] | None = None,
+    *, many: bool = False,
+) -> tuple[str, ...]:  # fmt: skip
+    """Distinct labels of `column`, in numeric order if all are whole numbers, else sorted.
+
+    With `many` a row may have a list of them. Raises InputError, with the row's `origin`, for a
+    value that cannot be a label.
+    """
+    where = origin or (lambda number: f"row {number + 1}")
+    seen = set()
+    for number, row in enumerate(rows):
+        if column not in row:
+            raise InputError(
+                f"{where(number)}: no label column {column!r}; columns: {', '.join(row)}"
+            )
+        for value in _labels(row[column], many):
+            check_label(value, column, lambda number=number: where(number))
+            seen.add(spelling(value))
+    return class_names(seen)
+
+
+def _labels(value: Any, many: bool) -> Sequence[Any]:
+    """Lists the labels of a row: `many` says that there may be a list of several."""
+    return value if many and isinstance(value, (list, tuple)) and value else (value,)
+
+
+def has_label(task: Task, row: Mapping[str, Any]) -> bool:
+    """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
+    value = row.get(task.target or task.tags or task.answers or task.label)
+    if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
+        return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
+    hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
+    return not is_blank(value) and not hidden
+
+
+def read_example(
+    task: Task, row: Mapping[str, Any], where: str, need_label: bool = True
+) -> Example:
+    """Reads one row. `where` ("file:line") opens the messages of the InputErrors it raises.
+
+    With need_label=False a label that is absent, hidden (-1) or unknown to the task becomes -1, and
+    a target that is absent or empty becomes "". Empty texts in a list of references are left out.
+    Where the row also names its label, in a column of the label column's name with "_text" behind
+    it, a name that the task knows decides and not the number: data sets number classes differently.
+    """
+    if task.kind == "tags":
+        return read_tagged(task, row, where, need_label)
+    fields, spans = {}, ()
+    if task.entities:
+        marked = read_entities(task, row, where)
+        fields, spans = {task.fields[0]: marked.text} | marked.names(), marked.spans
+    for name in task.fields[bool(spans) :]:
+        column, texts = task.derive.get(name, (name, None))
+        value = _column(task, row, column, where)
+        fields[name] = value if texts is None else _derived(texts, column, value, where)
+    if task.kind == "spans":
+        return read_answered(task, row, fields, where, need_label)
+    if task.is_text:
+        references = _references(task.target, row, where, need_label)
+        return Example(fields, target="".join(references[:1]), references=references)
+    own = () if task.options else _choices(task, row, where)
+    choices, asked = task.options or own, question_of(task, row)
+    if need_label and task.label not in row:
+        raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
+    if not need_label and not has_label(task, row):
+        return Example(fields, choices, -1, entities=spans, question=asked)
+    found = []
+    for value in _labels(row[task.label], bool(task.entities)):
+        found.append(_label(task, row | {task.label: value}, own))
+        if found[-1] < 0 and need_label:
+            check_label(value, task.label, lambda: where)
+            raise _no_label(task, value, own or task.labels, where)
+    label = found[0] if min(found) >= 0 else -1
+    right = tuple(task.labels[i] for i in found) if len(found) > 1 and label >= 0 else ()
+    return Example(fields, choices, label, references=right, entities=spans, question=asked)
+
+
+def _no_label(task: Task, value: Any, known: Sequence[str], where: str) -> InputError:
+    shown = ", ".join(known[:20]) + (f", ... ({len(known)} in all)" if len(known) > 20 else "")
+    return InputError(
+        f"{where}: label {value!r} is not a label of task {task.name}; labels: {shown}"
+    )
+
+
+def read_all(
+    task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str]
+) -> list[Example]:
+    """Reads rows to learn from. Raises InputError for the first that is wrong.
+
+    Of answers that do not stand in their texts it says how many rows have such.
+    """
+    examples, first, wrong = [], None, 0
+    for number, row in enumerate(rows):
+        try:
+            examples.append(read_example(task, row, origin(number)))
+        except MisplacedAnswer as error:
+            first, wrong = first or error, wrong + 1
+    if first is not None:
+        raise InputError(f"{first}; {wrong} of {len(rows)} rows have such an answer") from first
+    return examples
+
+
+def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
+    if column not in row:
+        raise InputError(
+            f"{where}: column {column!r} of task {task.name} is missing; columns: {', '.join(row)}"
+        )
+    value = row[column]
+    if column in task.lines and isinstance(value, (list, tuple)):
+        return "\n".join(read_text(line, column, where) for line in value)
+    return read_text(value, column, where)
+
+
+def _derived(texts: Mapping[str, str], column: str, value: str, where: str) -> str:
+    if value not in texts:
+        raise InputError(f"{where}: {column} is {value!r}; it must be one of {', '.join(texts)}")
+    return texts[value]
+
+
+def _choices(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    if len(task.choices) != 1:
+        found = tuple(_column(task, row, column, where) for column in task.choices)
+    else:
+        (column,) = task.choices
+        value = row.get(column)
+        if not isinstance(value, (list, tuple)) or len(value) < 2:
+            raise InputError(f"{where}: column {column!r} must hold a list of 2 or more choices")
+        found = tuple(read_text(text, column, where) for text in value)
+    most = len(task.words) or len(string.ascii_uppercase)
+    if len(found) > most:
+        raise InputError(
+            f"{where}: {len(found)} choices, but task {task.name} has names for {most}; shorten "
+            "the list, or leave the row out"
+        )
+    return found
+
+
+def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
+    value = row.get(column)
+    texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if wrong := next(filter(None, map(unreadable, texts)), ""):
+        raise InputError(
+            f"{where}: target column {column!r} must hold a text or a list of texts, not {wrong}"
+        )
+    references = tuple(text for text in map(spelling, texts) if text.strip())
+    if needed and column not in row:
+        raise InputError(f"{where}: no target column {column!r}; columns: {', '.join(row)}")
+    if needed and not references:
+        raise InputError(f"{where}: target column {column!r} is empty; give a text or drop the row")
+    return references
+
+
+def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...]) -> int:
+    """Finds the class of a row, -1 where the task does not know it."""
+    value, name = row.get(task.label), row.get(f"{task.label}_text")
+    if isinstance(name, str) and name in task.labels and not choices:
+        return task.labels.index(name)
+    # Where a column has values of its own a choice may read like one of them.
+    if isinstance(value, str) and value in choices and not task.values:
+        return choices.index(value)
+    if unreadable(value):
+        return -1
+    spelled = spelling(value)
+    index = task.label_table.get(spelled, task.label_table.get(whole(spelled), -1))
+    return -1 if choices and index >= len(choices) else index
