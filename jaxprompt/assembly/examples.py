@@ -27,7 +27,7 @@ from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import make_head
 
 SPLITS = ("train", "dev", "test")
-_NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities")
+_NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
 _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
@@ -44,6 +44,7 @@ def read_task(block: Mapping[str, Any]) -> Task:
             metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
             question=block["question"], candidate=block["candidate"],
             candidates=block["candidates"], placeholder=block["placeholder"],
+            number=block["number"], limits=block["limits"],
         )  # fmt: skip
     task = get_task(block["name"])
     if given and len(given) != len(task.labels):
@@ -163,8 +164,9 @@ def read_examples(
         return rows
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
-    rows, has_labels = None, task.labels or task.choices or task.kind in ("texts", "spans")
-    has_labels = record is not None or (has_labels and task.kind != "tags")
+    rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
+    if task.kind == "classes":
+        has_labels = has_labels or task.labels or task.choices
     if drawn or "train" in wanted or not has_labels:
         rows = read("train")
         task = with_labels(task, rows, rows.origin)

@@ -93,6 +93,10 @@ FIELDS = Block(
         metric=word("", Words("scoring.metrics", "all_metrics"), "empty = the task's own"),
         target=text("", "custom: column of the text to write, for head.name=text"),
         answers=text("", "custom: column of answers in the last field, for head.name=spans"),
+        number=text("", "custom: column of the number to predict, for head.name=regression"),
+        limits=several(number(
+            None, "custom: the least and the greatest that it can be", limit=""
+        )),
         tags=text("", "custom: column with a tag for every word, for head.name=tags"),
         scheme=word(
             "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"

@@ -2,7 +2,8 @@
 
 Each line of the output is the row of the input with `prediction`, `score` and `scores` behind it,
 or with `generated`; --prefix names these otherwise. A blank line stays blank. Where the input has
-labels, the task's metric is told on stderr.
+labels, the task's metric is told on stderr. With --format the output is what a benchmark's server
+takes, and --output may be a folder: the file has the benchmark's name for it.
 """
 
 import sys
@@ -27,6 +28,10 @@ def main(argv: Sequence[str]) -> int:
         "--input", help="JSONL, CSV, TSV, JSON or Parquet file, - = stdin (default without --text)"
     )
     parser.add_argument("--output", help="JSONL file to write (default: stdout)")
+    parser.add_argument(
+        "--format", default="jsonl", help="jsonl (the default), or a submission to a benchmark: "
+        "glue, superglue, squad",
+    )  # fmt: skip
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
     parser.add_argument(
         "--on-error", default="raise",
@@ -57,13 +62,21 @@ def main(argv: Sequence[str]) -> int:
     if args.batch < 1:
         raise InputError(f"--batch={args.batch} must be at least 1")
     choose("--on-error", args.on_error, ON_ERROR)
+    is_submission = args.format != "jsonl"
+    if is_submission and (args.generate or args.prefix or args.on_error == "skip"):
+        raise InputError(
+            f"--format={args.format} is a submission to a benchmark, which has no --generate, "
+            "--prefix or --on-error=skip; leave these out"
+        )
 
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
-    from jaxprompt.data import records
-    from jaxprompt.files import write_atomic
+    from jaxprompt.data import records, submissions
+    from jaxprompt.data.tasks import task_from_json
+    from jaxprompt.files import make_folder, write_atomic
     from jaxprompt.heads import make_head, writer
 
+    choose("--format", args.format, submissions.formats())
     if not args.prompt:
         check_single(args.workdir)
     where = args.prompt or str(Path(args.workdir) / "export")
@@ -71,7 +84,11 @@ def main(argv: Sequence[str]) -> int:
     given = _read(args, card["task"]["fields"])
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
-    records.check_columns(given, head.COLUMNS + errors, args.prefix)
+    name = ""
+    if is_submission:
+        name = submissions.file_name(args.format, task_from_json(card["task"]))
+    else:
+        records.check_columns(given, head.COLUMNS + errors, args.prefix)
     block = dict(
         path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
         remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
@@ -88,7 +105,10 @@ def main(argv: Sequence[str]) -> int:
     _check(given, args.on_error)
     for line in records.tell_unknown(scorer.task, given):
         _say(line)
-    examples = [record.example for record in given if record.example]
+    asked = [record for record in given if record.example]
+    if is_submission:
+        submissions.check(args.format, scorer.task, asked)
+    examples = [record.example for record in asked]
     answers = []
     if examples:
         answer = make_answers(scorer, how=card["generate"], placement=placement)
@@ -96,11 +116,19 @@ def main(argv: Sequence[str]) -> int:
         for line in _tell(found, scorer.layout.max_len, len(examples)):
             _say(line)
         answers = found.columns
-    lines = "".join(records.to_lines(given, answers, args.prefix))
-    if args.output:
-        write_atomic(args.output, lines)
+    if is_submission:
+        lines = submissions.write(args.format, scorer.task, asked, answers)
     else:
+        lines = "".join(records.to_lines(given, answers, args.prefix))
+    if not args.output:
         sys.stdout.write(lines)
+        return 0
+    output = Path(args.output)
+    if name and (output.is_dir() or args.output.endswith("/")):
+        make_folder(output)
+        output = output / name
+        _say(f"wrote {output}")
+    write_atomic(output, lines)
     return 0
 
 

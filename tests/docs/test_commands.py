@@ -155,6 +155,10 @@ def files(backbones, tmp_path_factory):
         for row in sentences(0, 30)
     ]
     write_rows(root / "gaps.jsonl", gaps)
+    write_csv(root / "reviews.csv", draw(0, 120, "review", stars=range(1, 6)))
+    (root / "BoolQ").mkdir()
+    asked_rows = draw(1, NEW, "question", "passage")
+    write_rows(root / "BoolQ/test.jsonl", [r | {"idx": i} for i, r in enumerate(asked_rows)])
     data_sets = {
         "record": lambda *at: [
             {"query": "it was @placeholder .", "passage": row["text"], "idx": number}
@@ -278,8 +282,13 @@ def check_export(words, out):
 
 
 def check_predict(words, out):
-    lines = Path(path).read_text() if (path := flag(words, "output")) else out
-    rows = [json.loads(line) for line in lines.splitlines()]
+    path = flag(words, "output")
+    if path and path.endswith("/"):  # the file has the benchmark's name for it
+        (path,) = Path(path).iterdir()
+    rows = [json.loads(line) for line in (Path(path).read_text() if path else out).splitlines()]
+    if flag(words, "format"):
+        assert [set(row) for row in rows] == [{"idx", "label"}] * NEW
+        return
     assert len(rows) == (NEW if flag(words, "input") else 1)
     assert all({"prediction", "generated"} & set(row) for row in rows)
 

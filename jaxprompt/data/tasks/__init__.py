@@ -97,6 +97,8 @@ def custom_task(
     candidate: str = "",
     candidates: Sequence[str] = (),
     placeholder: str = "",
+    number: str = "",
+    limits: Sequence[float] = (),
     name: str = "custom",
 ) -> Task:
     """A task from the user's own columns.
@@ -113,10 +115,11 @@ def custom_task(
     or that found. With `entities`, which stand in the first field as `offsets` says, the classes
     are relations between them (data/tasks/entities.py); without `words` a relation has those of its
     name, and without `plain` and `template` words stand around the entities. With `question`
-    examples are answers of questions (data/tasks/candidates.py).
+    examples are answers of questions (data/tasks/candidates.py). With `number`, a column of
+    numbers, the task is to predict it; it lies within `limits`, the least and the greatest, if any.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
-    measured = ((target, "exact_match"), (tags, "entity_f1"), (answers, "f1"))
+    measured = ((target, "exact_match"), (tags, "entity_f1"), (answers, "f1"), (number, "pearson"))
     texts = [f"{{{column}}}" for column in fields]
     if entities and texts:
         texts[0] = f"{{{fields[0]}|marked}}"
@@ -148,6 +151,8 @@ def custom_task(
         candidate=candidate,
         candidates=tuple(candidates),
         placeholder=placeholder,
+        number=number,
+        limits=tuple(limits),
         metric=metric or next((m for given, m in measured if given), "accuracy"),
     )
     return check_task(task)

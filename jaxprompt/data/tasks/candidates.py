@@ -42,13 +42,14 @@ def spread(task: Task, rows: Rows) -> Rows:
 def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Makes a row of each candidate, each once, in the column that `task.candidates` names first.
 
-    It has the label 1 or 0, whether the second column lists it, where the row has that. Where a
-    text says `task.placeholder` the candidate stands. A row without candidates stays as it is.
+    It has the label 1 or 0, whether the second column lists it, where that lists any: test rows
+    hide their answers as an empty list. Where a text says `task.placeholder` the candidate stands.
+    A row without candidates stays as it is.
     """
     if not task.candidates or task.candidates[0] not in row:
         return [row]
     column, right = task.candidates
-    known = None if row.get(right) is None else _texts(row, right, where)
+    known = _texts(row, right, where) if row.get(right) not in (None, []) else None
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     made, asked = [], question_of(task, row)
     for own in _texts(row, column, where):

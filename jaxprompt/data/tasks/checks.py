@@ -23,6 +23,12 @@ def check_task(task: Task) -> Task:
         check_column(task, "target", "writes a text", ("labels", "words", "choices"))
     elif task.kind == "spans":
         check_column(task, "answers", "finds a span", ("labels", "words", "choices"))
+    elif task.kind == "numbers":
+        check_column(task, "number", "predicts a number", ("labels", "words", "choices"))
+        if task.limits and (len(task.limits) != 2 or not task.limits[0] < task.limits[1]):
+            raise InputError(
+                f"task.limits={task.limits!r}: give the least and the greatest number, as in (0, 5)"
+            )
     elif task.kind == "tags":
         check_column(task, "tags", "tags words", ("words", "choices"))
         if len(task.fields) != 1:

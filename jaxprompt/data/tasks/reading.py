@@ -18,6 +18,7 @@ from jaxprompt.data.tasks.cells import (
 )
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.entities import read_entities
+from jaxprompt.data.tasks.numbers import read_number
 from jaxprompt.data.tasks.tagging import read_tagged, with_tags
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
@@ -72,7 +73,7 @@ def _labels(value: Any, many: bool) -> Sequence[Any]:
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
-    value = row.get(task.target or task.tags or task.answers or task.label)
+    value = row.get(task.target or task.tags or task.answers or task.number or task.label)
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
@@ -104,9 +105,16 @@ def read_example(
     if task.is_text:
         references = _references(task.target, row, where, need_label)
         return Example(fields, target="".join(references[:1]), references=references)
+    if task.number:
+        return Example(fields, number=read_number(task, row, where, need_label))
     own = () if task.options else _choices(task, row, where)
     choices, asked = task.options or own, question_of(task, row)
     if need_label and task.label not in row:
+        if task.candidates and task.candidates[1] in row:
+            raise InputError(
+                f"{where}: column {task.candidates[1]!r} lists no right candidate; name 1 or more, "
+                "or leave the example out"
+            )
         raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
     if not need_label and not has_label(task, row):
         return Example(fields, choices, -1, entities=spans, question=asked)

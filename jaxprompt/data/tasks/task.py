@@ -22,6 +22,7 @@ KINDS = {
     "texts": AnswerKind("free-text", "task.target, a column of texts"),
     "spans": AnswerKind("span", "task.answers, a column of answers with their places"),
     "tags": AnswerKind("tagging", "task.tags, a column with a tag for every word"),
+    "numbers": AnswerKind("regression", "task.number, a column of numbers"),
 }
 
 
@@ -42,6 +43,7 @@ class Example(NamedTuple):
     told: tuple[str, ...] = ()
     pair: int = -1
     question: str = ""  # of the task's metric: examples of one question are its answers
+    number: float | None = None  # None = unknown
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Task:
     plain: str = ""  # layout for a linear head
     target: str = ""  # column of a text to be written; "" = the task has classes
     answers: str = ""  # column of the answers that stand in the last field, and where
+    number: str = ""  # column of a number to be predicted
+    limits: tuple[float, ...] = ()  # the least and the greatest that it can be
     tags: str = ""  # column of the tags of the words of the one field
     scheme: str = ""  # of these tags, of tags.SCHEMES; "" = found in the training rows
     # Where each entity of the first field stands, in one of OFFSETS, and the words around one where
@@ -115,7 +119,9 @@ class Task:
     @property
     def kind(self) -> str:
         """What its answers are, of KINDS."""
-        columns = {"texts": self.target, "tags": self.tags, "spans": self.answers}
+        columns = {
+            "texts": self.target, "tags": self.tags, "spans": self.answers, "numbers": self.number
+        }  # fmt: skip
         return next((kind for kind, column in columns.items() if column), "classes")
 
     @property
