@@ -5,6 +5,7 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import pytest
 from lowering import (
     A100,
@@ -30,6 +31,7 @@ from tiny import make_batch
 from configs.base import get_config
 from jaxprompt.assembly import from_config
 from jaxprompt.backbones import families
+from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.planning.compilers import standing_in
@@ -217,6 +219,35 @@ def test_prefixes_start_from_texts(target, family):
         traced = jax.jit(run).trace(shapes, jax.ShapeDtypeStruct((5,), "int32"))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert "callback" not in text and "f64" not in text
+
+
+@pytest.mark.parametrize("target, family", [(H100, "bert"), (TPU, "gpt2"), (TPU, "t5")])
+def test_a_bank_of_prompts(target, family):
+    """Of soft tokens, a prefix and label words, on a mesh."""
+    cases = [
+        Case(family, "evaluate", method, length, target=target, head=head)
+        for method, length, head in (("soft", 3, ""), ("prefix", 5, ""), ("dart", 3, "label_rows"))
+    ]
+    models = [make_model(case)[0] for case in cases]
+    place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
+    place = dataclasses.replace(place, compiled_for=target)
+    batch = make_batch(rows=4, family=family)._replace(prompt=jnp.array([0, 1, 2, 0]))
+
+    def run(key, batch):
+        backbone = models[0].backbone.init(key, batch, method="init_all")["params"]
+        params = [model._draw(key, backbone, 1) | {"backbone": backbone} for model in models]
+        added = [
+            model.inject(own, batch) for model, own in zip(models, params, strict=True)
+        ]  # fmt: skip
+        heads = [model.heads["main"] for model in models]
+        numbers = [own["head"]["main"] for own in params]
+        kinds, held, _ = group_heads(heads, numbers, [own.rows for own in added])
+        return Bank(models[0].backbone, kinds).scores(params[0], stack(added), held, batch)
+
+    with standing_in(target):
+        traced = jax.jit(within(place, run)).trace(jax.random.key(0), batch)
+        text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    assert len(traced.out_info) == 2 and "callback" not in text and "f64" not in text
 
 
 @pytest.mark.parametrize("family", families())

@@ -66,6 +66,9 @@ BEFORE = {
         ["export", "--workdir=runs/titles", "--output=prompts/titles"],
         ["train", "--config=configs/ppt/t5_small.py:boolq,pt", "--workdir=runs/boolq"],
         ["export", "--workdir=runs/boolq", "--output=prompts/boolq"],
+        SHARED,
+        ["export", "--workdir=runs/shared", "--output=prompts/first"],
+        ["export", "--workdir=runs/shared", "--output=prompts/second"],
     ],
     "ppt": [said("backbones", "adapt", "--workdir=runs/mlm")],
     "inspect": [
@@ -156,6 +159,8 @@ def files(backbones, tmp_path_factory):
     ]
     write_rows(root / "gaps.jsonl", gaps)
     write_csv(root / "reviews.csv", draw(0, 120, "review", stars=range(1, 6)))
+    mixed = draw(0, NEW, "text", task=("first", "topics"), label=("science", "arts", "sports"))
+    write_rows(root / "mixed.jsonl", mixed)
     (root / "BoolQ").mkdir()
     asked_rows = draw(1, NEW, "question", "passage")
     write_rows(root / "BoolQ/test.jsonl", [r | {"idx": i} for i, r in enumerate(asked_rows)])
@@ -295,6 +300,9 @@ def check_predict(words, out):
 
 def check_evaluate(words, out):
     scores = json.loads(out)
+    if flag(words, "column"):  # of a bank, by prompt
+        assert scores and all(0 <= own["accuracy"] <= 1 for own in scores.values())
+        return
     assert scores["split"] == flag(words, "split") and 0 <= scores["accuracy"] <= 1
 
 
