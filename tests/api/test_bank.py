@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_token_heads import asked as questions
 from test_token_heads import tagged
-from tiny_run import TOPICS, jaxprompt, read_lines, write_rows
+from tiny_run import TOPICS, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
 
@@ -148,3 +148,27 @@ def test_what_a_bank_cannot_hold_is_named(backbone, prompts, rows, small, tmp_pa
         jp.attach(backbone, [first], task="topics")
     with pytest.raises(jp.InputError, match="rows:1: no column 'prompt', which names the prompt"):
         jp.predict(jp.attach(backbone, {"first": first}), rows[1])
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_decoders_answer_as_each_prompt_alone(family, rows, small, tmp_path):
+    backbone = jp.load_backbone(str(make_backbone(tmp_path / family, family)))
+    layout = {"words": tuple(TOPICS), "template": "{text} : [mask]"}
+    placed = layout | {"template": "[soft] {text} : [mask]"}
+    made = {
+        "prefix": (jp.prefix(3), {"head": jp.verbalizer()} | layout),
+        "longer": (jp.prefix(5), {"head": jp.linear()}),
+        "soft": (jp.soft(2), {"head": jp.verbalizer(scores="full")} | placed),
+        "pieces": (
+            jp.soft(4), {"head": jp.verbalizer()} | placed | {"words": ("cat dog", "old", "saw")}
+        ),
+    }  # fmt: skip
+    prompts = {
+        name: jp.train(backbone, *rows, method=method, **small | fields).prompt
+        for name, (method, fields) in made.items()
+    }
+    mixed = [{"task": name, **row} for row in rows[1][:8] for name in prompts]
+    found = jp.predict(jp.attach(backbone, prompts, by="task", batch=16), mixed)
+    for number, (name, prompt) in enumerate(prompts.items()):
+        alone = jp.predict(jp.attach(backbone, prompt), rows[1][:8])
+        assert close(found[number :: len(prompts)], alone), name
