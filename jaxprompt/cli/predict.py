@@ -61,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records
+    from jaxprompt.data.tasks import task_from_json
     from jaxprompt.files import write_atomic
     from jaxprompt.heads import make_head, writer
 
@@ -71,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
     given = _read(args, card["task"]["fields"])
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
-    records.check_columns(given, head.COLUMNS + errors, args.prefix)
+    columns = head.columns(task_from_json(card["task"]))
+    records.check_columns(given, columns + errors, args.prefix)
     block = dict(
         path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
         remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,

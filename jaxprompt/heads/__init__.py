@@ -225,10 +225,15 @@ class Kind:
             return None
         return decide(drop_absent(found, split.counts, classes)[:, :classes], classes)
 
+    def columns(self, task: Task) -> tuple[str, ...]:
+        """Names the columns that `answers` gives for a task."""
+        del task
+        return self.COLUMNS
+
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields what is said of each example, by `COLUMNS`: its class and the chances of all.
+        """Yields what is said of each example, by `columns`: its class and the chances of all.
 
         Of more than MANY classes those of the best are given.
         """
