@@ -39,12 +39,12 @@ def read_task(block: Mapping[str, Any]) -> Task:
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
             choices=block["choices"], target=block["target"], tags=block["tags"],
-            scheme=block["scheme"], answers=block["answers"], entities=block["entities"],
-            offsets=block["offsets"], markers=block["markers"], negative=block["negative"],
-            metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
-            question=block["question"], candidate=block["candidate"],
-            candidates=block["candidates"], placeholder=block["placeholder"],
-            number=block["number"], limits=block["limits"],
+            predicate=block["predicate"], scheme=block["scheme"], answers=block["answers"],
+            entities=block["entities"], offsets=block["offsets"], markers=block["markers"],
+            negative=block["negative"], metric=block["metric"], option=block["option"],
+            spaced=block["spaced"] != "false", question=block["question"],
+            candidate=block["candidate"], candidates=block["candidates"],
+            placeholder=block["placeholder"], number=block["number"], limits=block["limits"],
         )  # fmt: skip
     task = get_task(block["name"])
     if given and len(given) != len(task.labels):
@@ -52,9 +52,12 @@ def read_task(block: Mapping[str, Any]) -> Task:
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
+    own = {"metric": block["metric"] or task.metric}
     if block["markers"]:
-        task = check_task(dataclasses.replace(task, markers=tuple(block["markers"])))
-    task = _as_written(dataclasses.replace(task, metric=block["metric"] or task.metric), block)
+        own["markers"] = tuple(block["markers"])
+    if task.kind == "tags" and block["labels"]:
+        own["labels"] = tuple(block["labels"])
+    task = _as_written(check_task(dataclasses.replace(task, **own)), block)
     if not given:
         return task
     first = tuple(entry[0] for entry in given)

@@ -84,7 +84,10 @@ FIELDS = Block(
             (), "custom: text columns; nsp, cls: the texts asked, () = the task's own"
         ),
         label=text("label", "custom: column of the label"),
-        labels=texts((), "custom: class names in order; () = found in the training rows"),
+        labels=texts(
+            (), "custom, and of tags: class names in order, or types of tags; () = found in the "
+            "training rows"
+        ),
         vocabulary=path(
             "", "custom: file of one word per line; those of one token are the classes, and "
             "examples of other labels are left out"
@@ -101,6 +104,10 @@ FIELDS = Block(
         scheme=word(
             "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"
         ),
+        predicate=text(
+            "", "custom: column of the word whose roles `tags` are, its index from 0 on; or of a "
+            "list of such, with a list of tags for each"
+        ),
         entities=texts(
             (), "custom: where each entity of the first field stands; the labels are relations"
         ),
@@ -111,7 +118,7 @@ FIELDS = Block(
         ),
         markers=texts(
             (), "words in front of and behind each entity where a template says |marked; () = "
-            "@ @ # #"
+            "@ @ # #; with task.predicate around that, () = none"
         ),
         negative=text("", "custom: the class that is no relation, which micro_f1 leaves out"),
         question=texts(

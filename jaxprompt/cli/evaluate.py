@@ -122,7 +122,7 @@ def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
 
     found = read_rows(c, scorer.task, split)
     records = [Record(origin, row, example=own) for origin, row, own in found]
-    check_columns(records, scorer.head.COLUMNS, prefix)
+    check_columns(records, scorer.head.columns(scorer.task), prefix)
     return records
 
 

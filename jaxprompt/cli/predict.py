@@ -79,11 +79,11 @@ def main(argv: Sequence[str]) -> int:
     given = _read_texts(args, card["task"]["fields"])
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
-    name = ""
+    name, task = "", task_from_json(card["task"])
     if is_submission:
-        name = submissions.file_name(args.format, task_from_json(card["task"]))
+        name = submissions.file_name(args.format, task)
     else:
-        records.check_columns(given, head.COLUMNS + errors, args.prefix)
+        records.check_columns(given, head.columns(task) + errors, args.prefix)
     placement = bank.make_mesh(args.mesh, args.batch)
     exported = unpack(
         where, backbone=bank.backbone_block(args), batch=args.batch, placement=placement,
@@ -134,7 +134,10 @@ def _predict_by_bank(args: Any) -> int:
     asked = read_asked(prompts, given, args.column)
     errors = ("error",) if args.on_error == "skip" else ()
     for number, record in asked:
-        columns = prompts.scorers[number].head.COLUMNS if number >= 0 else ()
+        columns: tuple[str, ...] = ()
+        if number >= 0:
+            scorer = prompts.scorers[number]
+            columns = scorer.head.columns(scorer.task)
         records.check_columns([record], columns + errors, args.prefix)
     _check([record for _, record in asked], args.on_error)
     answers, measured = bank.answer_asked(prompts, asked)

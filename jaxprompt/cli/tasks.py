@@ -33,6 +33,7 @@ def show(name: str) -> str:
             "answers": _answers(task),
             "columns": ", ".join(task.fields),
             "entities": ", ".join(task.entities),
+            "predicate": task.predicate,
             "label": task.target or task.answers or task.tags or task.number or task.label,
             "labels": ", ".join(task.labels),
             "label words": ", ".join(words),

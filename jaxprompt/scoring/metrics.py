@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprompt.data.encoded import Judged
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.scoring import questions, relations
+from jaxprompt.scoring import questions, relations, roles
 from jaxprompt.scoring.answer_words import (
     HAN,
     answer_words,
@@ -24,7 +24,7 @@ from jaxprompt.scoring.answer_words import (
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # of the right class among all, by their scores
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
-TAG_METRICS = ("entity_f1",)
+TAG_METRICS = ("entity_f1", "role_f1")
 SPAN_METRICS = ("f1", "exact_match", "cmrc_f1")
 NUMBER_METRICS = ("pearson", "spearman")
 _HAS = {
@@ -146,15 +146,17 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
 def score_tags(
     name: str, gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """entity_f1, precision and recall of entities, and the accuracy of tags, as fractions.
+    """The metric `name`, its precision and recall, and the accuracy of tags, as fractions.
 
     gold, pred: the IOB2 tags of each text. An entity is right where its words and its type are;
     micro-averages over all entities, by seqeval in its default mode, which is conlleval's: what
-    begins with I- is an entity too.
+    begins with I- is an entity too. role_f1 is of the arguments of predicates; see `score_roles`.
     """
     check_metric(name, 0, "tags")
     if len(gold) != len(pred) or any(len(g) != len(p) for g, p in zip(gold, pred, strict=True)):
         raise ValueError("gold and pred must tag the same words")
+    if name == "role_f1":
+        return roles.score_roles(gold, pred)
     from seqeval import metrics
 
     given = [list(tags) for tags in gold], [list(tags) for tags in pred]

@@ -12,6 +12,7 @@ from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.relations import RELATIONS
+from jaxprompt.data.tasks.sequences import SEQUENCES
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics, questions
 
@@ -34,15 +35,16 @@ def used_fields(text):
 def test_every_task_is_known():
     classes = {name for name in tasks.task_names() if tasks.get_task(name).kind == "classes"}
     assert set(NAMES) == classes - set(RELATIONS)
-    assert set(tasks.task_names()) - classes == set(OTHERS)
+    assert set(tasks.task_names()) - classes == {*OTHERS, *SEQUENCES}
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, *SEQUENCES])
 def test_tasks_without_classes_are_consistent(name):
     task = tasks.get_task(name)
-    assert used_fields(task.plain) == set(task.fields) and not task.labels and not task.words
-    assert task.metric in metrics.OF[task.kind] and task.hub
-    assert task.kind != "tags" or task.values[:3] == ("O", "B-PER", "I-PER")
+    assert used_fields(task.plain) == set(task.texts) and not task.labels and not task.words
+    assert task.metric in metrics.OF[task.kind] and bool(task.hub) == (name in OTHERS)
+    assert name != "conll2003" or task.values[:3] == ("O", "B-PER", "I-PER")
+    assert (task.metric == "role_f1") == bool(task.predicate) == (name in ("conll05", "conll12"))
 
 
 @pytest.mark.parametrize("name", NAMES)

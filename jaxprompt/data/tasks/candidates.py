@@ -1,4 +1,4 @@
-"""Questions with a list of candidates, each of which becomes an example of its own."""
+"""Rows that become several examples: one for each candidate of a question, or each predicate."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxprompt.data.files import Rows
 from jaxprompt.data.tasks.cells import read_text, spelling
+from jaxprompt.data.tasks.predicates import rows_of_predicates
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
@@ -33,8 +34,8 @@ def check_candidates(task: Task) -> None:
 
 
 def spread(task: Task, rows: Rows) -> Rows:
-    """Makes the rows of all candidates, which keep the origin of theirs; see `rows_of`."""
-    if not task.candidates:
+    """Makes the rows of all examples, which keep the origin of theirs; see `rows_of`."""
+    if not task.candidates and not task.predicate:
         return rows
     return rows.expand(lambda number, row: rows_of(task, row, rows.origin(number)))
 
@@ -44,8 +45,10 @@ def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]
 
     It has the label 1 or 0, whether the second column lists it, where that lists any: test rows
     hide their answers as an empty list. Where a text says `task.placeholder` the candidate stands.
-    A row without candidates stays as it is.
+    A row without candidates stays as it is. Of a task with predicates see `rows_of_predicates`.
     """
+    if task.predicate:
+        return rows_of_predicates(task, row, where)
     if not task.candidates or task.candidates[0] not in row:
         return [row]
     column, right = task.candidates

@@ -5,7 +5,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.answering import MisplacedAnswer, read_answered
+from jaxprompt.data.tasks.answering import read_answered
 from jaxprompt.data.tasks.candidates import question_of
 from jaxprompt.data.tasks.cells import (
     check_label,
@@ -17,6 +17,7 @@ from jaxprompt.data.tasks.cells import (
     whole,
 )
 from jaxprompt.data.tasks.checks import check_task
+from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.entities import read_entities
 from jaxprompt.data.tasks.numbers import read_number
 from jaxprompt.data.tasks.tagging import read_tagged, with_tags
@@ -141,17 +142,11 @@ def read_all(
 ) -> list[Example]:
     """Reads rows to learn from. Raises InputError for the first that is wrong.
 
-    Of answers that do not stand in their texts it says how many rows have such.
+    Of answers that do not stand in their texts, and of tags that their scheme does not have, it
+    says how many rows have such.
     """
-    examples, first, wrong = [], None, 0
-    for number, row in enumerate(rows):
-        try:
-            examples.append(read_example(task, row, origin(number)))
-        except MisplacedAnswer as error:
-            first, wrong = first or error, wrong + 1
-    if first is not None:
-        raise InputError(f"{first}; {wrong} of {len(rows)} rows have such an answer") from first
-    return examples
+    every = iter(rows)  # in order, as the data set reads them best
+    return read_each(lambda number: read_example(task, next(every), origin(number)), len(rows))
 
 
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
