@@ -111,7 +111,7 @@ def _as_written(task: Task, block: Mapping[str, Any]) -> Task:
 
 
 def check_tunes(c: Any) -> None:
-    """Raises InputError where a config is for pre-training a prompt."""
+    """Raises InputError where a config is for pre-training, or of several tasks."""
     if c.objective.name:
         raise InputError(
             f"objective.name={c.objective.name} pre-trains a backbone, which only adapt takes; "
@@ -121,6 +121,11 @@ def check_tunes(c: Any) -> None:
         raise InputError(
             f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain, plan and export "
             "take; give another config, or set ppt.task=''"
+        )
+    if c.shared.tasks:
+        raise InputError(
+            "shared.tasks is of `train` alone, which exports each task's prompt into "
+            "WORKDIR/export/NAME; give that by --prompt, or empty shared.tasks"
         )
 
 

@@ -161,6 +161,12 @@ def files(backbones, tmp_path_factory):
     write_csv(root / "reviews.csv", draw(0, 120, "review", stars=range(1, 6)))
     mixed = draw(0, NEW, "text", task=("first", "topics"), label=("science", "arts", "sports"))
     write_rows(root / "mixed.jsonl", mixed)
+    ner = {"task.name": "custom", "task.fields": ["tokens"], "task.tags": "ner_tags"}
+    ner |= {"head.name": "tags", "data.source": "ner/"}
+    sorts = {"task.name": "custom", "task.fields": ["text"], "data.files.train": "topics.jsonl"}
+    sorts |= {"data.protocol": "holdout", "data.size": 6}
+    for name, own in {"ner": ner, "questions": sorts}.items():
+        (root / f"{name}.json").write_text(json.dumps(own))
     (root / "BoolQ").mkdir()
     asked_rows = draw(1, NEW, "question", "passage")
     write_rows(root / "BoolQ/test.jsonl", [r | {"idx": i} for i, r in enumerate(asked_rows)])
