@@ -144,6 +144,9 @@ def test_what_a_bank_cannot_hold_is_named(backbone, prompts, rows, small, tmp_pa
         jp.attach(backbone, {"first": first, "other": tuned})
     with pytest.raises(jp.InputError, match="give each a name: a dict, as in"):
         jp.attach(backbone, [first, first])
+    other = {**first.card, "backbone": {**first.card["backbone"], "fingerprint": "0" * 64}}
+    with pytest.raises(jp.InputError, match="prompt other: the prompt was learned on weights 0000"):
+        jp.attach(backbone, {"first": first, "other": jp.Prompt(first.tensors, other)})
     with pytest.raises(jp.InputError, match="several prompts say their tasks and heads themselves"):
         jp.attach(backbone, [first], task="topics")
     with pytest.raises(jp.InputError, match="rows:1: no column 'prompt', which names the prompt"):
