@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxprompt.api.backbones import load_backbone
+    from jaxprompt.api.banks import BankedModel
     from jaxprompt.api.models import (
         PromptedModel,
         attach,
@@ -32,6 +33,7 @@ _PLACES = {
     "Choice": "assembly.choices",
     "task": "assembly.choices",
     "PromptedModel": "api.models",
+    "BankedModel": "api.banks",
     "attach": "api.models",
     "evaluate": "api.models",
     "generate": "api.models",
@@ -46,6 +48,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "BankedModel",
     "Choice",
     "InputError",
     "LoadedBackbone",

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
     encoder: Tokens  # the input; the only stream of BERT and of GPT-2
     label_pos: Array  # int32 [B*K, M] what the head reads, in the decoder where there is one
-    labels: Array  # int32 [B], or [B, M] one a read position; -1 = unknown
+    labels: Array  # int32 [B], or [B, M] one a read position; -1 = unknown; float32 [B], numbers
     weights: Array  # float32 [B], 0 = a row that only fills the batch
     index: Array  # int32 [B], row of the split, -1 = filling
     decoder: Tokens | None = None  # what an encoder-decoder's decoder is fed

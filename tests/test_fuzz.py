@@ -18,6 +18,7 @@ from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, 
 from jaxprompt.corpus.read import DOCUMENTS, Source, TextSettings
 from jaxprompt.data.files import read_file
 from jaxprompt.data.tasks import custom_task, read_example, with_labels
+from jaxprompt.data.tasks.candidates import spread
 
 COUNTS = {"config": 900, "mutated": 150, "header": 250, "torch": 60, "npy": 400, "peft": 250}
 COUNTS |= {"data": 900, "corpus": 200}
@@ -195,17 +196,20 @@ FILES = {
     "x.json": json.dumps(ROWS),
     "x.csv": 'text,kind,of\n"a ""b"", c",x,1\n"d\ne",y,2\n',
     "x.tsv": 'text\tkind\tof\na "b\tx\t1\nd\ty\t2\n',
+    "x.txt": "1 a b ||| B-A0 B-V\n0 c d ||| B-V O\n",
+    "x.conll": "a - (A0*\nb - *)\nc see (V*)\n\nd be (V*)\n",
 }
 TASKS = [
     custom_task(fields=["text"], label="kind"), custom_task(fields=["text", "of"], label="kind"),
     custom_task(fields=["text"], target="of"),
     custom_task(fields=["text"], label="kind", choices=["of"]),
+    custom_task(fields=["tokens"], tags="tags", predicate="predicate"),
 ]  # fmt: skip
 
 
 def read_all(path, task) -> None:
     """Reads a file as examples of a task."""
-    rows = read_file(path)
+    rows = spread(task, read_file(path))
     task = with_labels(task, rows)
     for i, row in enumerate(rows):
         read_example(task, row, rows.origin(i))

@@ -5,6 +5,7 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import pytest
 from lowering import (
     A100,
@@ -15,6 +16,7 @@ from lowering import (
     LEARNS,
     PLATFORMS,
     TPU,
+    TX,
     V100,
     WEIGHTS,
     WORKS,
@@ -30,9 +32,14 @@ from tiny import make_batch
 from configs.base import get_config
 from jaxprompt.assembly import from_config
 from jaxprompt.backbones import families
+from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.planning.compilers import standing_in
+from jaxprompt.training.shared_steps import TaskBatch, make_shared_step
+from jaxprompt.training.state import make_state
+from jaxprompt.training.steps import make_train_step
+from jaxprompt.tree import flatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
@@ -225,6 +232,59 @@ def test_prefixes_start_from_texts(target, family):
     run = within(place, functools.partial(text_keys, module))
     with standing_in(target):
         traced = jax.jit(run).trace(shapes, jax.ShapeDtypeStruct((5,), "int32"))
+        text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    assert "callback" not in text and "f64" not in text
+
+
+@pytest.mark.parametrize("target, family", [(H100, "bert"), (TPU, "gpt2"), (TPU, "t5")])
+def test_a_bank_of_prompts(target, family):
+    """Of soft tokens, a prefix and label words, on a mesh."""
+    cases = [
+        Case(family, "evaluate", method, length, target=target, head=head)
+        for method, length, head in (("soft", 3, ""), ("prefix", 5, ""), ("dart", 3, "label_rows"))
+    ]
+    models = [make_model(case)[0] for case in cases]
+    place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
+    place = dataclasses.replace(place, compiled_for=target)
+    batch = make_batch(rows=4, family=family)._replace(prompt=jnp.array([0, 1, 2, 0]))
+
+    def run(key, batch):
+        backbone = models[0].backbone.init(key, batch, method="init_all")["params"]
+        params = [model._draw(key, backbone, 1) | {"backbone": backbone} for model in models]
+        added = [
+            model.inject(own, batch) for model, own in zip(models, params, strict=True)
+        ]  # fmt: skip
+        heads = [model.heads["main"] for model in models]
+        numbers = [own["head"]["main"] for own in params]
+        kinds, held, _ = group_heads(heads, numbers, [own.rows for own in added])
+        return Bank(models[0].backbone, kinds).scores(params[0], stack(added), held, batch)
+
+    with standing_in(target):
+        traced = jax.jit(within(place, run)).trace(jax.random.key(0), batch)
+        text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    assert len(traced.out_info) == 2 and "callback" not in text and "f64" not in text
+
+
+@pytest.mark.parametrize("target, task", [(H100, "a"), (TPU, "b")])
+def test_steps_of_tasks_that_share_a_prompt(target, task):
+    """On a mesh; each task's step is a program."""
+    model, terms = make_model(Case("bert", target=target))
+    model = dataclasses.replace(model, heads=dict.fromkeys("ab", model.heads["main"]))
+    place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
+    place = dataclasses.replace(place, compiled_for=target)
+    batch = make_batch(rows=4)
+
+    def init(key):
+        backbone = model.backbone.init(key, batch, method="init_all")["params"]
+        return flatten(model._draw(key, backbone, 1)), flatten({"backbone": backbone})
+
+    trainable, frozen = jax.eval_shape(init, jax.random.key(0))
+    state = jax.eval_shape(lambda x: make_state(x, TX, jax.random.key(0)), trainable)
+    step = make_shared_step(
+        {name: make_train_step(model, TX, [terms[0]._replace(head=name)]) for name in "ab"}
+    )
+    with standing_in(target):
+        traced = jax.jit(within(place, step)).trace(state, frozen, TaskBatch(batch, task))
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     assert "callback" not in text and "f64" not in text
 

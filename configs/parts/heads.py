@@ -28,6 +28,11 @@ def text(c):
     c.head = make_block("head", "text")
 
 
+def regression(c, **fields):
+    """A number by a linear layer, on what `linear` reads."""
+    c.head = make_block("head", "regression", **fields)
+
+
 def tags(c, **fields):
     """A tag for every word, as of named entities."""
     c.head = make_block("head", "tags", **fields)
@@ -51,6 +56,7 @@ def topics(c):
 HEADS = {
     head.__name__: head
     for head in (
-        linear, verbalizer, label_rows, discriminator, text, tags, spans, multi_spans, topics
+        linear, verbalizer, label_rows, discriminator, text, regression, tags, spans, multi_spans,
+        topics,
     )
 }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxprompt.api.banks import BankedModel, attach_several
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.assembly.adapters import card_of_adopted
@@ -58,15 +59,17 @@ class PromptedModel:
 
 
 def attach(
-    backbone: LoadedBackbone, prompt: Prompt, *, task: str | Mapping[str, Any] | None = None,
-    head: Choice | None = None, batch: int = 64, force: bool = False, sentence_encoder: str = "",
-    pretrained: str = "", **fields: Any,
-) -> PromptedModel:  # fmt: skip
-    """Puts a prompt on a backbone.
+    backbone: LoadedBackbone, prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt], *,
+    task: str | Mapping[str, Any] | None = None, head: Choice | None = None, batch: int = 64,
+    force: bool = False, sentence_encoder: str = "", pretrained: str = "", by: str = "prompt",
+    **fields: Any,
+) -> Any:  # fmt: skip
+    """Puts a prompt on a backbone, or several. -> PromptedModel, or BankedModel
 
     Args:
         backbone: what `load_backbone` gives. Several prompts may share it.
-        prompt: what `train` or `load_prompt` gives.
+        prompt: what `train` or `load_prompt` gives. Several of them, each of its own task, answer
+            rows in shared batches; a list names them by their folders, a dict by its keys.
         task, head, **fields: for a PEFT adapter or an .npy array, which say nothing of their task:
             as in `train`. Of an export the card says all.
         batch: how many examples are computed at once.
@@ -74,9 +77,17 @@ def attach(
         sentence_encoder: what compares sentences to choose demonstrations, if not where the card
             says.
         pretrained: the export that the prompt depends on, if not where the card says.
+        by: of several prompts, the column of a row that names the one it takes.
 
     Raises InputError where the two do not fit.
     """
+    if not isinstance(prompt, Prompt):
+        if task is not None or head is not None or fields or sentence_encoder or pretrained:
+            raise InputError(
+                "several prompts say their tasks and heads themselves; leave out task, head, "
+                "sentence_encoder, pretrained and fields"
+            )
+        return attach_several(backbone, prompt, by, batch, force)
     if prompt.adopted is not None:
         if task is None:
             raise InputError(
@@ -108,22 +119,29 @@ def attach(
     return PromptedModel(scorer, params, prompt, backbone.placement)
 
 
-def predict(model: PromptedModel, rows: AnyRows | Sequence[str]) -> list[dict[str, Any]]:
+def predict(
+    model: PromptedModel | BankedModel, rows: AnyRows | Sequence[str]
+) -> list[dict[str, Any]]:
     """Answers texts or rows. -> for each, in order, the columns that the command `predict` writes
 
     Of a class these are prediction, score and scores; of tags prediction and entities; of a span
     prediction, score, start and end; of a text generated. A row may have a label or none. Raises
     InputError for a row that is no example of the task.
     """
+    if isinstance(model, BankedModel):
+        return model.predict(rows)
     examples = model.read(rows)
     return model.answer(model.params, examples).columns if examples else []
 
 
-def evaluate(model: PromptedModel, rows: AnyRows) -> dict[str, float]:
-    """Measures the answers to rows with labels. -> the task's metric first
+def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any]:
+    """Measures the answers to rows with labels. -> the task's metric first; of several prompts by
+    the name of each
 
     Raises InputError where no row has a label that the task knows.
     """
+    if isinstance(model, BankedModel):
+        return model.evaluate(rows)
     examples = model.read(rows)
     found = model.answer(model.params, examples) if examples else None
     if found is None or not found.known:

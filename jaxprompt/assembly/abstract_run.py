@@ -14,6 +14,7 @@ from jaxprompt.assembly.examples import in_form
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.published import published
+from jaxprompt.data.tags import labels_of
 from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.data.template import parse
 from jaxprompt.errors import InputError, nearest
@@ -172,6 +173,9 @@ def _longest(c: Any) -> tuple[Task, Example, tuple[str, ...]]:
     """Makes up the longest example of a config's task."""
     task, notes, choices = from_config.read_task(c.task), (), ()
     text = _text(c)
+    if task.kind == "tags" and not task.labels:
+        task = dataclasses.replace(task, labels=task.values or labels_of("X"))
+        notes += (f"{len(task.labels)} tags are assumed; task.labels names their types",)
     if (made := from_config.head_of(c).made_up(task, text, c.data.max_target)) is not None:
         return task, made, notes
     if task.choices:

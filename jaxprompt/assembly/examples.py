@@ -27,7 +27,7 @@ from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import make_head
 
 SPLITS = ("train", "dev", "test")
-_NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities")
+_NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
 _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
@@ -39,11 +39,12 @@ def read_task(block: Mapping[str, Any]) -> Task:
         return custom_task(
             fields=block["fields"], label=block["label"], labels=block["labels"], words=given,
             choices=block["choices"], target=block["target"], tags=block["tags"],
-            scheme=block["scheme"], answers=block["answers"], entities=block["entities"],
-            offsets=block["offsets"], markers=block["markers"], negative=block["negative"],
-            metric=block["metric"], option=block["option"], spaced=block["spaced"] != "false",
-            question=block["question"], candidate=block["candidate"],
-            candidates=block["candidates"], placeholder=block["placeholder"],
+            predicate=block["predicate"], scheme=block["scheme"], answers=block["answers"],
+            entities=block["entities"], offsets=block["offsets"], markers=block["markers"],
+            negative=block["negative"], metric=block["metric"], option=block["option"],
+            spaced=block["spaced"] != "false", question=block["question"],
+            candidate=block["candidate"], candidates=block["candidates"],
+            placeholder=block["placeholder"], number=block["number"], limits=block["limits"],
         )  # fmt: skip
     task = get_task(block["name"])
     if given and len(given) != len(task.labels):
@@ -51,9 +52,12 @@ def read_task(block: Mapping[str, Any]) -> Task:
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
             f"{task.name}; give one a class, in the order {', '.join(task.labels)}"
         )
+    own = {"metric": block["metric"] or task.metric}
     if block["markers"]:
-        task = check_task(dataclasses.replace(task, markers=tuple(block["markers"])))
-    task = _as_written(dataclasses.replace(task, metric=block["metric"] or task.metric), block)
+        own["markers"] = tuple(block["markers"])
+    if task.kind == "tags" and block["labels"]:
+        own["labels"] = tuple(block["labels"])
+    task = _as_written(check_task(dataclasses.replace(task, **own)), block)
     if not given:
         return task
     first = tuple(entry[0] for entry in given)
@@ -107,7 +111,7 @@ def _as_written(task: Task, block: Mapping[str, Any]) -> Task:
 
 
 def check_tunes(c: Any) -> None:
-    """Raises InputError where a config is for pre-training a prompt."""
+    """Raises InputError where a config is for pre-training, or of several tasks."""
     if c.objective.name:
         raise InputError(
             f"objective.name={c.objective.name} pre-trains a backbone, which only adapt takes; "
@@ -117,6 +121,11 @@ def check_tunes(c: Any) -> None:
         raise InputError(
             f"ppt.task={c.ppt.task} pre-trains a prompt, which only pretrain, plan and export "
             "take; give another config, or set ppt.task=''"
+        )
+    if c.shared.tasks:
+        raise InputError(
+            "shared.tasks is of `train` alone, which exports each task's prompt into "
+            "WORKDIR/export/NAME; give that by --prompt, or empty shared.tasks"
         )
 
 
@@ -163,8 +172,9 @@ def read_examples(
         return rows
 
     drawn = data.protocol and {"train", "dev"} & set(wanted)
-    rows, has_labels = None, task.labels or task.choices or task.kind in ("texts", "spans")
-    has_labels = record is not None or (has_labels and task.kind != "tags")
+    rows, has_labels = None, record is not None or task.kind in ("texts", "spans", "numbers")
+    if task.kind == "classes":
+        has_labels = has_labels or task.labels or task.choices
     if drawn or "train" in wanted or not has_labels:
         rows = read("train")
         task = with_labels(task, rows, rows.origin)

@@ -312,7 +312,8 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     from_text = bool(c.trainable) and not set(FROM_TEXT).isdisjoint(starts_of(c))
     record, best_step = None, None
     if not is_zero_shot(c):
-        free = [name for name in (*FREE, *FREE_TRAINED) if not (from_text and name == "data")]
+        own = [f"head.{name}" for name in head_of(c).CHANGEABLE]
+        free = [n for n in (*FREE, *FREE_TRAINED, *own) if not (from_text and n == "data")]
         record, best_step = read_trained(workdir, c, tuple(free))
     placement = build_placement(c)
     backbone = open_fitting(c, placement, restored=True)

@@ -51,9 +51,9 @@ def start(
     else:
         source = _make_source(c, scorer, params, counts, placement, loaded.report.fingerprint)
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
-    head = params["head"]["main"]
-    if "pooler" in head and "pooler" in loaded.params:
-        head["pooler"] = loaded.params["pooler"]
+    for head in params["head"].values():
+        if "pooler" in head and "pooler" in loaded.params:
+            head["pooler"] = loaded.params["pooler"]
     trainable, frozen = divide(c, scorer, params)
     prompt = {name: leaf for name, leaf in frozen.items() if name.startswith("prompt/")}
     frozen |= put(prompt, placement.parameters(prompt))

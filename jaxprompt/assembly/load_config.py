@@ -92,7 +92,7 @@ def _parse(field: str, text: str, kind: type) -> Any:
 # What Python's parser raises; the last three for what is nested too deeply or is too large.
 _NO_VALUE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError)
 _NUMBERS = tuple(f"runs.{name}" for name in ("seeds", "data_seeds", "folds", "lr", "weight_decay"))
-_NUMBERS += ("ppt.thresholds",)
+_NUMBERS += ("ppt.thresholds", "task.limits")
 _KINDS = {
     bool: "true or false",
     int: "a whole number",

@@ -233,10 +233,16 @@ def check_template(task: Task, text: str, head: Kind, form: str, slots: int) -> 
         parsed, fields=task.texts, num_slots=slots, needs_mask=head.needs_mask(form),
         # The options of the unified form are classes that may not be known yet.
         has_choices=bool(task.choices or task.options) or form == "unified",
-        entities=len(task.entities), lists_classes=head.LISTS_CLASSES,
+        entities=task.marked, lists_classes=head.LISTS_CLASSES,
     )  # fmt: skip
     read_option(task.option or OPTION)
     head.check_template(parsed)
+    if task.predicate and task.markers and not any(part.mark for part in parsed.parts):
+        field = task.fields[0]
+        raise InputError(
+            f"task.markers={','.join(task.markers)} stand around the predicate, and template "
+            f"{text!r} does not say where; write {{{field}|marked}}, or empty task.markers"
+        )
     return parsed
 
 
@@ -309,7 +315,7 @@ def build_scorer(
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
         needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
-        answer=follows, option=task.option, names=laid.names, entities=len(task.entities),
+        answer=follows, option=task.option, names=laid.names, entities=task.marked,
         markers=task.markers, lists=laid.lists,
         beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip

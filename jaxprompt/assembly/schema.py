@@ -24,6 +24,7 @@ from jaxprompt.assembly.fields import (
     whole,
     word,
 )
+from jaxprompt.assembly.task_fields import TASK
 from jaxprompt.errors import InputError, brief, check_kind, nearest
 
 OPEN = ("prompt", "head")  # blocks whose fields are those of what they name
@@ -69,68 +70,7 @@ FIELDS = Block(
             1, "slices of TPUs, or hosts of GPUs, between which only `data` may cross"
         ),
     ),
-    task=Block(
-        "what is answered",
-        name=text("topics", "a known task, or custom: your own file, described below"),
-        template=text(
-            "", "empty = the task's own; unified, nss: of what stands before the options"
-        ),
-        words=texts((), "label words, an entry a class, | between several; () = the task's own"),
-        spaced=word(
-            "", ("true", "false"), "label words are encoded behind a space; empty = the task's own"
-        ),
-        option=text("", "how {choices} writes one, as in {name}. {text}.; empty = the task's own"),
-        fields=texts(
-            (), "custom: text columns; nsp, cls: the texts asked, () = the task's own"
-        ),
-        label=text("label", "custom: column of the label"),
-        labels=texts((), "custom: class names in order; () = found in the training rows"),
-        vocabulary=path(
-            "", "custom: file of one word per line; those of one token are the classes, and "
-            "examples of other labels are left out"
-        ),
-        choices=texts((), "custom: columns of the choices, or one that holds a list"),
-        metric=word("", Words("scoring.metrics", "all_metrics"), "empty = the task's own"),
-        target=text("", "custom: column of the text to write, for head.name=text"),
-        answers=text("", "custom: column of answers in the last field, for head.name=spans"),
-        tags=text("", "custom: column with a tag for every word, for head.name=tags"),
-        scheme=word(
-            "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"
-        ),
-        entities=texts(
-            (), "custom: where each entity of the first field stands; the labels are relations"
-        ),
-        offsets=word(
-            "tags", Words("data.tasks.entities", "OFFSETS"),
-            "of task.entities: tags, <e1>|</e1>; characters or words, a column of [start, end] or "
-            "start|end of two; last_word: the same, the end included; text: a column of its text",
-        ),
-        markers=texts(
-            (), "words in front of and behind each entity where a template says |marked; () = "
-            "@ @ # #"
-        ),
-        negative=text("", "custom: the class that is no relation, which micro_f1 leaves out"),
-        question=texts(
-            (), "custom: columns that make a question, of which examples are answers; for f1a and "
-            "answer_f1"
-        ),
-        candidate=text("", "custom: the field of such an answer"),
-        candidates=texts(
-            (), "custom: a column of candidates and that of the right ones; each candidate becomes "
-            "an example, as task.candidate"
-        ),
-        placeholder=text("", "custom: what stands for the candidate in the other columns"),
-        form=word(
-            "cloze", Words("assembly.schema", "forms"),
-            "cloze: the words at a mask; text: T5's own text format; nsp, nss, unified, cls: as "
-            "that pre-training task is asked in ppt.patterns; nss and unified answer by the name "
-            "of an option",
-        ),
-        answer=text(
-            "", 'T5: what is written; empty = "[mask] {label}" (cloze), "{label} [sep]" (text)'
-        ),
-        eos=flag(True, "T5: the input ends with </s>"),
-    ),
+    task=TASK,
     data=Block(
         "which rows, and how they are laid into batches",
         source=path("", "folder, hub:owner/name[:subset], tfds:name; empty = where the task lives"),
@@ -301,6 +241,17 @@ FIELDS = Block(
         words=texts((), "task.words, an entry a run: bad,good"),
         size=count(
             0, "runs at once; 0 = all that memory holds, on a CPU those with the same batches"
+        ),
+    ),
+    shared=Block(
+        "several tasks that train one prompt, each with a head of its own",
+        tasks=texts(
+            (), "JSON files, one per task: fields of task, data and head that differ from the "
+            "config's own; a task is called by its file"
+        ),
+        temperature=number(
+            1.0, "a task's share of the steps is its number of examples to the power of 1 / this",
+            "above 0",
         ),
     ),
     train=Block(

@@ -1,9 +1,14 @@
-"""Scores a split with the best prompt of a workdir, zero-shot, or by the majority class."""
+"""Scores a split with the best prompt of a workdir, zero-shot, or by the majority class.
+
+With --prompt it scores the rows of --input by exports instead: each by the one that its --column
+names, in shared batches.
+"""
 
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jaxprompt.cli import bank
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
 from jaxprompt.errors import InputError, escape
 from jaxprompt.training.log import dumps
@@ -19,8 +24,12 @@ def main(argv: Sequence[str]) -> int:
         "--majority", action="store_true",
         help="score the most frequent class of the full training set; reads no backbone",
     )  # fmt: skip
+    bank.add_serving(parser)
     add_hosts(parser)
     args, overrides = parser.read(argv)
+    if args.prompt or args.column:
+        print(dumps(evaluate_bank(args, overrides)))
+        return 0
     c = load_run(args, overrides)
     if args.majority:
         print(dumps(majority(c, args.split, args.output)))
@@ -61,6 +70,34 @@ def evaluate(
     return {"split": split, "examples": part.size, **measured}
 
 
+def evaluate_bank(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
+    """Scores rows by a bank. -> the metrics of each prompt that has rows with a label, by name
+
+    Raises InputError for flags of a run, a row that cannot be read, and where no row has a label.
+    """
+    from jaxprompt.assembly.bank import read_asked
+    from jaxprompt.data.records import from_file
+
+    if overrides or args.config or args.workdir or args.majority or args.output:
+        raise InputError(
+            "--prompt scores exports, whose cards say all; leave out --config, --workdir, "
+            "--majority and --output"
+        )
+    if not (args.prompt and args.column and args.input):
+        raise InputError("--prompt is scored on the rows of --input, and --column picks; give all")
+    bank.check_serving(args)
+    given = from_file(args.input)
+    prompts = bank.open_bank(args)
+    asked = read_asked(prompts, given, args.column)
+    for _, record in asked:
+        if record.error:
+            raise InputError(record.error)
+    _, measured = bank.answer_asked(prompts, asked)
+    if not measured:
+        raise InputError(f"{args.input}: no row has a label that its prompt's task knows")
+    return measured
+
+
 def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:
     """Scores the majority baseline. Raises InputError where it is asked for predictions."""
     from jaxprompt.assembly.majority import measure_majority
@@ -85,7 +122,7 @@ def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
 
     found = read_rows(c, scorer.task, split)
     records = [Record(origin, row, example=own) for origin, row, own in found]
-    check_columns(records, scorer.head.COLUMNS, prefix)
+    check_columns(records, scorer.head.columns(scorer.task), prefix)
     return records
 
 

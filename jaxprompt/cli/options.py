@@ -65,8 +65,10 @@ class Parser(argparse.ArgumentParser):
             overrides.append((field, value))
         args = self.parse_args(plain)
         for name in _PATHS:
-            if given := getattr(args, name, None):
-                user_path(given, f"--{name}")
+            given = getattr(args, name, None)
+            for path in given if isinstance(given, list) else [given]:
+                if path:
+                    user_path(path, f"--{name}")
         return args, overrides
 
 

@@ -2,7 +2,9 @@
 
 Each line of the output is the row of the input with `prediction`, `score` and `scores` behind it,
 or with `generated`; --prefix names these otherwise. A blank line stays blank. Where the input has
-labels, the task's metric is told on stderr.
+labels, the task's metric is told on stderr. With --format the output is what a benchmark's server
+takes, and --output may be a folder: the file has the benchmark's name for it. With several --prompt
+a row's --column says which it takes: they share one backbone, and batches.
 """
 
 import sys
@@ -10,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxprompt.cli import bank
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError, choose, escape
@@ -20,20 +23,20 @@ ON_ERROR = ("raise", "skip")
 def main(argv: Sequence[str]) -> int:
     """Writes one JSON line for each line of the input: its row and what is predicted of it."""
     parser = Parser(__doc__, config=False)
-    parser.add_argument("--prompt", help="folder of an export (default: WORKDIR/export)")
+    bank.add_serving(parser)
     parser.add_argument("--workdir", help="folder of the run that was exported")
     parser.add_argument("--text", action="append", help="a text; may be given several times")
-    parser.add_argument(
-        "--input", help="JSONL, CSV, TSV, JSON or Parquet file, - = stdin (default without --text)"
-    )
     parser.add_argument("--output", help="JSONL file to write (default: stdout)")
+    parser.add_argument(
+        "--format", default="jsonl", help="jsonl (the default), or a submission to a benchmark: "
+        "glue, superglue, squad",
+    )  # fmt: skip
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
     parser.add_argument(
         "--on-error", default="raise",
         help="what cannot be read: raise = exit with 2 and write nothing (the default); "
         'skip = {"error": ...} in its place',
     )  # fmt: skip
-    parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
     parser.add_argument(
         "--sentence-encoder", default="", help="what compares sentences to choose demonstrations, "
         "if not where the card says",
@@ -42,11 +45,7 @@ def main(argv: Sequence[str]) -> int:
         "--pretrained", default="", help="export that the prompt depends on, if not where the "
         "card says",
     )  # fmt: skip
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
-    parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
     parser.add_argument("--generate", action="store_true", help="write a text instead of a label")
-    parser.add_argument("--force", action="store_true", help="accept other backbone weights")
     args, overrides = parser.read(argv)
     if overrides:
         raise InputError("predict takes no --config: the exported card says all")
@@ -54,32 +53,41 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("--prompt or --workdir is missing; see --help")
     if args.text and args.input:
         raise InputError("give --text or --input, not both")
-    if args.batch < 1:
-        raise InputError(f"--batch={args.batch} must be at least 1")
+    bank.check_serving(args)
     choose("--on-error", args.on_error, ON_ERROR)
+    is_submission = args.format != "jsonl"
+    if is_submission and (args.generate or args.prefix or args.on_error == "skip"):
+        raise InputError(
+            f"--format={args.format} is a submission to a benchmark, which has no --generate, "
+            "--prefix or --on-error=skip; leave these out"
+        )
+
+    if args.column:
+        return _predict_by_bank(args)
 
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
-    from jaxprompt.data import records
-    from jaxprompt.files import write_atomic
+    from jaxprompt.data import records, submissions
+    from jaxprompt.data.tasks import task_from_json
     from jaxprompt.heads import make_head, writer
 
+    choose("--format", args.format, submissions.formats())
     if not args.prompt:
         check_single(args.workdir)
-    where = args.prompt or str(Path(args.workdir) / "export")
+    where = args.prompt[0] if args.prompt else str(Path(args.workdir) / "export")
     _, card = read_export(where)
-    given = _read(args, card["task"]["fields"])
+    given = _read_texts(args, card["task"]["fields"])
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
-    records.check_columns(given, head.COLUMNS + errors, args.prefix)
-    block = dict(
-        path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
-        remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
-    )  # fmt: skip
-    placement = _placement(args.mesh, args.batch)
+    name, task = "", task_from_json(card["task"])
+    if is_submission:
+        name = submissions.file_name(args.format, task)
+    else:
+        records.check_columns(given, head.columns(task) + errors, args.prefix)
+    placement = bank.make_mesh(args.mesh, args.batch)
     exported = unpack(
-        where, backbone=block, batch=args.batch, placement=placement, force=args.force,
-        sentence_encoder=args.sentence_encoder, pretrained=args.pretrained,
+        where, backbone=bank.backbone_block(args), batch=args.batch, placement=placement,
+        force=args.force, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained,
     )  # fmt: skip
     scorer = exported.scorer
     if head.WRITES:
@@ -88,7 +96,10 @@ def main(argv: Sequence[str]) -> int:
     _check(given, args.on_error)
     for line in records.tell_unknown(scorer.task, given):
         _say(line)
-    examples = [record.example for record in given if record.example]
+    asked = [record for record in given if record.example]
+    if is_submission:
+        submissions.check(args.format, scorer.task, asked)
+    examples = [record.example for record in asked]
     answers = []
     if examples:
         answer = make_answers(scorer, how=card["generate"], placement=placement)
@@ -96,12 +107,61 @@ def main(argv: Sequence[str]) -> int:
         for line in _tell(found, scorer.layout.max_len, len(examples)):
             _say(line)
         answers = found.columns
-    lines = "".join(records.to_lines(given, answers, args.prefix))
-    if args.output:
-        write_atomic(args.output, lines)
+    if is_submission:
+        lines = submissions.write(args.format, scorer.task, asked, answers)
     else:
-        sys.stdout.write(lines)
+        lines = "".join(records.to_lines(given, answers, args.prefix))
+    _write(args.output, lines, name)
     return 0
+
+
+def _predict_by_bank(args: Any) -> int:
+    """Does the same with several prompts, each for the rows that name it."""
+    for flag in ("generate", "text", "sentence_encoder", "pretrained", "workdir"):
+        if getattr(args, flag):
+            raise InputError(
+                f"--{flag.replace('_', '-')} is of one prompt, and --column={args.column} picks "
+                "among several; leave one of the two out"
+            )
+    if args.format != "jsonl":
+        raise InputError(f"--format={args.format} is of one task; predict it by itself")
+
+    from jaxprompt.assembly.bank import in_order, read_asked
+    from jaxprompt.data import records
+
+    given = _read_texts(args, ())
+    prompts = bank.open_bank(args)
+    asked = read_asked(prompts, given, args.column)
+    errors = ("error",) if args.on_error == "skip" else ()
+    for number, record in asked:
+        columns: tuple[str, ...] = ()
+        if number >= 0:
+            scorer = prompts.scorers[number]
+            columns = scorer.head.columns(scorer.task)
+        records.check_columns([record], columns + errors, args.prefix)
+    _check([record for _, record in asked], args.on_error)
+    answers, measured = bank.answer_asked(prompts, asked)
+    for name, found in measured.items():
+        total = len(answers[prompts.names.index(name)].columns)
+        shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
+        _say(f"{name}: {shown} on {found['examples']} of {total} examples, those with a label")
+    own = in_order(asked, answers)
+    _write(args.output, "".join(records.to_lines([r for _, r in asked], own, args.prefix)))
+    return 0
+
+
+def _write(output: str | None, lines: str, name: str = "") -> None:
+    """Writes a file, by `name` where `output` is a folder and there is one; else to stdout."""
+    from jaxprompt.files import make_folder, write_atomic
+
+    if not output:
+        sys.stdout.write(lines)
+        return
+    path = Path(output)
+    if name and (path.is_dir() or output.endswith("/")):
+        path = make_folder(path) / name
+        _say(f"wrote {path}")
+    write_atomic(path, lines)
 
 
 def _tell(found: Any, length: int, total: int) -> Iterator[str]:
@@ -120,19 +180,7 @@ def _say(line: str) -> None:
     print(escape(line), file=sys.stderr)
 
 
-def _placement(mesh: str, batch: int) -> Any:
-    from jaxprompt.parallel.sharding import make_placement
-
-    sizes = mesh.split("x")
-    if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
-        raise InputError(f"--mesh={mesh!r} must be DATAxMODEL, as in 2x4")
-    placement = make_placement(*map(int, sizes))
-    if batch % int(sizes[0]):
-        raise InputError(f"--batch={batch} does not divide over the {sizes[0]} of --mesh={mesh}")
-    return placement
-
-
-def _read(args: Any, fields: Sequence[str]) -> list[Any]:
+def _read_texts(args: Any, fields: Sequence[str]) -> list[Any]:
     from jaxprompt.data import records
 
     if args.text:

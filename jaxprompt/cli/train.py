@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
+from jaxprompt.errors import InputError
 from jaxprompt.training.log import dumps
 
 
@@ -15,13 +16,19 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
-    from jaxprompt.assembly import tune  # only here, so that a bad flag is answered at once
+    from jaxprompt.assembly import shared_tuning, tune  # here: a bad flag is answered at once
     from jaxprompt.assembly.grid import is_grid
 
     with several_hosts(args) as is_first:
+        is_shared = shared_tuning.is_shared(c)
+        if is_grid(c) and is_shared:
+            raise InputError(
+                "config.runs and shared.tasks are both given, and a grid trains runs of one task; "
+                "empty one of the two"
+            )
         if is_grid(c):
             return train_grid(c, args.workdir)
-        result = tune.run(c, args.workdir)
+        result = (shared_tuning if is_shared else tune).run(c, args.workdir)
         if result is not None and is_first:
             print(dumps(result))
     return 0

@@ -100,7 +100,7 @@ def collate(
         if targets is not None:
             targets[r, : len(row.targets)] = row.targets
     filling = (0, batch - count)
-    own = np.asarray(labels, np.int32)
+    own = _as_labels(labels)
     choices = np.asarray([example[0].count for example in rows], np.int32)
     encoder = _pad(flat, total, length, pad_id, side, shift, sample.segments is not None)
     if side == "right" and not branches:
@@ -154,7 +154,7 @@ class _Examples:
                 f"an example has {most} rows, over num_rows {layout.num_rows}; raise it"
             )
         self.rows = rows
-        self.labels = np.asarray(labels, np.int32)  # [examples] or [examples, M]
+        self.labels = _as_labels(labels)  # [examples] or [examples, M]
         self.layout = layout
         every = [row for example in rows for row in example]
         self.label_width = max(len(row.label_pos) for row in every)  # M
@@ -329,6 +329,12 @@ def _widen_tokens(tokens: Tokens, length: int, pad_id: int, side: str) -> Tokens
 def _widen(x: np.ndarray, length: int, fill: int, side: str = "right") -> np.ndarray:
     by = length - x.shape[1]
     return np.pad(x, [(0, 0), (by, 0) if side == "left" else (0, by)], constant_values=fill)
+
+
+def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarray:
+    """Lays labels into an array: classes are int32, numbers float32."""
+    found = np.asarray(labels)
+    return found.astype(np.float32 if found.dtype.kind == "f" and found.size else np.int32)
 
 
 def _at_least(name: str, value: int, limit: int) -> None:

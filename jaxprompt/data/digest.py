@@ -8,18 +8,18 @@ from typing import Any
 
 from jaxprompt.data.tasks import Example
 
-_PLAIN = Example._fields.index("entities")  # what follows counts where there are entities
+_PLAIN = Example._fields.index("entities")  # what follows counts where there is any of it
 
 
 def describe(examples: Sequence[Example], labels: Sequence[str]) -> dict[str, Any]:
     """Counts the examples and their labels by name, and hashes them in their order.
 
-    The digest is the SHA-256 of fields, choices, label, references and entities of every example.
+    The digest is the SHA-256 of every example: its fields, choices and what is right.
     """
     counts = Counter(example.label for example in examples)
     total = hashlib.sha256()
     for example in examples:
-        held = example if example.entities else example[:_PLAIN]
+        held = example if example.entities or example.number is not None else example[:_PLAIN]
         total.update(json.dumps(held, ensure_ascii=True).encode() + b"\n")
     return {
         "examples": len(examples),

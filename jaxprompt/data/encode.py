@@ -145,7 +145,7 @@ class ExampleEncoder:
 
         Raises InputError where there is no room for a token of it.
         """
-        filled = [self._fill(example, "") for example in examples]
+        filled = [self._fill(example, "", window) for example in examples]
         runs = (run for parts in filled for run in parts if run.field != window)
         texts = list({run.text: 0 for run in runs if run.ids is None})
         tokens = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
@@ -169,6 +169,11 @@ class ExampleEncoder:
     def cls_at(self) -> int:
         """Where [CLS] stands."""
         return self._cls_at
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The words around what the template marks, () = it marks nothing."""
+        return self._markers if any(part.mark for part in self._template.parts) else ()
 
     @property
     def tokenizer(self) -> Any:
@@ -294,8 +299,8 @@ class ExampleEncoder:
             layout.append(TokenRun([*sp.end], Role.SPECIAL, min(seps, self._max_type)))
         return layout
 
-    def _fill(self, example: Example, choice: str) -> list[TokenRun]:
-        """Puts the example's texts into the layout."""
+    def _fill(self, example: Example, choice: str, window: str = "") -> list[TokenRun]:
+        """Puts the example's texts into the layout; the field `window` is not marked."""
         runs: list[TokenRun] = []
         listed = len(self._need_choices(example)) if self._template.lists_choices else 0
         for item in self._layout(listed):
@@ -308,7 +313,7 @@ class ExampleEncoder:
             else:
                 text, cut = example.choices[part.count] if part.kind == "option" else choice, False
             name = part.text if part.kind == "field" else ""
-            if part.mark:
+            if part.mark and name != window:
                 runs += self._mark(example, text, item, cut)
                 continue
             cut = cut and name not in self._whole

@@ -70,7 +70,7 @@ class Split(NamedTuple):
     """One split, encoded. A unit is what stands in one place of a batch: most often an example."""
 
     rows: list[list[Encoded]]  # units, K rows each
-    labels: np.ndarray  # int32 [units] or [units, M], -1 = unknown
+    labels: np.ndarray  # int32 [units] or [units, M], -1 = unknown; float32, numbers, NaN = unknown
     counts: np.ndarray  # int32 [units], classes that the unit has: its choices, or all
     references: list[tuple[str, ...]]  # of each example, what a free text may say
     parts: Any = None  # a kind of answer's own: how examples were cut into units

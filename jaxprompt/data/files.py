@@ -1,4 +1,4 @@
-"""Rows of one local file: JSON lines, JSON, CSV, TSV or Parquet.
+"""Rows of one local file: JSON lines, JSON, CSV, TSV or Parquet, or sentences with tags.
 
 Every problem of a file is an InputError that names the file and, where there is one, the line.
 """
@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxprompt.data import conll
 from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, user_path
 
-FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 
@@ -101,6 +102,9 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         rows = _read_parquet(path)
     elif kind == ".json":
         rows = _read_json(path, columns)
+    elif kind in conll.FORMATS:
+        found, numbers = conll.read_tagged_file(_lines(path), str(path))
+        rows = Rows(found, str(path), numbers)
     elif kind in readers:
         rows = readers[kind](path)
     else:
@@ -196,7 +200,13 @@ def _read_csv(path: Path) -> Rows:
 
 def _delimiter(header: str) -> str:
     """Finds what divides the cells: a comma, or where the header has none what gives most cells."""
-    cells = lambda mark: len(next(csv.reader([header], delimiter=mark), ()))
+
+    def cells(mark: str) -> int:
+        try:
+            return len(next(csv.reader([header], delimiter=mark), ()))
+        except csv.Error:  # told where the rows are read
+            return 0
+
     return "," if cells(",") > 1 else max(",;\t", key=cells)
 
 

@@ -30,7 +30,7 @@ def read_split(
     `given` holds the rows of each split and goes before all else. `files` gives the file of each
     split and goes before `source`, which is one of: "" (the place where the task lives), "hub",
     "hub:owner/name[:subset]", "tfds:name", "package", or a folder with `<split>` + .jsonl .json
-    .csv .tsv .parquet, each also with .gz but for Parquet.
+    .csv .tsv .txt .conll .props .v4_gold_conll .parquet, each also with .gz but for Parquet.
     """
     if given is not None:
         if split not in given:

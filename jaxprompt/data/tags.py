@@ -15,6 +15,16 @@ OUTSIDE = "O"
 _LETTERS = {"L": "E", "U": "S"}  # BILOU -> BIOES
 
 
+_RULES = {
+    "iob2": "I-X goes on behind B-X or I-X alone",
+    "bioes": "B-X and I-X go on with I-X or E-X, and nothing else does",
+}
+
+
+class IllegalTag(InputError):
+    """A tag that its scheme does not have where it stands."""
+
+
 class Entity(NamedTuple):
     """Words in a row that name one thing."""
 
@@ -44,7 +54,9 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
     I- in others, which is neither IOB2 nor IOB1.
     """
     begun: dict[str, tuple[int, int]] = {}  # B or I -> the first place where an entity begins so
+    count, odd = 0, set()  # rows, and those in which an entity begins with I-
     for number, tags in enumerate(rows):
+        count = number + 1
         letter, kind = OUTSIDE, ""
         for word, tag in enumerate(tags):
             old, old_kind = letter, kind
@@ -59,12 +71,14 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
                 return "bioes"
             if letter != OUTSIDE and (old == OUTSIDE or kind != old_kind):
                 begun.setdefault(letter, (number, word))
+                odd |= {number} if letter == "I" else set()
     if len(begun) == 2:
         number, word = begun["I"]
         other, _ = begun["B"]
         raise InputError(
             f"{where(number)}: word {word + 1} begins an entity with I-, another begins with B- at "
-            f"{where(other)}; mend the file, or read it all as task.scheme=iob1"
+            f"{where(other)}; mend the file, or read it all as task.scheme=iob1; {len(odd)} of "
+            f"{count} rows begin an entity with I-"
         )
     return "iob1" if "I" in begun else "iob2"
 
@@ -118,9 +132,9 @@ def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
             raise InputError(f"{where}: {at!r} is no tag; as in O, B-PER, I-PER") from None
         tag = tags[at] if at < len(tags) else "the end"
         before = tags[at - 1] if at else "the beginning"
-        raise InputError(
+        raise IllegalTag(
             f"{where}: word {at + 1} has {tag!r} behind {before!r}, which task.scheme={scheme} "
-            "does not have; mend the row, or give another scheme"
+            f"does not have ({_RULES[scheme]}); mend the row, or give another scheme"
         ) from None
 
 

@@ -75,6 +75,7 @@ class Kind:
     LISTS_CLASSES: ClassVar[bool] = False  # it reads the classes where [classes] lists them
     PRETRAINS: ClassVar[bool] = False  # the command `pretrain` takes it too
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "scores")  # that `answers` gives
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ()  # fields that may be others once it is trained
 
     @property
     def name(self) -> str:
@@ -225,10 +226,15 @@ class Kind:
             return None
         return decide(drop_absent(found, split.counts, classes)[:, :classes], classes)
 
+    def columns(self, task: Task) -> tuple[str, ...]:
+        """Names the columns that `answers` gives for a task."""
+        del task
+        return self.COLUMNS
+
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields what is said of each example, by `COLUMNS`: its class and the chances of all.
+        """Yields what is said of each example, by `columns`: its class and the chances of all.
 
         Of more than MANY classes those of the best are given.
         """

@@ -42,12 +42,16 @@ class Head(Kind):
         task, choice = asked.task, asked.template.uses_choice
         if not (choice or task.labels):
             raise InputError(f"task {task.name}: the choices are the classes; use {{choice}}")
-        auto = "checkpoint" if "pooler" in facts.heads else "cls"
-        head = dataclasses.replace(self, pooler=auto if self.pooler == "auto" else self.pooler)
+        head, module = self.classifier(facts, 1 if choice else len(task.labels))
         specials = self.specials(facts, asked, tokenizer)
-        module = Classifier(1 if choice else len(task.labels), head.pooler, head.dropout)
         names = {"names": [words[0] for words in task.words]} if task.words else {}
         return HeadLayout(head, {"main": module}, specials, **names)
+
+    def classifier(self, facts: BackboneFacts, scores: int) -> tuple["Head", "Classifier"]:
+        """Makes the module of so many scores. -> itself with its pooler chosen, the module"""
+        auto = "checkpoint" if "pooler" in facts.heads else "cls"
+        head = dataclasses.replace(self, pooler=auto if self.pooler == "auto" else self.pooler)
+        return head, Classifier(scores, head.pooler, head.dropout)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the cross entropy of the classes."""

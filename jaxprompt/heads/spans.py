@@ -41,6 +41,8 @@ class Found(NamedTuple):
     start: int  # character, -1 where there is none
     end: int  # behind the last
     score: float  # share of the probability of the spans that came next
+    span: str  # the best of all, which is the answer unless there is none
+    margin: float  # by how much the score of no answer is over that span's
 
 
 class InText(Kind):
@@ -124,6 +126,7 @@ class Head(InText):
     n_best: int = 20  # starts, and ends, of a window that are looked at
     no_answer: bool = False  # a question may have none (SQuAD 2.0); else the best span is taken
     threshold: float = 0.0  # no_answer: by how much its score must be over that of the best span
+    tune: bool = False  # no_answer: the threshold is that of the best metric on dev; it is exported
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""
@@ -131,6 +134,11 @@ class Head(InText):
             if getattr(self, field) < least:
                 value = getattr(self, field)
                 raise InputError(f"head.{field}={value} must be at least {least}")
+        if self.tune and not self.no_answer:
+            raise InputError(
+                "head.tune=True chooses the threshold of no answer; set head.no_answer=True, or "
+                "leave it out"
+            )
 
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
@@ -183,9 +191,19 @@ class Head(InText):
         return lines
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
-        """Compares answers with all that are right."""
-        texts = [answer.text for answer in self._answers(split, found)]
-        return metrics.score_spans(metric, split.references, texts)
+        """Compares answers with all that are right; `tune` adds the threshold that is best."""
+        answers = list(self._answers(split, found))
+        if not self.tune:
+            return metrics.score_spans(metric, split.references, [own.text for own in answers])
+        threshold = _best_threshold(metric, split.references, answers)
+        texts = ["" if own.margin > threshold else own.span for own in answers]
+        return metrics.score_spans(metric, split.references, texts) | {"threshold": threshold}
+
+    def fitted(self, dev: Mapping[str, float]) -> "Head":
+        """Takes the threshold over that was best on dev."""
+        if not self.tune or "threshold" not in dev:
+            return self
+        return dataclasses.replace(self, tune=False, threshold=dev["threshold"])
 
     def measure_known(
         self, metric: str, split: Split, found: Any, classes: int
@@ -201,8 +219,10 @@ class Head(InText):
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the answers, with the characters of the text that they span."""
-        for text, start, end, score in self._answers(split, found):
-            yield {"prediction": text, "score": score, "start": start, "end": end}
+        for own in self._answers(split, found):
+            yield {
+                "prediction": own.text, "score": own.score, "start": own.start, "end": own.end
+            }  # fmt: skip
 
     def _answers(self, split: Split, found: np.ndarray) -> Iterator[Found]:
         """Yields the answer of each example; `found` is [windows, M, 2]."""
@@ -218,16 +238,43 @@ class Head(InText):
                 spans.append(offsets[window][own])  # [spans, 2, 2]
             every, places = np.concatenate(scores), np.concatenate(spans)
             if not len(every):
-                yield Found("", -1, -1, 1.0)
+                yield Found("", -1, -1, 1.0, "", np.inf)
                 continue
             best = int(every.argmax())
             top = max(float(every[best]), float(null)) if self.no_answer else float(every[best])
             total = np.exp(every - top).sum() + (np.exp(null - top) if self.no_answer else 0.0)
-            if self.no_answer and null - every[best] > self.threshold:
-                yield Found("", -1, -1, float(np.exp(null - top) / total))
-                continue
             first, last = int(places[best, 0, 0]), int(places[best, 1, 1])
-            yield Found(text[first:last], first, last, float(np.exp(every[best] - top) / total))
+            span, margin = text[first:last], float(null - every[best])
+            if self.no_answer and margin > self.threshold:
+                yield Found("", -1, -1, float(np.exp(null - top) / total), span, margin)
+                continue
+            score = float(np.exp(every[best] - top) / total)
+            yield Found(span, first, last, score, span, margin)
+
+
+def _best_threshold(
+    metric: str, references: Sequence[Sequence[str]], answers: Sequence[Found]
+) -> float:
+    """Finds the threshold of no answer by which the metric is best, of equal ones that next to 0.
+
+    It lies midway between the margins of two questions, or beyond them all.
+    """
+    score = lambda right, text: metrics.score_spans(metric, [right], [text])[metric]
+    pairs = list(zip(references, answers, strict=True))
+    gains = np.array([score(right, own.span) - score(right, "") for right, own in pairs])
+    margins = np.array([own.margin for own in answers])
+    order = np.argsort(margins, kind="stable")
+    margins, gains = margins[order], gains[order]
+    there = np.isfinite(margins)  # a text without a span has no answer in any case
+    margins, gains = margins[there], gains[there]
+    if not margins.size:
+        return 0.0
+    # Cut k answers the first k questions.
+    cuts = [margins[0] - 1.0, *((margins[:-1] + margins[1:]) / 2), margins[-1] + 1.0]
+    apart = [True, *(margins[:-1] < margins[1:]), True]
+    total = np.where(apart, np.concatenate([[0.0], np.cumsum(gains)]), -np.inf)
+    best = np.flatnonzero(total >= total.max() - 1e-9)
+    return float(min((cuts[i] for i in best), key=abs))
 
 
 def _tokens_of(places: np.ndarray, span: tuple[int, int]) -> tuple[int, int] | None:

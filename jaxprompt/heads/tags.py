@@ -1,6 +1,7 @@
-"""A tag for every word, as of named entities (Liu et al. 2022, "P-Tuning v2", section 3.2).
+"""A tag for every word: named entities, semantic roles (Liu et al. 2022, "P-Tuning v2", 3.2).
 
-A word is read at its first subword. A text that is longer than a row is read in windows.
+A word is read at its first subword. A text that is longer than a row is read in windows. The
+predicate whose roles are tagged stands in every window where the template names or marks it.
 """
 
 import dataclasses
@@ -15,26 +16,38 @@ from flax import linen as nn
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tags import lenient_entities
-from jaxprompt.data.tasks import Example, Task
+from jaxprompt.data.tasks import PREDICATE, Example, Task
+from jaxprompt.data.tasks.tagging import word_spans
 from jaxprompt.data.template import Template
-from jaxprompt.data.windows import cut_windows
-from jaxprompt.errors import InputError, check_share
+from jaxprompt.data.windows import Window, cut_windows
+from jaxprompt.errors import InputError, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import per_token
+from jaxprompt.scoring.roles import VERB
+from jaxprompt.scoring.viterbi import best_tags
 from jaxprompt.types import Batch, Objective
+
+DECODES = ("argmax", "viterbi")
 
 
 class Windows(NamedTuple):
     """How texts were cut into windows."""
 
     owner: np.ndarray  # int32 [windows], the text of each
-    first: np.ndarray  # int32 [windows], the first word that it reads
-    words: list[int]  # of each text, how many
     gold: list[tuple[str, ...]]  # of each text its tags, () = unknown
     names: tuple[str, ...]  # of the tags
+
+
+class Marked(NamedTuple):
+    """The predicate of a text, between its markers."""
+
+    word: int  # its index; -1 = none is marked
+    front: list[int]  # tokens of the markers
+    behind: list[int]
+    ids: list[int]  # its own tokens between them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +56,18 @@ class Head(Kind):
 
     OF: ClassVar[str] = "tags"
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "entities")
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("decode",)
 
     dropout: float = 0.1  # before the linear layer
     stride: int = 32  # tokens that windows of a long text share, at most half of one
+    decode: str = "argmax"  # of each word; viterbi: of a text, among the tags that IOB2 allows
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""
         check_share("head.dropout", self.dropout)
         if self.stride < 0:
             raise InputError(f"head.stride={self.stride} must be at least 0")
+        choose("head.decode", self.decode, DECODES)
 
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
@@ -59,11 +75,13 @@ class Head(Kind):
 
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template in which the words do not stand once."""
-        found = [part for part in template.parts if part.kind == "field"]
-        if len(found) != 1 or found[0].modifiers:
+        fields = [part for part in template.parts if part.kind == "field"]
+        found = [part for part in fields if part.text != PREDICATE]
+        if len(found) != 1 or found[0].modifiers not in ((), ("marked",)):
+            name = next((part.text for part in found), "words")
             raise InputError(
                 f"template {template.source!r} must hold the words once and as they are, as in "
-                f"'{{{template.fields[0]}}}'"
+                f"'{{{name}}}'"
             )
 
     def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
@@ -79,37 +97,42 @@ class Head(Kind):
         del classes, targets
         (field,) = task.fields
         index = {name: number for number, name in enumerate(task.labels)}
-        rows, owner, first, labels = [], [], [], []
-        words = list({word: 0 for example in examples for word in example.words})
+        rows, owner, labels = [], [], []
+        words = list({word: 0 for e in examples for word in (*e.words, *encoder.markers)})
         tokens = dict(zip(words, encoder.tokenise(words), strict=True))
-        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
+        gaps = encoder.gaps([_with_space(example) for example in examples], field)
+        pairs = zip(examples, gaps, strict=True)
         for number, (example, gap) in enumerate(pairs):
             pieces = [tokens[word] or [encoder.tokenizer.unk_token_id] for word in example.words]
-            for window in cut_windows([len(ids) for ids in pieces], gap.room, self.stride):
-                own = pieces[window.first : window.last]
-                ids = [token for word in own for token in word][: gap.room]
+            marked = Marked(-1, [], [], [])
+            if encoder.markers:
+                front, behind = (tokens[marker] for marker in encoder.markers)
+                word = _predicate(example, task)
+                marked = Marked(word, front, behind, [*front, *pieces[word], *behind])
+            windows, room = self._windows(pieces, marked, gap.room)
+            for window in windows:
+                ids, starts = _lay(pieces, window, marked, room)
                 row, at = encoder.place(gap, ids)
-                starts = at + np.cumsum([0, *(len(word) for word in own[:-1])])
                 read = slice(window.read - window.first, window.end - window.first)
-                cut = sum(map(len, own)) > gap.room
-                rows.append([row._replace(label_pos=starts[read].astype(np.int32), cut=cut)])
+                label_pos = (at + starts[read]).astype(np.int32)
+                cut = window.last - window.first == 1 and len(pieces[window.first]) > room
+                cut = cut and window.first != marked.word
+                rows.append([row._replace(label_pos=label_pos, cut=cut)])
                 owner.append(number)
-                first.append(window.read)
                 labels.append([index[tag] for tag in example.tags[window.read : window.end]])
         table = np.full((len(rows), max(len(row[0].label_pos) for row in rows)), -1, np.int32)
         for row, own in zip(table, labels, strict=True):
             row[: len(own)] = own
         counts = np.array([len(row[0].label_pos) for row in rows], np.int32)
-        parts = Windows(
-            np.array(owner, np.int32), np.array(first, np.int32),
-            [len(example.words) for example in examples], [e.tags for e in examples], task.labels,
-        )  # fmt: skip
+        parts = Windows(np.array(owner, np.int32), [e.tags for e in examples], task.labels)
         return Split(rows, table, counts, [()] * len(examples), parts)
 
     def made_up(self, task: Task, text: str, max_target: int) -> Example:
         """Makes up a text as long as can be."""
         words = tuple(text.split())
-        return Example({task.fields[0]: text}, words=words, tags=("O",) * len(words))
+        places = tuple(word_spans(text, words)[:1]) if task.predicate else ()
+        own = task.example(text)
+        return own._replace(words=words, tags=("O",) * len(words), entities=places)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the cross entropy of every word's tag."""
@@ -128,7 +151,8 @@ class Head(Kind):
             shown = ", ".join(f"{kind} {count:,}" for kind, count in found) or "none"
             longer = int((np.bincount(split.parts.owner) > 1).sum())
             windows = f"; {longer} texts are read in windows" * (longer > 0)
-            lines.append(f"entities in {name}: {shown}{windows}")
+            called = "roles" if task.predicate else "entities"
+            lines.append(f"{called} in {name}: {shown}{windows}")
         return lines
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
@@ -146,16 +170,21 @@ class Head(Kind):
             return {}, 0
         return metrics.score_tags(metric, *zip(*known, strict=True)), len(known)
 
+    def columns(self, task: Task) -> tuple[str, ...]:
+        """Names the columns that `answers` gives for a task."""
+        return ("prediction", "predicate_span", "roles") if task.predicate else self.COLUMNS
+
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
         """Yields the tags of the words, and the entities with the characters that they span.
 
-        The score of an entity is the mean of its words' probabilities.
+        The score of an entity is the mean of its words' probabilities. Of a predicate its place is
+        given, and its roles without that of its own word.
         """
         for example, (tags, chances) in zip(examples, self._read(split, found), strict=True):
-            (text,) = example.fields.values()
-            spans = _spans(text, example.words)
+            text = example.fields[task.fields[0]]
+            spans = word_spans(text, example.words)
             entities = [
                 {
                     "type": kind,
@@ -166,32 +195,81 @@ class Head(Kind):
                 }
                 for kind, start, end in lenient_entities(tags)
             ]
-            yield {"prediction": tags, "entities": entities}
+            if not task.predicate:
+                yield {"prediction": tags, "entities": entities}
+                continue
+            word = _predicate(example, task)
+            start, end = spans[word]
+            place = {"text": text[start:end], "word": word, "start": start, "end": end}
+            roles = [own for own in entities if own["type"] != VERB]
+            yield {"prediction": tags, "predicate_span": place, "roles": roles}
+
+    def _windows(
+        self, pieces: Sequence[Sequence[int]], marked: Marked, room: int
+    ) -> tuple[list[Window], int]:
+        """Cuts a text into windows, each with room for the predicate between its markers.
+
+        -> windows, tokens that all words but the predicate may have in one
+        """
+        lengths = [len(ids) for ids in pieces]
+        if marked.word < 0:
+            return cut_windows(lengths, room, self.stride), room
+        lengths[marked.word] = 0
+        room -= len(marked.ids)
+        if room < 1:
+            raise InputError(
+                f"the predicate and its markers take {len(marked.ids)} tokens, which leaves no "
+                f"room for other words; raise data.max_len by {1 - room} or more, or empty "
+                "task.markers"
+            )
+        return cut_windows(lengths, room, self.stride), room
 
     def _read(self, split: Split, found: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields each text's tags and their probabilities; `found` is [windows, M, C]."""
         parts = split.parts
-        best = found.argmax(-1)  # [windows, M]
-        top = found.max(-1, keepdims=True)
-        chances = 1 / np.exp(found - top).sum(-1)  # of the best
-        starts = np.searchsorted(parts.owner, np.arange(len(parts.words) + 1))
-        for number, words in enumerate(parts.words):
-            tags, own = np.zeros(words, np.int32), np.zeros(words, np.float32)
-            for window in range(starts[number], starts[number + 1]):
-                first, count = parts.first[window], split.counts[window]
-                tags[first : first + count] = best[window, :count]
-                own[first : first + count] = chances[window, :count]
-            yield [parts.names[tag] for tag in tags], own
+        starts = np.searchsorted(parts.owner, np.arange(len(parts.gold) + 1))
+        for number in range(len(parts.gold)):
+            own = range(starts[number], starts[number + 1])
+            # Windows read each word once, and in order.
+            scores = np.concatenate([found[w, : split.counts[w]] for w in own])  # [words, C]
+            scores = scores - scores.max(-1, keepdims=True)
+            scores -= np.log(np.exp(scores).sum(-1, keepdims=True))
+            viterbi = self.decode == "viterbi"
+            best = best_tags(scores, parts.names) if viterbi else scores.argmax(-1)
+            chances = np.exp(scores[np.arange(len(best)), best])
+            yield [parts.names[tag] for tag in best], chances
 
 
-def _spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
-    """Finds the characters of each word in the text that they were read from."""
-    found, at = [], 0
-    for word in words:
-        at = text.index(word, at)
-        found.append((at, at + len(word)))
-        at += len(word)
-    return found
+def _with_space(example: Example) -> Example:
+    """Names the predicate behind a space, so that a byte-level BPE sees it as in the sentence."""
+    own = {PREDICATE: f" {example.fields[PREDICATE]}"} if example.entities else {}
+    return example._replace(fields=example.fields | own)
+
+
+def _predicate(example: Example, task: Task) -> int:
+    """Finds the index of the predicate among the words of an example."""
+    spans = word_spans(example.fields[task.fields[0]], example.words)
+    return spans.index(tuple(example.entities[0]))
+
+
+def _lay(
+    pieces: Sequence[Sequence[int]], window: Window, marked: Marked, room: int
+) -> tuple[list[int], np.ndarray]:
+    """Lays the words of a window out. -> tokens, where each word begins
+
+    A predicate that is outside of it stands, marked, at the end that it is nearer to, and is not
+    read there. A word that alone is longer than `room` is cut.
+    """
+    ids = marked.ids.copy() if 0 <= marked.word < window.first else []
+    starts = []
+    for word in range(window.first, window.last):
+        if word == marked.word:
+            starts.append(len(ids) + len(marked.front))
+            ids += marked.ids
+        else:
+            starts.append(len(ids))
+            ids += pieces[word][:room]
+    return ids + marked.ids * (marked.word >= window.last), np.array(starts, np.int64)
 
 
 class TagScores(Scores):

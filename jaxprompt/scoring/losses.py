@@ -63,6 +63,13 @@ def binary_cross_entropy(scores, labels, weights, *, smoothing: float = 0.0, is_
     return (weights * total).sum(), weights.sum()
 
 
+def squared_error(scores, labels, weights):
+    """Sums squared errors. [B, 1], float32 [B], [B] -> (scalar, scalar)"""
+    # Filling has no score, and of a row of weight 0 no error counts.
+    off = jnp.where(weights > 0, scores[:, 0].astype(jnp.float32) - labels, 0.0)
+    return (weights * off**2).sum(), weights.sum()
+
+
 def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums the mean of the cross entropies of start and end. [B, M, 2], [B, M], [B]
 

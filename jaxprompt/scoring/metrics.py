@@ -11,25 +11,35 @@ import numpy as np
 
 from jaxprompt.data.encoded import Judged
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.scoring import questions, relations
-from jaxprompt.scoring.answer_words import HAN, answer_words, shared_words
+from jaxprompt.scoring import questions, relations, roles
+from jaxprompt.scoring.answer_words import (
+    HAN,
+    answer_words,
+    cmrc_text,
+    cmrc_words,
+    common_run,
+    shared_words,
+)
 
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # of the right class among all, by their scores
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
-TAG_METRICS = ("entity_f1",)
-SPAN_METRICS = ("f1", "exact_match")
+TAG_METRICS = ("entity_f1", "role_f1")
+SPAN_METRICS = ("f1", "exact_match", "cmrc_f1")
+NUMBER_METRICS = ("pearson", "spearman")
 _HAS = {
     "classes": "has classes",
     "texts": "writes text",
     "tags": "tags words",
     "spans": "finds spans",
+    "numbers": "predicts numbers",
 }
 OF = {  # what answers are -> their metrics
     "classes": METRICS + RANKINGS + relations.METRICS + questions.METRICS,
     "texts": TEXT_METRICS,
     "tags": TAG_METRICS,
     "spans": SPAN_METRICS,
+    "numbers": NUMBER_METRICS,
 }
 
 _WORD = re.compile(rf"[{HAN}]|[^\W_{HAN}]+")
@@ -136,15 +146,17 @@ def score_texts(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
 def score_tags(
     name: str, gold: Sequence[Sequence[str]], pred: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """entity_f1, precision and recall of entities, and the accuracy of tags, as fractions.
+    """The metric `name`, its precision and recall, and the accuracy of tags, as fractions.
 
     gold, pred: the IOB2 tags of each text. An entity is right where its words and its type are;
     micro-averages over all entities, by seqeval in its default mode, which is conlleval's: what
-    begins with I- is an entity too.
+    begins with I- is an entity too. role_f1 is of the arguments of predicates; see `score_roles`.
     """
     check_metric(name, 0, "tags")
     if len(gold) != len(pred) or any(len(g) != len(p) for g, p in zip(gold, pred, strict=True)):
         raise ValueError("gold and pred must tag the same words")
+    if name == "role_f1":
+        return roles.score_roles(gold, pred)
     from seqeval import metrics
 
     given = [list(tags) for tags in gold], [list(tags) for tags in pred]
@@ -158,15 +170,19 @@ def score_tags(
 
 
 def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
-    """The metric `name` first, of f1 and exact_match, as fractions. gold: answers of each question
+    """The metric `name` first, and exact_match, as fractions. gold: answers of each question
 
     As the official script of SQuAD has them: of the answers that are right the best counts; lower
     case, without punctuation and articles; f1 is of the words that two answers share. "" stands for
     no answer, which nothing else shares a word with. A Chinese character is a word of its own.
+    cmrc_f1 is that of CMRC 2018's script, of the longest run of words in common, and so is the
+    exact match beside it, which leaves out other marks.
     """
     check_metric(name, 0, "spans")
     if len(gold) != len(pred) or not pred or not all(gold):
         raise ValueError("each question must have one answer, and one or more that are right")
+    if name == "cmrc_f1":
+        return _score_chinese(gold, pred)
     pairs = [
         ([answer_words(t) for t in g], answer_words(p)) for g, p in zip(gold, pred, strict=True)
     ]
@@ -174,6 +190,35 @@ def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
         "f1": float(np.mean([max(shared_words(own, found) for own in g) for g, found in pairs])),
         "exact_match": float(np.mean([found in g for g, found in pairs])),
     }
+    return {name: scores.pop(name), **scores}
+
+
+def _score_chinese(gold: Sequence[Sequence[str]], pred: Sequence[str]) -> dict[str, float]:
+    runs, whole = [], []
+    for right, found in zip(gold, pred, strict=True):
+        words = cmrc_words(found)
+        runs.append(max(common_run(cmrc_words(own), words) for own in right))
+        whole.append(cmrc_text(found) in map(cmrc_text, right))
+    return {"cmrc_f1": float(np.mean(runs)), "exact_match": float(np.mean(whole))}
+
+
+def score_numbers(name: str, gold: Sequence[float], pred: Sequence[float]) -> dict[str, float]:
+    """The metric `name` first, of pearson and spearman: correlations as GLUE has them of STS-B.
+
+    0 where either side is constant, or has one example: no correlation is known.
+    """
+    check_metric(name, 0, "numbers")
+    if len(gold) != len(pred) or not len(gold):
+        raise ValueError(f"{len(gold)} golds and {len(pred)} numbers must be equally many")
+    pair = np.asarray(gold, np.float64), np.asarray(pred, np.float64)
+    scores = dict.fromkeys(NUMBER_METRICS, 0.0)
+    if all(np.ptp(own) for own in pair):
+        from scipy import stats
+
+        scores = {
+            "pearson": float(stats.pearsonr(*pair).statistic),
+            "spearman": float(stats.spearmanr(*pair).statistic),
+        }
     return {name: scores.pop(name), **scores}
 
 

@@ -231,9 +231,8 @@ def test_every_part_fits_the_base(kind, part):
     c = load(CONFIGS / "base.py")
     with c.unlocked():
         part(c)
-    answers = {"text": "target", "tags": "tags", "spans": "answers", "multi_spans": "answers"}.get(
-        c.head.name
-    )
+    columns = {"text": "target", "tags": "tags", "regression": "number"}
+    answers = (columns | dict.fromkeys(("spans", "multi_spans"), "answers")).get(c.head.name)
     if answers is not None and kind == "heads":  # what the other tasks of base.py have not
         c.task.update({"name": "custom", "fields": ("words",), answers: "column"})
     c.backbone.path = c.backbone.path or "somewhere"

@@ -44,7 +44,8 @@ def asked(seed, size):
             text += found[topic][1] + " "
         start, word = found["beast"]
         answers = {"text": [word], "answer_start": [start]}
-        rows.append({"question": "beast", "context": text.strip(), "answers": answers})
+        own = {"id": f"{seed}-{len(rows)}", "question": "beast", "context": text.strip()}
+        rows.append(own | {"answers": answers})
     return rows
 
 
@@ -108,6 +109,26 @@ def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
         assert all(
             row["context"][row["p_start"] : row["p_end"]] == row["p_prediction"] for row in rows
         )
+
+
+def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, capsys):
+    kind, _, folder, _ = trained
+    if not (folder / "run/export").exists():
+        assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
+    where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
+    code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
+    if kind == "tags":
+        assert code == 2 and "--format=squad is of answers in a text" in err
+        return
+    assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
+    code, plain, _ = jaxprompt(capsys, *where)
+    lines = [json.loads(line) for line in plain.splitlines()]
+    handed = json.loads((tmp_path / "to/predictions.json").read_text())
+    assert handed == {line["id"]: line["prediction"] for line in lines} and len(handed) == 16
+    code, _, err = jaxprompt(capsys, *where, "--format=squads")
+    assert code == 2 and "--format" in err and "squad" in err
+    code, _, err = jaxprompt(capsys, *where, "--format=squad", "--on-error=skip")
+    assert code == 2 and "has no --generate, --prefix or --on-error=skip" in err
 
 
 def test_a_plain_text_is_answered(trained, capsys):

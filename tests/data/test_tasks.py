@@ -12,16 +12,18 @@ from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.relations import RELATIONS
+from jaxprompt.data.tasks.sequences import SEQUENCES
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics, questions
 
 NAMES = """sst2 sst5 mr cr subj mpqa trec cola imdb ag_news yahoo_answers_topics dbpedia_14 rte cb
-mnli snli qnli mrpc qqp boolq wic wsc multirc record copa chnsenticorp tnews lcqmc ocnli cmnli
+mnli snli qnli mrpc wnli qqp boolq wic wsc multirc record copa chnsenticorp tnews lcqmc ocnli cmnli
 topics afqmc eprstmt race race_middle race_high dream cosmos_qa c3 c3_dialog ccpm amazon
 tnews14""".split()
 
-NOT_HERE = """cr subj ag_news cb qqp topics race race_middle race_high cosmos_qa c3_dialog amazon
-tnews14""".split()
+NOT_HERE = """cr subj ag_news cb qqp wnli topics race race_middle race_high cosmos_qa c3_dialog
+amazon tnews14""".split()
+OTHERS = "conll2003 squad squad_v2 quoref cmrc2018 xquad_zh stsb".split()
 FOLDERS = {name: name for name in NAMES if name not in NOT_HERE}
 FOLDERS |= {"dbpedia_14": "dbpedia_14_kshot", "record": "record_32"}
 
@@ -33,15 +35,16 @@ def used_fields(text):
 def test_every_task_is_known():
     classes = {name for name in tasks.task_names() if tasks.get_task(name).kind == "classes"}
     assert set(NAMES) == classes - set(RELATIONS)
-    assert set(tasks.task_names()) - classes == {"conll2003", "squad", "squad_v2", "quoref"}
+    assert set(tasks.task_names()) - classes == {*OTHERS, *SEQUENCES}
 
 
-@pytest.mark.parametrize("name", ["conll2003", "squad", "squad_v2", "quoref"])
-def test_tasks_of_tags_and_spans_are_consistent(name):
+@pytest.mark.parametrize("name", [*OTHERS, *SEQUENCES])
+def test_tasks_without_classes_are_consistent(name):
     task = tasks.get_task(name)
-    assert used_fields(task.plain) == set(task.fields) and not task.labels and not task.words
-    assert task.metric in metrics.OF[task.kind] and task.hub
-    assert task.kind == "spans" or task.values[:3] == ("O", "B-PER", "I-PER")
+    assert used_fields(task.plain) == set(task.texts) and not task.labels and not task.words
+    assert task.metric in metrics.OF[task.kind] and bool(task.hub) == (name in OTHERS)
+    assert name != "conll2003" or task.values[:3] == ("O", "B-PER", "I-PER")
+    assert (task.metric == "role_f1") == bool(task.predicate) == (name in ("conll05", "conll12"))
 
 
 @pytest.mark.parametrize("name", NAMES)

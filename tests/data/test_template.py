@@ -147,7 +147,7 @@ def test_templates_of_known_tasks_fit(name):
     task = get_task(name)
     has_choices = bool(task.choices)
     if task.kind != "classes":
-        verify(task.plain, 4, fields=task.fields)
+        verify(task.plain, 4, fields=task.texts)
         return
     given = {"has_choices": has_choices, "fields": task.texts, "entities": len(task.entities)}
     verify(task.template, 4, needs_mask=True, **given)

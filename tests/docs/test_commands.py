@@ -66,6 +66,9 @@ BEFORE = {
         ["export", "--workdir=runs/titles", "--output=prompts/titles"],
         ["train", "--config=configs/ppt/t5_small.py:boolq,pt", "--workdir=runs/boolq"],
         ["export", "--workdir=runs/boolq", "--output=prompts/boolq"],
+        SHARED,
+        ["export", "--workdir=runs/shared", "--output=prompts/first"],
+        ["export", "--workdir=runs/shared", "--output=prompts/second"],
     ],
     "ppt": [said("backbones", "adapt", "--workdir=runs/mlm")],
     "inspect": [
@@ -155,6 +158,18 @@ def files(backbones, tmp_path_factory):
         for row in sentences(0, 30)
     ]
     write_rows(root / "gaps.jsonl", gaps)
+    write_csv(root / "reviews.csv", draw(0, 120, "review", stars=range(1, 6)))
+    mixed = draw(0, NEW, "text", task=("first", "topics"), label=("science", "arts", "sports"))
+    write_rows(root / "mixed.jsonl", mixed)
+    ner = {"task.name": "custom", "task.fields": ["tokens"], "task.tags": "ner_tags"}
+    ner |= {"head.name": "tags", "data.source": "ner/"}
+    sorts = {"task.name": "custom", "task.fields": ["text"], "data.files.train": "topics.jsonl"}
+    sorts |= {"data.protocol": "holdout", "data.size": 6}
+    for name, own in {"ner": ner, "questions": sorts}.items():
+        (root / f"{name}.json").write_text(json.dumps(own))
+    (root / "BoolQ").mkdir()
+    asked_rows = draw(1, NEW, "question", "passage")
+    write_rows(root / "BoolQ/test.jsonl", [r | {"idx": i} for i, r in enumerate(asked_rows)])
     data_sets = {
         "record": lambda *at: [
             {"query": "it was @placeholder .", "passage": row["text"], "idx": number}
@@ -278,14 +293,22 @@ def check_export(words, out):
 
 
 def check_predict(words, out):
-    lines = Path(path).read_text() if (path := flag(words, "output")) else out
-    rows = [json.loads(line) for line in lines.splitlines()]
+    path = flag(words, "output")
+    if path and path.endswith("/"):  # the file has the benchmark's name for it
+        (path,) = Path(path).iterdir()
+    rows = [json.loads(line) for line in (Path(path).read_text() if path else out).splitlines()]
+    if flag(words, "format"):
+        assert [set(row) for row in rows] == [{"idx", "label"}] * NEW
+        return
     assert len(rows) == (NEW if flag(words, "input") else 1)
     assert all({"prediction", "generated"} & set(row) for row in rows)
 
 
 def check_evaluate(words, out):
     scores = json.loads(out)
+    if flag(words, "column"):  # of a bank, by prompt
+        assert scores and all(0 <= own["accuracy"] <= 1 for own in scores.values())
+        return
     assert scores["split"] == flag(words, "split") and 0 <= scores["accuracy"] <= 1
 
 

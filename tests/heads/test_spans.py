@@ -1,5 +1,7 @@
 """The span of a text that answers a question: laid out, learned, found again, and compared."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -73,6 +75,23 @@ def test_no_answer_is_said_where_it_may_be(bert):
         other, _, _ = encode(bert, rows, **fields)
         found = list(other.answers(TASK, examples, split, scores_of(split), 0))
         assert found[1]["prediction"] and found[0]["prediction"] == "Gansu"
+
+
+@pytest.mark.parametrize("metric", ["f1", "exact_match"])
+def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
+    rng = np.random.default_rng(0)
+    rows = [row("Gansu") if rng.random() < 0.5 else row() for _ in range(12)]
+    head, _, split = encode(bert, rows, no_answer=True, tune=True)
+    found = scores_of(split) + 6 * rng.normal(size=(*split.labels.shape, 2)).astype(np.float32)
+    measured = head.measure(metric, split, found, 0)
+    plain = lambda at: dataclasses.replace(head, tune=False, threshold=at)
+    tried = [plain(at).measure(metric, split, found, 0)[metric] for at in np.arange(-40, 40, 0.01)]
+    assert measured[metric] == pytest.approx(max(tried)) and measured[metric] > tried[4000]
+    fitted = head.fitted(measured)
+    assert fitted == plain(measured["threshold"])
+    assert fitted.measure(metric, split, found, 0)[metric] == measured[metric]
+    with pytest.raises(InputError, match="chooses the threshold of no answer; set head.no_answer"):
+        make_head("spans", tune=True)
 
 
 def test_a_span_is_neither_backward_nor_too_long(bert):

@@ -7,6 +7,7 @@ A task is data. Its texts are written in a small string form:
     {hypothesis|lower}   its first letter in lower case
     {question|whole}     never cut: what does not fit is taken from other fields
     [mask] [sep]         the scored position; the separator of the backbone
+    {predicate}          the word whose roles are tagged
     {choice} {choices}   the choice of this row of the input; all choices, each by its name
 """
 
@@ -26,12 +27,14 @@ from jaxprompt.data.tasks.reading import (
     with_labels,
 )
 from jaxprompt.data.tasks.relations import RELATIONS
-from jaxprompt.data.tasks.task import KINDS, Example, Task
+from jaxprompt.data.tasks.sequences import SEQUENCES
+from jaxprompt.data.tasks.task import KINDS, PREDICATE, Example, Task
 from jaxprompt.errors import InputError, nearest
 
 __all__ = [
     "ABSENT",
     "KINDS",
+    "PREDICATE",
     "Example",
     "Task",
     "check_task",
@@ -42,7 +45,7 @@ __all__ = [
     "with_labels",
 ]
 
-_ALL = ENGLISH | CHINESE | RELATIONS
+_ALL = ENGLISH | CHINESE | RELATIONS | SEQUENCES
 
 
 def task_names() -> tuple[str, ...]:
@@ -83,6 +86,7 @@ def custom_task(
     plain: str = "",
     target: str = "",
     tags: str = "",
+    predicate: str = "",
     answers: str = "",
     scheme: str = "",
     metric: str = "",
@@ -97,6 +101,8 @@ def custom_task(
     candidate: str = "",
     candidates: Sequence[str] = (),
     placeholder: str = "",
+    number: str = "",
+    limits: Sequence[float] = (),
     name: str = "custom",
 ) -> Task:
     """A task from the user's own columns.
@@ -110,18 +116,23 @@ def custom_task(
     exact_match where it writes text. With `answers`, a column of {"text": [...], "answer_start":
     [...]}, the answer is a span of the last field. With `tags`, a column of lists, every word of
     the one field, a list or a text with spaces between its words, has a tag, in the given `scheme`
-    or that found. With `entities`, which stand in the first field as `offsets` says, the classes
-    are relations between them (data/tasks/entities.py); without `words` a relation has those of its
-    name, and without `plain` and `template` words stand around the entities. With `question`
-    examples are answers of questions (data/tasks/candidates.py).
+    or that found; with `predicate`, the column of the index of a word, they are the roles of that
+    word (data/tasks/predicates.py). With `entities`, which stand in the first field as `offsets`
+    says, the classes are relations between them (data/tasks/entities.py); without `words` a
+    relation has those of its name, and without `plain` and `template` words stand around the
+    entities. With `question` examples are answers of questions (data/tasks/candidates.py). With
+    `number`, a column of numbers, the task is to predict it; it lies within `limits`, the least and
+    the greatest, if any.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
-    measured = ((target, "exact_match"), (tags, "entity_f1"), (answers, "f1"))
+    of_tags = "role_f1" if predicate else "entity_f1"
+    measured = ((target, "exact_match"), (tags, of_tags), (answers, "f1"), (number, "pearson"))
     texts = [f"{{{column}}}" for column in fields]
     if entities and texts:
         texts[0] = f"{{{fields[0]}|marked}}"
     if answers:  # the last field alone is cut into windows
         texts = [f"{{{column}|whole}}" for column in fields[:-1]] + texts[-1:]
+    behind = ["{choice}"] * bool(choices) + [f"{{{PREDICATE}}}"] * bool(predicate)
     named = texts if len(texts) == 1 else [f"{column}: {{{column}}}" for column in fields]
     task = Task(
         name=name,
@@ -135,9 +146,10 @@ def custom_task(
         spaced=spaced,
         text=" ".join(named + ["choices: {choices}"] * bool(choices)),
         targets=tuple(group[0] for group in groups if group),
-        plain=plain or " [sep] ".join(texts + ["{choice}"] * bool(choices)),
+        plain=plain or " [sep] ".join(texts + behind),
         target=target,
         tags=tags,
+        predicate=predicate,
         answers=answers,
         scheme=scheme,
         entities=tuple(entities),
@@ -148,6 +160,8 @@ def custom_task(
         candidate=candidate,
         candidates=tuple(candidates),
         placeholder=placeholder,
+        number=number,
+        limits=tuple(limits),
         metric=metric or next((m for given, m in measured if given), "accuracy"),
     )
     return check_task(task)

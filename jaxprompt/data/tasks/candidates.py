@@ -1,4 +1,4 @@
-"""Questions with a list of candidates, each of which becomes an example of its own."""
+"""Rows that become several examples: one for each candidate of a question, or each predicate."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxprompt.data.files import Rows
 from jaxprompt.data.tasks.cells import read_text, spelling
+from jaxprompt.data.tasks.predicates import rows_of_predicates
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
@@ -33,8 +34,8 @@ def check_candidates(task: Task) -> None:
 
 
 def spread(task: Task, rows: Rows) -> Rows:
-    """Makes the rows of all candidates, which keep the origin of theirs; see `rows_of`."""
-    if not task.candidates:
+    """Makes the rows of all examples, which keep the origin of theirs; see `rows_of`."""
+    if not task.candidates and not task.predicate:
         return rows
     return rows.expand(lambda number, row: rows_of(task, row, rows.origin(number)))
 
@@ -42,13 +43,16 @@ def spread(task: Task, rows: Rows) -> Rows:
 def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Makes a row of each candidate, each once, in the column that `task.candidates` names first.
 
-    It has the label 1 or 0, whether the second column lists it, where the row has that. Where a
-    text says `task.placeholder` the candidate stands. A row without candidates stays as it is.
+    It has the label 1 or 0, whether the second column lists it, where that lists any: test rows
+    hide their answers as an empty list. Where a text says `task.placeholder` the candidate stands.
+    A row without candidates stays as it is. Of a task with predicates see `rows_of_predicates`.
     """
+    if task.predicate:
+        return rows_of_predicates(task, row, where)
     if not task.candidates or task.candidates[0] not in row:
         return [row]
     column, right = task.candidates
-    known = None if row.get(right) is None else _texts(row, right, where)
+    known = _texts(row, right, where) if row.get(right) not in (None, []) else None
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     made, asked = [], question_of(task, row)
     for own in _texts(row, column, where):

@@ -3,10 +3,22 @@
 import dataclasses
 import string
 
+from jaxprompt.data.tags import OUTSIDE, labels_of
 from jaxprompt.data.tasks.candidates import check_candidates
 from jaxprompt.data.tasks.entities import check_entities, check_negative, relation_words
+from jaxprompt.data.tasks.predicates import check_predicate
 from jaxprompt.data.tasks.task import Task, check_column
 from jaxprompt.errors import InputError
+
+
+def _iob2(labels: tuple[str, ...]) -> tuple[str, ...]:
+    for name in labels:
+        if name != OUTSIDE and not (name[:2] in ("B-", "I-") and name[2:].strip()):
+            raise InputError(
+                f"task.labels has {name!r}, which is no tag of IOB2; give types, as in A0,A1, or O "
+                "and the B- and I- of each"
+            )
+    return labels
 
 
 def check_task(task: Task) -> Task:
@@ -23,6 +35,12 @@ def check_task(task: Task) -> Task:
         check_column(task, "target", "writes a text", ("labels", "words", "choices"))
     elif task.kind == "spans":
         check_column(task, "answers", "finds a span", ("labels", "words", "choices"))
+    elif task.kind == "numbers":
+        check_column(task, "number", "predicts a number", ("labels", "words", "choices"))
+        if task.limits and (len(task.limits) != 2 or not task.limits[0] < task.limits[1]):
+            raise InputError(
+                f"task.limits={task.limits!r}: give the least and the greatest number, as in (0, 5)"
+            )
     elif task.kind == "tags":
         check_column(task, "tags", "tags words", ("words", "choices"))
         if len(task.fields) != 1:
@@ -32,6 +50,13 @@ def check_task(task: Task) -> Task:
             )
     check_entities(task)
     check_candidates(task)
+    check_predicate(task)
+    if task.predicate and task.markers:  # off by default, unlike those of relations
+        field = f"{{{task.fields[0]}}}"
+        task = dataclasses.replace(task, plain=task.plain.replace(field, f"{field[:-1]}|marked}}"))
+    if task.kind == "tags" and task.labels:
+        labels = task.labels if OUTSIDE in task.labels else labels_of(task.labels)
+        task = dataclasses.replace(task, labels=_iob2(labels))
     if task.kind != "classes":
         return task
     check_negative(task)

@@ -43,6 +43,11 @@ _READING = {
     "nested": "questions",
     "renames": {"documents": "context"},
 }
+_SPANS = {
+    "fields": ("question", "context"),
+    "answers": "answers",
+    "plain": "{question|whole} [sep] {context}",
+}
 _TOPICS = (
     *("故事", "文化", "娱乐", "体育", "财经", "房产", "汽车", "教育"),
     *("科技", "军事", "旅游", "国际", "股票", "农业", "游戏"),
@@ -155,4 +160,12 @@ CHINESE = {
     },
     "c3": {**_READING, "subset": "mixed"},
     "c3_dialog": {**_READING, "subset": "dialog"},
+    "cmrc2018": _SPANS | {"hub": "hfl/cmrc2018", "metric": "cmrc_f1"},
+    "xquad_zh": _SPANS
+    | {
+        "hub": "google/xquad",
+        "subset": "xquad.zh",
+        "splits": {"test": "validation"},
+        "metric": "f1",
+    },
 }

@@ -47,7 +47,7 @@ class Marked(NamedTuple):
 def check_entities(task: Task) -> None:
     """Raises InputError where what a task says of entities does not fit."""
     if not task.entities:
-        if task.markers:
+        if task.markers and not task.predicate:
             raise InputError(
                 f"task.markers={', '.join(task.markers)} stand around entities, and task.entities "
                 "names none; name them, or leave task.markers empty"

@@ -5,7 +5,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tasks.answering import MisplacedAnswer, read_answered
+from jaxprompt.data.tasks.answering import read_answered
 from jaxprompt.data.tasks.candidates import question_of
 from jaxprompt.data.tasks.cells import (
     check_label,
@@ -17,7 +17,9 @@ from jaxprompt.data.tasks.cells import (
     whole,
 )
 from jaxprompt.data.tasks.checks import check_task
+from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.entities import read_entities
+from jaxprompt.data.tasks.numbers import read_number
 from jaxprompt.data.tasks.tagging import read_tagged, with_tags
 from jaxprompt.data.tasks.task import Example, Task
 from jaxprompt.errors import InputError
@@ -72,7 +74,7 @@ def _labels(value: Any, many: bool) -> Sequence[Any]:
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
-    value = row.get(task.target or task.tags or task.answers or task.label)
+    value = row.get(task.target or task.tags or task.answers or task.number or task.label)
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
@@ -104,9 +106,16 @@ def read_example(
     if task.is_text:
         references = _references(task.target, row, where, need_label)
         return Example(fields, target="".join(references[:1]), references=references)
+    if task.number:
+        return Example(fields, number=read_number(task, row, where, need_label))
     own = () if task.options else _choices(task, row, where)
     choices, asked = task.options or own, question_of(task, row)
     if need_label and task.label not in row:
+        if task.candidates and task.candidates[1] in row:
+            raise InputError(
+                f"{where}: column {task.candidates[1]!r} lists no right candidate; name 1 or more, "
+                "or leave the example out"
+            )
         raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
     if not need_label and not has_label(task, row):
         return Example(fields, choices, -1, entities=spans, question=asked)
@@ -133,17 +142,11 @@ def read_all(
 ) -> list[Example]:
     """Reads rows to learn from. Raises InputError for the first that is wrong.
 
-    Of answers that do not stand in their texts it says how many rows have such.
+    Of answers that do not stand in their texts, and of tags that their scheme does not have, it
+    says how many rows have such.
     """
-    examples, first, wrong = [], None, 0
-    for number, row in enumerate(rows):
-        try:
-            examples.append(read_example(task, row, origin(number)))
-        except MisplacedAnswer as error:
-            first, wrong = first or error, wrong + 1
-    if first is not None:
-        raise InputError(f"{first}; {wrong} of {len(rows)} rows have such an answer") from first
-    return examples
+    every = iter(rows)  # in order, as the data set reads them best
+    return read_each(lambda number: read_example(task, next(every), origin(number)), len(rows))
 
 
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:

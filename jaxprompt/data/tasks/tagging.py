@@ -1,12 +1,14 @@
 """Rows of tasks that tag every word of a text."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxprompt.data.tags import find_scheme, labels_of, split_tag, to_iob2
 from jaxprompt.data.tasks.cells import read_text
-from jaxprompt.data.tasks.task import Example, Task
+from jaxprompt.data.tasks.counting import read_each
+from jaxprompt.data.tasks.predicates import read_predicate
+from jaxprompt.data.tasks.task import PREDICATE, Example, Task
 from jaxprompt.errors import InputError
 
 
@@ -19,12 +21,21 @@ def with_tags(
     where = origin or (lambda number: f"row {number + 1}")
     every = [_tags(task, row, where(number), True) for number, row in enumerate(rows)]
     scheme = task.scheme or find_scheme(every, where)
-    types = set()
-    for number, tags in enumerate(every):
-        types |= {kind for _, kind in map(split_tag, to_iob2(tags, scheme, where(number))) if kind}
+    read = read_each(lambda number: to_iob2(every[number], scheme, where(number)), len(every))
+    types = {kind for tags in read for _, kind in map(split_tag, tags) if kind}
     if not types:
         raise InputError(f"task.tags={task.tags!r} has no entity in the training rows, only O")
     return dataclasses.replace(task, scheme=scheme, labels=task.labels or labels_of(types))
+
+
+def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
+    """Finds the characters of each word in the text that they were read from."""
+    found, at = [], 0
+    for word in words:
+        at = text.index(word, at)
+        found.append((at, at + len(word)))
+        at += len(word)
+    return found
 
 
 def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple[str, ...]:
@@ -45,8 +56,10 @@ def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple
         if isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag < len(names):
             tag = names[tag]
         if not isinstance(tag, str):
+            lists = "; of lists of tags name the column of the predicates by task.predicate"
             raise InputError(
                 f"{where}: tag {word + 1} of column {task.tags!r} is {tag!r:.40}; write it as text"
+                f"{lists * isinstance(tag, (list, tuple))}"
             )
         found.append(tag)
     return tuple(found)
@@ -82,9 +95,15 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
     if unknown is not None:
         if need_label:
             raise InputError(
-                f"{where}: tag {unknown!r} is not one of task {task.name}: {', '.join(task.labels)}"
+                f"{where}: tag {unknown!r} is not one of task {task.name}: "
+                f"{', '.join(task.labels)}; mend it, or name all types by task.labels"
             )
         tags = ()
     value = row[task.fields[0]]
     text = value if isinstance(value, str) else " ".join(words)
-    return Example({task.fields[0]: text}, words=words, tags=tags)
+    fields = {task.fields[0]: text}
+    if not task.predicate:
+        return Example(fields, words=words, tags=tags)
+    index = read_predicate(task, row, words, where)
+    place = word_spans(text, words)[index]
+    return Example(fields | {PREDICATE: words[index]}, words=words, tags=tags, entities=(place,))

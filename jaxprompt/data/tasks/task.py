@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from jaxprompt.data.tasks.cells import spelling
 from jaxprompt.errors import InputError
 
+PREDICATE = "predicate"  # what a template calls the word whose roles are tagged
+
 
 class AnswerKind(NamedTuple):
     """What answers of one kind are called, and the column that makes a task one of theirs."""
@@ -22,6 +24,7 @@ KINDS = {
     "texts": AnswerKind("free-text", "task.target, a column of texts"),
     "spans": AnswerKind("span", "task.answers, a column of answers with their places"),
     "tags": AnswerKind("tagging", "task.tags, a column with a tag for every word"),
+    "numbers": AnswerKind("regression", "task.number, a column of numbers"),
 }
 
 
@@ -36,12 +39,14 @@ class Example(NamedTuple):
     spans: tuple[tuple[int, int], ...] = ()  # characters of each reference in the last field
     words: tuple[str, ...] = ()  # of a text whose words are tagged
     tags: tuple[str, ...] = ()  # of each word, IOB2; () = unknown
-    entities: tuple[tuple[int, int], ...] = ()  # characters of each in the first field
+    # Characters of each in the first field; of a task with predicates those of the predicate.
+    entities: tuple[tuple[int, int], ...] = ()
     # Of a dialogue that is read up to some turn: which of the right classes it tells by then, and
     # the number of its pair of entities, the same at every turn.
     told: tuple[str, ...] = ()
     pair: int = -1
     question: str = ""  # of the task's metric: examples of one question are its answers
+    number: float | None = None  # None = unknown
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,12 @@ class Task:
     plain: str = ""  # layout for a linear head
     target: str = ""  # column of a text to be written; "" = the task has classes
     answers: str = ""  # column of the answers that stand in the last field, and where
+    number: str = ""  # column of a number to be predicted
+    limits: tuple[float, ...] = ()  # the least and the greatest that it can be
     tags: str = ""  # column of the tags of the words of the one field
     scheme: str = ""  # of these tags, of tags.SCHEMES; "" = found in the training rows
+    # Column of the word whose roles these are, its index from 0 on; see data/tasks/predicates.py
+    predicate: str = ""
     # Where each entity of the first field stands, in one of OFFSETS, and the words around one where
     # a template has |marked; see data/tasks/entities.py
     entities: tuple[str, ...] = ()
@@ -102,12 +111,18 @@ class Task:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Names that a template may use: the fields, and the entities that stand in the first."""
-        return self.fields + tuple(f"entity{i}" for i in range(1, 1 + len(self.entities)))
+        """Names that a template may use: the fields, and what stands in the first."""
+        entities = tuple(f"entity{i}" for i in range(1, 1 + len(self.entities)))
+        return self.fields + entities + (PREDICATE,) * bool(self.predicate)
+
+    @property
+    def marked(self) -> int:
+        """How many parts of the first field |marked stands around: entities, or the predicate."""
+        return len(self.entities) or int(bool(self.predicate))
 
     def example(self, text: str, choices: tuple[str, ...] = ()) -> Example:
         """Makes up an example whose fields all are `text`, whose entities are letters of it."""
-        places = [min(2 * i, len(text)) for i in range(len(self.entities))]
+        places = [min(2 * i, len(text)) for i in range(self.marked)]
         spans = tuple((at, min(at + 1, len(text))) for at in places)
         fields = dict.fromkeys(self.texts, "a") | dict.fromkeys(self.fields, text)
         return Example(fields, choices, entities=spans)
@@ -115,7 +130,9 @@ class Task:
     @property
     def kind(self) -> str:
         """What its answers are, of KINDS."""
-        columns = {"texts": self.target, "tags": self.tags, "spans": self.answers}
+        columns = {
+            "texts": self.target, "tags": self.tags, "spans": self.answers, "numbers": self.number
+        }  # fmt: skip
         return next((kind for kind, column in columns.items() if column), "classes")
 
     @property

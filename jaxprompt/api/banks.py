@@ -1,0 +1,84 @@
+"""Several prompts on one backbone from Python."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprompt.api.prompts import Prompt
+from jaxprompt.api.rows import AnyRows, make_rows
+from jaxprompt.assembly.bank import (
+    Export,
+    PromptBank,
+    answer,
+    check_names,
+    in_order,
+    make_bank,
+    name_of,
+    read_asked,
+)
+from jaxprompt.assembly.pipeline import LoadedBackbone
+from jaxprompt.data.records import Record, from_rows
+from jaxprompt.errors import InputError
+
+_HOW = "a dict, as in {'first': prompt}"
+
+
+@dataclass(frozen=True, eq=False)
+class BankedModel:
+    """A backbone and several prompts with their heads: what `attach` gives of several."""
+
+    bank: PromptBank
+    by: str  # the column of a row that names its prompt
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the prompts."""
+        return self.bank.names
+
+    def read(self, rows: AnyRows) -> list[tuple[int, Record]]:
+        """Reads rows. -> the number of each row's prompt, and its record
+
+        Raises InputError for the first that is no example of its prompt's task.
+        """
+        task = self.bank.scorers[0].task
+        asked = read_asked(self.bank, from_rows(make_rows(rows, "rows", task)), self.by)
+        for _, record in asked:
+            if record.error:
+                raise InputError(record.error)
+        return asked
+
+    def predict(self, rows: AnyRows) -> list[dict[str, Any]]:
+        """Answers rows, see `jaxprompt.predict`."""
+        asked = self.read(rows)
+        return list(in_order(asked, answer(self.bank, asked)))
+
+    def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
+        """Measures the answers to rows with labels. -> metrics, by the name of the prompt"""
+        answers = answer(self.bank, self.read(rows))
+        found = {
+            self.bank.names[number]: own.measured for number, own in answers.items() if own.known
+        }
+        if not found:
+            raise InputError("no row has a label that its prompt's task knows")
+        return found
+
+
+def attach_several(
+    backbone: LoadedBackbone, prompts: Sequence[Prompt] | Mapping[str, Prompt], by: str, batch: int,
+    force: bool,
+) -> BankedModel:  # fmt: skip
+    """Puts several prompts on a backbone, see `attach`."""
+    if not prompts:
+        raise InputError("attach was given no prompt")
+    if not isinstance(prompts, Mapping):
+        names, paths = [name_of(p.path) for p in prompts], [p.path for p in prompts]
+        check_names(names, paths, _HOW)
+        prompts = dict(zip(names, prompts, strict=True))
+    exports = {}
+    for name, prompt in prompts.items():
+        if not prompt.card:
+            raise InputError(
+                f"{prompt.path} says nothing of its task; attach it by itself, with task="
+            )
+        exports[name] = Export(prompt.path, prompt.tensors, prompt.card)
+    return BankedModel(make_bank(backbone, exports, batch=batch, force=force), by)

@@ -1,0 +1,290 @@
+"""A bank: exported prompts that share one backbone, and rows of which each names its prompt."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxprompt.assembly.answers import Answered
+from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
+from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
+from jaxprompt.assembly.tuned_backbone import tuned_names
+from jaxprompt.convert.artifact import check_fingerprint
+from jaxprompt.data.batching import EvalBatches, Layout
+from jaxprompt.data.encoded import Encoded, Split, count_cut
+from jaxprompt.data.records import Record, with_examples
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError, nearest
+from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
+from jaxprompt.parallel.compilation import shared
+from jaxprompt.parallel.sharding import Placement
+from jaxprompt.training.evaluation import Step, ahead, place_step
+from jaxprompt.types import NO_LIMIT, Batch, Injection
+
+
+class Export(NamedTuple):
+    """An export that was read."""
+
+    path: str  # for messages
+    tensors: Mapping[str, np.ndarray]
+    card: Mapping[str, Any]
+
+
+class Shelf(NamedTuple):
+    """Prompts whose rows fit into one batch."""
+
+    members: list[int]  # numbers of the prompts
+    bank: Bank
+    added: Injection
+    held: list[Held]
+    kinds: list[int]  # of each member, which of the bank's heads judges it
+    step: Step
+
+
+class PromptBank(NamedTuple):
+    """Prompts on one backbone, ready to answer."""
+
+    names: tuple[str, ...]
+    scorers: list[Scorer]
+    shelves: list[Shelf]
+    backbone: Mapping[str, Any]  # its parameters
+    placement: Placement
+
+    def find(self, name: Any, where: str) -> int:
+        """Finds a prompt by name. Raises InputError, with `where`, for an unknown one."""
+        if name not in self.names:
+            known = nearest(str(name), self.names)
+            raise InputError(f"{where} asks for the prompt {name!r:.60}; {known}")
+        return self.names.index(name)
+
+
+def name_of(path: str) -> str:
+    """Names a prompt by its folder, or by that of its run where this is called export."""
+    parts = [part for part in PurePath(path).parts if part not in ("/", "export")]
+    return parts[-1] if parts else path
+
+
+def check_names(names: Sequence[str], paths: Sequence[str], how: str) -> None:
+    """Raises InputError where two prompts have one name; `how` says how to give them others."""
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            other = paths[list(names).index(name)]
+            raise InputError(
+                f"{other} and {paths[number]} are both called {name!r}; give each a name: {how}"
+            )
+
+
+def make_bank(
+    backbone: LoadedBackbone, prompts: Mapping[str, Export], *, batch: int, force: bool = False
+) -> PromptBank:
+    """Puts prompts, by name, on a backbone that they share. `batch` is of examples.
+
+    Raises InputError, which names the prompt, for one that was learned on other weights, writes
+    texts, is computed from each text, or tuned the backbone: these are served by themselves.
+    """
+    opened = backbone.backbone
+    opened = opened._replace(tokenizer=opened.tokenizer or load_tokenizer(opened.folder))
+    scorers, found = [], []
+    for name, export in prompts.items():
+        known = export.card["backbone"]
+        try:
+            check_fingerprint(export.card, backbone.loaded.report.fingerprint, force=force)
+        except InputError as error:
+            raise InputError(f"prompt {name}: {error}") from error
+        if known["rescale"] != opened.block["rescale"]:
+            raise InputError(
+                f"prompt {name} was learned with rescale={known['rescale']}, the bank's backbone "
+                f"has {opened.block['rescale']}; serve it by itself"
+            )
+        own = opened._replace(block={**opened.block, "sentinel": known["sentinel"]})
+        scorer = scorer_of_card(own, export.card, batch).with_backbone(own)
+        _check(name, export, scorer)
+        scorers.append(scorer)
+        found.append(join(export.path, export.tensors, scorer, backbone))
+    added = [_added(scorer, own) for scorer, own in zip(scorers, found, strict=True)]
+    apart: dict[Any, list[int]] = {}
+    for number, scorer in enumerate(scorers):
+        apart.setdefault(_shape_of(scorer.layout, added[number]), []).append(number)
+    shelves = [
+        _make_shelf(
+            backbone.placement, members, [scorers[i] for i in members], [found[i] for i in members],
+            [added[i] for i in members],
+        )
+        for members in apart.values()
+    ]  # fmt: skip
+    params = {"backbone": backbone.loaded.params}
+    return PromptBank(tuple(prompts), scorers, shelves, params, backbone.placement)
+
+
+def _check(name: str, export: Export, scorer: Scorer) -> None:
+    alone = "; serve it by itself"
+    if scorer.head.WRITES:
+        raise InputError(f"prompt {name} writes texts, which a bank does not{alone}")
+    if scorer.model.prompt.reads:
+        raise InputError(
+            f"prompt {name} is computed from each text, and a bank holds what was computed "
+            f"before{alone}"
+        )
+    if tuned_names(export.tensors):
+        raise InputError(
+            f"prompt {name} comes with tuned weights of the backbone, which a bank shares{alone}"
+        )
+
+
+def _added(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
+    """Computes what a prompt adds, which depends on no batch."""
+    choices = (" ",) * scorer.layout.num_rows
+    rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
+    added = scorer.model.inject(params, scorer.one_batch(rows))
+    is_relative = scorer.model.backbone.dims.max_len == NO_LIMIT
+    return added if is_relative else without_places(added)
+
+
+def _shape_of(layout: Layout, added: Injection) -> tuple[Any, ...]:
+    """Tells what prompts must have in common to stand in one batch."""
+    return layout.num_rows, layout.side, layout.branches, layout.pad_id, places_of(added)
+
+
+def _make_shelf(
+    placement: Placement, members: list[int], scorers: Sequence[Scorer],
+    params: Sequence[Mapping[str, Any]], added: Sequence[Injection],
+) -> Shelf:  # fmt: skip
+    heads = [scorer.model.heads["main"] for scorer in scorers]
+    numbers = [own.get("head", {}).get("main", {}) for own in params]
+    kinds, held, of = group_heads(heads, numbers, [own.rows for own in added])
+    bank = Bank(scorers[0].model.backbone, kinds, scorers[0].layout.num_rows)
+    return Shelf(members, bank, stack(added), held, of, bank_step(placement, bank))
+
+
+@shared
+def bank_step(placement: Placement, bank: Bank) -> Step:
+    """Compiles the scores of a bank, once for all equal ones of a process."""
+
+    def step(given: tuple[Injection, list[Held]], params: Mapping[str, Any], batch: Batch):
+        added, held = given
+        return bank.scores(params, added, held, batch)
+
+    return place_step(placement, step)
+
+
+def read_asked(
+    bank: PromptBank, records: Sequence[Record], column: str
+) -> list[tuple[int, Record]]:
+    """Reads each row as an example of the prompt that its `column` names.
+
+    -> the number of the prompt, -1 where it could not be read, and the record with its example
+    """
+    found = []
+    for record in records:
+        if record.row is None:
+            found.append((-1, record))
+            continue
+        try:
+            if column not in record.row:
+                raise InputError(
+                    f"{record.origin}: no column {column!r}, which names the prompt; columns: "
+                    f"{', '.join(record.row)}"
+                )
+            number = bank.find(record.row[column], record.origin)
+        except InputError as error:
+            found.append((-1, record._replace(error=str(error))))
+            continue
+        own = with_examples(bank.scorers[number].task, [record])
+        found += [(number, each) for each in own]
+    return found
+
+
+def in_order(
+    asked: Sequence[tuple[int, Record]], answers: Mapping[int, Answered]
+) -> Iterator[dict[str, Any]]:
+    """Yields the answers in the order of the records that have an example."""
+    own = {number: iter(found.columns) for number, found in answers.items()}
+    for number, record in asked:
+        if record.example:
+            yield next(own[number])
+
+
+def answer(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> dict[int, Answered]:
+    """Answers what `read_asked` read, in shared batches; a record without an example is left out.
+
+    -> of each prompt that was asked, its answers in the order of its examples
+    """
+    examples: dict[int, list[Example]] = {}
+    for number, record in asked:
+        if record.example is not None:
+            examples.setdefault(number, []).append(record.example)
+    splits, found = {}, {}
+    for number, scorer in enumerate(bank.scorers):
+        if own := examples.get(number):
+            splits[number] = scorer.encode(own)
+    for shelf in bank.shelves:
+        here = [number for number in shelf.members if number in splits]
+        if here:
+            found |= _score(bank, shelf, {number: splits[number] for number in here})
+    answers = {}
+    for number, split in splits.items():
+        scorer, own = bank.scorers[number], found[number]
+        scorer.head.check_found(split.average(own))
+        measured, known = scorer.measure_known(split, own)
+        columns = list(scorer.answers(examples[number], split, own))
+        unmarked = split.judged.unmarked if split.judged else 0
+        answers[number] = Answered(
+            columns, measured, known, count_cut(split.by_example()), unmarked
+        )
+    return answers
+
+
+def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[int, np.ndarray]:
+    """Scores the units of some prompts in shared batches. -> of each prompt [units, ...]"""
+    rows, owners = [], []
+    for number, split in splits.items():
+        layout = bank.scorers[number].layout
+        rows += [[_shift(row, layout) for row in unit] for unit in split.rows]
+        owners += [shelf.members.index(number)] * len(split.rows)
+    if any(row.count for unit in rows for row in unit):
+        rows = [[row._replace(count=row.count or NO_LIMIT) for row in unit] for unit in rows]
+    layouts = [bank.scorers[number].layout for number in splits]
+    layout = dataclasses.replace(
+        layouts[0], max_len=max(own.max_len for own in layouts), shift=0, decoder_shift=0,
+        multiple=max(own.multiple for own in layouts),
+    )  # fmt: skip
+    batches = EvalBatches(rows, [-1] * len(rows), layout)
+    prompts = np.array(owners, np.int32)
+    given = shelf.added, shelf.held
+    every: list[np.ndarray | None] = [None] * len(shelf.bank.heads)
+    for index, scored in _each(shelf.step, given, bank.backbone, batches, prompts):
+        there = index >= 0
+        for kind, value in enumerate(scored):
+            if every[kind] is None:
+                every[kind] = np.full((len(rows), *value.shape[1:]), np.nan, np.float32)
+            every[kind][index[there]] = value[there]
+    parts = {}
+    for number in splits:
+        member = shelf.members.index(number)
+        parts[number] = every[shelf.kinds[member]][prompts == member]
+    return parts
+
+
+def _each(
+    step: Callable, given: Any, params: Mapping[str, Any], batches: EvalBatches, prompts: np.ndarray
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Runs the batches. -> of each the units of its rows, and their scores by kind of head"""
+    ran = (step(given, params, _with_prompts(batch, prompts)) for batch in batches)
+    for index, scored in ahead(ran):
+        yield np.asarray(index), [np.asarray(value, np.float32) for value in scored]
+
+
+def _with_prompts(batch: Batch, prompts: np.ndarray) -> Batch:
+    """Says which prompt each example takes; what fills the batch takes the first."""
+    return batch._replace(prompt=np.where(batch.index >= 0, prompts[batch.index], 0))
+
+
+def _shift(row: Encoded, layout: Layout) -> Encoded:
+    """Moves the positions of a row as its own layout would."""
+    decoder = row.decoder
+    if decoder is not None:
+        decoder = decoder._replace(positions=decoder.positions + layout.decoder_shift)
+    return row._replace(positions=row.positions + layout.shift, decoder=decoder)

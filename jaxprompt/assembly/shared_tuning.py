@@ -1,0 +1,290 @@
+"""A run in which several tasks train one prompt (Liu et al. 2022, "P-Tuning v2", section 3.2).
+
+The prompt and the backbone are shared, and each task has a linear head, or another, of its own. At
+its end the run exports the prompt once for each task, with that task's head.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxprompt import tree
+from jaxprompt.assembly import from_config, records, starting_text
+from jaxprompt.assembly.inheritance import tell_init
+from jaxprompt.assembly.load_config import apply
+from jaxprompt.assembly.method import starts_of
+from jaxprompt.assembly.pipeline import NOTHING, Scorer
+from jaxprompt.assembly.prompt_artifact import pack
+from jaxprompt.assembly.running import Work, carry_out
+from jaxprompt.convert.artifact import write_artifact
+from jaxprompt.errors import InputError
+from jaxprompt.files import read_json, user_path
+from jaxprompt.models.model import Model
+from jaxprompt.parallel import processes
+from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import Ended
+from jaxprompt.training.shared_steps import TaskBatch, TaskBatches, make_shared_step
+from jaxprompt.training.steps import make_train_step
+from jaxprompt.tree import Flat
+
+_BLOCKS = ("task", "data", "head")  # of a config, that are a task's own
+
+
+def run(c: Any, workdir: str) -> dict[str, Any] | None:
+    """Tunes one prompt on all tasks of a config in a workdir. -> the result"""
+    return carry_out(SharedTuning(c, workdir))
+
+
+def is_shared(c: Any) -> bool:
+    """Tells whether a config, checked or not, has several tasks that share a prompt."""
+    block = c.to_dict().get("shared")
+    return bool(isinstance(block, Mapping) and block.get("tasks"))
+
+
+def task_configs(c: Any) -> dict[str, Any]:
+    """Makes the config of each task, by its name.
+
+    Raises InputError for two tasks with one name, a file that cannot be read, and a field that is
+    not a task's own.
+    """
+    found, paths = {}, {}
+    for path in c.shared.tasks:
+        name = Path(path).name.removesuffix(".json")
+        if name in found:
+            raise InputError(
+                f"shared.tasks: {paths[name]} and {path} are two tasks with one name, {name!r}; "
+                "rename a file"
+            )
+        if not name.replace("-", "").replace("_", "").isalnum():
+            raise InputError(
+                f"shared.tasks: a task is called by its file, and {name!r} has more than letters, "
+                "digits, - and _; rename it"
+            )
+        own = read_json(user_path(path), "a JSON file of the task's own fields")
+        odd = next((field for field in own if field.split(".")[0] not in _BLOCKS), None)
+        if odd is not None:
+            raise InputError(
+                f"{path}: {odd} is shared by all tasks; give fields of {', '.join(_BLOCKS)}, by "
+                'their whole names, as in {"task.name": "conll2003"}'
+            )
+        made = c.copy_and_resolve_references()
+        made.lock()
+        try:
+            apply(made, [(field, _written(value)) for field, value in own.items()])
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        with made.unlocked():
+            made.shared.tasks = ()
+        found[name], paths[name] = made, path
+    if len(found) < 2:
+        raise InputError(f"shared.tasks names {len(found)} task; give 2 or more, or train it alone")
+    return found
+
+
+def _written(value: Any) -> str:
+    """Writes a value of JSON as a flag has it."""
+    return str(tuple(value)) if isinstance(value, list) else str(value)
+
+
+class SharedTuning(Work):
+    """Trains on all tasks in turns, chooses by the mean of their metrics on dev."""
+
+    DONE = "trained"
+
+    def check(self) -> None:
+        """Checks the config of each task."""
+        c = self.config
+        self.configs = task_configs(c)
+        for name, own in self.configs.items():
+            try:
+                from_config.check_config(own)
+            except InputError as error:
+                raise InputError(f"task {name}: {error}") from error
+        if "labels" in starts_of(c):
+            raise InputError(
+                "prompt.start=labels takes the label words of one task; take vocab or text"
+            )
+        if c.cache.where:
+            raise InputError(
+                f"cache.where={c.cache.where} keeps states of one task; empty it for shared.tasks"
+            )
+
+    def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
+        """Reads and encodes the splits of all tasks, and reads the backbone."""
+        del saved, started
+        c = self.config
+        placement = from_config.build_placement(c)
+        self.scorers: dict[str, Scorer] = {}
+        self.splits: dict[str, dict[str, Any]] = {}
+        facts, digests = {}, {}
+        for name, own in self.configs.items():
+            backbone = from_config.open_fitting(own, placement)
+            try:
+                examples = from_config.read_examples(own)
+                scorer = from_config.scorer_from_config(own, backbone, examples, placement)
+            except InputError as error:
+                raise InputError(f"task {name}: {error}") from error
+            self.scorers[name] = scorer
+            self.splits[name] = from_config.encode_splits(scorer, examples)
+            facts[name] = from_config.describe_data(examples, scorer)
+            facts[name] |= {"template": scorer.template, "head": own.head.to_dict()}
+            digests |= {f"{part} of {name}": x.digest() for part, x in self.splits[name].items()}
+        self._check_prompts()
+        if jax.process_count() > 1:
+            processes.agree(digests)
+        streams = {
+            name: from_config.train_batches(own, self.scorers[name], self.splits[name]["train"])
+            for name, own in self.configs.items()
+        }
+        sizes = [self.splits[name]["train"].size for name in streams]
+        self.batches = TaskBatches(
+            streams, sizes, c.data.batch, temperature=c.shared.temperature, seed=c.seed
+        )
+        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
+        self.backbone, self.loaded = NOTHING.load(backbone, placement)
+        for name, scorer in self.scorers.items():
+            self.scorers[name] = scorer.with_backbone(self.backbone)
+        self.placement = placement
+        self.record = records.make_record(
+            c, {"tasks": facts}, "", self.backbone.family, self.loaded.report.fingerprint
+        )
+
+    def _check_prompts(self) -> None:
+        """Raises InputError for a method that is another on another task."""
+        prompts = {name: scorer.model.prompt for name, scorer in self.scorers.items()}
+        first = next(iter(prompts))
+        for name, prompt in prompts.items():
+            if prompt != prompts[first]:
+                raise InputError(
+                    f"prompt.name={self.config.prompt.name} depends on the task, so that {first} "
+                    f"and {name} cannot share it; take prefix, soft or another"
+                )
+
+    def build(self) -> None:
+        """Draws the prompt and the heads."""
+        c, (first, *_) = self.config, self.scorers.values()
+        heads = {name: scorer.model.heads["main"] for name, scorer in self.scorers.items()}
+        model = dataclasses.replace(first.model, heads=heads)
+        counts = [
+            starting_text.count_tokens(
+                c, self.splits[name]["train"],
+                lambda scorer=scorer: starting_text.count_corpus(c, scorer, self.workdir),
+            )
+            for name, scorer in self.scorers.items()
+        ]  # fmt: skip
+        known = None if any(own is None for own in counts) else sum(counts)
+        weights = from_config.start(
+            c, first._replace(model=model), self.loaded, known, self.placement
+        )
+        self.weights = weights
+        self.scores = {
+            name: from_config.build_measure(own, self.scorers[name], self.placement)
+            for name, own in self.configs.items()
+        }
+        self.set_training(self.placement, model, [], weights.trainable, weights.frozen)
+        self.step = make_shared_step({name: self._step_of(model, name) for name in self.scorers})
+
+    def _step_of(self, model: Model, name: str) -> Any:
+        """Makes the train step of a task."""
+        own = self.configs[name]
+        terms = from_config.build_objectives(own, self.scorers[name].model)
+        terms = [term._replace(head=name) for term in terms]
+        return make_train_step(model, self.tx, terms, accumulate=own.optim.accumulate)
+
+    def take(self) -> TaskBatch:
+        """Gives the next batch."""
+        return next(self.batches)
+
+    def measure(self, trainable: Flat) -> dict[str, float]:
+        """Scores dev of every task, and the mean of their own metrics."""
+        return self._score("dev", trainable, self.scores)
+
+    def _score(self, split: str, trainable: Flat, scores: Mapping[str, Any]) -> dict[str, float]:
+        found, own = {}, []
+        for name, score in scores.items():
+            if split not in self.splits[name]:
+                continue
+            numbers = [_of_task(flat, name) for flat in (trainable, self.frozen)]
+            measured = score(self.splits[name][split], *numbers)
+            own.append(measured[self.scorers[name].task.metric])
+            found |= {f"{name}/{metric}": value for metric, value in measured.items()}
+        return {"mean": sum(own) / len(own), **found} if own else {}
+
+    def value(self, dev: dict[str, float]) -> float:
+        """Picks the mean of the tasks."""
+        return dev["mean"]
+
+    def tell(self, log: RunLog, where: str) -> None:
+        """Says what was read of each task, and what trains."""
+        c, (trainable, frozen, report) = self.config, self.weights
+        log.say(f"backbone {c.backbone.path} ({self.backbone.family}), weights "
+                f"{report.fingerprint[:12]}")  # fmt: skip
+        for line in tell_init(c, next(iter(self.scorers.values())).model.backbone.dims):
+            log.say(line)
+        for name, scorer in self.scorers.items():
+            sizes = ", ".join(f"{part} {own.size}" for part, own in self.splits[name].items())
+            share = self.batches.shares[name]
+            log.say(f"task {name}, template {scorer.template!r}, {share:.1%} of the steps")
+            log.say(f"  {sizes}")
+            for line in from_config.tell_examples(scorer, self.splits[name]):
+                log.say(f"  {line}")
+        log.say(tree.overview(trainable, frozen))
+        log.say(f"{self.milestones.total} steps, {where}")
+
+    def finish(self, ended: Ended) -> dict[str, Any]:
+        """Scores test once, and exports the prompt with the head of each task."""
+        c, best = self.config, ended.progress.best["dev"]
+        test: dict[str, float] = {}
+        fitted, scores = {}, {}
+        for name, scorer in self.scorers.items():
+            fitted[name] = scorer.fitted(_own(best, name))
+            own = self.configs[name]
+            same = fitted[name].head == scorer.head
+            scores[name] = self.scores[name] if same else from_config.build_measure(
+                own, fitted[name], self.placement
+            )  # fmt: skip
+        if c.train.test:
+            test = self._score("test", ended.numbers, scores)
+        trained = tree.count(self.weights.trainable)
+        if processes.is_first():
+            self._export(ended.numbers, fitted, best, test)
+        return ended.progress.result(
+            {"method": c.prompt.name, "seed": c.seed, "tasks": list(self.scorers)},
+            trained=trained, total=trained + tree.count(self.frozen), scored="dev",
+            test=test or None, time=ended.time,
+        )  # fmt: skip
+
+    def _export(
+        self, numbers: Flat, scorers: Mapping[str, Scorer], dev: Mapping[str, float],
+        test: Mapping[str, float],
+    ) -> None:  # fmt: skip
+        origin = {name: self.record[name] for name in ("init",) if name in self.record}
+        for name, scorer in scorers.items():
+            own = self.configs[name]
+            measured = {"dev": _own(dev, name), "test": _own(test, name)}
+            tensors, card = pack(
+                scorer, _of_task(numbers, name), _of_task(self.frozen, name),
+                backbone=own.backbone.to_dict() | {"family": self.backbone.family},
+                fingerprint=self.loaded.report.fingerprint, config=own.to_dict(),
+                metrics={part: found for part, found in measured.items() if found}, origin=origin,
+            )  # fmt: skip
+            write_artifact(Path(self.workdir) / "export" / name, tensors, card)
+
+
+def _own(scores: Mapping[str, float], name: str) -> dict[str, float]:
+    """Takes the scores of a task, by their plain names."""
+    return {key.partition("/")[2]: x for key, x in scores.items() if key.startswith(f"{name}/")}
+
+
+def _of_task(flat: Flat, name: str) -> Flat:
+    """Takes what a task uses of all numbers, its head as the only one."""
+    own, found = f"head/{name}/", {}
+    for leaf, value in flat.items():
+        if leaf.startswith(own):
+            found[f"head/main/{leaf.removeprefix(own)}"] = value
+        elif not leaf.startswith("head/"):
+            found[leaf] = value
+    return found

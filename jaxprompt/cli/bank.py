@@ -1,0 +1,114 @@
+"""What `predict` and `evaluate` share that take several prompts: the flags, and the bank."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxprompt.cli.options import Parser
+from jaxprompt.errors import InputError, escape
+
+_HOW = "--prompt=NAME=PATH"
+
+
+def add_serving(parser: Parser) -> None:
+    """Adds the flags that say where a prompt and its backbone are."""
+    parser.add_argument(
+        "--prompt", action="append", help="folder of an export (default: WORKDIR/export); several, "
+        "also as NAME=PATH, make a bank, and --column says which of them a row takes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input", help="JSONL, CSV, TSV, JSON or Parquet file, - = stdin (default without --text)"
+    )
+    parser.add_argument("--column", default="", help="column that names the prompt of each row")
+    parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
+    parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
+    parser.add_argument("--force", action="store_true", help="accept other backbone weights")
+
+
+def check_serving(args: Any) -> None:
+    """Raises InputError for flags of a bank that do not go together."""
+    several = len(args.prompt or ()) > 1
+    if several and not args.column:
+        raise InputError(
+            f"{len(args.prompt)} prompts are given; --column names the column that says which of "
+            "them a row takes"
+        )
+    if args.column and not args.prompt:
+        raise InputError(f"--column={args.column} picks among prompts; give each by --prompt")
+    if args.batch < 1:
+        raise InputError(f"--batch={args.batch} must be at least 1")
+
+
+def open_bank(args: Any) -> Any:
+    """Loads the backbone and the prompts of a command line. -> a PromptBank"""
+    from jaxprompt.assembly import bank
+    from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
+    from jaxprompt.assembly.prompt_artifact import block_of_card, read_export
+
+    paths, names = [], []
+    for given in args.prompt:
+        name, equals, path = given.partition("=")
+        paths.append(path if equals else given)
+        names.append(name if equals else bank.name_of(given))
+    bank.check_names(names, paths, _HOW)
+    exports = {
+        name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
+    }
+    block = backbone_block(args)
+    placement = make_mesh(args.mesh, args.batch)
+    first = next(iter(exports.values()))
+    opened = open_backbone(block_of_card(first.card, block))
+    whole = LoadedBackbone(*load_weights(opened, placement), placement)
+    return bank.make_bank(whole, exports, batch=args.batch, force=args.force)
+
+
+def backbone_block(args: Any) -> dict[str, Any]:
+    """Makes the config block of the backbone that the flags name."""
+    return dict(
+        path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
+        remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
+    )  # fmt: skip
+
+
+def make_mesh(mesh: str, batch: int) -> Any:
+    """Makes the placement of --mesh. Raises InputError where it is none, or does not divide."""
+    from jaxprompt.parallel.sharding import make_placement
+
+    sizes = mesh.split("x")
+    if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
+        raise InputError(f"--mesh={mesh!r} must be DATAxMODEL, as in 2x4")
+    placement = make_placement(*map(int, sizes))
+    if batch % int(sizes[0]):
+        raise InputError(f"--batch={batch} does not divide over the {sizes[0]} of --mesh={mesh}")
+    return placement
+
+
+def answer_asked(
+    bank: Any, asked: Sequence[tuple[int, Any]]
+) -> tuple[Mapping[int, Any], dict[str, dict[str, float]]]:
+    """Answers what was read by `read_asked`. -> answers by prompt, and metrics by its name
+
+    How many examples were cut, and which labels are unknown, goes to stderr.
+    """
+    from jaxprompt.assembly.bank import answer
+    from jaxprompt.data import records
+
+    answers = answer(bank, asked)
+    measured = {}
+    for number, found in sorted(answers.items()):
+        name, task = bank.names[number], bank.scorers[number].task
+        mine = [own for at, own in asked if at == number]
+        for line in records.tell_unknown(task, mine):
+            _say(f"{name}: {line}")
+        if found.cut:
+            length = bank.scorers[number].layout.max_len
+            _say(f"{name}: texts cut to {length} tokens: {found.cut} of {len(found.columns)}")
+        if found.known:
+            measured[name] = {"examples": found.known, **found.measured}
+    return answers, measured
+
+
+def _say(line: str) -> None:
+    print(escape(line), file=sys.stderr)

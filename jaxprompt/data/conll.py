@@ -1,0 +1,208 @@
+"""Files of sentences whose words have tags, as shared tasks of CoNLL and P-tuning v2 have them.
+
+What a file holds is told by its first lines:
+
+    3 The cat has eaten ||| B-A0 I-A0 O B-V    of each predicate a line: its index, words, tags
+    #begin document (wb/a2e/00/a2e_0000)       CoNLL-2012, "*_gold_conll": fixed columns
+    cat NN ... - *) *                          CoNLL-2005: the word first; as the last columns the
+                                               predicates, a lemma or -, and the roles of each
+    cat NN ... O                               a word first, behind its number if it has one, and
+                                               its tag last
+
+A row of roles has `tokens`, `predicate`, the index of a word or a list of such, and `tags`, a list
+in IOB2 or a list of lists; a row of other tags has `tokens` and `tags`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jaxprompt.errors import InputError
+
+FORMATS = (".txt", ".conll", ".props", ".v4_gold_conll")
+_BAR = "|||"
+_DOCUMENT = ("#begin document", "#end document")
+_START = "-DOCSTART-"  # the word of a line between documents of CoNLL-2003
+_WORD, _ROLES = 3, 11  # columns of CoNLL-2012; the last is that of coreference
+_BRACKET = re.compile(r"(?:\((?P<opens>[^()*\s]+))?\*(?P<closes>[^()*\s]*\))?")
+
+Row = dict[str, Any]
+
+
+class Sentence(NamedTuple):
+    """Lines of columns, of a word each."""
+
+    first: int  # number of its first line
+    lines: list[list[str]]
+
+    def column(self, index: int) -> list[str]:
+        """Gives a column, a cell a word."""
+        return [cells[index] for cells in self.lines]
+
+
+def read_tagged_file(lines: Iterable[str], path: str) -> tuple[list[Row], list[int]]:
+    """Reads the lines of a file. -> its rows, and the number of the first line of each
+
+    Raises InputError, which names file and line, for what is none of the formats. A sentence
+    without a predicate gives no row.
+    """
+    lines = list(lines)
+    first = next((line for line in lines if line.strip()), "")
+    if _BAR in first:
+        return _read_lines(lines, path)
+    sentences = list(_sentences(lines, path))
+    fixed = first.startswith(_DOCUMENT)
+    if not fixed and not any("*" in cells[-1] for own in sentences for cells in own.lines):
+        return _read_tags(sentences, path)
+    found, numbers = [], []
+    for sentence in sentences:
+        words, indices, columns = (_of_2012 if fixed else _of_2005)(sentence, path)
+        if not indices:
+            continue
+        where = _places(sentence, path)
+        tags = [read_brackets(sentence.column(column), where) for column in columns]
+        if fixed:  # every lemma has a column of its own there, also of words without roles
+            indices = [_verb(own, column, where) for own, column in zip(tags, columns, strict=True)]
+        found.append({"tokens": words, "predicate": indices, "tags": tags})
+        numbers.append(sentence.first)
+    if sentences and not found:
+        raise InputError(f"{path}: no sentence has a predicate; give a file with roles")
+    return found, numbers
+
+
+def read_brackets(cells: Sequence[str], where: Callable[[int], str]) -> list[str]:
+    """Reads a column of roles, "(A0*", "*", "*)" or "(A0*)", as IOB2. `where` places a word.
+
+    Raises InputError for a cell of another form, a role inside another, and brackets that do not
+    close.
+    """
+    tags, role, start = [], "", 0  # the role that is open, "" = none, and its first word
+    for word, cell in enumerate(cells):
+        found = _BRACKET.fullmatch(cell)
+        if not found:
+            raise InputError(
+                f"{where(word)}: {cell!r} is no part of a role; write (A0*, *, *) or (A0*)"
+            )
+        if found["opens"] and role:
+            raise InputError(
+                f"{where(word)}: {cell!r} begins a role inside {role} of {where(start)}; close "
+                "that before, a word has one role for each predicate"
+            )
+        if found["opens"]:
+            role, start = found["opens"], word
+            tags.append(f"B-{role}")
+        else:
+            tags.append(f"I-{role}" if role else "O")
+        if not found["closes"]:
+            continue
+        if found["closes"] not in (")", f"{role})") or not role:
+            raise InputError(
+                f"{where(word)}: {cell!r} closes {role and f'a role, and {role} is open' or 'none'}"
+                "; open it before, as in (A0*, or take the bracket out"
+            )
+        role = ""
+    if role:
+        raise InputError(
+            f"{where(start)}: {cells[start]!r} opens a role that its sentence does not close; write"
+            " *) at its last word"
+        )
+    return tags
+
+
+def _read_lines(lines: Sequence[str], path: str) -> tuple[list[Row], list[int]]:
+    """Reads "index tok tok ... ||| tag tag ...", a predicate a line."""
+    found, numbers = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        left, bar, right = line.partition(_BAR)
+        index, *words = left.split() or [""]
+        if not bar or not words or not re.fullmatch("-?[0-9]{1,9}", index):
+            raise InputError(
+                f"{path}:{number}: {line.strip()!r:.60} must be the index of the predicate, the "
+                f"words, {_BAR} and a tag for each word; mend or remove it"
+            )
+        found.append({"tokens": words, "predicate": int(index), "tags": right.split()})
+        numbers.append(number)
+    return found, numbers
+
+
+def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
+    """Yields what blank lines and the ends of documents divide."""
+    first, own = 0, []
+    for number, line in enumerate([*lines, ""], 1):
+        cells = line.split()
+        if not cells or line.startswith(_DOCUMENT) or cells[0] == _START:
+            if own:
+                yield Sentence(first, own)
+            own = []
+            continue
+        if own and len(cells) != len(own[0]):
+            raise InputError(
+                f"{path}:{number}: {len(cells)} columns, and {len(own[0])} in line {first}, where "
+                "the sentence begins; mend the line, or put a blank one between sentences"
+            )
+        first = first if own else number
+        own.append(cells)
+
+
+def _places(sentence: Sentence, path: str) -> Callable[[int], str]:
+    return lambda word: f"{path}:{sentence.first + word}"
+
+
+def _of_2005(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
+    """Finds words, predicates and the columns of roles, which are those behind the predicates."""
+    width = len(sentence.lines[0])
+    # Syntax and entities have a "*" in every cell too, and stand in front of the predicates.
+    at = max((i for i in range(width) if any("*" not in c for c in sentence.column(i))), default=-1)
+    if at < 1:
+        raise InputError(
+            f"{path}:{sentence.first}: no column of words in front of the predicates; put it there,"
+            " as paste does with files of words and of props"
+        )
+    indices = [i for i, lemma in enumerate(sentence.column(at)) if lemma != "-"]
+    if len(indices) != width - at - 1:
+        raise InputError(
+            f"{path}:{sentence.first}: {len(indices)} predicates in column {at + 1}, but "
+            f"{width - at - 1} columns of roles behind it; give each predicate one, - is none"
+        )
+    return sentence.column(0), indices, list(range(at + 1, width))
+
+
+def _of_2012(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
+    """Finds words and columns of roles; as predicates it gives the columns."""
+    width = len(sentence.lines[0])
+    if width <= _ROLES:
+        raise InputError(
+            f"{path}:{sentence.first}: {width} columns, and CoNLL-2012 has {_ROLES + 1} or more; "
+            "mend the line"
+        )
+    columns = list(range(_ROLES, width - 1))
+    return sentence.column(_WORD), columns, columns
+
+
+def _verb(tags: Sequence[str], column: int, where: Callable[[int], str]) -> int:
+    """Finds the predicate of a column of roles, whose own role is V."""
+    if "B-V" not in tags:
+        raise InputError(
+            f"{where(0)}: column {column + 1} has roles and no (V*), which names their predicate; "
+            "mark it, or take the column out"
+        )
+    return tags.index("B-V")
+
+
+def _read_tags(sentences: Sequence[Sentence], path: str) -> tuple[list[Row], list[int]]:
+    """Reads a word first and its tag last; words may have their numbers in front, from 1 on."""
+    for sentence in sentences:
+        if len(sentence.lines[0]) < 2:
+            raise InputError(
+                f"{path}:{sentence.first}: {' '.join(sentence.lines[0])!r:.40} is a word without a "
+                "tag; write word and tag, or index, words, ||| and tags in a line"
+            )
+    numbered = all(
+        len(own.lines[0]) > 2
+        and own.column(0) == [str(number) for number in range(1, len(own.lines) + 1)]
+        for own in sentences
+    )
+    found = [{"tokens": own.column(int(numbered)), "tags": own.column(-1)} for own in sentences]
+    return found, [own.first for own in sentences]

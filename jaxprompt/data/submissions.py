@@ -1,0 +1,148 @@
+"""Files that a benchmark's server takes: the answers of one task as `predict` found them.
+
+Names and forms are those of GLUE and SuperGLUE (Wang et al. 2018, 2019) as their servers read them,
+and of SQuAD's predictions.json (Rajpurkar et al. 2016, 2018). Rows are numbered by their own `idx`
+or `id`, which the benchmarks' files have.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxprompt.data.records import Record
+from jaxprompt.data.tasks import Task
+from jaxprompt.errors import InputError
+
+Answers = Sequence[Mapping[str, Any]]
+
+_GLUE = {
+    "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP",
+    "mnli": "MNLI-m", "qnli": "QNLI", "rte": "RTE", "wnli": "WNLI",
+}  # fmt: skip
+_NAMED = ("mnli", "qnli", "rte")  # GLUE reads their classes by name, those of others by number
+_SUPERGLUE = {
+    "boolq": "BoolQ", "cb": "CB", "copa": "COPA", "multirc": "MultiRC", "record": "ReCoRD",
+    "rte": "RTE", "wic": "WiC", "wsc": "WSC",
+}  # fmt: skip
+_PARTS = ("paragraph", "question", "answer")  # of MultiRC's idx
+FORMATS = {
+    "glue": {task: f"{name}.tsv" for task, name in _GLUE.items()},
+    "superglue": {task: f"{name}.jsonl" for task, name in _SUPERGLUE.items()},
+}
+
+
+def formats() -> tuple[str, ...]:
+    """Lists what `predict --format` knows: jsonl is its own."""
+    return ("jsonl", *sorted(FORMATS), "squad")
+
+
+def file_name(name: str, task: Task) -> str:
+    """Names the file that a format has for a task. Raises InputError where it has none."""
+    if name == "squad":
+        if task.kind != "spans":
+            raise InputError(
+                f"--format=squad is of answers in a text, and task {task.name} has {task.kind}; "
+                "leave --format out"
+            )
+        return "predictions.json"
+    files = FORMATS[name]
+    if task.name not in files:
+        raise InputError(
+            f"--format={name} has no file for task {task.name}; its tasks: {', '.join(files)}"
+        )
+    return files[task.name]
+
+
+def check(name: str, task: Task, records: Sequence[Record]) -> None:
+    """Raises InputError, with its place, for a row without its number, or with that of another."""
+    parts = {"multirc": _PARTS, "record": ("query",)}.get(task.name, ())
+    seen: dict[Any, str] = {}
+    for record in records:
+        if name == "squad":
+            number = str(_number(record, "id"))
+        elif parts and name == "superglue":
+            number = tuple(_whole(record, part) for part in parts)
+            if task.name == "record":  # a query has a record for each of its candidates
+                number += (record.row[task.candidate],)
+        else:
+            number = _whole(record)
+        if number in seen:
+            raise InputError(
+                f"{record.origin} has the number of {seen[number]}, {number!r}; a submission has "
+                "one answer to each"
+            )
+        seen[number] = record.origin
+
+
+def write(name: str, task: Task, records: Sequence[Record], answers: Answers) -> str:
+    """Writes the file of a format, of records that have an example each and were checked."""
+    pairs = list(zip(records, answers, strict=True))
+    if name == "squad":
+        found = {str(record.row["id"]): answer["prediction"] for record, answer in pairs}
+        return json.dumps(found, ensure_ascii=False) + "\n"
+    if name == "glue":
+        lines = ["index\tprediction"] + [
+            f"{_whole(record)}\t{_glue(task, answer['prediction'])}" for record, answer in pairs
+        ]
+        return "".join(f"{line}\n" for line in lines)
+    form = {"multirc": _multirc, "record": _record}.get(task.name, _superglue)
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in form(task, pairs))
+
+
+def _glue(task: Task, found: Any) -> str:
+    if task.kind == "numbers":
+        return f"{found:.3f}"
+    return found if task.name in _NAMED else str(task.labels.index(found))
+
+
+def _superglue(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+    for record, answer in pairs:
+        found = answer["prediction"]
+        if task.name == "copa":
+            found = task.labels.index(found)
+        elif task.name == "wsc":
+            found = found.capitalize()
+        yield {"idx": _whole(record), "label": found}
+
+
+def _multirc(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+    """Groups answers by question, and questions by paragraph."""
+    paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
+    for record, answer in pairs:
+        at = [_whole(record, name) for name in _PARTS]
+        own = {"idx": at[2], "label": task.labels.index(answer["prediction"])}
+        paragraphs.setdefault(at[0], {}).setdefault(at[1], []).append(own)
+    for paragraph, questions in paragraphs.items():
+        listed = [{"idx": number, "answers": own} for number, own in questions.items()]
+        yield {"idx": paragraph, "passage": {"questions": listed}}
+
+
+def _record(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[str, Any]]:
+    """Takes the likeliest candidate of each question, the first of equal ones."""
+    best: dict[int, tuple[float, str]] = {}
+    for record, answer in pairs:
+        query, chance = _whole(record, "query"), answer["scores"][task.labels[1]]
+        if query not in best or chance > best[query][0]:
+            best[query] = chance, record.row[task.candidate]
+    for query, (_, candidate) in best.items():
+        yield {"idx": query, "label": candidate}
+
+
+def _number(record: Record, column: str) -> Any:
+    if record.row is None or record.row.get(column) is None:
+        raise InputError(
+            f"{record.origin}: no column {column!r}, by which the benchmark knows its rows; take "
+            "the benchmark's own file, or leave --format out"
+        )
+    return record.row[column]
+
+
+def _whole(record: Record, part: str = "") -> int:
+    """Reads the number of a row, or a `part` of one that has several."""
+    value = _number(record, "idx")
+    if part:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        asked = f"an object with a whole number {part!r}" if part else "a whole number"
+        raise InputError(f"{record.origin}: idx is {record.row['idx']!r:.60}; it must be {asked}")
+    return value

@@ -1,0 +1,39 @@
+"""Rows of tasks whose answer is a number."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jaxprompt.data.tasks.cells import is_blank
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.errors import InputError
+
+
+def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> float | None:
+    """Reads the number of a row, None where it has none and none is needed.
+
+    Without `needed` a number outside the task's limits is none: test rows hide theirs as -1.
+    """
+    value = row.get(task.number)
+    if is_blank(value) and not needed:
+        return None
+    if task.number not in row:
+        raise InputError(f"{where}: no column {task.number!r}; columns: {', '.join(row)}")
+    try:
+        # float() takes true and false for 1 and 0.
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(
+            f"{where}: column {task.number!r} holds {value!r:.40}, which is no number; write one "
+            "there, or leave the example out"
+        )
+    if task.limits and not task.limits[0] <= number <= task.limits[1]:
+        if not needed:
+            return None
+        raise InputError(
+            f"{where}: {task.number} is {number:g}; of task {task.name} it is between "
+            f"{task.limits[0]:g} and {task.limits[1]:g}"
+        )
+    return number

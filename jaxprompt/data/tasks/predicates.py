@@ -1,0 +1,86 @@
+"""Tags that are the roles of a predicate: which word that is, and rows with several predicates."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxprompt.data.tasks.cells import spelling, unreadable, whole
+from jaxprompt.data.tasks.task import PREDICATE, Task
+from jaxprompt.errors import InputError
+
+
+def check_predicate(task: Task) -> None:
+    """Raises InputError where what a task says of predicates does not fit."""
+    if not task.predicate:
+        if task.metric == "role_f1":
+            raise InputError(
+                "metric role_f1 compares the roles of predicates; name their column by "
+                "task.predicate, or take task.metric=entity_f1"
+            )
+        return
+    if task.kind != "tags":
+        raise InputError(
+            f"task.predicate={task.predicate!r} is of a task that tags words; name the column of "
+            "their tags by task.tags"
+        )
+    if task.predicate in (*task.fields, task.tags):
+        raise InputError(
+            f"task.predicate={task.predicate!r} is also in task.fields or task.tags; name the "
+            "column with the index of the predicate"
+        )
+    if PREDICATE in task.fields:
+        raise InputError(
+            f"task.fields: {PREDICATE!r} is what a template calls the predicate; rename the column"
+        )
+    if task.markers and len(task.markers) != 2:
+        raise InputError(
+            f"task.markers has {len(task.markers)} words for 1 predicate; give two: in front of it "
+            "and behind it"
+        )
+
+
+def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """Makes a row of each predicate that a row lists, with the tags that stand in its place.
+
+    A row with one predicate, or without tags, keeps what it has.
+    """
+    indices = row.get(task.predicate)
+    if not isinstance(indices, (list, tuple)):
+        return [row]
+    if not indices:
+        raise InputError(
+            f"{where}: column {task.predicate!r} lists no predicate; give the index of one, or "
+            "leave the row out"
+        )
+    tags = row.get(task.tags)
+    if tags is None:
+        return [{**row, task.predicate: index} for index in indices]
+    if not isinstance(tags, (list, tuple)) or len(tags) != len(indices):
+        count = len(tags) if isinstance(tags, (list, tuple)) else "no"
+        raise InputError(
+            f"{where}: {len(indices)} predicates in column {task.predicate!r}, but {count} lists "
+            f"of tags in {task.tags!r}; give each predicate one"
+        )
+    pairs = zip(indices, tags, strict=True)
+    return [{**row, task.predicate: index, task.tags: own} for index, own in pairs]
+
+
+def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> int:
+    """Reads the index of the predicate among the words of a row."""
+    if task.predicate not in row:
+        raise InputError(
+            f"{where}: no predicate in column {task.predicate!r}; columns: {', '.join(row)}"
+        )
+    value = row[task.predicate]
+    number = "" if isinstance(value, bool) else whole(spelling(value))
+    if not re.fullmatch("-?[0-9]{1,9}", number):
+        raise InputError(
+            f"{where}: column {task.predicate!r} holds {unreadable(value) or repr(value):.40}; "
+            "write the index of the predicate there, 0 for the first word"
+        )
+    if not 0 <= int(number) < len(words):
+        raise InputError(
+            f"{where}: predicate {number} is outside of the sentence, whose {len(words)} words "
+            f"have the indices 0 to {len(words) - 1}; mend column {task.predicate!r}"
+        )
+    return int(number)

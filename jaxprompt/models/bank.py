@@ -1,0 +1,171 @@
+"""Several prompts on one backbone: each row of a batch has its own, and is judged by its own head.
+
+The backbone runs once for all of them. What the prompts add was computed before: a row picks its
+soft tokens, keys and values by `Batch.prompt`, and what the longest prompt has more is masked.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.models.model import Params
+from jaxprompt.types import Batch, Injection, Prefix, Stream
+
+_STREAMS = ("encoder", "decoder", "cross")
+
+
+class Held(NamedTuple):
+    """The numbers of one kind of head, of all prompts that have it."""
+
+    params: Any  # leaves [G, ...]
+    rows: Any  # float32 [G, R, E] label rows, or None
+    number: Any  # int32 [prompts], which of these is a prompt's; 0 where it has another kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Bank:
+    """A backbone and the kinds of heads that prompts on it have; their numbers are arguments."""
+
+    backbone: nn.Module
+    heads: tuple[nn.Module, ...]
+    choices: int = 1  # rows of an example
+
+    def scores(self, params: Params, added: Injection, held: Sequence[Held], batch: Batch):
+        """Scores a batch by every kind of head. -> of each kind [B, ...], as the head gives it
+
+        `added` is what `stack` gives, `params` has "backbone".
+        """
+        injection = pick(added, jnp.repeat(batch.prompt, self.choices))
+        variables = {"params": params["backbone"]}
+        hidden = self.backbone.apply(variables, batch, injection, deterministic=True)
+        bound = self.backbone.bind(variables)
+
+        def judge(head: nn.Module) -> Callable:
+            def one(own: tuple[Any, Any]):
+                given = injection._replace(rows=own[1])
+                scored = {"params": own[0]}
+                return head.apply(scored, hidden, batch, given, bound, deterministic=True)
+
+            return one
+
+        found = []
+        for head, own in zip(self.heads, held, strict=True):
+            if not jax.tree.leaves((own.params, own.rows)):  # it has none: one pass serves all
+                found.append(judge(head)(({}, None)))
+                continue
+            # Every prompt's numbers see every row, and each row keeps what its own give: a head is
+            # small beside the backbone, and so nothing depends on how many rows each prompt has.
+            every = jax.lax.map(judge(head), (own.params, own.rows))  # [G, B, ...]
+            mine = own.number[batch.prompt].reshape(1, -1, *[1] * (every.ndim - 2))
+            found.append(jnp.take_along_axis(every, mine, axis=0)[0])
+        return tuple(found)
+
+
+def stack(added: Sequence[Injection]) -> Injection:
+    """Puts what prompts add side by side, filled up to the longest and masked.
+
+    Of each the batch axis is 1. -> slots [prompts, S, E], k, v [L, prompts, P, N, D], no rows
+    """
+    parts = {name: _stack_streams([getattr(own, name) for own in added]) for name in _STREAMS}
+    return Injection(**parts)
+
+
+def pick(added: Injection, prompt: Any) -> Injection:
+    """Gives each row what its prompt adds. prompt int32 [rows] -> an injection of these rows"""
+    return Injection(**{name: _pick_stream(getattr(added, name), prompt) for name in _STREAMS})
+
+
+def places_of(added: Injection) -> tuple[Any, ...]:
+    """Tells where the prefixes of a prompt stand in a relative bias: equal ones can be stacked."""
+    prefixes = [getattr(added, name).prefix for name in _STREAMS]
+    return tuple(None if p is None or p.positions is None else p.k.shape[2] for p in prefixes)
+
+
+def without_places(added: Injection) -> Injection:
+    """Forgets where prefixes stand, for a backbone without a relative bias."""
+
+    def forget(stream: Stream) -> Stream:
+        prefix = stream.prefix
+        return stream if prefix is None else stream._replace(prefix=prefix._replace(positions=None))
+
+    return added._replace(**{name: forget(getattr(added, name)) for name in _STREAMS})
+
+
+def _stack_streams(streams: Sequence[Stream]) -> Stream:
+    slots, prefix = None, None
+    rows = [own.slots for own in streams if own.slots is not None]
+    if rows:
+        most = max(own.shape[1] for own in rows)
+        nothing = np.zeros((1, most, rows[0].shape[2]), np.float32)
+        filled = [nothing if own.slots is None else _fill(own.slots, 1, most) for own in streams]
+        slots = jnp.concatenate(filled)
+    known = [own.prefix for own in streams if own.prefix is not None]
+    if known:
+        first, most = known[0], max(own.k.shape[2] for own in known)
+        shape = (first.k.shape[0], 1, most, *first.k.shape[3:])
+        none = Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32), False)
+        filled = []
+        for own in streams:
+            mine = own.prefix or none
+            k, v = (_fill(x, 2, most) for x in (mine.k, mine.v))
+            mask = np.broadcast_to(np.asarray(mine.mask), (shape[0], 1, mine.k.shape[2]))
+            filled.append((k, v, _fill(mask, 2, most)))
+        k, v, mask = (jnp.concatenate(parts, 1) for parts in zip(*filled, strict=True))
+        prefix = Prefix(k, v, mask, first.positions)
+    return Stream(slots, prefix)
+
+
+def _fill(x: Any, axis: int, size: int) -> Any:
+    """Fills an axis up to a size with zeros."""
+    room = [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(jnp.asarray(x), room)
+
+
+def _pick_stream(stream: Stream, prompt: Any) -> Stream:
+    slots = None if stream.slots is None else stream.slots[prompt]
+    prefix = stream.prefix
+    if prefix is not None:
+        k, v, mask = (x[:, prompt] for x in prefix[:3])
+        prefix = Prefix(k, v, mask, prefix.positions)
+    return Stream(slots, prefix)
+
+
+def group_heads(
+    heads: Sequence[nn.Module], params: Sequence[Mapping[str, Any]], rows: Sequence[Any]
+) -> tuple[tuple[nn.Module, ...], list[Held], list[int]]:
+    """Puts the heads of prompts that are one kind together.
+
+    `params` are the numbers of each, `rows` its label rows or None. -> kinds, their numbers, and of
+    each prompt which kind it has
+    """
+    owners: list[list[int]] = []
+    kinds: list[Any] = []
+    of = []
+    for number, (head, own) in enumerate(zip(heads, rows, strict=True)):
+        kind = (*_plain(head), None if own is None else own.shape)
+        if kind not in kinds:
+            kinds.append(kind)
+            owners.append([])
+        of.append(kinds.index(kind))
+        owners[of[-1]].append(number)
+    held = []
+    for own in owners:
+        join = lambda *leaves: jnp.stack(leaves)
+        number = np.zeros(len(heads), np.int32)
+        number[own] = np.arange(len(own))
+        labels = None if rows[own[0]] is None else jnp.stack([rows[i] for i in own])
+        joined = jax.tree.map(join, *[params[i] for i in own])
+        held.append(Held(joined, labels, jnp.asarray(number)))
+    return tuple(heads[own[0]] for own in owners), held, of
+
+
+def _plain(head: nn.Module) -> tuple[nn.Module, Any]:
+    """Sets the arrays of a head apart, which have no order of equality. -> head, their bytes"""
+    arrays = jax.tree.map(np.asarray, head.arrays())
+    told = [(leaf.shape, leaf.tobytes()) for leaf in jax.tree.leaves(arrays)]
+    return head.with_arrays(jax.tree.map(lambda _: None, arrays)), told

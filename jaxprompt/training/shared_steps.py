@@ -1,0 +1,105 @@
+"""Steps of several tasks that train one prompt: each batch is of one task, and of its head."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprompt import rng
+from jaxprompt.errors import InputError
+from jaxprompt.training.state import TrainState
+from jaxprompt.tree import Flat
+from jaxprompt.types import Batch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TaskBatch:
+    """A batch of one of several tasks, which is known when its step is compiled."""
+
+    batch: Batch
+    task: str = dataclasses.field(metadata={"static": True})
+
+    @property
+    def encoder(self) -> Any:
+        """The input."""
+        return self.batch.encoder
+
+
+def make_shared_step(steps: Mapping[str, Callable]) -> Callable:
+    """Makes (state, frozen, TaskBatch) -> (state, metrics) of the train step of each task.
+
+    A step leaves the heads of other tasks as they are, with what the optimizer holds of them: a
+    gradient of zero would still move them by their momentum.
+    """
+
+    def step(state: TrainState, frozen: Flat, given: TaskBatch):
+        new, measured = steps[given.task](state, frozen, given.batch)
+
+        def keep(path: Any, moved: Any, old: Any) -> Any:
+            names = [str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey)]
+            others = [name for name in names if name.startswith("head/")]
+            return old if any(name.split("/")[1] != given.task for name in others) else moved
+
+        kept = [
+            jax.tree_util.tree_map_with_path(keep, *pair)
+            for pair in ((new.trainable, state.trainable), (new.opt_state, state.opt_state))
+        ]
+        return new._replace(trainable=kept[0], opt_state=kept[1]), measured
+
+    return step
+
+
+class TaskBatches(Iterator[TaskBatch]):
+    """Batches of several tasks, drawn by the number of their examples.
+
+    A task of n examples has a share of n ** (1 / temperature). Which task a batch is of depends on
+    the seed and the number of the batch alone.
+    """
+
+    def __init__(
+        self, streams: Mapping[str, Any], sizes: Sequence[int], batch: int, *, temperature: float,
+        seed: int,
+    ):  # fmt: skip
+        """Starts at batch 0; `streams` give each task's batches, `sizes` are of its examples."""
+        self._streams, self._names = streams, list(streams)
+        # Of the logarithm: a power of 1 / 0.01 would be infinite.
+        weights = np.log(sizes) / temperature
+        shares = np.exp(weights - weights.max())
+        self.shares = dict(zip(self._names, shares / shares.sum(), strict=True))
+        self.steps_per_epoch = max(1, sum(sizes) // batch)
+        self._key, self._at = rng.key_for(seed, "tasks"), 0
+
+    def __next__(self) -> TaskBatch:
+        """Returns the next batch."""
+        draw = float(jax.random.uniform(jax.random.fold_in(self._key, self._at)))
+        self._at += 1
+        number = np.searchsorted(np.cumsum(list(self.shares.values())), draw, side="right")
+        name = self._names[min(int(number), len(self._names) - 1)]
+        return TaskBatch(next(self._streams[name]), name)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position, to be saved as JSON."""
+        return {
+            "at": self._at, "shares": {name: float(x) for name, x in self.shares.items()},
+            "streams": {name: stream.get_state() for name, stream in self._streams.items()},
+        }  # fmt: skip
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a saved position; raises InputError where the tasks or shares are others."""
+        own = self.get_state()["shares"]
+        if state["shares"] != own:
+            raise InputError(
+                f"the saved position has the tasks {state['shares']}, this run has {own}; resume "
+                "with the same shared.tasks and data, or take another workdir"
+            )
+        self._at = state["at"]
+        for name, stream in self._streams.items():
+            stream.set_state(state["streams"][name])
+
+    def close(self) -> None:
+        """Stops the threads of all streams."""
+        for stream in self._streams.values():
+            stream.close()

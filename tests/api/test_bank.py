@@ -1,0 +1,177 @@
+"""Several prompts on one backbone: each answers as it does by itself."""
+
+import json
+
+import numpy as np
+import pytest
+from test_token_heads import asked as questions
+from test_token_heads import tagged
+from tiny_run import TOPICS, jaxprompt, make_backbone, read_lines, write_rows
+
+import jaxprompt as jp
+
+WORDS = "cat bread saw".split()
+CLASSES = {"fields": "text", "label": "label"}
+
+
+@pytest.fixture(scope="module")
+def prompts(backbone, rows, small):
+    """Prompts of all kinds of heads, soft and deep, of unequal lengths, trained for a step or so.
+
+    -> name: prompt, its rows
+    """
+    sentences = rows[0][:24], rows[1][:10]
+    tags = tagged(0, 24), tagged(1, 8)
+    spans = questions(0, 24), questions(1, 8)
+    options = [
+        {"question": row["text"], "a": "a cat", "b": "old bread", "answer": number % 2}
+        for number, row in enumerate(rows[0][:20])
+    ]
+    made = {
+        "prefix": (jp.prefix(4), {}, sentences),
+        "upper": (jp.prefix(6, layers="2-2"), {"head": jp.linear(pooler="mean")}, sentences),
+        "soft": (jp.soft(3), {}, sentences),
+        "words": (
+            jp.soft(2), {"head": jp.verbalizer(), "words": tuple(TOPICS),
+                         "template": "[soft] {text} : [mask]"}, sentences,
+        ),
+        "alone": (jp.head_only(), {}, sentences),
+        "tags": (jp.prefix(5), {"head": jp.tags(), "fields": "tokens", "tags": "tags"}, tags),
+        "spans": (
+            jp.soft(4), {"head": jp.spans(), "fields": "question,context", "answers": "answers"},
+            spans,
+        ),
+        "choice": (
+            jp.prefix(2), {"fields": "question", "choices": "a,b", "label": "answer"},
+            (options[:12], options[12:]),
+        ),
+    }  # fmt: skip
+    found = {}
+    for name, (method, fields, (train, dev)) in made.items():
+        trained = jp.train(backbone, train, dev, method=method, **small | fields)
+        found[name] = trained.prompt, dev
+    return found
+
+
+@pytest.fixture(scope="module")
+def bank(backbone, prompts):
+    own = {name: prompt for name, (prompt, _) in prompts.items()}
+    return jp.attach(backbone, own, by="task", batch=16)
+
+
+@pytest.fixture(scope="module")
+def mixed(prompts):
+    """Rows of all prompts in turns."""
+    every = [{"task": name, **row} for name, (_, rows) in prompts.items() for row in rows]
+    return [every[i] for i in np.random.default_rng(0).permutation(len(every))]
+
+
+def close(found, right):
+    """Compares answers, numbers within 1e-6."""
+    if isinstance(right, dict):
+        return found.keys() == right.keys() and all(close(found[k], right[k]) for k in right)
+    if isinstance(right, list):
+        return len(found) == len(right) and all(map(close, found, right))
+    return found == pytest.approx(right, abs=1e-6) if isinstance(right, float) else found == right
+
+
+def test_answers_are_those_of_each_prompt_alone(backbone, prompts, bank, mixed):
+    found = jp.predict(bank, mixed)
+    assert len(bank.bank.shelves) == 2  # choices take rows of their own
+    measured = jp.evaluate(bank, mixed)
+    for name, (prompt, rows) in prompts.items():
+        alone = jp.attach(backbone, prompt)
+        mine = [i for i, row in enumerate(mixed) if row["task"] == name]
+        own = [{k: v for k, v in mixed[i].items() if k != "task"} for i in mine]
+        assert close([found[i] for i in mine], jp.predict(alone, own)), name
+        assert close(measured[name], jp.evaluate(alone, rows)), name
+
+
+def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path, capsys):
+    flags = [f"--backbone={folder}", "--column=task", "--batch=16"]
+    for name, (prompt, _) in prompts.items():
+        jp.save_prompt(prompt, tmp_path / name / "export")
+        flags.append(f"--prompt={tmp_path / name / 'export'}")
+    given = write_rows(tmp_path / "in.jsonl", mixed)
+    code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={given}", "--prefix=p_")
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [{k: line[k] for k in row} for line, row in zip(lines, mixed, strict=True)] == mixed
+    own = [{k[2:]: v for k, v in line.items() if k.startswith("p_")} for line in lines]
+    assert close(own, jp.predict(bank, mixed))
+    assert "tags: entity_f1" in err and "on 8 of 8 examples, those with a label" in err
+    code, out, err = jaxprompt(capsys, "evaluate", *flags, f"--input={given}")
+    assert code == 0, err
+    measured = json.loads(out)
+    assert close(
+        {name: {k: v for k, v in own.items() if k != "examples"} for name, own in measured.items()},
+        jp.evaluate(bank, mixed),
+    )
+    broken = write_rows(tmp_path / "broken.jsonl", [mixed[0], {"task": "sort", "text": "a cat"}])
+    code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={broken}")
+    assert code == 2 and not out and "broken.jsonl:2 asks for the prompt 'sort'" in err
+    code, out, err = jaxprompt(
+        capsys, "predict", *flags, f"--input={broken}", "--on-error=skip", "--prefix=p_"
+    )
+    assert code == 0 and "asks for the prompt" in json.loads(out.splitlines()[1])["p_error"], err
+    assert read_lines(broken)[0].items() <= json.loads(out.splitlines()[0]).items()
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        (["--prompt=a", "--prompt=b"], "2 prompts are given; --column names the column"),
+        (["--prompt=x/a", "--prompt=y/a/export", "--column=t"], "are both called 'a'; give each"),
+        (["--prompt=a", "--column=t", "--text=b"], "--text is of one prompt, and --column=t"),
+        (["--prompt=a", "--column=t", "--format=glue"], "--format=glue is of one task"),
+        (["--workdir=a", "--column=t"], "--column=t picks among prompts; give each by --prompt"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags, told, tmp_path, capsys):
+    given = write_rows(tmp_path / "in.jsonl", [{"t": "a", "text": "b"}])
+    more = [] if "--text=b" in flags else [f"--input={given}"]
+    code, out, err = jaxprompt(capsys, "predict", *flags, *more)
+    assert code == 2 and not out and told in err, err
+
+
+def test_what_a_bank_cannot_hold_is_named(backbone, prompts, rows, small, tmp_path):
+    first, _ = prompts["prefix"]
+    read = jp.train(backbone, *rows, method=jp.ipt(2), **small).prompt
+    with pytest.raises(jp.InputError, match="prompt other is computed from each text, and a bank"):
+        jp.attach(backbone, {"first": first, "other": read})
+    tuned = jp.train(backbone, *rows, method=jp.full(), **small).prompt
+    with pytest.raises(jp.InputError, match="prompt other comes with tuned weights of the back"):
+        jp.attach(backbone, {"first": first, "other": tuned})
+    with pytest.raises(jp.InputError, match="give each a name: a dict, as in"):
+        jp.attach(backbone, [first, first])
+    other = {**first.card, "backbone": {**first.card["backbone"], "fingerprint": "0" * 64}}
+    with pytest.raises(jp.InputError, match="prompt other: the prompt was learned on weights 0000"):
+        jp.attach(backbone, {"first": first, "other": jp.Prompt(first.tensors, other)})
+    with pytest.raises(jp.InputError, match="several prompts say their tasks and heads themselves"):
+        jp.attach(backbone, [first], task="topics")
+    with pytest.raises(jp.InputError, match="rows:1: no column 'prompt', which names the prompt"):
+        jp.predict(jp.attach(backbone, {"first": first}), rows[1])
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_decoders_answer_as_each_prompt_alone(family, rows, small, tmp_path):
+    backbone = jp.load_backbone(str(make_backbone(tmp_path / family, family)))
+    layout = {"words": tuple(TOPICS), "template": "{text} : [mask]"}
+    placed = layout | {"template": "[soft] {text} : [mask]"}
+    made = {
+        "prefix": (jp.prefix(3), {"head": jp.verbalizer()} | layout),
+        "longer": (jp.prefix(5), {"head": jp.linear()}),
+        "soft": (jp.soft(2), {"head": jp.verbalizer(scores="full")} | placed),
+        "pieces": (
+            jp.soft(4), {"head": jp.verbalizer()} | placed | {"words": ("cat dog", "old", "saw")}
+        ),
+    }  # fmt: skip
+    prompts = {
+        name: jp.train(backbone, *rows, method=method, **small | fields).prompt
+        for name, (method, fields) in made.items()
+    }
+    mixed = [{"task": name, **row} for row in rows[1][:8] for name in prompts]
+    found = jp.predict(jp.attach(backbone, prompts, by="task", batch=16), mixed)
+    for number, (name, prompt) in enumerate(prompts.items()):
+        alone = jp.predict(jp.attach(backbone, prompt), rows[1][:8])
+        assert close(found[number :: len(prompts)], alone), name

@@ -1,0 +1,180 @@
+"""Several tasks that train one prompt, from their files to exports that answer."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_token_heads import tagged
+from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
+
+from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.shared_tuning import SharedTuning
+from jaxprompt.convert.artifact import read_artifact
+
+STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
+SHORT = {"data.max_len": 24, "data.multiple": 24, "data.batch": 8, "optim.lr": 0.02}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Rows of three topics, of animals alone, and of tags; and the files of these tasks."""
+    folder = tmp_path_factory.mktemp("shared")
+    halves = [
+        {"text": row["text"], "label": "beast" if row["label"] == "beast" else "thing"}
+        for row in sentences(5, 40)
+    ]
+    made = {
+        "topics": (sentences(0, 48), {"task.fields": ["text"]}),
+        "beasts": (halves[:24], {"task.fields": ["text"]}),
+        "tags": (tagged(2, 24), {"task.fields": ["tokens"], "task.tags": "tags",
+                                 "head.name": "tags", "head.dropout": 0}),
+    }  # fmt: skip
+    for name, (rows, own) in made.items():
+        (folder / name).mkdir()
+        write_rows(folder / name / "train.jsonl", rows)
+        for part in ("dev", "test"):
+            write_rows(folder / name / f"{part}.jsonl", rows[-10:])
+        fields = {"task.name": "custom", "data.source": str(folder / name)} | own
+        (folder / f"{name}.json").write_text(json.dumps(fields))
+    return folder
+
+
+def config_of(backbone, folder, path, *, tasks=("topics", "beasts", "tags"), **fields):
+    """Writes the config of a run on tasks of the folder. -> its flag"""
+    named = ",".join(str(folder / f"{name}.json") for name in tasks)
+    c = make_config(
+        backbone, folder / "topics", "prefix", **STILL | SHORT | {"shared.tasks": named} | fields
+    )
+    path.write_text(c.to_json())
+    return f"--config={path}"
+
+
+def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path, capsys):
+    config = config_of(
+        backbone, folder, tmp_path / "c.json", **{"train.total_steps": 60, "train.eval_steps": 20}
+    )
+    workdir = tmp_path / "run"
+    code, out, err = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
+    assert code == 0, err
+    result = json.loads(out)
+    names = ["topics", "beasts", "tags"]
+    assert result["tasks"] == names and list(result["dev"])[0] == "mean"
+    metrics = dict.fromkeys(names, "accuracy") | {"tags": "entity_f1"}
+    own = [result["dev"][f"{name}/{metric}"] for name, metric in metrics.items()]
+    assert result["dev"]["mean"] == pytest.approx(np.mean(own))
+    assert result["dev"]["topics/accuracy"] >= 0.7, result
+    assert "task topics, template" in err and "50.0% of the steps" in err
+    # The numbers of the prompt are those of every export, and each answers as the run did.
+    held = {name: read_artifact(workdir / "export" / name)[0] for name in names}
+    for name in names:
+        assert np.array_equal(held[name]["prompt/k"], held["topics"]["prompt/k"])
+        given = folder / name / "test.jsonl"
+        flags = [f"--prompt={workdir / 'export' / name}", f"--input={given}", "--prefix=p_"]
+        code, out, err = jaxprompt(capsys, "predict", *flags)
+        metric = metrics[name]
+        assert code == 0 and f"{metric} {result['test'][f'{name}/{metric}']:.4f}" in err, err
+    # Then one of them is tuned from it, by itself.
+    first = workdir / "export" / "beasts"
+    c = make_config(
+        backbone, folder / "beasts", "prefix",
+        **STILL | SHORT | {"task.fields": "text", "prompt.init": str(first),
+                           "train.total_steps": 2, "train.eval_steps": 1, "optim.lr": 1e-9},
+    )  # fmt: skip
+    (tmp_path / "own.json").write_text(c.to_json())
+    place = [f"--config={tmp_path / 'own.json'}", f"--workdir={tmp_path / 'own'}"]
+    assert jaxprompt(capsys, "train", *place)[0] == 0
+    assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'own'}")[0] == 0
+    found = read_artifact(tmp_path / "own/export")[0]
+    np.testing.assert_allclose(found["prompt/k"], held["beasts"]["prompt/k"], atol=1e-6)
+    for command in ("evaluate", "export"):
+        code, _, err = jaxprompt(capsys, command, f"--workdir={workdir}")
+        assert code == 2 and "exports each task's prompt into WORKDIR/export/NAME" in err, err
+    again = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
+    assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
+
+
+def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsys):
+    fields = {"train.total_steps": 8, "train.eval_steps": 4, "train.patience": 0}
+    config = config_of(backbone, folder, tmp_path / "c.json", **fields)
+    code, whole, _ = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'whole'}")
+    assert code == 0
+    cut = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "cut"))
+    take = cut.take
+
+    def taking():
+        if cut.batches.get_state()["at"] == 6:
+            raise KeyboardInterrupt
+        return take()
+
+    cut.take = taking
+    from jaxprompt.assembly.running import carry_out
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(cut)
+    code, resumed, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'cut'}")
+    assert code == 0 and "resumed at step 4" in err, err
+    whole, resumed = json.loads(whole), json.loads(resumed)
+    assert (whole["dev"], whole["test"]) == (resumed["dev"], resumed["test"])
+
+
+def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
+    config = config_of(
+        backbone, folder, tmp_path / "c.json",
+        **{"train.total_steps": 8, "train.eval_steps": 8, "optim.weight_decay": 0.1},
+    )  # fmt: skip
+    work = SharedTuning(load_config(config.removeprefix("--config="), []), str(tmp_path / "run"))
+    work.check()
+    work.prepare(None, None)
+    work.build()
+    state, step = work.state, jax.jit(work.step)
+    seen = set()
+    for _ in range(6):
+        given = work.take()
+        seen.add(given.task)
+        new, _ = step(state, work.frozen, given)
+        for name, leaf in state.trainable.items():
+            moves = not name.startswith("head/") or name.startswith(f"head/{given.task}/")
+            assert moves != np.array_equal(leaf, new.trainable[name]), (name, given.task)
+        state = new
+    work.batches.close()
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("temperature, share", [(1.0, 48 / 72), (1e6, 0.5), (0.01, 1.0)])
+def test_tasks_are_drawn_by_their_size(temperature, share):
+    from jaxprompt.training.shared_steps import TaskBatches
+
+    class Stream:
+        def __next__(self):
+            return None
+
+    batches = TaskBatches(
+        {"a": Stream(), "b": Stream()}, [48, 24], 8, temperature=temperature, seed=0
+    )
+    drawn = [next(batches).task for _ in range(400)]
+    assert batches.shares["a"] == pytest.approx(share, abs=1e-3)
+    assert drawn.count("a") / 400 == pytest.approx(share, abs=0.07)
+
+
+@pytest.mark.parametrize(
+    "tasks, own, told",
+    [
+        (("topics",), {}, "shared.tasks names 1 task; give 2 or more"),
+        (("topics", "../{folder}/topics"), {}, "are two tasks with one name, 'topics'"),
+        (("topics", "absent"), {}, "absent.json does not exist"),
+        (("topics", "other"), {"optim.lr": 1}, "optim.lr is shared by all tasks; give fields of"),
+        (("topics", "other"), {"task.nam": "a"}, "other.json: unknown config field 'task.nam'"),
+        (("topics", "other"), {"task.tags": "tags"}, "task other: head.name=linear with a tagging"),
+    ],
+)
+def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, tasks, own, told):
+    (folder / "other.json").write_text(json.dumps({"task.name": "custom"} | own))
+    tasks = [name.format(folder=folder.name) for name in tasks]
+    config = config_of(backbone, folder, tmp_path / "c.json", tasks=tasks)
+    code, _, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'run'}")
+    assert code == 2 and told in err and len(err.strip().splitlines()) == 1, err
+
+
+def test_rows_of_the_tests_have_what_they_need(folder):
+    assert {row["label"] for row in read_lines(folder / "topics/train.jsonl")} == set(TOPICS)

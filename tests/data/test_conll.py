@@ -1,0 +1,114 @@
+"""Files of sentences with tags: what each format holds, and which line of a broken one is named."""
+
+import gzip
+
+import pytest
+
+from jaxprompt.data.files import read_file
+from jaxprompt.data.sources import read_split
+from jaxprompt.data.tasks import get_task, read_all, with_labels
+from jaxprompt.errors import InputError
+
+LINES = "3 The cat has eaten ||| B-A0 I-A0 O B-V\n\n1 It eats # ||| B-A0 B-V O\n"
+PROPS = """
+The    DT (NP*  (S*  - -    (A1*   (A0*
+cat    NN *)    *    - -    *      *)
+,      ,  *     *    - -    *)     *
+seen   VB (VP*  *    - see  (V*    *
+asleep JJ *)    *    - -    (C-A1*) *
+here   RB *     *    - -    *      (R-A0*)
+#      NN *     *    - -    *      *
+sleeps VB (VP*) *)   - sleep *     (V*)
+
+no     DT (S*)  (S*) - -
+"""
+PROPS = PROPS.replace("(V*    *\n", "(V*)   *\n")
+GOLD = """#begin document (a); part 000
+a 0 0 He  PRP (S* -    - - x * (ARG0*) * -
+a 0 1 was VB  *   be   1 - x * *       (V*) -
+a 0 2 eating VB * eat  1 - x * (V*)    *  (1
+a 0 3 it  PRP *)  -    - - x * (ARG1*) *  1)
+
+a 0 0 No  DT  *   -    - - x * -
+#end document
+"""
+ENTITIES = "-DOCSTART- -X- O\n\nEU NNP B-Org\nrejects VB O\n\nRome NN B-Loc\n"
+
+
+def read(tmp_path, text, name="a.txt"):
+    (tmp_path / name).write_text(text)
+    return read_file(tmp_path / name)
+
+
+def test_a_line_per_predicate(tmp_path):
+    rows = read(tmp_path, LINES)
+    assert list(rows) == [
+        {"tokens": "The cat has eaten".split(), "predicate": 3, "tags": "B-A0 I-A0 O B-V".split()},
+        {"tokens": "It eats #".split(), "predicate": 1, "tags": "B-A0 B-V O".split()},
+    ]
+    assert rows.origin(1) == f"{tmp_path / 'a.txt'}:3"
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(LINES.encode()))
+    assert list(read_file(tmp_path / "b.txt.gz")) == list(rows)
+
+
+@pytest.mark.parametrize("name", ["train.props", "train.conll", "train.txt"])
+def test_columns_of_conll_2005(tmp_path, name):
+    (row,) = rows = read(tmp_path, PROPS, name)  # the second sentence has no predicate
+    assert row["tokens"] == "The cat , seen asleep here # sleeps".split()
+    assert row["predicate"] == [3, 7] and rows.origin(0).endswith(f"{name}:2")
+    assert row["tags"] == [
+        "B-A1 I-A1 I-A1 B-V B-C-A1 O O O".split(),
+        "B-A0 I-A0 O O O B-R-A0 O B-V".split(),
+    ]
+    task = get_task("conll05")
+    spread = read_split(task, "train", source=str(tmp_path))
+    task = with_labels(task, spread, spread.origin)
+    examples = read_all(task, spread, spread.origin)
+    assert [e.fields["predicate"] for e in examples] == ["seen", "sleeps"]
+    assert [list(e.tags) for e in examples] == row["tags"]
+    assert "B-C-A1" in task.labels and spread.origin(1) == spread.origin(0) == rows.origin(0)
+
+
+def test_columns_of_conll_2012(tmp_path):
+    (row,) = read(tmp_path, GOLD, "dev.v4_gold_conll")
+    assert row["tokens"] == "He was eating it".split() and row["predicate"] == [2, 1]
+    assert row["tags"] == ["B-ARG0 O B-V B-ARG1".split(), "O B-V O O".split()]
+
+
+def test_words_with_a_tag_each(tmp_path):
+    rows = read(tmp_path, ENTITIES, "train.conll")
+    assert list(rows)[0] == {"tokens": ["EU", "rejects"], "tags": ["B-Org", "O"]}
+    numbered = read(tmp_path, "1\tEU\tNNP\tB-Org\n2\trejects\tVB\tO\n", "x.conll")
+    assert list(numbered) == list(rows)[:1]
+    task = with_labels(get_task("conll04"), rows)
+    assert task.labels == ("O", "B-Loc", "I-Loc", "B-Org", "I-Org")
+
+
+@pytest.mark.parametrize(
+    "text, line, told",
+    [
+        ("1 It eats ||| B-A0 B-V\nIt eats ||| O O\n", 2, "'It eats ||| O O' must be the index of"),
+        ("1 It eats ||| B-A0 B-V\n1 It eats O O\n", 2, "must be the index of the predicate"),
+        ("It - (A0*\neats eat (V*)\n", 2, "'(V*)' begins a role inside A0 of"),
+        ("It - (A0*\nis - *\neats eat *\n", 1, "'(A0*' opens a role that its sentence does not"),
+        ("It - *)\neats eat (V*)\n", 1, "'*)' closes none; open it before, as in (A0*, or take"),
+        ("It - (A0*\nall - *A1)\neats eat (V*)\n", 2, "closes a role, and A0 is open; open it"),
+        ("It - A0*\neats eat (V*)\n", 1, "'A0*' is no part of a role; write (A0*, *, *) or"),
+        ("It - (A0*)\neats eat\n", 2, "2 columns, and 3 in line 1, where the sentence begins"),
+        ("It - (A0*) *\neats eat (V*) *\n", 1, "1 predicates in column 2, but 2 columns of roles"),
+        ("- (A0*)\neat (V*)\n", 1, "no column of words in front of the predicates"),
+        ("#begin document (a)\nIt is *\n", 2, "3 columns, and CoNLL-2012 has 12 or more"),
+        (GOLD.replace("(V*) -", "(ARG1*) -"), 2, "column 13 has roles and no (V*)"),
+        ("It\neats\n", 1, "'It' is a word without a tag; write word and tag"),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_broken_file_is_named(tmp_path, text, line, told):
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'a.txt'}:{line}: "), caught.value
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_without_a_predicate(tmp_path):
+    with pytest.raises(InputError, match="no sentence has a predicate"):
+        read(tmp_path, "#begin document (a)\n" + GOLD.split("\n\n")[1])

@@ -1,0 +1,112 @@
+"""What a benchmark's server takes."""
+
+import json
+import re
+
+import pytest
+
+from jaxprompt.data import submissions
+from jaxprompt.data.records import Record, with_examples
+from jaxprompt.data.tasks import get_task
+from jaxprompt.errors import InputError
+
+
+def read(name, rows):
+    """-> task, its records"""
+    task = get_task(name)
+    records = [Record(f"in.jsonl:{i}", row) for i, row in enumerate(rows, 1)]
+    return task, [r for r in with_examples(task, records) if r.example]
+
+
+def submit(form, name, rows, found):
+    """Writes what was found of rows, -> the text of the file"""
+    task, records = read(name, rows)
+    submissions.check(form, task, records)
+    return submissions.write(form, task, records, found)
+
+
+def classes(*names):
+    return [{"prediction": name} for name in names]
+
+
+RTE = [{"premise": "a", "hypothesis": "b", "idx": i} for i in (0, 1)]
+COPA = [{"premise": "a", "question": "cause", "choice1": "b", "choice2": "c", "idx": 7}]
+WSC = [{"text": "Ann said she won.", "span1_text": "Ann", "span2_text": "she", "span2_index": 2,
+        "idx": 3}]  # fmt: skip
+PAIR = [{"sentence1": "a", "sentence2": "b", "idx": i} for i in (0, 1)]
+ASKED = [{"question": "a", "context": "b c", "id": name} for name in ("x1", "x2")]
+
+
+@pytest.mark.parametrize(
+    "form, name, rows, found, text",
+    [
+        ("superglue", "rte", RTE, classes("entailment", "not_entailment"),
+         '{"idx": 0, "label": "entailment"}\n{"idx": 1, "label": "not_entailment"}\n'),
+        ("superglue", "copa", COPA, classes("choice2"), '{"idx": 7, "label": 1}\n'),
+        ("superglue", "wsc", WSC, classes("true"), '{"idx": 3, "label": "True"}\n'),
+        ("glue", "rte", RTE, classes("entailment", "not_entailment"),
+         "index\tprediction\n0\tentailment\n1\tnot_entailment\n"),
+        ("glue", "mrpc", PAIR, classes("equivalent", "not_equivalent"),
+         "index\tprediction\n0\t1\n1\t0\n"),
+        ("glue", "stsb", PAIR, [{"prediction": 4.56789}, {"prediction": 0.0}],
+         "index\tprediction\n0\t4.568\n1\t0.000\n"),
+        ("squad", "squad", ASKED, classes("b", ""), '{"x1": "b", "x2": ""}\n'),
+    ],
+)  # fmt: skip
+def test_files_have_the_servers_form(form, name, rows, found, text):
+    assert submit(form, name, rows, found) == text
+
+
+def test_multirc_groups_answers_by_question_and_paragraph():
+    places = [(0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 2, 3)]
+    rows = [
+        {"paragraph": f"p{p}", "question": f"q{q}", "answer": f"a{a}",
+         "idx": {"paragraph": p, "question": q, "answer": a}}
+        for p, q, a in places
+    ]  # fmt: skip
+    text = submit("superglue", "multirc", rows, classes("true", "false", "true", "false"))
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"idx": 0, "passage": {"questions": [
+            {"idx": 0, "answers": [{"idx": 0, "label": 1}, {"idx": 1, "label": 0}]},
+            {"idx": 1, "answers": [{"idx": 2, "label": 1}]},
+        ]}},
+        {"idx": 1, "passage": {"questions": [{"idx": 2, "answers": [{"idx": 3, "label": 0}]}]}},
+    ]  # fmt: skip
+
+
+def test_record_takes_the_likeliest_candidate():
+    rows = [
+        {"passage": "p", "query": "@placeholder won", "entities": ["Ann", "Bo"], "answers": [],
+         "idx": {"passage": 0, "query": 9}}
+    ]  # fmt: skip
+    found = [{"scores": {"false": 0.8, "true": 0.2}}, {"scores": {"false": 0.7, "true": 0.3}}]
+    assert submit("superglue", "record", rows, found) == '{"idx": 9, "label": "Bo"}\n'
+
+
+@pytest.mark.parametrize(
+    "form, name, rows, told",
+    [
+        ("glue", "mrpc", [{"sentence1": "a", "sentence2": "b"}], "in.jsonl:1: no column 'idx'"),
+        ("glue", "mrpc", [PAIR[0] | {"idx": "x"}], "in.jsonl:1: idx is 'x'; it must be a whole"),
+        ("glue", "mrpc", [PAIR[0], PAIR[0]], "in.jsonl:2 has the number of in.jsonl:1, 0"),
+        ("squad", "squad", [ASKED[0], ASKED[0]], "in.jsonl:2 has the number of in.jsonl:1, 'x1'"),
+        ("superglue", "multirc", [{"paragraph": "p", "question": "q", "answer": "a", "idx": 1}],
+         "in.jsonl:1: idx is 1; it must be an object with a whole number 'paragraph'"),
+    ],
+)  # fmt: skip
+def test_rows_that_the_server_would_not_know_are_named(form, name, rows, told):
+    with pytest.raises(InputError, match=re.escape(told)):
+        submissions.check(form, *read(name, rows))
+
+
+@pytest.mark.parametrize(
+    "form, name, told",
+    [
+        ("squad", "rte", "--format=squad is of answers in a text, and task rte has classes"),
+        ("glue", "boolq", "--format=glue has no file for task boolq; its tasks: cola, sst2"),
+    ],
+)
+def test_a_task_of_another_benchmark_is_refused(form, name, told):
+    with pytest.raises(InputError) as error:
+        submissions.file_name(form, get_task(name))
+    assert str(error.value).startswith(told)
