@@ -28,11 +28,26 @@ KINDS = {
     "discriminator": ("electra", "ElectraForPreTraining", NARROW),
     "generator": ("electra", "ElectraForMaskedLM", NARROW),
     "generator-untied": ("electra", "ElectraForMaskedLM", NARROW | UNTIED),
+    "albert": (
+        "albert", "AlbertForMaskedLM",
+        CONFIGS["albert"]
+        | dict(num_attention_heads=4, num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2),
+    ),
+    "deberta": ("deberta", "DebertaForMaskedLM", CONFIGS["deberta"] | dict(num_attention_heads=4)),
+    "deberta-v2": (
+        "deberta_v2", "DebertaV2ForMaskedLM",
+        CONFIGS["deberta_v2"]
+        | dict(num_attention_heads=4, conv_kernel_size=3, legacy=False),
+    ),
+    "deberta-v3": (
+        "deberta_v2", "DebertaV2ForMaskedLM",
+        CONFIGS["deberta_v2"] | dict(num_attention_heads=4, embedding_size=12),
+    ),
     "t5": ("t5", "T5ForConditionalGeneration", TIED),
     "t5-gated": ("t5", "T5ForConditionalGeneration", T5),
     "mt5": ("t5", "MT5ForConditionalGeneration", T5),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2),
-}
+}  # fmt: skip
 CARD = {
     "corpus": {"texts": "a|b", "tokens": 1200}, "objective": {"name": "mlm"},
     "steps": 10, "held_out": {"mlm": {"loss": 2.3456789, "accuracy": 0.25}},

@@ -42,7 +42,11 @@ def full_config(family: str) -> dict:
     """Gives every field of a family's transformers config, of a tiny model."""
     import transformers
 
-    names = {"bert": "Bert", "roberta": "Roberta", "electra": "Electra", "gpt2": "GPT2", "t5": "T5"}
+    names = {
+        "bert": "Bert", "roberta": "Roberta", "electra": "Electra", "gpt2": "GPT2", "t5": "T5",
+        "deberta": "Deberta", "deberta_v2": "DebertaV2", "albert": "Albert",
+        "modernbert": "ModernBert",
+    }  # fmt: skip
     hf = getattr(transformers, f"{names[family]}Config")(**CONFIGS[family]).to_dict()
     return hf | {"decoder_start_token_id": 0} if family == "t5" else hf
 

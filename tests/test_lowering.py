@@ -44,6 +44,10 @@ from jaxprompt.tree import flatten
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
 WRITERS = ("gpt2", "t5")
+BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
+# Those that came later come last: what each case is stays the same.
+LATER = ("albert", "deberta", "deberta_v2", "modernbert")
+FAMILIES = sorted(families(), key=LATER.__contains__)
 
 
 def goes(family: str, work: str) -> bool:
@@ -60,7 +64,7 @@ def spread() -> list[Case]:
         itertools.cycle(LENGTHS), itertools.cycle((21, 24, 27, 32, 36)),
         itertools.cycle((0.0, 0.0, 0.1)), itertools.cycle(MESHES[1:] + MESHES[:1]),
     )  # fmt: skip
-    cells = [(f, w) for f in families() for w in WORKS for _ in range(2) if goes(f, w)]
+    cells = [(f, w) for f in FAMILIES for w in WORKS for _ in range(2) if goes(f, w)]
     return [
         Case(family, work, method, length, tokens + length * (method == "soft"), dropout, mesh,
              target=target)
@@ -209,7 +213,13 @@ def test_methods_of_kinds_that_do_not_ship_yet(case):
     check(case, lower(case))
 
 
-@pytest.mark.parametrize("target, family", list(itertools.product((H100, TPU), families())))
+@pytest.mark.parametrize(
+    "target, family",
+    [
+        pytest.param(target, family, id=f"{target.platform}-{family}")
+        for target, family in itertools.product((H100, TPU), FAMILIES)
+    ],
+)
 def test_prefixes_start_from_texts(target, family):
     """Of an odd length, on a mesh."""
     case = Case(family, mesh=MESHES[2], target=target)
@@ -338,6 +348,7 @@ def test_a_run_says_that_dropout_keeps_the_kernel_out():
 def check(case: Case, text: str) -> None:
     """Holds a program to what every program owes."""
     promised = case.target.platform == "gpu" and not (case.dropout and case.work in LEARNS)
+    promised &= case.family not in BARE
     assert not promised or has_kernel(text)
     assert "callback" not in text and "f64" not in text
     for (left, right, result), _ in products(text).items():

@@ -19,10 +19,23 @@ BERT = dict(
     vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
     intermediate_size=24, max_position_embeddings=40, type_vocab_size=2,
 )  # fmt: skip
+# Log buckets from a distance of 2 on.
+_RELATIVE = dict(
+    relative_attention=True, position_biased_input=False, pos_att_type=["p2c", "c2p"],
+    type_vocab_size=0,
+)  # fmt: skip
 CONFIGS = {
     "bert": BERT,
+    "albert": BERT | dict(embedding_size=12, hidden_act="gelu"),
+    "deberta": BERT | _RELATIVE,
+    "deberta_v2": BERT
+    | _RELATIVE
+    | dict(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True),
     "roberta": BERT | dict(pad_token_id=1, layer_norm_eps=1e-5),
     "electra": BERT | dict(embedding_size=12),
+    # One local layer between two global ones; a token sees two to each side.
+    "modernbert": BERT
+    | dict(num_hidden_layers=3, global_attn_every_n_layers=2, local_attention=4, pad_token_id=0),
     "gpt2": dict(vocab_size=53, n_embd=16, n_layer=2, n_head=2, n_positions=40),
     "t5": dict(
         vocab_size=53, d_model=16, d_kv=6, num_heads=2, d_ff=24, num_layers=2,

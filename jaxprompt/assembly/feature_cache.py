@@ -24,7 +24,7 @@ from jaxprompt.types import Batch, Tokens
 OFF = "or set cache.where=''"
 # Parts of a backbone that stand above all its layers, by what is kept: their numbers may train.
 _HEADS = ("pooler", "mlm", "rtd", "lm")
-_BELOW = ("embed", "layers", "bias")
+_BELOW = ("embed", "layers", "bias", "relative", "conv", "later_layers")
 
 
 class FeatureCache:

@@ -31,7 +31,7 @@ from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations, judge
 from jaxprompt.types import Asks, Batch, Role
 
-_KIN = {"xlm-roberta": "roberta", "mt5": "t5"}  # model_type -> family
+_KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}  # model_type -> family
 
 
 class Backbone(NamedTuple):

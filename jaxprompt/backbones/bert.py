@@ -53,6 +53,9 @@ class EncoderConfig:
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
     skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+    takes: tuple[int, ...] = ()  # the parameters that each layer takes, where layers share them
+    drops_mlp: bool = True  # dropout behind the feed-forward block
+    projects: bool = False  # embeddings are widened though they are as wide
 
 
 class EncoderLayer(nn.Module):
@@ -73,7 +76,9 @@ class EncoderLayer(nn.Module):
         y = attention(x, k, v, seen, deterministic=deterministic)
         x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
         y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
-        return norm("mlp_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic)), None
+        if c.drops_mlp:
+            y = Dropout(c.dropout)(y, deterministic=deterministic)
+        return norm("mlp_norm")(x + y), None
 
 
 class Embed(nn.Module):
@@ -89,7 +94,8 @@ class Embed(nn.Module):
         self.type = Table(c.types, c.embed, c.dtype)
         self.norm = LayerNorm(c.eps)
         self.drop = Dropout(c.dropout)
-        if c.embed != c.width:
+        self.widens = c.projects or c.embed != c.width
+        if self.widens:
             self.project = nn.Dense(c.width, dtype=c.dtype)
 
     def __call__(self, tokens, slots, *, deterministic: bool):
@@ -100,7 +106,7 @@ class Embed(nn.Module):
         x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
         x = constrain(x, "act_batch", None, None)
         x = self.drop(self.norm(x), deterministic=deterministic)
-        return self.project(x) if self.cfg.embed != self.cfg.width else x  # [B, T, H]
+        return self.project(x) if self.widens else x  # [B, T, H]
 
 
 class LmHead(nn.Module):
@@ -141,20 +147,29 @@ class Encoder(nn.Module):
 
     cfg: EncoderConfig
     STYLE: ClassVar[str] = "masked"
+    EMBED: ClassVar[type[nn.Module]] = Embed
+    LAYER: ClassVar[type[nn.Module]] = EncoderLayer
+    LM: ClassVar[type[nn.Module]] = LmHead
 
     def setup(self):
         """Declares what the checkpoint holds."""
         c = self.cfg
-        self.embed = Embed(c)
-        self.layer = EncoderLayer(c, parent=None)
-        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
-        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
+        self.embed = self.EMBED(c)
+        self.layer = self.LAYER(c, parent=None)
+        stored = max(c.takes) + 1 if c.takes else c.layers
+        init = init_stack(self.layer, stored, jnp.zeros((1, 2, c.width)), *self.example())
+        self.layers = declare(self, "layers", init)
         if "pooler" in c.model_heads:
             self.pooler = nn.Dense(c.width, dtype=c.dtype)
         if "mlm" in c.model_heads:
-            self.mlm = LmHead(c)
+            self.mlm = self.LM(c)
         if "rtd" in c.model_heads:
             self.rtd_head = RtdHead(c, name="rtd")
+
+    @nn.nowrap
+    def example(self) -> tuple[Any, ...]:
+        """Gives what a layer is called with besides its input: a prefix, what is seen."""
+        return None, Seen(jnp.ones((1, 2), bool))
 
     @property
     def dims(self) -> Dims:
@@ -206,12 +221,16 @@ class Encoder(nn.Module):
         return [parts[name](x) for name in sorted(self.cfg.model_heads)]
 
     def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: int):
-        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         seen = seen_of(batch.encoder, batch.encoder)
-        return run_stack(
-            self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
-            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **span,
-        )[0]  # fmt: skip
+        way = self._way(deterministic)
+        return run_stack(self.layer, self.layers, x, prefix, seen, **way, **span)[0]
+
+    def _way(self, deterministic: bool) -> dict[str, Any]:
+        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        return dict(
+            stack=c.stack, remat=c.remat, takes=c.takes or None, deterministic=deterministic,
+            key=self.make_rng("dropout") if drops else None,
+        )  # fmt: skip
 
 
 def config_from_hf(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxprompt.convert.names import IGNORED, Family, Tensor
 from jaxprompt.convert.shapes import (
     axis_sizes,
     copies,
@@ -18,6 +17,7 @@ from jaxprompt.convert.shapes import (
     select,
 )
 from jaxprompt.convert.tensor_reader import Filler, digest
+from jaxprompt.convert.tensors import IGNORED, Family, Tensor
 from jaxprompt.convert.weights import FLOATS, Weights, open_weights
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
@@ -82,7 +82,7 @@ def load_backbone(
             f"{config['feed_forward_proj']!r}; take rescale 1"
         )
     with open_weights(folder) as weights:
-        names = _Names(weights, table)
+        names = _Names(weights, table, sizes.get("I", 1))
         heads = names.heads()
         spare = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
         if any(spare):
@@ -97,10 +97,11 @@ def load_backbone(
         found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
         flat, digests = Filler(weights, sizes, DTYPES[dtype], rescale, placement).fill(found)
         fresh = tuple(head for head in table.heads if head not in heads)
+        lacking = select(table._replace(trunk=()), config, sizes, fresh, tied=True)
         report = Report(
             heads=heads,
             fresh=fresh,
-            missing=tuple(names.today(t) for head in fresh for t in table.heads[head]),
+            missing=tuple(map(names.today, lacking)),
             unused=names.unused({*wanted, table.decoder} if writes else wanted, sizes),
             tied=tied,
             bytes=sum(array.nbytes for array in flat.values()),
@@ -118,8 +119,8 @@ def present_heads(folder: str | Path, family: str) -> set[str]:
 class _Names:
     """Finds our tensors in a file, whether or not it carries the family's prefix."""
 
-    def __init__(self, weights: Weights, family: Family):
-        self.family, self.weights = family, weights
+    def __init__(self, weights: Weights, family: Family, inner: int = 1):
+        self.family, self.weights, self.inner = family, weights, inner
         self.folder = weights.folder
         self.names = set(weights.names())
         prefixed = any(name.startswith(family.prefix) for name in self.names)
@@ -127,7 +128,8 @@ class _Names:
 
     def find(self, tensor: Tensor, layer: int = 0) -> str | None:
         """Returns the file's name of a tensor, None where the file lacks it."""
-        return next((name for name in self._candidates(tensor, layer) if name in self.names), None)
+        names = (*self._candidates(tensor, layer), *tensor.elsewhere)
+        return next((name for name in names if name in self.names), None)
 
     def today(self, tensor: Tensor, layer: int = 0) -> str:
         """Returns the name that today's checkpoints give a tensor."""
@@ -135,8 +137,9 @@ class _Names:
 
     def heads(self) -> tuple[str, ...]:
         """Lists the heads of which the file holds at least one tensor."""
-        found = (h for h, tensors in self.family.heads.items() if any(map(self.find, tensors)))
-        return (*found, *self.family.always)
+        heads, unless = self.family.heads, self.family.unless
+        own = (head for head in heads if unless.get(head) not in self.names)
+        return (*(h for h in own if any(map(self.find, heads[h]))), *self.family.always)
 
     def require(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
         """Raises InputError where the file lacks one of the tensors."""
@@ -179,14 +182,14 @@ class _Names:
             name
             for tensor in known
             for i in range(copies(tensor, sizes))
-            for name in self._candidates(tensor, i)
+            for name in (*self._candidates(tensor, i), self.find(tensor, i))
         }
         word, *others = (n for n in self._candidates(self.family.trunk[0], 0) if n in self.names)
         read -= {name for name in others if name != word and not _same(self.weights, name, word)}
         return tuple(sorted(n for n in self.names - read if not n.endswith(IGNORED)))
 
     def _candidates(self, tensor: Tensor, layer: int) -> list[str]:
-        return names_of(tensor, layer, self.prefix)
+        return names_of(tensor, layer, self.prefix, self.inner)
 
 
 def _is_tied(weights: Weights, names: _Names, family: Family, config: Mapping[str, Any]) -> bool:

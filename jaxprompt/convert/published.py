@@ -55,6 +55,29 @@ _BERT = {
     "bert-large-uncased-whole-word-masking": (_LARGE, 30522),
     "bert-large-cased-whole-word-masking": (_LARGE, 28996),
 }
+# He et al. 2021: both versions of DeBERTa, and mDeBERTa.
+_XLARGE = dict(conv_kernel_size=3, conv_act="gelu")
+_DEBERTA = {
+    "deberta-base": (_BASE, 50265, {}),
+    "deberta-large": (_LARGE, 50265, {}),
+    "deberta-xlarge": ((1024, 48, 16), 50265, {}),
+    "deberta-v2-xlarge": ((1536, 24, 24), 128100, _XLARGE),
+    "deberta-v2-xxlarge": ((1536, 48, 24), 128100, _XLARGE),
+    "deberta-v3-xsmall": ((384, 12, 6), 128100, {}),
+    "deberta-v3-small": ((768, 6, 12), 128100, {}),
+    "deberta-v3-base": (_BASE, 128100, {}),
+    "deberta-v3-large": (_LARGE, 128100, {}),
+    "mdeberta-v3-base": (_BASE, 251000, {}),
+}
+_RELATIVE = dict(
+    type_vocab_size=0, relative_attention=True, position_biased_input=False,
+    pos_att_type=["p2c", "c2p"],
+)  # fmt: skip
+_V2 = dict(position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True)
+# Lan et al. 2020, table 1.
+_ALBERT = {"base": _BASE, "large": _LARGE, "xlarge": (2048, 24, 16), "xxlarge": (4096, 12, 64)}
+# Warner et al. 2024, table 4: also the width of the feed-forward blocks.
+_MODERNBERT = {"base": ((768, 22, 12), 1152), "large": ((1024, 28, 16), 2624)}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
@@ -97,4 +120,19 @@ def published() -> dict[str, Published]:
     for size, shape in _ELECTRA.items():
         hf = _encoder("electra", shape, 30522, embedding_size=128 if size == "small" else shape[0])
         add("google", f"electra-{size}-discriminator", hf, "rtd", bare=False)
+    for name, (shape, vocab, more) in _DEBERTA.items():
+        kind = "deberta-v2" if "-v" in name else "deberta"
+        more = _RELATIVE | (_V2 if "-v" in name else {}) | more
+        # v3 is pre-trained by replaced tokens, with a head that transformers has not.
+        heads = () if "-v3" in name else ("mlm",)
+        add("microsoft", name, _encoder(kind, shape, vocab, **more), *heads, bare=False)
+    for size, shape in _ALBERT.items():
+        hf = _encoder("albert", shape, 30000, embedding_size=128)
+        for version in ("v1", "v2"):
+            add("albert", f"albert-{size}-{version}", hf, "pooler", "mlm")
+    for size, (shape, mlp) in _MODERNBERT.items():
+        hf = _encoder(
+            "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
+        )
+        add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
     return found

@@ -13,15 +13,24 @@ from jax.sharding import NamedSharding
 from jaxprompt import rng
 from jaxprompt.convert.hf_config import read_id, read_positive
 from jaxprompt.convert.load import DTYPES, Loaded, Report
-from jaxprompt.convert.names import FAMILIES, Family, Tensor
+from jaxprompt.convert.names import FAMILIES
 from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
 from jaxprompt.convert.tensor_reader import digest
+from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import flatten, unflatten
 
 # The padding's id, whose rows are zero, where the config does not tell it.
-_PAD = {"bert": 0, "roberta": 1, "electra": 0}
+_PAD = {
+    "bert": 0,
+    "roberta": 1,
+    "electra": 0,
+    "deberta": 0,
+    "albert": 0,
+    "modernbert": 50283,
+    "deberta_v2": 0,
+}
 _HEADS = {head for family in FAMILIES.values() for head in family.heads}
 
 
@@ -35,15 +44,17 @@ class Draw(NamedTuple):
     def deviation(self, tensor: Tensor) -> float:
         """Gives the standard deviation of a kernel or a table.
 
-        BERT and its kin: one for all, as in the released code. GPT-2: what writes into the residual
-        stream is divided by the square root of the number of writers, two a layer (Radford et al.
-        2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
+        BERT and its kin: one for all, as in the released code. GPT-2 and ModernBERT: what writes
+        into the residual stream is divided by the square root of the number of writers, two a layer
+        (Radford et al. 2019, section 2.3). T5: 1 / sqrt(inputs), as in Mesh TensorFlow; its
         attention has no 1 / sqrt(D), so the query's kernel holds it; the word table is N(0, 1).
         """
         if self.family != "t5":
             base = self._amount("initializer_range", 0.02)
-            writes = tensor.path in ("layers/attention/out/kernel", "layers/mlp/down/kernel")
-            if self.family == "gpt2" and writes:
+            writes = ["layers/attention/out/kernel", "layers/mlp/down/kernel"]
+            if self.family == "modernbert":
+                writes += ["mlm/dense/kernel", "mlm/table"]
+            if self.family in ("gpt2", "modernbert") and tensor.path in writes:
                 return base / math.sqrt(2 * self.sizes["L"])
             return base
         factor = self._amount("initializer_factor", 1.0)
@@ -123,7 +134,7 @@ def with_heads(
         del params[head]
     fresh = [head for head in heads if head in table.heads and head not in params]
     tied = old.tied
-    tensors = [tensor for head in fresh for tensor in table.heads[head]]
+    tensors = select(table._replace(trunk=()), config, sizes, fresh, tied=True)
     if "mlm" in fresh:
         tied = bool(config.get("tie_word_embeddings", True))
         tensors += [] if tied else [table.decoder]

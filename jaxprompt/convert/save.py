@@ -20,8 +20,8 @@ from jaxprompt.convert.artifact import package_versions
 from jaxprompt.convert.card import render_card
 from jaxprompt.convert.folder import TOKENIZER_FILES
 from jaxprompt.convert.load import DTYPES
-from jaxprompt.convert.names import Family, Tensor
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
+from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic, write_error
@@ -161,12 +161,12 @@ def _entries(
     table: Family, tensors: list[Tensor], sizes: Mapping[str, int], *, tied: bool
 ) -> dict[str, _Entry]:
     """Finds what stands where. -> {name in the file: entry}"""
-    with_head = any(tensor.path.startswith(("mlm/", "rtd/")) for tensor in tensors)
+    with_head = any(t.outside or t.path.startswith(("mlm/", "rtd/")) for t in tensors)
     prefix = table.prefix if (with_head or table.always) and not table.bare else ""
     entries: dict[str, _Entry] = {}
     for tensor in tensors:
         for layer in range(copies(tensor, sizes)):
-            names = names_of(tensor, layer, prefix)
+            names = names_of(tensor, layer, prefix, sizes.get("I", 1))
             # Torch's untied decoder adds a bias of its own; the other is a parameter all the same.
             for name in names if tensor.path == "mlm/bias" and not tied else names[-1:]:
                 entry = entries.setdefault(name, _Entry([], layer, file_shape(tensor, sizes)))
@@ -245,7 +245,8 @@ def _gather(
         merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
         array = array.reshape([math.prod(sizes[axis] for axis in axes) for axes in merged])
         parts.append(array.T if tensor.transposed else array)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+    axis = 0 if entry.parts[0].transposed else -1
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
 @jax.jit

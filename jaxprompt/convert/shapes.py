@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxprompt.convert.hf_config import read_size
-from jaxprompt.convert.names import FAMILIES, Family, Tensor
+from jaxprompt.convert.names import FAMILIES
+from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.errors import InputError, nearest
 
 HEADS = ("mlm/", "rtd/", "lm/")  # their tensors never follow a prefix
@@ -20,7 +21,7 @@ def family_of(name: str) -> Family:
 
 def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     """Reads the size of every axis letter from config.json."""
-    sizes: dict[str, int] = {"1": 1}
+    sizes: dict[str, int] = {"1": 1, "3": 3}
     for letter, field in family.sizes.items():
         if field in sizes:
             sizes[letter] = sizes[field]
@@ -31,6 +32,7 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
                 "relative_attention_num_buckets": 32,
                 "num_decoder_layers": sizes.get("L"),
                 "n_inner": 4 * sizes.get("H", 0),
+                "embedding_size": sizes.get("H"),
             }.get(field)
         sizes[letter] = read_size({field: value}, field)
     if "D" not in sizes:
@@ -39,7 +41,7 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
             fields = f"{family.sizes['H']}={width}", f"{family.sizes['N']}={heads}"
             raise InputError(f"{fields[0]} must divide by {fields[1]}.")
         sizes["D"] = width // heads
-    return sizes
+    return sizes | family.derive(config, sizes)
 
 
 def gate_of(config: Mapping[str, Any]) -> str:
@@ -52,11 +54,11 @@ def select(
     *, tied: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Lists the tensors of a model: its trunk, its heads, its own output table where not tied."""
-    known = {"", "gated" if gate_of(config) else "ungated"}
+    known = {"", "gated" if gate_of(config) else "ungated", *family.traits(config)}
     if sizes["E"] != sizes["H"]:
         known.add("projected")
-    found = [tensor for tensor in family.trunk if tensor.when in known]
-    found += [tensor for head in heads for tensor in family.heads.get(head, ())]
+    found = [*family.trunk, *(tensor for head in heads for tensor in family.heads.get(head, ()))]
+    found = [tensor for tensor in found if tensor.when in known]
     return found if tied else [*found, family.decoder]
 
 
@@ -65,13 +67,18 @@ def copies(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return sizes[tensor.stack] if tensor.stack else 1
 
 
-def names_of(tensor: Tensor, layer: int, prefix: str) -> list[str]:
-    """Lists the names that a layer of a tensor may have in a file, today's last."""
-    prefix = "" if tensor.path.startswith(HEADS) else prefix
-    return [prefix + source.format(i=layer) for source in tensor.sources]
+def names_of(tensor: Tensor, layer: int, prefix: str, inner: int = 1) -> list[str]:
+    """Lists the names that a layer of a tensor may have in a file, today's last.
+
+    `inner` layers make up a group of those that are shared.
+    """
+    prefix = "" if tensor.outside or tensor.path.startswith(HEADS) else prefix
+    return [prefix + tensor.name(source, layer, inner) for source in tensor.sources]
 
 
 def file_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Gives the shape of the file's tensor, all of its parts together."""
-    *most, last = (math.prod(sizes[axis] for axis in axes) for axes in tensor.file_axes)
-    return (*most, last * tensor.part[1])
+    first, *rest = (math.prod(sizes[axis] for axis in axes) for axes in tensor.file_axes)
+    if tensor.transposed or not rest:
+        return (first * tensor.part[1], *rest)
+    return (first, *rest[:-1], rest[-1] * tensor.part[1])

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxprompt.convert.names import Tensor
+from jaxprompt.convert.tensors import Tensor
 from jaxprompt.convert.weights import Weights, is_finite
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes
@@ -172,6 +172,8 @@ class Filler:
             spans.append(slice(start * size, end * size))
         if len(spans) == 1:
             spans.insert(0, slice(0, 1))
+        elif len(spans) > 2:  # all but the last are rows, none of which is divided
+            spans = [slice(0, math.prod(span.stop for span in spans[:-1])), spans[-1]]
         return tuple(spans[::-1] if tensor.transposed else spans)
 
     def _copy(
@@ -180,13 +182,22 @@ class Filler:
         """Reads what shards need of a layer, all where it is hashed. -> its digest, "" where not"""
         number, parts = tensor.part
         height, width = self.weights.matrix(name)
-        width //= parts
+        if tensor.transposed:
+            height //= parts
+        else:
+            width //= parts
+        here = (
+            slice(number * height, (number + 1) * height) if tensor.transposed else slice(0, height)
+        )
         targets = [shard.matrix(tensor, layer) for shard in shards]
         for shard, target in zip(shards, targets, strict=True):  # the padding of a vocabulary
             target[max(0, height - shard.rows.start) :] = 0
             target[:, max(0, width - shard.columns.start) :] = 0
         data, every = hashlib.sha256(), slice(0, width)
-        for rows in self.weights.blocks(name):
+        for block_rows in self.weights.blocks(name):
+            if not _meets(block_rows, here):
+                continue
+            rows = _shift(_overlap(block_rows, here), here)
             users = [
                 (shard, target)
                 for shard, target in zip(shards, targets, strict=True)
@@ -198,8 +209,10 @@ class Filler:
             if not is_hashed:
                 rows = _overlap(rows, _hull(shard.rows for shard, _ in users))
                 columns = _overlap(columns, _hull(shard.columns for shard, _ in users))
-            stored = slice(columns.start + number * width, columns.stop + number * width)
-            block = self.weights.read_block(name, rows, stored)
+            first = 0 if tensor.transposed else number * width
+            stored = slice(columns.start + first, columns.stop + first)
+            file_rows = slice(rows.start + here.start, rows.stop + here.start)
+            block = self.weights.read_block(name, file_rows, stored)
             if is_hashed:
                 data.update(block.view(np.uint8))
                 if not is_finite(block):

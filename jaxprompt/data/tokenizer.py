@@ -55,7 +55,10 @@ def _end_prefix_spaces(tokenizer: Any) -> None:
     from tokenizers import pre_tokenizers
 
     if starts_with_space(tokenizer):
+        own = str(tokenizer.backend_tokenizer.pre_tokenizer)
         pre = pre_tokenizers.Metaspace(prepend_scheme="never")
+        if "Punctuation" in own:  # DeBERTa's, where they are asked for
+            pre = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("isolated"), pre])
         tokenizer.backend_tokenizer.pre_tokenizer = pre
 
 

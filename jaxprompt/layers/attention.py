@@ -124,13 +124,16 @@ class Attention(nn.Module):
 
     def __call__(self, x, k, v, seen: Seen, bias=None, *, deterministic: bool):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
+        return self.mix(self.query(x), k, v, seen, bias, deterministic=deterministic)
+
+    def mix(self, q, k, v, seen: Seen, bias=None, *, deterministic: bool):
+        """Attends from queries. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, H]"""
         drops = self.dropout > 0.0 and not deterministic
         key = self.make_rng("dropout") if drops else None
         # A stack's layers are initialised under jax.vmap, which not every kernel takes.
         kernel = "einsum" if self.is_initializing() else self.kernel
         y = attend(
-            self.query(x), k, v, seen, bias, scale=self.scale, kernel=kernel,
-            dropout=self.dropout, key=key,
+            q, k, v, seen, bias, scale=self.scale, kernel=kernel, dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)
 
@@ -139,8 +142,12 @@ class Attention(nn.Module):
 
         [B, T, H], [B, S, N, D] -> [B, N, T, S]
         """
+        return self.probabilities(self.query(x), k, seen, bias)
+
+    def probabilities(self, q, k, seen: Seen, bias=None):
+        """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        return _probabilities(self.query(x), k, _spread(seen), bias, scale)
+        return _probabilities(q, k, _spread(seen), bias, scale)
 
     def recall(self, x, memory: Memory, bias=None):
         """Attends from one token of each row over what was kept. [R, H] -> [R, H]"""

@@ -81,8 +81,8 @@ def _gate(act, gate, x):
 
 
 class GatedMlp(nn.Module):
-    """T5's block, without biases: down(drop(act(up x))), or down(drop(act(gate x) * up x)) with a
-    gate (Shazeer 2020). [..., H] -> [..., F] -> [..., H]
+    """T5's block: down(drop(act(up x))), or down(drop(act(gate x) * up x)) with a gate (Shazeer
+    2020), without biases unless asked for. [..., H] -> [..., F] -> [..., H]
     """
 
     hidden: int
@@ -90,12 +90,13 @@ class GatedMlp(nn.Module):
     gated: bool
     dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x, *, deterministic: bool):
         """Applies the maps."""
         dense = functools.partial(
-            nn.Dense, use_bias=False, dtype=self.dtype, dot_general=dot_general
+            nn.Dense, use_bias=self.use_bias, dtype=self.dtype, dot_general=dot_general
         )
         act = ACTIVATIONS[self.activation]
         y = dense(self.hidden, name="up")(x)

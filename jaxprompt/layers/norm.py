@@ -41,12 +41,16 @@ class LayerNorm(nn.Module):
     """Normalises the last axis (Ba et al. 2016). [..., H] -> [..., H]"""
 
     eps: float
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x):
         """Normalises."""
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        else:
+            bias = jnp.zeros(x.shape[-1:])
         return normalize(x, scale, bias, self.eps)
 
 

@@ -1,6 +1,6 @@
 """A stack of equal layers: the only place that knows scan, unroll and remat."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -39,33 +39,41 @@ def declare(module: nn.Module, name: str, init: Callable[[jax.Array], Any]) -> A
 
 
 def run_stack(
-    layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None, **flags
-):
+    layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None, takes=None,
+    behind_first=None, **flags,
+):  # fmt: skip
     """Applies the layers in turn. -> x [B, T, H], what the layers gave besides, stacked [L, ...]
 
     `layer(x, part, *shared, **flags)` gives (x, anything) and holds no variables but "params";
     `part` is its share of `per_layer`, a tree of arrays [L, ...]. "scan" compiles one layer,
     "unroll" all of them; remat "dots" keeps the matrix products for the backward pass, "full" only
     the layers' inputs. `key` feeds dropout, folded with the layer's number, so all agree. Only the
-    layers `first` to `last` (half-open) are run.
+    layers `first` to `last` (half-open) are run. `takes` has the parameters that each layer takes,
+    where layers share them; they are never copied for each. `behind_first` is applied to what the
+    first layer gives.
 
     Where a prefix stands in an interval of layers, which its mask tells as a numpy array, the
     others get None in its place, and below the lowest of them nothing is kept or differentiated
     that the prefix alone would ask for.
     """
-    length = jax.tree.leaves(params)[0].shape[0]
+    stored = jax.tree.leaves(params)[0].shape[0]
+    length = len(takes or range(stored))
     last = length if last is None else last
     if first == last:
         return x, None
-    params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last)
+    follows = behind_first is not None and first == 0
+    cut = {1} & set(range(first + 1, last)) if follows and stack == "scan" else set()
+    params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last, cut)
     # Slices of the stack would be copies of the weights.
-    in_place = len(parts) > 1 or last - first < length
+    in_place = len(parts) > 1 or last - first < length or (takes is not None and stack == "scan")
+    owner = lambda index: index if takes is None else jnp.asarray(takes)[index]
 
     def apply(x, item):
         index, layer_params, part = item
         rngs = None if key is None else {"dropout": jax.random.fold_in(key, index)}
         if in_place and stack == "scan":
-            pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False)
+            own = owner(index)
+            pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, own, keepdims=False)
             layer_params = jax.tree.map(pick, params)
         layer_params = sharding.gather(layer_params)
         x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **flags)
@@ -80,11 +88,16 @@ def run_stack(
         if stack == "scan":
             x, more = jax.lax.scan(apply, x, (numbers, None if in_place else params, part))
             found.append(more)
+            if follows and low == 0:
+                x = behind_first(x)
             continue
         for i in range(low, high):
-            own = jax.tree.map(lambda leaf, i=i: leaf[i], params)
+            at = i if takes is None else takes[i]
+            own = jax.tree.map(lambda leaf, at=at: leaf[at], params)
             share = jax.tree.map(lambda leaf, i=i - low: leaf[i], part)
             x, more = apply(x, (i, own, share))
+            if follows and i == 0:
+                x = behind_first(x)
             found.append(jax.tree.map(lambda leaf: leaf[None], more))
     return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
@@ -113,8 +126,12 @@ _POLICIES = {
 }
 
 
-def segments(per_layer: Any, first: int, last: int) -> list[tuple[int, int, Any]]:
-    """Cuts layers where a prefix begins or ends. -> (low, high, its share of `per_layer`)
+def segments(
+    per_layer: Any, first: int, last: int, more: Collection[int] = ()
+) -> list[tuple[int, int, Any]]:
+    """Cuts layers where a prefix begins or ends, and at `more`.
+
+    -> (low, high, its share of `per_layer`)
 
     A prefix whose mask is a numpy array and empty throughout a segment is None there; the mask of
     one that is full is None.
@@ -124,7 +141,7 @@ def segments(per_layer: Any, first: int, last: int) -> list[tuple[int, int, Any]
     known = [p for p in prefixes if isinstance(p.mask, np.ndarray)]
     stands = [p.mask.any(axis=(1, 2)) for p in known]
     inner = {i for there in stands for i in range(first + 1, last) if there[i] != there[i - 1]}
-    bounds = [first, *sorted(inner), last]
+    bounds = [first, *sorted(inner | set(more)), last]
 
     def cut(part, low: int, high: int):
         if is_prefix(part) and isinstance(part.mask, np.ndarray):

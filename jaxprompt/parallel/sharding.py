@@ -31,22 +31,24 @@ _INNER = ("heads", "kv")
 # Logical axes of the backbone's parameters by name. Stacked layers have one axis more, in front.
 PARAMETERS = (
     (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
-    (r"embed/(position|type)/table", (None, None)),
+    (r"(embed/position|embed/type|relative)/table", (None, None)),
     (r"(decoder_)?bias/table", ("relpos_buckets", "heads")),
     (r"mlm/bias", ("vocab",)),
     (r".*norm/(scale|bias)", (None,)),
-    (r"(.*/)?(attention|cross)/(query|key|value)/kernel", ("embed", *_INNER)),
-    (r"(.*/)?(attention|cross)/(query|key|value)/bias", _INNER),
+    (r"(.*/)?(attention|cross)/(position_)?(query|key|value)/kernel", ("embed", *_INNER)),
+    (r"(.*/)?(attention|cross)/(position_)?(query|key|value)/bias", _INNER),
+    (r"(.*/)?attention/in_proj/kernel", ("embed", "heads", None, "kv")),
     (r"(.*/)?(attention|cross)/out/kernel", (*_INNER, "embed")),
     (r"(.*/)?mlp/(up|gate)/kernel", ("embed", "mlp")),
     (r"(.*/)?mlp/(up|gate)/bias", ("mlp",)),
     (r"(.*/)?mlp/down/kernel", ("mlp", "embed")),
     (r"(embed/project|pooler|mlm/dense|rtd/dense|rtd/out)/kernel", (None, None)),
+    (r"conv/kernel", (None, None, None)),
     (r".*/bias", (None,)),
 )
 # Those of a prompt that are as large as a vocabulary; all others are on every device.
 PROMPTS = (r"prompt/(.*/)?words/(table|base)", ("vocab", None))
-STACKED = ("layers", "decoder_layers")
+STACKED = ("layers", "decoder_layers", "later_layers")
 MODELS = ("backbone", "generator")  # first parts of the names that PARAMETERS knows
 
 

@@ -1,10 +1,16 @@
 """Every field of a transformers config is honoured, refused by name, or changes no function."""
 
+import functools
+
 import pytest
 from transformers import (
+    AlbertConfig,
     BertConfig,
+    DebertaConfig,
+    DebertaV2Config,
     ElectraConfig,
     GPT2Config,
+    ModernBertConfig,
     MT5Config,
     RobertaConfig,
     T5Config,
@@ -14,11 +20,22 @@ from transformers import (
 from jaxprompt.backbones import make_backbone
 from jaxprompt.errors import InputError
 
+RELATIVE = dict(
+    relative_attention=True, pos_att_type=["p2c", "c2p"], position_biased_input=False,
+    embedding_size=24,
+)  # fmt: skip
+V2 = RELATIVE | dict(
+    position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True, conv_kernel_size=3,
+    conv_act="gelu", conv_groups=1, attention_head_size=64,
+)  # fmt: skip
 CLASSES = {
+    "albert": AlbertConfig, "modernbert": ModernBertConfig,
+    "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
+    "deberta-v2": functools.partial(DebertaV2Config, **V2),
     "bert": BertConfig, "roberta": RobertaConfig, "xlm-roberta": XLMRobertaConfig,
     "electra": ElectraConfig, "t5": T5Config, "mt5": MT5Config, "gpt2": GPT2Config,
 }  # fmt: skip
-FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5"}
+FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
 # What is read elsewhere, of heads that are not these, of how a model runs, or of random weights.
 ELSEWHERE = {
     "architectures", "model_type", "transformers_version", "_name_or_path", "dtype", "torch_dtype",
@@ -26,7 +43,10 @@ ELSEWHERE = {
     "return_dict", "use_cache", "chunk_size_feed_forward", "initializer_range",
     "initializer_factor", "classifier_dropout", "summary_type", "summary_use_proj",
     "summary_activation", "summary_last_dropout", "summary_proj_to_labels", "summary_first_dropout",
-    "reorder_and_upcast_attn", "bos_token_id", "eos_token_id",
+    "reorder_and_upcast_attn", "bos_token_id", "eos_token_id", "pooler_dropout",
+    "classifier_dropout_prob", "classifier_pooling", "cls_token_id", "sep_token_id",
+    "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index",
+    "initializer_cutoff_factor",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}

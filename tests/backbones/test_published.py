@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxprompt.assembly.pipeline import family_of
 from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.published import published
 from jaxprompt.tree import count, flatten
 from jaxprompt.types import Batch, Tokens
 
@@ -130,3 +132,30 @@ def test_unrolled_has_the_same_shapes(name):
     kernel = leaves["decoder_layers/cross/query/kernel"]
     assert kernel.shape == (hf["num_layers"], hf["d_model"], *inner)
     assert np.prod(inner) != hf["d_model"]
+
+
+# With the head of a masked language model.
+ENCODERS = {
+    "microsoft/deberta-base": ("Deberta", 139_244_121),
+    "microsoft/deberta-v2-xlarge": ("DebertaV2", 887_085_156),
+    "microsoft/deberta-v3-base": ("DebertaV2", 184_551_780),
+    "albert/albert-xxlarge-v2": ("Albert", 206_368_944),
+    "answerdotai/ModernBERT-large": ("ModernBert", 395_881_664),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_published_encoder(name):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    kind, known = ENCODERS[name]
+    hf = published()[name].hf
+    fields = {field: value for field, value in hf.items() if field != "model_type"}
+    with torch.device("meta"):
+        config = getattr(transformers, f"{kind}Config")(**fields)
+        model = getattr(transformers, f"{kind}ForMaskedLM")(config)
+    module = make_backbone(family_of(hf["model_type"]), hf, ("mlm",), stack="scan")
+    ids, rows = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
+    batch = Batch(Tokens(ids, ids == 0, ids - 1, ids, ids, ids), ids, rows, rows, rows)
+    init = lambda key: module.init(key, batch, method="init_all")["params"]
+    found = count(jax.eval_shape(init, jax.random.key(0)))
+    assert found == known == sum(parameter.numel() for parameter in model.parameters())

@@ -21,7 +21,11 @@ from jaxprompt.data.tasks import task_names
         ("tasks", task_names()),
         ("methods", known("prompt")),
         ("heads", known("head")),
-        ("backbones", ("bert", "roberta", "electra", "t5", "gpt2")),
+        (
+            "backbones",
+            ("bert", "roberta", "electra", "t5", "gpt2", "albert", "deberta", "deberta_v2")
+            + ("modernbert",),
+        ),
     ],
 )
 def test_every_name_is_listed_and_shown(command, names, capsys):

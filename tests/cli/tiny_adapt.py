@@ -33,6 +33,9 @@ ADAFACTOR = {"optim.name": "adafactor", "optim.scaled": True, "optim.lr": 0.1}
 CASES = {
     "mlm-bert": Case("mlm", "bert", {"optim.accumulate": 2}),
     "mlm-roberta": Case("mlm", "roberta-trunk", {"objective.whole_words": True}),
+    "mlm-albert": Case("mlm", "albert", {"objective.whole_words": True}),
+    "mlm-deberta_v2": Case("mlm", "deberta_v2", {"objective.packed": True}),
+    "mlm-modernbert": Case("mlm", "modernbert"),
     "rtd-electra": Case("rtd", "electra", {"objective.generator": 0.5}),
     "rtd-bert": Case("rtd", "bert"),
     "clm-gpt2": Case("clm", "gpt2"),

@@ -19,6 +19,9 @@ FAMILIES = {
     "discriminator": "ElectraForPreTraining",
     "t5": "T5ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
+    "albert": "AlbertForMaskedLM",
+    "deberta_v2": "DebertaV2ForMaskedLM",
+    "modernbert": "ModernBertForMaskedLM",
 }
 TOPICS = {
     "beast": "cat dog horse cow sheep goat lion tiger bear wolf fox hare".split(),
@@ -53,8 +56,17 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     )  # fmt: skip
     if family == "roberta":
         sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    if family in ("electra", "discriminator"):
+    if family in ("electra", "discriminator", "albert"):
         sizes |= dict(embedding_size=24)
+    if family == "deberta_v2":
+        sizes |= dict(
+            relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"],
+            norm_rel_ebd="layer_norm", share_att_key=True, position_biased_input=False,
+            type_vocab_size=0,
+        )  # fmt: skip
+    if family == "modernbert":
+        sizes |= dict(local_attention=8, global_attn_every_n_layers=2)
+        sizes |= dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
     model = getattr(transformers, FAMILIES[family])
     model = model(model.config_class(**sizes))
     model.save_pretrained(folder)  # config.json, without which no tokenizer is read
@@ -133,10 +145,32 @@ def _write_tokenizer(folder: Path, family: str) -> int:
         return _write_sentence_piece(folder)
     if family == "gpt2":
         return _write_byte_level(folder, ["<|endoftext|>"])
+    if family in ("albert", "deberta_v2", "modernbert"):
+        return _write_as_released(folder, family)
     if family != "roberta":
         (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
         return len(VOCAB)
     return _write_byte_level(folder, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+
+
+def _write_as_released(folder: Path, family: str) -> int:
+    """Writes a tokenizer of the family's own class, every word whole, letters besides."""
+    import transformers
+
+    if family == "modernbert":
+        vocab = {word: number for number, word in enumerate(VOCAB)}
+        tokenizer = transformers.BertTokenizer(vocab=vocab)
+    else:
+        pad, unk = ("<pad>", "<unk>") if family == "albert" else ("[PAD]", "[UNK]")
+        pieces = [(word, 0.0) for word in (pad, unk, "[CLS]", "[SEP]", "[MASK]")]
+        words = dict.fromkeys(f"▁{word}" for word in WORDS)
+        pieces += [(word, -3.0) for word in words]
+        letters = (x for x in [*LETTERS, "▁", *".,:?!"] if x not in words)
+        pieces += [(letter, -9.0) for letter in letters]
+        kinds = {"albert": "AlbertTokenizer", "deberta_v2": "DebertaV2Tokenizer"}
+        tokenizer = getattr(transformers, kinds[family])(vocab=pieces)
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
 
 
 def _write_byte_level(folder: Path, specials: list[str]) -> int:

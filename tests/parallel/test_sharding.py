@@ -150,7 +150,10 @@ def test_loss_and_gradients_are_those_of_one_device(family, method, mesh):
 
 
 # How many parts a tensor is in on a mesh of `model` columns, and more by `data` with FSDP.
-COLUMNS = r".*layers/.*(/(query|key|value|out|up|gate|down)/kernel|/(query|key|value|up|gate)/bias)"
+COLUMNS = (
+    r".*layers/.*(/(position_)?(query|key|value|out|up|gate|down)/kernel|/in_proj/kernel"
+    r"|/(position_)?(query|key|value|up|gate)/bias)"
+)
 TABLES = r".*(word|lm|mlm|bias)/table|.*mlm/bias"
 ROWS = r".*layers/.*kernel|.*(word|lm)/table"
 

@@ -174,8 +174,10 @@ PARTS = {  # prompt fields, how many layers are spared
     "middle": (dict(length=3, layers="2-3", dropout=0.2), 1),
     "decoder": (dict(length=0, decoder=2, cross=2, dropout=0.2), LAYERS),
 }
-CASES = [(family, "upper") for family in families()]
+OLDER = ("bert", "electra", "gpt2", "roberta", "t5")
+CASES = [(family, "upper") for family in OLDER]
 CASES += [("bert", "middle"), ("gpt2", "middle"), ("t5", "middle"), ("t5", "decoder")]
+CASES += [(family, "upper") for family in families() if family not in OLDER]
 
 
 def prepare(family, part, stack="scan", rows=8, **fields):

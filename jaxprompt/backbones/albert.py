@@ -1,0 +1,37 @@
+"""ALBERT: BERT's encoder with narrow embeddings and layers that share parameters (Lan et al. 2020).
+
+Each layer, repeated or not, has a prefix of its own: deep prompts count the layers that are run.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
+from jaxprompt.convert.hf_config import read_share, read_size
+from jaxprompt.convert.names_albert import EMBED
+from jaxprompt.errors import InputError
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
+    """Reads an ALBERT config. Raises InputError where it has more groups than layers."""
+    layers, embed = read_size(hf, "num_hidden_layers"), read_size(hf, "embedding_size", EMBED)
+    groups, inner = (read_size(hf, x, 1) for x in ("num_hidden_groups", "inner_group_num"))
+    if groups > layers:
+        raise InputError(f"num_hidden_groups={groups} is over num_hidden_layers={layers}")
+    # As transformers rounds it.
+    group = [int(layer / (layers / groups)) for layer in range(layers)]
+    own = dict(
+        embed=embed,
+        lm_width=embed,
+        layers=layers * inner,
+        takes=tuple(own * inner + i for own in group for i in range(inner)),
+        drops_mlp=False,
+        projects=True,
+        dropout=read_share(hf, "hidden_dropout_prob", 0.0),
+        attention_dropout=read_share(hf, "attention_probs_dropout_prob", 0.0),
+    )
+    known = {"hidden_act": "gelu_new"} | {x: hf[x] for x in hf if hf[x] is not None}
+    return config_from_hf(known, **(own | changes))
+
+
+Backbone = Encoder

@@ -1,0 +1,252 @@
+"""DeBERTa v2 and v3: attention by content and by distance, position apart (He et al. 2021).
+
+The enhanced mask decoder of its pre-training is not in transformers, whose function this is: the
+masked-LM head reads the last layer's states.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
+from jaxprompt.convert.hf_config import read_flag, read_size, read_word
+from jaxprompt.convert.names_deberta import (
+    conv_width,
+    distance_limit,
+    distance_span,
+    norms_positions,
+    read_terms,
+)
+from jaxprompt.errors import InputError, brief
+from jaxprompt.layers.attention import put_in_front, seen_of
+from jaxprompt.layers.disentangled import Disentangled
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
+from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.product import einsum
+from jaxprompt.layers.stack import run_stack
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.types import NO_LIMIT, Dims, Seen
+
+
+@dataclasses.dataclass(frozen=True)
+class DebertaConfig(EncoderConfig):
+    """The shape of a DeBERTa and how it runs."""
+
+    terms: tuple[str, ...] = ()  # of distance: c2p, p2c
+    span: int = 0  # half the rows of the table of distances; 0 = no table
+    buckets: int = -1
+    limit: int = 0  # the distance from which all are one bucket
+    norms_relative: bool = False
+    shares_projections: bool = False  # distances are projected as contents are
+    joined: bool = False  # v1: one kernel of queries, keys and values
+    has_positions: bool = True  # in the input
+    has_types: bool = True
+    pooler_activation: str = "gelu"
+    conv: int = 0  # width of the convolution behind the first layer
+    conv_activation: str = "tanh"
+
+
+class Layer(nn.Module):
+    """One post-norm layer. [B, T, H] -> [B, T, H]"""
+
+    cfg: DebertaConfig
+
+    @nn.compact
+    def __call__(self, x, prefix, seen: Seen, relative=None, *, deterministic: bool):
+        """Runs the layer."""
+        c = self.cfg
+        head_dim = c.width // c.heads
+        attention = Disentangled(
+            c.width, c.heads, head_dim, c.attention_dropout, c.attention, c.dtype,
+            (head_dim * (1 + len(c.terms))) ** -0.5, terms=c.terms, joined=c.joined,
+            shared=c.shares_projections, span=c.span, buckets=c.buckets, limit=c.limit,
+            hidden_dropout=c.dropout, name="attention",
+        )  # fmt: skip
+        drop = Dropout(c.dropout)
+        k, v, seen = put_in_front(prefix, *attention.keys(x), seen)
+        y = attention(x, k, v, seen, relative, deterministic=deterministic)
+        x = LayerNorm(c.eps, name="attention_norm")(x + drop(y, deterministic=deterministic))
+        y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
+        return LayerNorm(c.eps, name="mlp_norm")(x + drop(y, deterministic=deterministic)), None
+
+
+class Embed(nn.Module):
+    """Word and slot embeddings, those of position and segment where there are, widened and normed.
+
+    -> [B, T, H]
+    """
+
+    cfg: DebertaConfig
+
+    def setup(self):
+        """Declares the tables."""
+        c = self.cfg
+        self.word = Table(c.rows or c.vocab, c.embed, c.dtype)
+        if c.has_positions:
+            self.position = Table(c.positions, c.embed, c.dtype)
+        if c.has_types:
+            self.type = Table(c.types, c.embed, c.dtype)
+        if c.embed != c.width:
+            self.project = nn.Dense(c.width, use_bias=False, dtype=c.dtype)
+        self.norm = LayerNorm(c.eps)
+        self.drop = Dropout(c.dropout)
+
+    def __call__(self, tokens, slots, *, deterministic: bool):
+        """Embeds tokens, slot rows in their places."""
+        c = self.cfg
+        x = self.word(tokens.ids)  # [B, T, E]
+        if slots is not None:
+            x = write_slots(x, tokens.slot, slots)
+        if c.has_positions:
+            x = x + self.position(tokens.positions)
+        if c.has_types:
+            x = x + self.type(tokens.types)
+        x = constrain(x, "act_batch", None, None)
+        if c.embed != c.width:
+            x = self.project(x)  # [B, T, H]
+        return self.drop(self.norm(x), deterministic=deterministic)
+
+
+class Relative(nn.Module):
+    """The table of distances, normed where the config says so. -> [R, H]"""
+
+    cfg: DebertaConfig
+
+    @nn.compact
+    def __call__(self):
+        """Gives it."""
+        c = self.cfg
+        table = self.param("table", nn.initializers.normal(0.02), (2 * c.span, c.width))
+        table = table.astype(c.dtype)
+        return LayerNorm(c.eps, name="norm")(table) if c.norms_relative else table
+
+
+class Convolution(nn.Module):
+    """Adds a convolution of the embeddings to the first layer's output. [B, T, H] x 2 -> [B, T, H]
+
+    Real tokens of the same document alone are mixed.
+    """
+
+    cfg: DebertaConfig
+
+    @nn.compact
+    def __call__(self, x, y, tokens, *, deterministic: bool):
+        """Convolves x, adds it to y and norms."""
+        c = self.cfg
+        kernel = self.param("kernel", nn.initializers.normal(0.02), (c.width, c.width, c.conv))
+        bias = self.param("bias", nn.initializers.zeros, (c.width,))
+        length, half = x.shape[1], c.conv // 2
+        around = [(0, 0), (half, half)]
+        wide = jnp.pad(jnp.where(tokens.mask[..., None], x, 0.0), [*around, (0, 0)])
+        own = tokens.segments
+        found = jnp.broadcast_to(bias.astype(c.dtype), x.shape)
+        for tap in range(c.conv):
+            part = wide[:, tap : tap + length]
+            if own is not None:
+                same = jnp.pad(own, around)[:, tap : tap + length] == own
+                part = jnp.where(same[..., None], part, 0.0)
+            found = found + einsum("bth,oh->bto", part, kernel[:, :, tap].astype(c.dtype))
+        # Dropout stands in front of the activation.
+        found = jnp.where(tokens.mask[..., None], found, 0.0)
+        found = Dropout(c.dropout)(found, deterministic=deterministic)
+        return LayerNorm(c.eps, name="norm")(y + ACTIVATIONS[c.conv_activation](found))
+
+
+class Backbone(Encoder):
+    """The encoder with every head that its checkpoint holds."""
+
+    EMBED = Embed
+    LAYER = Layer
+
+    def setup(self):
+        """Declares what the checkpoint holds."""
+        super().setup()
+        c = self.cfg
+        if c.span:
+            self.relative = Relative(c)
+        if c.conv:
+            self.conv = Convolution(c)
+
+    @nn.nowrap
+    def example(self) -> tuple[Any, ...]:
+        """Gives a table of distances besides, where there is one."""
+        c = self.cfg
+        return *super().example(), *((jnp.zeros((2 * c.span, c.width)),) if c.span else ())
+
+    @property
+    def dims(self) -> Dims:
+        """Tells methods and heads what they may know of this backbone."""
+        dims = super().dims
+        return dims if self.cfg.has_positions else dims._replace(max_len=NO_LIMIT)
+
+    def pool(self, x):
+        """Applies the checkpoint's pooler. [..., H] -> [..., H]"""
+        return ACTIVATIONS[self.cfg.pooler_activation](self.pooler(x))
+
+    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None):
+        tokens, way, behind = batch.encoder, self._way(deterministic), None
+        given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
+        if self.cfg.conv:
+            behind = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
+        return run_stack(
+            self.layer, self.layers, x, prefix, *given, first=first, last=last,
+            behind_first=behind, **way,
+        )[0]  # fmt: skip
+
+
+def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
+    """Reads what v1 and v2 share. Raises InputError where it asks for what is not done here."""
+    width = read_size(hf, "hidden_size")
+    embed = read_size(hf, "embedding_size", width)
+    legacy, types = read_flag(hf, "legacy", True), hf.get("type_vocab_size") or 0
+    relative = read_flag(hf, "relative_attention", False)
+    heads = read_size(hf, "num_attention_heads")
+    for field, only in {"pooler_hidden_size": width, "attention_head_size": width // heads}.items():
+        if hf.get(field) not in (None, only):
+            raise InputError(
+                f"{field}={brief(hf[field])} is not supported; {only} is, for hidden_size={width} "
+                f"and num_attention_heads={heads}"
+            )
+    if not legacy and (embed != width or not read_flag(hf, "tie_word_embeddings", True)):
+        raise InputError(
+            "legacy=false is not supported with embedding_size other than hidden_size, or "
+            "tie_word_embeddings=false; its head multiplies the word table"
+        )
+    if changes.get("attention") == "fused":
+        raise InputError(
+            "attention=fused is not for a DeBERTa, whose scores no kernel computes; take auto"
+        )
+    own = dict(
+        embed=embed,
+        lm_width=embed,
+        terms=read_terms(hf),
+        span=distance_span(hf) if relative else 0,
+        limit=distance_limit(hf) if relative else 0,
+        has_positions=read_flag(hf, "position_biased_input", True),
+        has_types=bool(types),
+        pooler_activation=read_word(hf, "pooler_hidden_act", "gelu", ACTIVATIONS),
+    )
+    changes = changes | {"attention": "einsum"}
+    plain = dataclasses.asdict(config_from_hf(hf | {"type_vocab_size": types or 1}))
+    return DebertaConfig(**(plain | own | changes))
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
+    """Reads a DeBERTa v2 or v3 config."""
+    if hf.get("conv_groups", 1) != 1 and conv_width(hf):
+        raise InputError(f"conv_groups={brief(hf['conv_groups'])} is not supported; 1 is")
+    conv = conv_width(hf)
+    own = dict(
+        buckets=hf.get("position_buckets") or -1,
+        norms_relative=norms_positions(hf),
+        shares_projections=read_flag(hf, "share_att_key", False),
+        conv=conv,
+    )
+    if conv:
+        own["conv_activation"] = read_word(hf, "conv_act", "tanh", ACTIVATIONS)
+    return deberta_config(hf, **(own | changes))

@@ -1,0 +1,275 @@
+"""ModernBERT: a pre-norm encoder with rotary positions and local layers (Warner et al. 2024).
+
+A prefix stands outside of distances: its keys are not turned, and all tokens see it, in local
+layers too. The masked-LM head is the checkpoint's `head` and `decoder`; a pooler it has not, so
+head.pooler=auto reads [CLS] itself.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.backbones.bert import Encoder, EncoderConfig
+from jaxprompt.convert.hf_config import (
+    read_flag,
+    read_positive,
+    read_share,
+    read_size,
+    read_word,
+    refuse,
+)
+from jaxprompt.convert.names_modernbert import read_biases
+from jaxprompt.errors import InputError, brief
+from jaxprompt.layers.attention import put_in_front, seen_of
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.embed import Table, write_slots
+from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
+from jaxprompt.layers.norm import LayerNorm, normalize
+from jaxprompt.layers.rotary import RotaryAttention, make_turns
+from jaxprompt.layers.stack import run_stack
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.types import Prefix, Seen
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModernBertConfig(EncoderConfig):
+    """The shape of a ModernBERT and how it runs."""
+
+    is_global: tuple[bool, ...] = ()  # of each layer; the others are local
+    global_theta: float = 160000.0
+    local_theta: float = 10000.0
+    window: int = 64  # how far a local layer sees to each side
+    biases: frozenset[str] = frozenset()  # of names_modernbert.BIASES
+    embed_dropout: float = 0.0
+
+    def norm(self, **name: Any) -> LayerNorm:
+        """Makes a norm, with a bias where the config says so."""
+        return LayerNorm(self.eps, "norm_bias" in self.biases, **name)
+
+
+class Item(NamedTuple):
+    """What one layer has beside its parameters; leaves have an axis of layers in front."""
+
+    prefix: Prefix | None
+    scale: Any  # [H] of the norm before its attention
+    bias: Any  # [H]
+    is_global: Any  # bool
+    is_first: Any  # bool: that norm is left out
+
+
+class Layer(nn.Module):
+    """One pre-norm layer. [B, T, H] -> [B, T, H]"""
+
+    cfg: ModernBertConfig
+
+    @nn.compact
+    def __call__(self, x, item: Item, near, everything, turns, *, deterministic: bool):
+        """Runs the layer. near, everything: bool [B, T, T]; turns: of global and of local layers"""
+        c = self.cfg
+        attention = RotaryAttention(
+            c.width, c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype,
+            use_bias="attention_bias" in c.biases, name="attention",
+        )  # fmt: skip
+        choose = lambda one, other: jax.tree.map(
+            lambda a, b: jnp.where(item.is_global, a, b), one, other
+        )
+        seen, own = Seen(choose(everything, near)), choose(*turns)
+        y = jnp.where(item.is_first, x, normalize(x, item.scale, item.bias, c.eps))
+        k, v, seen = put_in_front(item.prefix, *attention.keys(y, own), seen)
+        y = attention(y, k, v, seen, own, deterministic=deterministic)
+        # The rate of the probabilities is that of the output too.
+        x = x + Dropout(c.attention_dropout)(y, deterministic=deterministic)
+        mlp = GatedMlp(
+            c.mlp, c.activation, True, c.dropout, c.dtype, "mlp_bias" in c.biases, name="mlp"
+        )
+        return x + mlp(c.norm(name="mlp_norm")(x), deterministic=deterministic), None
+
+
+class Embed(nn.Module):
+    """Word and slot embeddings, normed. -> [B, T, H]"""
+
+    cfg: ModernBertConfig
+
+    def setup(self):
+        """Declares the table."""
+        c = self.cfg
+        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
+        self.norm = c.norm()
+        self.drop = Dropout(c.embed_dropout)
+
+    def __call__(self, tokens, slots, *, deterministic: bool):
+        """Embeds tokens, slot rows in their places."""
+        x = self.word(tokens.ids)
+        if slots is not None:
+            x = write_slots(x, tokens.slot, slots)
+        x = constrain(x, "act_batch", None, None)
+        return self.drop(self.norm(x), deterministic=deterministic)
+
+
+class LmHead(nn.Module):
+    """The transform before the output embedding. [..., H] -> [..., H]"""
+
+    cfg: ModernBertConfig
+
+    def setup(self):
+        """Declares the transform, and a bias and a table of its own where there are."""
+        c = self.cfg
+        rows = c.rows or c.vocab
+        self.dense = nn.Dense(c.width, use_bias="classifier_bias" in c.biases, dtype=c.dtype)
+        self.norm = c.norm()
+        self.bias = None
+        if "decoder_bias" in c.biases:
+            self.bias = self.param("bias", nn.initializers.zeros, (rows,))
+        if not c.tied:
+            self.table = self.param("table", nn.initializers.normal(0.02), (rows, c.width))
+
+    def __call__(self, x):
+        """Transforms hidden states."""
+        return self.norm(ACTIVATIONS[self.cfg.lm_activation](self.dense(x)))
+
+
+class _Norms(nn.Module):
+    """The norms before the attention of all layers but the first. -> scale, bias [L, H]"""
+
+    cfg: ModernBertConfig
+
+    @nn.compact
+    def __call__(self):
+        """Gives them, a first row in front that is not used."""
+        c = self.cfg
+        shape = (c.layers - 1, c.width)
+        scale, bias = self.param("scale", nn.initializers.ones, shape), jnp.zeros(shape)
+        if "norm_bias" in c.biases:
+            bias = self.param("bias", nn.initializers.zeros, shape)
+        return tuple(jnp.pad(x, [(1, 0), (0, 0)]) for x in (scale, bias))
+
+
+class _Later(nn.Module):
+    cfg: ModernBertConfig
+
+    def setup(self):
+        self.attention_norm = _Norms(self.cfg)
+
+
+class Backbone(Encoder):
+    """The encoder with every head that its checkpoint holds."""
+
+    EMBED = Embed
+    LAYER = Layer
+    LM = LmHead
+
+    def setup(self):
+        """Declares what the checkpoint holds."""
+        super().setup()
+        self.later_layers = _Later(self.cfg)
+        self.norm = self.cfg.norm()
+
+    @nn.nowrap
+    def example(self) -> tuple[Any, ...]:
+        """Gives what a layer is called with besides its input."""
+        c = self.cfg
+        item = Item(None, jnp.ones(c.width), jnp.zeros(c.width), True, True)
+        turns = make_turns(jnp.zeros((1, 2), jnp.int32), c.width // c.heads, c.local_theta)
+        seen = jnp.ones((1, 2, 2), bool)
+        return item, seen, seen, (turns, turns)
+
+    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None):
+        c, tokens = self.cfg, batch.encoder
+        places, mask = tokens.positions, seen_of(tokens, tokens).mask
+        everything = jnp.broadcast_to(
+            mask if mask.ndim == 3 else mask[:, None], (*places.shape, places.shape[1])
+        )
+        near = everything & (jnp.abs(places[:, :, None] - places[:, None]) <= c.window)
+        turns = tuple(
+            make_turns(places, c.width // c.heads, theta)
+            for theta in (c.global_theta, c.local_theta)
+        )
+        items = Item(
+            prefix, *self.later_layers.attention_norm(), np.array(c.is_global),
+            np.arange(c.layers) == 0,
+        )  # fmt: skip
+        x, _ = run_stack(
+            self.layer, self.layers, x, items, near, everything, turns, first=first, last=last,
+            **self._way(deterministic),
+        )  # fmt: skip
+        return self.norm(x) if last is None else x
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
+    """Reads a ModernBERT config. Raises InputError where it asks for what is not done here."""
+    refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
+    width, layers = read_size(hf, "hidden_size"), read_size(hf, "num_hidden_layers")
+    heads = read_size(hf, "num_attention_heads")
+    if width % heads or width // heads % 2:
+        raise InputError(
+            f"hidden_size={width} must be an even multiple of num_attention_heads={heads}"
+        )
+    if layers < 2:
+        raise InputError(f"num_hidden_layers={layers} is not supported; at least 2 are")
+    rate = read_share(hf, "attention_dropout", 0.0)
+    fields = dict(
+        vocab=read_size(hf, "vocab_size"),
+        width=width,
+        embed=width,
+        layers=layers,
+        heads=heads,
+        mlp=read_size(hf, "intermediate_size"),
+        positions=read_size(hf, "max_position_embeddings"),
+        types=1,
+        activation=read_word(hf, "hidden_activation", "gelu", ACTIVATIONS),
+        lm_activation=read_word(hf, "classifier_activation", "gelu", ACTIVATIONS),
+        lm_width=width,
+        eps=read_positive(hf, "norm_eps", 1e-5),
+        dropout=read_share(hf, "mlp_dropout", 0.0),
+        embed_dropout=read_share(hf, "embedding_dropout", 0.0),
+        attention_dropout=rate,
+        tied=read_flag(hf, "tie_word_embeddings", True),
+        is_global=tuple(kind == _KINDS[0] for kind in _read_kinds(hf, layers)),
+        global_theta=_read_theta(hf, _KINDS[0], "global_rope_theta", 160000.0),
+        local_theta=_read_theta(hf, _KINDS[1], "local_rope_theta", 10000.0),
+        window=read_size(hf, "local_attention", 128) // 2,
+        biases=frozenset(read_biases(hf)),
+    )
+    return ModernBertConfig(**(fields | changes))
+
+
+def _read_kinds(hf: Mapping[str, Any], layers: int) -> list[str]:
+    """Reads which layers are global: a list, or every so many as older configs have it."""
+    kinds = hf.get("layer_types")
+    if kinds is None:
+        every = read_size(hf, "global_attn_every_n_layers", 3)
+        return [_KINDS[layer % every > 0] for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in _KINDS for k in kinds):
+        raise InputError(
+            f"layer_types={brief(kinds)} must be a list of {layers} words of {', '.join(_KINDS)}, "
+            "one for each of num_hidden_layers"
+        )
+    return kinds
+
+
+def _read_theta(hf: Mapping[str, Any], kind: str, field: str, default: float) -> float:
+    """Reads the base of a kind of layer's turns. Raises InputError for turns that are scaled."""
+    if hf.get("rope_scaling") is not None:
+        raise InputError("rope_scaling is not supported; take a checkpoint without it")
+    whole = hf.get("rope_parameters")
+    own = whole.get(kind) if isinstance(whole, dict) else {} if whole is None else None
+    own = {} if own is None and isinstance(whole, dict) else own
+    known = {"rope_type", "rope_theta"}
+    if not isinstance(own, dict) or not own.keys() <= known:
+        raise InputError(
+            f"rope_parameters={brief(whole)} is not supported; a rope_theta for each kind of layer "
+            "is"
+        )
+    if own.get("rope_type", "default") != "default":
+        raise InputError(f"rope_parameters with rope_type={brief(own['rope_type'])} are not "
+                         "supported; default is")  # fmt: skip
+    if own.get("rope_theta") is not None:
+        return read_positive(own, "rope_theta", default)
+    return read_positive(hf, field, default)

@@ -1,0 +1,111 @@
+"""What a table of names is made of: our parameters, and what each is called in the file.
+
+Axes are letters (see types.py): V vocab, E embedding, H width, N heads, D head dim, F mlp, and
+here also P positions, S segment types, R distance buckets, X width of the LM features, W width of
+a convolution, 1 and 3. Parameters under "layers/" and "decoder_layers/" stand in the file once a
+layer, {i}, and are stacked on a leading axis, L or K, the decoder's number of layers; those under
+"later_layers/" stand there for all layers but the first, on an axis J.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+
+class Tensor(NamedTuple):
+    """One parameter and its origin."""
+
+    path: str  # ours, flat
+    sources: tuple[str, ...]  # names in the file: the first present is read, the last is today's
+    axes: str  # ours, without L
+    file_axes: tuple[str, ...]  # in the file; letters that stand together are one merged axis
+    transposed: bool = False  # torch's Linear weights are [out, in]
+    part: tuple[int, int] = (0, 1)  # (i, n): the i-th of n equal parts of what the file has, of its
+    # last axis, of its first where transposed
+    residual: float = 0.0  # a divided residual stream divides it by that power, see `rescale`
+    when: str = ""  # what a model is that has it: "projected", "gated" or a trait of its family;
+    # "" = any
+    elsewhere: tuple[str, ...] = ()  # names that are read where the file has none of `sources`
+    outside: bool = False  # the family's prefix never stands in front
+
+    @property
+    def stack(self) -> str:
+        """The leading axis of what the file holds once a layer: "L", "K", "J"; "" = not stacked."""
+        stacks = {"layers": "L", "decoder_layers": "K", "later_layers": "J"}
+        return stacks.get(self.path.split("/")[0], "")
+
+    def name(self, source: str, layer: int, inner: int = 1) -> str:
+        """Writes a layer into a name; `inner` layers make up a group, {g}, of those shared."""
+        if "{g}" in source:
+            return source.format(g=layer // inner, i=layer % inner)
+        return source.format(i=layer + (self.stack == "J"))
+
+
+def _no_sizes(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    return {}
+
+
+def _no_traits(config: Mapping[str, Any]) -> Collection[str]:
+    return ()
+
+
+class Family(NamedTuple):
+    """The names of one family; trunk and pooler names may follow `prefix`, the rest never do."""
+
+    prefix: str
+    trunk: tuple[Tensor, ...]
+    heads: dict[str, tuple[Tensor, ...]]
+    decoder: Tensor  # the output table; the file may hold it though it equals the word table
+    sizes: dict[str, str]  # axis letter -> field of config.json, or another letter
+    always: tuple[str, ...] = ()  # heads that need no tensors of their own
+    bare: bool = False  # today's checkpoints leave the prefix out
+    # head -> how transformers ends the name of the class that loads it, in order of precedence
+    classes: Mapping[str, str] = {}
+    # head -> a tensor of files in which its names are those of another's head
+    unless: Mapping[str, str] = {}
+    # (config, the sizes known) -> sizes of axes that no field tells
+    derive: Callable[[Mapping[str, Any], Mapping[str, int]], dict[str, int]] = _no_sizes
+    traits: Callable[[Mapping[str, Any]], Collection[str]] = _no_traits  # see Tensor.when
+
+
+# Buffers of some versions, no weights.
+IGNORED = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias")
+
+
+def make_table(
+    path: str, *sources: str, axes: str, residual: float = 0.0, when: str = ""
+) -> tuple[Tensor, ...]:
+    """Names a lookup table."""
+    names = tuple(f"{source}.weight" for source in sources)
+    return (Tensor(f"{path}/table", names, axes, tuple(axes), residual=residual, when=when),)
+
+
+def make_norm(path: str, source: str, axis: str, when: str = "") -> tuple[Tensor, ...]:
+    """Names the scale and the bias of a norm."""
+    # gamma and beta are the names of checkpoints converted from TensorFlow.
+    return (
+        Tensor(f"{path}/scale", (f"{source}.gamma", f"{source}.weight"), axis, (axis,), when=when),
+        Tensor(f"{path}/bias", (f"{source}.beta", f"{source}.bias"), axis, (axis,), when=when),
+    )
+
+
+def make_linear(path: str, source: str, into: str, out: str, when: str = "") -> tuple[Tensor, ...]:
+    """Names the kernel and the bias of a linear map."""
+    kernel, bias = f"{path}/kernel", f"{path}/bias"
+    return (
+        Tensor(kernel, (f"{source}.weight",), into + out, (out, into), transposed=True, when=when),
+        Tensor(bias, (f"{source}.bias",), out, (out,), when=when),
+    )
+
+
+def make_mlm(dense: str, norm: str, *bias: str) -> tuple[Tensor, ...]:
+    """Names the head of a masked language model."""
+    return (
+        *make_linear("mlm/dense", dense, "H", "X"),
+        *make_norm("mlm/norm", norm, "X"),
+        Tensor("mlm/bias", bias, "V", ("V",)),
+    )
+
+
+def make_decoder(source: str, path: str = "mlm/table") -> Tensor:
+    """Names the output table."""
+    return Tensor(path, (source,), "VX", ("V", "X"))

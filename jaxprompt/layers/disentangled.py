@@ -1,0 +1,156 @@
+"""DeBERTa's attention: scores by content and by distance, each side apart (He et al. 2021).
+
+With q, k of the content and r of a distance, row d of a table of distances for query i and key j
+with d = i - j, the score is q_i k_j + q_i kr_d (c2p) + k_j qr_d (p2c), divided by
+sqrt(D * (1 + the number of terms of distance)). What is put in front, a prefix, has no distance: it
+is scored by content alone, under the same divisor (Liu et al. 2022, P-tuning v2's code).
+"""
+
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.layers.attention import Attention
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.types import Seen
+
+
+@functools.cache
+def distance_rows(length: int, span: int, buckets: int, limit: int) -> np.ndarray:
+    """Finds the row of the table of each distance, key j to query i. -> int [2 * length]
+
+    Entry e is of d = i - j = length - 1 - e; the last is filling. Distances are sorted into
+    `buckets` where there are such, exact up to half of them and then logarithmic up to `limit`.
+    """
+    distance = np.minimum(np.arange(length - 1, -length - 1, -1), length - 1)
+    if buckets > 0:
+        middle = buckets // 2
+        size = np.maximum(np.abs(distance), middle).astype(np.float32)
+        far = np.log(size / np.float32(middle)) / np.log(np.float32((limit - 1) / middle))
+        far = np.ceil(far * np.float32(middle - 1)) + middle
+        near = np.abs(distance) <= middle
+        distance = np.where(near, distance, np.sign(distance) * far).astype(np.int64)
+    return np.clip(distance + span, 0, 2 * span - 1)
+
+
+def by_distance(scores):
+    """Moves scores of distances to their keys. [B, N, T, 2T] -> [B, N, T, T]
+
+    In row i entry e becomes the one of key e - (T - 1) + i. Rows of 2T that are read as rows of
+    2T - 1 move by one from each to the next: no gather, whose gradient on GPUs differs from run to
+    run.
+    """
+    *rows, length, width = scores.shape
+    flat = scores.reshape(*rows, length * width)
+    flat = flat[..., length - 1 : length - 1 + length * (width - 1)]
+    return flat.reshape(*rows, length, width - 1)[..., :length]
+
+
+class _Joined(nn.Module):
+    """One kernel of queries, keys and values, head by head. [..., H] -> [..., N, D]"""
+
+    heads: int
+    head_dim: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x, part: int):
+        """Applies one of its three parts."""
+        shape = (x.shape[-1], self.heads, 3, self.head_dim)
+        kernel = self.param("kernel", nn.initializers.normal(0.02), shape)[:, :, part]
+        last = ((x.ndim - 1,), (0,)), ((), ())
+        return dot_general(x.astype(self.dtype), kernel.astype(self.dtype), last)
+
+
+class _Bias(nn.Module):
+    """A bias of every head. [..., N, D] -> [..., N, D]"""
+
+    @nn.compact
+    def __call__(self, x):
+        """Adds it."""
+        return x + self.param("bias", nn.initializers.zeros, x.shape[-2:]).astype(x.dtype)
+
+
+class Disentangled(Attention):
+    """Attention whose scores have terms of distance too.
+
+    `terms` are of "c2p" and "p2c". v1 joins the projections in one kernel (`joined`), v2 may
+    project distances as it does contents (`shared`). `span`, `buckets` and `limit` as in
+    `distance_rows`.
+    """
+
+    terms: tuple[str, ...] = ()
+    joined: bool = False
+    shared: bool = False
+    span: int = 0
+    buckets: int = -1
+    limit: int = 0
+    hidden_dropout: float = 0.0
+
+    def setup(self):
+        """Declares the projections."""
+        dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, dot_general=dot_general)
+        shape = (self.heads, self.head_dim)
+        if self.joined:
+            self.in_proj = _Joined(*shape, self.dtype)
+            self.query, self.value = _Bias(), _Bias()
+        else:
+            self.query, self.key, self.value = dense(shape), dense(shape), dense(shape)
+        if self.span and not self.shared:
+            if "c2p" in self.terms:
+                self.position_key = dense(shape, use_bias=not self.joined)
+            if "p2c" in self.terms:
+                self.position_query = dense(shape)
+        self.out = dense(self.width, axis=(-2, -1))
+        self.drop = Dropout(self.hidden_dropout)
+
+    def keys(self, x):
+        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
+        if self.joined:
+            return self.in_proj(x, 1), self.value(self.in_proj(x, 2))
+        return self.key(x), self.value(x)
+
+    def __call__(self, x, k, v, seen: Seen, relative=None, *, deterministic: bool):
+        """Attends from x; the last T keys are of x, those in front a prefix's.
+
+        [B, T, H], [B, S, N, D] x 2, the table of distances [R, H] or None -> [B, T, H]
+        """
+        q = self._queries(x)
+        if relative is not None:
+            relative = self.drop(relative, deterministic=deterministic)
+        return self.mix(q, k, v, seen, self._bias(q, k, relative), deterministic=deterministic)
+
+    def weigh(self, x, k, seen: Seen, relative=None):
+        """Computes the probabilities that `__call__` mixes the values by. -> [B, N, T, S]"""
+        q = self._queries(x)
+        return self.probabilities(q, k, seen, self._bias(q, k, relative))
+
+    def _queries(self, x):
+        return self.query(self.in_proj(x, 0)) if self.joined else self.query(x)
+
+    def _bias(self, q, k, relative):
+        """Scores by distance. [B, T, N, D], [B, P+T, N, D], [R, H] -> [B, N, T, P+T], 0 at P"""
+        if relative is None or not self.terms:
+            return None
+        length = q.shape[1]
+        front = k.shape[1] - length
+        rows = distance_rows(length, self.span, self.buckets, self.limit)
+        scale, found = 1 / math.sqrt(self.head_dim * (1 + len(self.terms))), 0.0
+        if "c2p" in self.terms:
+            table = (self.key if self.shared else self.position_key)(relative[rows])  # [2T, N, D]
+            found = by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32))
+        if "p2c" in self.terms:
+            # Seen from the keys the order of distances is the other one.
+            table = (self.query if self.shared else self.position_query)(relative[_turned(rows)])
+            scores = einsum("bsnd,end->bnse", k[:, front:] * scale, table, jnp.float32)
+            found = found + by_distance(scores).swapaxes(2, 3)
+        return jnp.pad(found, [(0, 0)] * 3 + [(front, 0)])
+
+
+def _turned(rows: np.ndarray) -> np.ndarray:
+    """Turns the order of distances round; the last row is filling."""
+    return np.append(rows[-2::-1], rows[-1])

@@ -1,0 +1,39 @@
+"""Attention whose queries and keys are turned by their positions (Su et al. 2021)."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprompt.layers.attention import Attention
+from jaxprompt.types import Seen
+
+
+def make_turns(positions, size: int, theta: float):
+    """Tabulates the turns of positions. int [B, T] -> cos, sin, float32 [B, T, 1, D]"""
+    rates = theta ** -(np.arange(0, size, 2, dtype=np.float32) / size)  # [D / 2]
+    angles = positions[..., None].astype(jnp.float32) * jnp.asarray(rates, jnp.float32)
+    angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def turn(x, turns):
+    """Turns each pair of x[d], x[d + D / 2], in float32. [B, T, N, D] -> [B, T, N, D]"""
+    cos, sin = turns
+    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    wide = jnp.concatenate([low, high], axis=-1) * cos
+    return (wide + jnp.concatenate([-high, low], axis=-1) * sin).astype(x.dtype)
+
+
+class RotaryAttention(Attention):
+    """Attention over turned keys; those of a prefix are put in front as they are."""
+
+    def keys(self, x, turns):
+        """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
+        return turn(self.key(x), turns), self.value(x)
+
+    def __call__(self, x, k, v, seen: Seen, turns, *, deterministic: bool):
+        """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
+        return self.mix(turn(self.query(x), turns), k, v, seen, deterministic=deterministic)
+
+    def weigh(self, x, k, seen: Seen, turns):
+        """Computes the probabilities that `__call__` mixes the values by. -> [B, N, T, S]"""
+        return self.probabilities(turn(self.query(x), turns), k, seen)

@@ -1,0 +1,222 @@
+"""DeBERTa, ALBERT and ModernBERT against transformers: states, logits, and every gradient."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from folders import CARD
+from pairs import assert_near, compiled, make_batch, make_tokens, read_ours, read_pair
+from safetensors.numpy import load_file, save_file
+from tiny import BERT, CONFIGS, jit
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.convert.save import save_backbone
+from jaxprompt.errors import InputError
+from jaxprompt.tree import flatten
+from jaxprompt.types import Injection
+
+SIZES = BERT | dict(vocab_size=60)
+# Texts of more tokens than are told apart one by one.
+RELATIVE = SIZES | dict(
+    relative_attention=True, position_biased_input=False, type_vocab_size=0,
+    pos_att_type=["p2c", "c2p"], max_position_embeddings=12,
+)  # fmt: skip
+V3 = RELATIVE | dict(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True)
+KINDS = {
+    "v3": ("deberta_v2", "DebertaV2ForMaskedLM", V3),
+    "v2-xlarge": (
+        "deberta_v2", "DebertaV2ForMaskedLM",
+        V3 | dict(conv_kernel_size=3, conv_act="gelu", legacy=False),
+    ),
+    "v2-apart": (
+        "deberta_v2", "DebertaV2ForMaskedLM",
+        RELATIVE | dict(embedding_size=12, max_relative_positions=5, pos_att_type="c2p",
+                        position_biased_input=True, type_vocab_size=2),
+    ),
+    "v1": ("deberta", "DebertaForMaskedLM", RELATIVE | dict(max_relative_positions=6)),
+    "albert": ("albert", "AlbertForMaskedLM", SIZES | dict(embedding_size=12)),
+    "albert-groups": (
+        "albert", "AlbertForMaskedLM",
+        SIZES | dict(num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2,
+                     embedding_size=16),
+    ),
+    "modernbert": (
+        "modernbert", "ModernBertForMaskedLM",
+        CONFIGS["modernbert"]
+        | dict(rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 900.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+        }),
+    ),
+    "modernbert-biased": (
+        "modernbert", "ModernBertForMaskedLM",
+        CONFIGS["modernbert"] | dict(
+            layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2,
+            norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True,
+            decoder_bias=False,
+        ),
+    ),
+    "v1-plain": ("deberta", "DebertaForMaskedLM", SIZES | dict(legacy=False)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Returns a function that saves each kind once."""
+    root = tmp_path_factory.mktemp("kinds")
+
+    @functools.cache
+    def make(kind):
+        torch.set_num_threads(1)
+        torch.manual_seed(len(kind))
+        _, name, sizes = KINDS[kind]
+        model_class = getattr(transformers, name)
+        model = model_class(model_class.config_class(**sizes))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(root / kind)
+        return root / kind
+
+    return make
+
+
+def draw_batch(config, side="right", lengths=(11, 7, 1), width=11):
+    rng, column, lengths = np.random.default_rng(3), np.arange(width), np.array(lengths)[:, None]
+    mask = column < lengths if side == "right" else column >= width - lengths
+    ids = np.where(mask, rng.integers(5, config["vocab_size"], mask.shape), 0)
+    types = np.where(mask, rng.integers(0, config.get("type_vocab_size") or 1, mask.shape), 0)
+    return make_batch(make_tokens(ids, mask, types))
+
+
+def run_torch(model, batch):
+    tokens = batch.encoder
+    given = dict(
+        input_ids=torch.tensor(tokens.ids).long(), attention_mask=torch.tensor(tokens.mask).long(),
+        token_type_ids=torch.tensor(tokens.types).long(),
+        position_ids=torch.tensor(tokens.positions).long(),
+    )  # fmt: skip
+    if model.config.model_type == "modernbert":
+        del given["token_type_ids"]
+    return model(**given, output_hidden_states=True)
+
+
+def scores(module, batch):
+    hidden = module(batch, Injection(), deterministic=True)
+    table, bias = module.lm_table()
+    logits = jnp.einsum("btx,vx->btv", module.lm_features(hidden), table)
+    return hidden, logits if bias is None else logits + bias
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_logits_and_gradients(folder, tmp_path, kind):
+    where, (family, name, _) = folder(kind), KINDS[kind]
+    pair = read_pair(where, family, getattr(transformers, name))
+    for side in ("left", "right"):
+        batch = draw_batch(pair.config, side)
+        expected, mask = run_torch(pair.torch, batch), batch.encoder.mask
+        hidden, logits = compiled(pair.module, scores)(pair.params, batch)
+        assert_near(hidden, expected.hidden_states[-1].detach(), 1e-4, mask)
+        assert_near(logits, expected.logits.detach(), 1e-4, mask)
+        assert expected.logits.std() > 0.1
+    weigh = np.random.default_rng(0).normal(size=logits.shape) * mask[..., None] / 10
+    (expected.logits * torch.tensor(weigh).float()).sum().backward()
+    # Saved in the weights' place, gradients come back by our names.
+    (tmp_path / "config.json").write_text(json.dumps(pair.config))
+    tensors = load_file(where / "model.safetensors")
+    found = {n: p.grad for n, p in pair.torch.named_parameters() if p.grad is not None}
+    save_file(
+        {n: found[n].numpy() if n in found else 0 * x for n, x in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
+    expected = load_backbone(tmp_path, family, pair.config).params
+    loss = lambda p: (pair.module.apply({"params": p}, batch, method=scores)[1] * weigh).sum()
+    gradients = jit(jax.grad(loss))(pair.params)
+    # The padding's row has no gradient in torch.
+    gradients["embed"]["word"]["table"] = gradients["embed"]["word"]["table"].at[0].set(0.0)
+    expected["embed"]["word"]["table"][0] = 0.0
+    # A key's bias moves all scores of a query alike: by distances apart, its gradient is rounding.
+    gradients, expected = flatten(gradients), flatten(expected)
+    assert gradients.keys() == expected.keys()
+    for path, own in expected.items():
+        assert_near(gradients[path], own, 1e-4 * max(np.abs(own).max(), 1e-2))
+
+
+@pytest.mark.parametrize("kind", ["v1", "v3"])
+def test_a_classifiers_pooler_is_read_and_written(tmp_path, kind):
+    family, name, sizes = KINDS[kind]
+    model_class = getattr(transformers, name.replace("ForMaskedLM", "ForSequenceClassification"))
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**sizes)).eval()
+    model.save_pretrained(tmp_path / "in")
+    (tmp_path / "in/tokenizer.json").write_text("{}")
+    module, params, report = read_ours(tmp_path / "in", family)
+    assert report.heads == ("pooler",)
+    assert report.unused == ("classifier.bias", "classifier.weight")
+    x = np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
+    found = module.apply({"params": params}, x[:, 0], method="pool")
+    assert_near(found, model.pooler(torch.tensor(x)).detach(), 1e-5)
+    save_backbone(
+        tmp_path / "out", family, read_config(tmp_path / "in"), params, tokenizer=tmp_path / "in",
+        card=CARD, run="r",
+    )  # fmt: skip
+    again = model_class.from_pretrained(tmp_path / "out")
+    assert torch.equal(again.pooler.dense.weight, model.pooler.dense.weight)
+
+
+def test_the_head_is_read_under_the_names_it_was_published_with(folder, tmp_path):
+    """What Microsoft published has lm_predictions, and no `legacy` in its config.json."""
+    source, (family, name, _) = folder("v2-xlarge"), KINDS["v2-xlarge"]
+    (tmp_path / "in").mkdir()
+    for file in source.iterdir():
+        (tmp_path / "in" / file.name).write_bytes(file.read_bytes())
+    config = read_config(source)
+    del config["legacy"]
+    (tmp_path / "in/config.json").write_text(json.dumps(config))
+    (tmp_path / "in/tokenizer.json").write_text("{}")
+    module, params, report = read_ours(tmp_path / "in", family)
+    assert report.heads == ("mlm",) and not report.unused
+    save_backbone(
+        tmp_path / "out", family, config, params, tokenizer=tmp_path / "in", card=CARD, run="r"
+    )
+    models = (getattr(transformers, name).from_pretrained(x) for x in (source, tmp_path / "out"))
+    batch = draw_batch(config)
+    before, after = (run_torch(model.eval(), batch).logits.detach().numpy() for model in models)
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    assert_near(compiled(module, scores)(params, batch)[1], before, 1e-4, batch.encoder.mask)
+
+
+def test_a_modernbert_that_classifies_has_no_head_for_words(tmp_path):
+    model_class = transformers.ModernBertForSequenceClassification
+    model_class(model_class.config_class(**CONFIGS["modernbert"])).save_pretrained(tmp_path)
+    _, _, report = read_ours(tmp_path, "modernbert")
+    assert report.heads == () and report.fresh == ("mlm",)
+
+
+@pytest.mark.parametrize("family, changes, words", [
+    ("deberta", dict(talking_head=True), "talking_head=true is not supported"),
+    ("deberta", dict(pos_att_type="p2p|c2p"), "pos_att_type=.* known: a list of c2p, p2c"),
+    ("deberta_v2", dict(norm_rel_ebd="rms"), "norm_rel_ebd=.*rms.* is not supported"),
+    ("deberta_v2", dict(conv_kernel_size=4), "conv_kernel_size=4 must be odd"),
+    ("deberta_v2", dict(conv_kernel_size=3, conv_groups=2), "conv_groups=2 is not supported"),
+    ("deberta_v2", dict(legacy=False, embedding_size=8), "legacy=false is not supported with"),
+    ("albert", dict(num_hidden_groups=3), "num_hidden_groups=3 is over num_hidden_layers=2"),
+    ("modernbert", dict(num_hidden_layers=1), "num_hidden_layers=1 is not supported"),
+    ("modernbert", dict(rope_scaling={"factor": 2.0}), "rope_scaling is not supported"),
+    ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "yarn"),
+])  # fmt: skip
+def test_what_is_not_done_is_refused_by_name(family, changes, words):
+    with pytest.raises(InputError, match=words):
+        make_backbone(family, CONFIGS[family] | changes, ("mlm",))
+
+
+def test_no_kernel_is_promised_for_a_deberta():
+    with pytest.raises(InputError, match="attention=fused is not for a DeBERTa"):
+        make_backbone("deberta_v2", CONFIGS["deberta_v2"], ("mlm",), attention="fused")
