@@ -23,19 +23,19 @@ def names(block: str) -> list[str]:
 
 
 def own_fields(block: str, name: str) -> dict[str, Any]:
-    """Reads the fields of a method or head, with their defaults."""
-    tree = ast.parse(_source(block, name))
-    kinds = (node for node in tree.body if isinstance(node, ast.ClassDef))
-    body = next(node.body for node in kinds if node.name == OPEN[block][1])
-    own = [node for node in body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    own = [node for node in own if ast.unparse(node.annotation) in _TYPES]
-    return {node.target.id: ast.literal_eval(node.value) for node in own}
+    """Reads the fields of a method or head, with their defaults; those that it inherits first."""
+    read = {}
+    for parent in _lineage(block, name):
+        stated = (node for node in _class(block, parent).body if isinstance(node, ast.AnnAssign))
+        own = [node for node in stated if node.value and ast.unparse(node.annotation) in _TYPES]
+        read |= {node.target.id: ast.literal_eval(node.value) for node in own}
+    return read
 
 
 def own_notes(block: str, name: str) -> dict[str, str]:
     """Reads the comments behind these fields."""
-    found = map(_NOTE.match, _source(block, name).splitlines())
-    notes = dict(match.groups() for match in found if match)
+    lines = (line for kind in _lineage(block, name) for line in _source(block, kind).splitlines())
+    notes = dict(match.groups() for match in map(_NOTE.match, lines) if match)
     return notes | ({"init": _INIT} if block == "prompt" else {})
 
 
@@ -47,6 +47,18 @@ def make_block(block: str, name: str, **values: Any) -> ConfigDict:
     own = own_fields(block, name)
     init = {"init": ""} if own and block == "prompt" else {}
     return ConfigDict({"name": name} | init | own | values)
+
+
+def _lineage(block: str, name: str) -> list[str]:
+    """Lists the files whose classes a method or head is made of: `linear.Head` before its own."""
+    bases = [ast.unparse(base).split(".") for base in _class(block, name).bases]
+    return [*(file for file, *kind in bases if kind == [OPEN[block][1]]), name]
+
+
+def _class(block: str, name: str) -> ast.ClassDef:
+    body = ast.parse(_source(block, name)).body
+    classes = (node for node in body if isinstance(node, ast.ClassDef))
+    return next(node for node in classes if node.name == OPEN[block][1])
 
 
 def _source(block: str, name: str) -> str:

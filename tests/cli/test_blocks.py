@@ -69,7 +69,7 @@ def test_blocks_have_all_that_a_method_has():
         (dict(prompt__name="sotf"), ["unknown method prompt.name='sotf'; nearest: soft"]),
         (dict(prompt__name="soft", prompt__lenght=3), ["'prompt.lenght'; nearest: prompt.length"]),
         (dict(head__name="verbalizer", head__pooler="cls"),
-         ["'head.pooler' is of head.name=linear; ", "verbalizer has name, pieces, scores, span"]),
+         ["'head.pooler' is of head.name=linear or regression; ", "verbalizer has name, pieces"]),
         (dict(head__span="target"), ["of head.name=verbalizer; ", "linear has dropout, name, poo"]),
         (dict(head__name="text", head__dropout=0), ["head.name=text has no field but name"]),
     ],

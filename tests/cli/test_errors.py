@@ -84,7 +84,7 @@ CONFIG = [
     ("backbone.remat", "some", ["backbone.remat='some' is unknown"]),
     ("backbone.attention", "flash", ["backbone.attention='flash' is unknown"]),
     ("backbone.dropout", "1.5", ["backbone.dropout=1.5 must be in [0, 1)"]),
-    ("head.name", "lm", ["unknown head head.name='lm'", "linear, multi_spans, spans, tags, text"]),
+    ("head.name", "lm", ["unknown head head.name='lm'", "multi_spans, regression, spans, tags"]),
     ("head.pooler", "max", ["head.pooler='max' is unknown", "mean"]),
     ("head.scores", "all", ["head.scores='all' is unknown", "full"]),
     ("task.name", "trek", ["unknown task 'trek'", "nearest: trec", "custom"]),
