@@ -112,7 +112,7 @@ RUNS += [(CONFIGS / "ipt/end_to_end.py", argument) for argument in TABLE_2]
 SPANS = ("quoref", "quoref,low,sigma,large", "quoref,full,bert")
 RUNS += [(CONFIGS / "dpt.py", argument) for argument in (*OTHERS, *SPANS)]
 BUILDS = [
-    pytest.param(path, own, id=f"{path.stem}-{own}", marks=[pytest.mark.long] * (number > 1))
+    pytest.param(path, own, id=f"{path.stem}-{own}", marks=[pytest.mark.long] * (number > 0))
     for _, group in groupby(sorted(RUNS), key=lambda run: run[0])
     for number, (path, own) in enumerate(run for run in group if differs(*run))
 ]

@@ -85,8 +85,8 @@ def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
     found = scores_of(split) + 6 * rng.normal(size=(*split.labels.shape, 2)).astype(np.float32)
     measured = head.measure(metric, split, found, 0)
     plain = lambda at: dataclasses.replace(head, tune=False, threshold=at)
-    tried = [plain(at).measure(metric, split, found, 0)[metric] for at in np.arange(-40, 40, 0.01)]
-    assert measured[metric] == pytest.approx(max(tried)) and measured[metric] > tried[4000]
+    tried = [plain(at).measure(metric, split, found, 0)[metric] for at in np.arange(-40, 40, 0.5)]
+    assert measured[metric] >= max(tried) and measured[metric] > tried[80]
     fitted = head.fitted(measured)
     assert fitted == plain(measured["threshold"])
     assert fitted.measure(metric, split, found, 0)[metric] == measured[metric]
