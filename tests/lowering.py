@@ -51,6 +51,9 @@ LEARNS = ("train", "grid", "pretrain", "adapt")
 WIDTH, HEADS, SIZE, MLP, VOCAB, PLACES = 32, 4, 8, 40, 56, 640
 _SIZES = {
     "gpt2": dict(n_embd=WIDTH, n_head=HEADS, n_inner=MLP, n_positions=PLACES, vocab_size=VOCAB),
+    "glm": dict(
+        hidden_size=WIDTH, num_attention_heads=HEADS, max_sequence_length=PLACES, vocab_size=VOCAB
+    ),
     "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
 _ENCODER = dict(

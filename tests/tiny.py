@@ -37,13 +37,18 @@ CONFIGS = {
     "modernbert": BERT
     | dict(num_hidden_layers=3, global_attn_every_n_layers=2, local_attention=4, pad_token_id=0),
     "gpt2": dict(vocab_size=53, n_embd=16, n_layer=2, n_head=2, n_positions=40),
+    "glm": dict(
+        vocab_size=53, hidden_size=16, num_layers=2, num_attention_heads=2, max_sequence_length=40,
+        block_position_encoding=True,
+    ),
     "t5": dict(
         vocab_size=53, d_model=16, d_kv=6, num_heads=2, d_ff=24, num_layers=2,
         num_decoder_layers=3, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
         relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
     ),
 }  # fmt: skip
-MODEL_HEADS = {"electra": ("mlm", "rtd"), "gpt2": ("lm",), "t5": ("lm",)}
+MODEL_HEADS = {"electra": ("mlm", "rtd"), "gpt2": ("lm",), "t5": ("lm",), "glm": ("lm",)}
+FED = ("t5", "glm")  # what they write is read apart from the input
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
 SCALES = {"t5": 0.2}
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids; text starts at FIRST
@@ -85,7 +90,7 @@ def make_batch(
 ):  # fmt: skip
     """Makes rows of differing lengths: [CLS] slots text [MASK]... text [SEP], padded on `side`.
 
-    A head reads the masks; in GPT-2 the last tokens of the row, in T5 those of the decoder.
+    A head reads the masks; in GPT-2 the last tokens of the row, in T5 and GLM those of the answer.
     """
     rng = np.random.default_rng(seed)
     rows *= choices
@@ -100,7 +105,8 @@ def make_batch(
         before = int(rng.integers(1, text))
         kinds = [Role.SPECIAL] + [Role.SOFT] * slots + [Role.TEXT] * before
         at = len(kinds)
-        kinds += [Role.SPECIAL] * masks + [Role.TEXT] * (text - before) + [Role.SPECIAL]
+        asked = Role.LABEL if family == "glm" else Role.SPECIAL  # which tells where its blank is
+        kinds += [asked] * masks + [Role.TEXT] * (text - before) + [Role.SPECIAL]
         words = rng.integers(FIRST, BERT["vocab_size"], n)
         words[0], words[1 : 1 + slots], words[at : at + masks], words[-1] = CLS, PAD, MASK, SEP
         start = length - n if side == "left" else 0
@@ -108,7 +114,7 @@ def make_batch(
         ids[row, here], roles[row, here] = words, kinds
         slot[row, start + 1 : start + 1 + slots] = np.arange(slots)
         positions[row, here] = np.arange(n) + shift
-        types[row, start + at : start + n] = family not in ("gpt2", "t5")
+        types[row, start + at : start + n] = family not in ("gpt2", *FED)
         label_pos[row] = start + (n - masks if family == "gpt2" else at) + np.arange(masks)
     tokens = Tokens(ids, roles != Role.PAD, slot, positions, types, roles)
     if side == "right":
@@ -117,7 +123,7 @@ def make_batch(
     labels = rng.integers(0, classes, examples).astype(np.int32)
     index = np.arange(examples, dtype=np.int32)
     batch = Batch(tokens, label_pos, labels, np.ones(examples, np.float32), index)
-    return add_decoder(batch, rng, decoder_slots, decoder_shift) if family == "t5" else batch
+    return add_decoder(batch, rng, decoder_slots, decoder_shift) if family in FED else batch
 
 
 def add_decoder(batch: Batch, rng, slots: int, shift: int) -> Batch:

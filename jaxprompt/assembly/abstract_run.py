@@ -14,6 +14,7 @@ from jaxprompt.assembly.examples import in_form
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.published import published
+from jaxprompt.data.specials import INFILLING
 from jaxprompt.data.tags import labels_of
 from jaxprompt.data.tasks import Example, Task, with_labels
 from jaxprompt.data.template import parse
@@ -55,7 +56,8 @@ class OnePiece:
 
     def __init__(self, sentinel: str):
         """Starts with the sentinels, as the config writes them."""
-        self._numbers = {sentinel.format(i): 5 + i for i in range(_MASKS)}
+        names = [*(sentinel.format(i) for i in range(_MASKS)), *INFILLING]
+        self._numbers = {name: 5 + i for i, name in enumerate(names)}
 
     def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
         """Numbers words in the order in which they come."""

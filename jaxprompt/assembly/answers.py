@@ -28,8 +28,8 @@ def make_answers(
 
     `how` is the `generate` block of a card.
     """
-    head, pad = scorer.head, scorer.layout.pad_id
-    answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, pad)
+    head, at = scorer.head, scorer.layout
+    answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, at)
 
     def answer(params: Mapping[str, Any], examples: Sequence[Example]) -> Answered:
         split = scorer.encode(examples)

@@ -167,7 +167,8 @@ def open_adaptable(c: Any, placement: Placement) -> Backbone:
     if backbone.module.STYLE != style:
         known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
         raise InputError(
-            f"objective.name={c.objective.name} is not for a {backbone.family}; take {known}"
+            f"objective.name={c.objective.name} is not for a {backbone.family}; take "
+            f"{known or 'a BERT, ELECTRA, GPT-2 or T5'}"
         )
     if head == "rtd" and not block["init"]:
         new_backbone.as_electra(backbone)  # says so before the text is read

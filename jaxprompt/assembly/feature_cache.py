@@ -156,6 +156,11 @@ def _choose(c: Any, scorer: Scorer, train: Split, weights: Any) -> What:
             f"{where}: the prompt stands in the input or in layer 1, so nothing below it stays "
             f"the same; give a prefix to upper layers (prompt.layers), {OFF}"
         )
+    if layer is not None and not hasattr(model.backbone, "enter"):
+        raise InputError(
+            f"{where}: what a GLM writes reads its input in every layer, so none can be left out; "
+            f"{OFF}"
+        )
     what = What(layer, layer is not None or model.heads["main"].reads_all)
     below = lambda part: part in _BELOW if layer is not None else part not in _HEADS
     for name in weights.trainable:

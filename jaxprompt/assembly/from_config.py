@@ -259,7 +259,7 @@ def build_judge(
     kept, steps = kept or FeatureCache(scorer), {}
     # On several hosts an array is not a single process's to look at.
     folds = scorer.model.prompt.folds() and jax.process_count() == 1
-    writes, pad = scorer.head.WRITES, scorer.layout.pad_id
+    writes = scorer.head.WRITES
 
     def judge(split: Split, trainable: tree.Flat, frozen: tree.Flat) -> tuple[dict, Any]:
         goes_on = not writes and kept.holds(split)
@@ -269,7 +269,7 @@ def build_judge(
             model, trainable, frozen = fold_flat(model, trainable, frozen, example)
         if goes_on not in steps:  # of equal shapes in every pass
             steps[goes_on] = make_answering(
-                scorer.head, placement, model, c.generate, scorer.tokenizer, pad
+                scorer.head, placement, model, c.generate, scorer.tokenizer, scorer.layout
             )
         batches = eval_batches(scorer, split)
         batches = (kept.give(split, batch) for batch in batches) if goes_on else batches

@@ -15,7 +15,7 @@ from jaxprompt.data.demos import Beside, Demonstrations
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.files import Rows
-from jaxprompt.data.specials import Specials
+from jaxprompt.data.specials import FED, Specials, start_of
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.token_runs import TokenRun
@@ -309,8 +309,8 @@ def build_scorer(
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
     laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
     follows = laid.answer
-    if facts.style == "seq2seq":
-        stem = (facts.start, *follows.stem)
+    if facts.style in FED:
+        stem = (start_of(laid.specials, facts.start), *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = ExampleEncoder(
         tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
@@ -320,7 +320,8 @@ def build_scorer(
         beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip
     layout = Layout(
-        batch=batch, max_len=max_len, pad_id=laid.specials.pad, side=side, multiple=multiple,
+        batch=batch, max_len=max_len, pad_id=laid.specials.pad, stop_id=laid.specials.stop,
+        side=side, multiple=multiple,
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,

@@ -136,13 +136,13 @@ def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> PptTa
     """Opens the backbone and lays the task out; `restored` as in from_config.open_fitting."""
     backbone = from_config.open_fitting(c, placement, restored=restored)
     scorer = make_scorer(c, backbone, placement)
-    given = {"answer": c.task.answer} if c.task.answer else {}
     method, cfg, style = scorer.model.prompt, backbone.module.cfg, backbone.module.STYLE
     forms = make_forms(
         c.ppt.task, _pattern(c), scorer.tokenizer, style, num_slots=method.num_slots(),
-        max_len=c.data.max_len, options=options_of(c), start=cfg.start if style == "seq2seq" else 0,
+        max_len=c.data.max_len, options=options_of(c), start=getattr(cfg, "start", 0),
         decoder_slots=method.num_decoder_slots(), num_types=cfg.types, eos=c.task.eos,
-        sentinel=c.backbone.sentinel, whole=c.head.span == "target", **given,
+        sentinel=c.backbone.sentinel, whole=c.head.span == "target",
+        answer=c.task.answer,
     )  # fmt: skip
     return PptTask(backbone, scorer, forms)
 

@@ -51,6 +51,7 @@ def _sizes(found: Any) -> dict[str, object]:
         "layers": first("num_hidden_layers", "num_layers", "n_layer"),
         "heads": first("num_attention_heads", "num_heads", "n_head"),
         "vocabulary": hf["vocab_size"],
-        "positions": first("max_position_embeddings", "n_positions") or "relative",
+        "positions": first("max_position_embeddings", "n_positions", "max_sequence_length")
+        or "relative",
         "holds": ", ".join(found.heads),
     }

@@ -2,6 +2,7 @@
 
 from jaxprompt.convert.names_albert import ALBERT
 from jaxprompt.convert.names_deberta import DEBERTA, DEBERTA_V2
+from jaxprompt.convert.names_glm import GLM
 from jaxprompt.convert.names_modernbert import MODERNBERT
 from jaxprompt.convert.tensors import (
     Family,
@@ -207,4 +208,5 @@ FAMILIES = {
     "modernbert": MODERNBERT,
     "t5": _T5,
     "gpt2": _GPT2,
+    "glm": GLM,
 }

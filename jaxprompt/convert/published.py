@@ -78,6 +78,8 @@ _V2 = dict(position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True)
 _ALBERT = {"base": _BASE, "large": _LARGE, "xlarge": (2048, 24, 16), "xxlarge": (4096, 12, 64)}
 # Warner et al. 2024, table 4: also the width of the feed-forward blocks.
 _MODERNBERT = {"base": ((768, 22, 12), 1152), "large": ((1024, 28, 16), 2624)}
+# Du et al. 2022, and the release's settings: width, layers, heads.
+_GLM = {"2b": (2048, 36, 32), "10b": (4096, 48, 64)}
 _ELECTRA = {"small": (256, 12, 4), "base": _BASE, "large": _LARGE}
 
 
@@ -135,4 +137,10 @@ def published() -> dict[str, Published]:
             "modernbert", shape, 50368, intermediate_size=mlp, max_position_embeddings=8192
         )
         add("answerdotai", f"ModernBERT-{size}", hf, "mlm", bare=False)
+    for size, (width, layers, heads) in _GLM.items():
+        hf = dict(
+            model_type="glm", vocab_size=50304, hidden_size=width, num_layers=layers,
+            num_attention_heads=heads, max_sequence_length=1024, block_position_encoding=True,
+        )  # fmt: skip
+        add("THUDM", f"glm-{size}", hf, "lm", bare=False)
     return found

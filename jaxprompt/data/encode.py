@@ -15,7 +15,7 @@ from jaxprompt.data.marking import default_markers, divide
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
-from jaxprompt.data.template import OPTION, Part, Template, check, read_option, with_options
+from jaxprompt.data.template import OPTION, Template, check, read_option, with_options
 from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.tokenizer import encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
@@ -208,12 +208,12 @@ class ExampleEncoder:
 
     def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
         """Encodes free texts, each with its end of sequence."""
-        # A decoder's text starts like an input; behind an input it goes on after a space.
-        space = self._first_space or self._specials.style == "causal"
+        # A T5's text starts like an input; in or behind an input it goes on after a space.
+        space = self._first_space or self._specials.style != "seq2seq"
         texts = [" " * space + example.target.strip() for example in examples]
         found = []
         for text, ids in zip(texts, encode_texts(self._tokenizer, texts), strict=True):
-            ids = [*ids, self._tokenizer.eos_token_id]
+            ids = [*ids, self._specials.stop]
             if len(ids) > self._answer.text:
                 raise InputError(
                     f"the target {text.strip()[:40]!r} has {len(ids)} tokens with its end, over "
@@ -237,27 +237,24 @@ class ExampleEncoder:
         """Gives the layout with that many choices listed, made once."""
         if choices not in self._layouts:
             shown = with_options(self._template, self._option, self._names[:choices])
-            self._layouts[choices] = self._lay_out(list(shown.parts), *self._sizes)
+            self._layouts[choices] = self._lay_out(shown, *self._sizes)
         return self._layouts[choices]
 
     def _lay_out(
-        self, parts: list[Part], num_slots: int, num_masks: int
+        self, shown: Template, num_slots: int, num_masks: int
     ) -> list[TokenRun | OpenPart]:
         """Encodes what does not come with the example; adds the specials and slots not written."""
         tok, sp = self._tokenizer, self._specials
         where = f"template {self._template.source!r}"
-        if sp.style == "causal" and any(p.kind == "mask" for p in parts[:-1]):
+        if sp.style == "causal" and any(p.kind == "mask" for p in shown.parts[:-1]):
             raise InputError(
                 f"{where}: a left-to-right model predicts at the end of its input; move [mask] "
                 "there, or give task.template one that ends with it"
             )
-        if any(p.kind == "cls" for p in parts):
-            if not sp.cls:
-                raise InputError(f"{where} has [cls], which this backbone has not; take it out")
-        elif sp.cls:
-            parts.insert(0, Part("cls"))
-        if num_slots and not any(p.kind == "soft" for p in parts):
-            parts.insert(0, Part("soft"))
+        if not sp.cls and any(p.kind == "cls" for p in shown.parts):
+            raise InputError(f"{where} has [cls], which this backbone has not; take it out")
+        blank = sp.style == "infilling"
+        parts = shown.completed(cls=bool(sp.cls), soft=num_slots > 0, mask=blank)
         closed = parts[-1].kind == "sep"
         lead = self._first_space or self._template.parts[0].space
         layout: list[TokenRun | OpenPart] = []
@@ -273,7 +270,7 @@ class ExampleEncoder:
                 ids = encode_texts(tok, [" " * space + part.text])[0]
                 layout.append(TokenRun(ids, Role.HARD, segment))
             elif part.kind == "mask":
-                count = {"masked": num_masks, "seq2seq": 1, "causal": 0}[sp.style]
+                count = {"masked": num_masks, "causal": 0}.get(sp.style, 1)
                 layout.append(TokenRun([*sp.masks[:1]] * count, Role.LABEL, segment))
             elif part.kind == "soft":
                 count = part.count or num_slots - marks

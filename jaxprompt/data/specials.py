@@ -4,7 +4,9 @@ from typing import Any, NamedTuple
 
 from jaxprompt.errors import InputError
 
-STYLES = ("masked", "seq2seq", "causal")  # BERT and its kin; T5; GPT-2
+STYLES = ("masked", "seq2seq", "causal", "infilling")  # BERT and its kin; T5; GPT-2; GLM
+FED = ("seq2seq", "infilling")  # those that are fed an answer apart from the input
+INFILLING = ("[CLS]", "[MASK]", "[gMASK]", "<|startofpiece|>", "<|endofpiece|>")  # GLM's own
 SENTINEL = "<extra_id_{}>"
 
 
@@ -17,14 +19,17 @@ class Specials(NamedTuple):
     sep: tuple[int, ...]  # where a template says [sep]
     masks: tuple[int, ...]  # where it says [mask]: BERT's mask, T5's sentinels in order
     pad: int
+    start: int = -1  # what an answer begins with, -1 = what the backbone says
+    stop: int = -1  # what it ends with
 
 
 def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks: int) -> Specials:
     """Reads the specials of a tokenizer; `masks` of them are needed where a template has [mask].
 
     T5's input ends with </s> where `eos`; its [mask] is the sentinel written by the pattern
-    `sentinel`. GPT-2 has no mask: the place of [mask] is the end of its input. Raises InputError
-    where the vocabulary lacks one.
+    `sentinel`. GPT-2 has no mask: the place of [mask] is the end of its input. GLM's blank is
+    [MASK], or [gMASK] where the template has none: then it ends the input. Raises InputError where
+    the vocabulary lacks one.
     """
     if style == "masked":
         cls, sep, pad = (_need(tokenizer, name) for name in ("cls", "sep", "pad"))
@@ -35,9 +40,18 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
     last = _need(tokenizer, "eos")
     pad = last if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if style == "causal":
-        return Specials(style, (), (), (last,), (), pad)
+        return Specials(style, (), (), (last,), (), pad, stop=last)
+    if style == "infilling":
+        cls, word, text, start, stop = (_find(tokenizer, name) for name in INFILLING)
+        blank = word if masks else text
+        return Specials(style, (cls,), (last,), (last,), (blank,), pad, start, stop)
     found = tuple(_sentinel(tokenizer, sentinel, number) for number in range(masks))
-    return Specials(style, (), (last,) if eos else (), (last,), found, pad)
+    return Specials(style, (), (last,) if eos else (), (last,), found, pad, stop=last)
+
+
+def start_of(specials: Specials, own: int) -> int:
+    """Tells what an answer begins with: what the tokenizer says, else the backbone's `own`."""
+    return own if specials.start < 0 else specials.start
 
 
 def _need(tokenizer: Any, name: str) -> int:
@@ -48,6 +62,16 @@ def _need(tokenizer: Any, name: str) -> int:
             "take a backbone that has one"
         )
     return number
+
+
+def _find(tokenizer: Any, name: str) -> int:
+    vocab = tokenizer.get_vocab()
+    if name not in vocab:
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} has no {name}, which GLM's input is made with; "
+            "give the folder the tokenizer of the weights, with its special tokens"
+        )
+    return vocab[name]
 
 
 def _sentinel(tokenizer: Any, pattern: str, number: int) -> int:

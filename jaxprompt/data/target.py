@@ -65,6 +65,13 @@ def read_answer(text: str) -> tuple[Template, int]:
     return answer, kinds.count("mask")
 
 
+def default_answer(style: str, form: str = "cloze") -> str:
+    """Gives the usual layout: a label word alone in a text, or behind the sentinel of a T5."""
+    if form == "text":
+        return "{label} [sep]"
+    return "{label}" if style == "infilling" else "[mask] {label}"
+
+
 def frame(answer: Template, specials: Specials) -> Frame:
     """Turns the layout of an answer into tokens; each [mask] is the next sentinel."""
     sentinels = iter(specials.masks)
@@ -75,7 +82,7 @@ def frame(answer: Template, specials: Specials) -> Frame:
         if part.kind == "field":
             into = behind
         else:
-            into += [next(sentinels)] if part.kind == "mask" else specials.sep
+            into += [next(sentinels) if part.kind == "mask" else specials.stop]
     return Frame(tuple(before), tuple(behind))
 
 

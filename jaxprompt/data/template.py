@@ -93,6 +93,16 @@ class Template(NamedTuple):
         """Whether a row holds all choices of its example."""
         return any(p.kind == "choices" for p in self.parts)
 
+    def completed(self, *, cls: bool, soft: bool, mask: bool) -> list[Part]:
+        """Adds what an input needs and is not written: at its front, a [mask] at its end."""
+        own = {part.kind for part in self.parts}
+        front = [
+            kind for kind, asked in (("soft", soft), ("cls", cls)) if asked and kind not in own
+        ]
+        last = len(self.parts) - (self.parts[-1].kind == "sep")
+        blank = [Part("mask")] * (mask and "mask" not in own)
+        return [*map(Part, front), *self.parts[:last], *blank, *self.parts[last:]]
+
     def slots_around(self, entities: int) -> int:
         """Counts the slots that stand around so many entities."""
         return 2 * entities * any(part.mark == "soft" for part in self.parts)

@@ -9,7 +9,15 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.data.encode import Answer
-from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.specials import FED
+from jaxprompt.data.target import (
+    Frame,
+    branch_plan,
+    default_answer,
+    frame,
+    masked_plan,
+    read_answer,
+)
 from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
@@ -40,12 +48,12 @@ class Head(ByWords):
     def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads the one position where a label would stand."""
         style = facts.style
-        said, sentinels = read_answer(asked.answer or "[mask] {label}")
+        said, sentinels = read_answer(asked.answer or default_answer(style))
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(asked.task, style, asked.form)
         verbalizer = make_verbalizer(tokenizer, words, leading_space=asked.task.spaced)
         first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
-        around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+        around = frame(said, specials) if style in FED else Frame((), ())
         plan = masked_plan(first) if style == "masked" else branch_plan(first, around, whole=False)
         counts = tuple(int(n) for n in (verbalizer.ids >= 0).any(-1).sum(-1))
         module = LabelRows(counts, self.scores)

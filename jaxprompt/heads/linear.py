@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.data.specials import FED
 from jaxprompt.errors import InputError, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
@@ -30,8 +31,10 @@ class Head(Kind):
 
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a pooler that the backbone has not."""
-        if self.pooler == "mean" and facts.style == "seq2seq":
-            raise InputError("head.pooler=mean has no text to average in a T5's decoder; take cls")
+        if self.pooler == "mean" and facts.style in FED:
+            raise InputError(
+                f"head.pooler=mean has no text to average in what a {facts.family} writes; take cls"
+            )
         if self.pooler == "checkpoint" and "pooler" not in facts.heads:
             raise InputError(
                 f"{facts.where} has no pooler for head.pooler=checkpoint; take trained, cls or mean"

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.data.encode import Answer
-from jaxprompt.data.target import Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.specials import FED
+from jaxprompt.data.target import (
+    Frame,
+    branch_plan,
+    default_answer,
+    frame,
+    masked_plan,
+    read_answer,
+)
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import make_verbalizer
@@ -23,7 +31,6 @@ from jaxprompt.scoring.losses import count_classes, make_loss
 from jaxprompt.types import ABSENT, Batch, Objective
 
 SCORES, PIECES, SPANS = ("restricted", "full"), ("mean", "sum"), ("label", "target")
-_CLOZE, _TEXT = "[mask] {label}", "{label} [sep]"
 
 
 class ByWords(Kind):
@@ -80,12 +87,12 @@ class Head(ByWords):
     def lay_out(self, facts: BackboneFacts, asked: TaskSetup, tokenizer: Any) -> HeadLayout:
         """Reads each word's subwords where the model predicts them."""
         task, style = asked.task, facts.style
-        said, sentinels = read_answer(asked.answer or (_TEXT if asked.form == "text" else _CLOZE))
+        said, sentinels = read_answer(asked.answer or default_answer(style, asked.form))
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(task, style, asked.form)
         verbalizer = make_verbalizer(tokenizer, words, leading_space=task.spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"
-        around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+        around = frame(said, specials) if style in FED else Frame((), ())
         if style == "masked":
             plan = masked_plan(verbalizer.ids)
             if task.widest:

@@ -31,7 +31,7 @@ _INNER = ("heads", "kv")
 # Logical axes of the backbone's parameters by name. Stacked layers have one axis more, in front.
 PARAMETERS = (
     (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
-    (r"(embed/position|embed/type|relative)/table", (None, None)),
+    (r"(embed/position|embed/inner|embed/type|relative)/table", (None, None)),
     (r"(decoder_)?bias/table", ("relpos_buckets", "heads")),
     (r"mlm/bias", ("vocab",)),
     (r".*norm/(scale|bias)", (None,)),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jaxprompt.data.batching import Layout
 from jaxprompt.heads import Kind
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import shared
@@ -71,23 +72,22 @@ def predict_scores(
 
 
 def make_answering(
-    head: Kind, placement: Placement, model: Model, how: Mapping[str, Any], tokenizer: Any, pad: int
-) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:
+    head: Kind, placement: Placement, model: Model, how: Mapping[str, Any], tokenizer: Any,
+    layout: Layout,
+) -> Callable[[Flat, Flat, Iterable[Batch], int], Any]:  # fmt: skip
     """Makes (trainable, frozen, batches, units) -> scores or texts of all, compiled once a shape.
 
     `how` is the `generate` block of a config or card.
     """
     if head.WRITES:
-        step = make_writer(placement, how, model, tokenizer, pad)
+        step = make_writer(placement, how, model, layout)
         return partial(write_texts, step, tokenizer)
     return partial(predict_scores, scoring_step(placement, model))
 
 
-def make_writer(
-    placement: Placement, how: Mapping[str, Any], model: Model, tokenizer: Any, pad: int
-) -> Step:
+def make_writer(placement: Placement, how: Mapping[str, Any], model: Model, layout: Layout) -> Step:
     """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
-    settings = dict(how, eos=tokenizer.eos_token_id, pad=pad)
+    settings = dict(how, eos=layout.stop_id, pad=layout.pad_id)
     settings["early_stopping"] = _EARLY[settings["early_stopping"]]
     return place_step(placement, make_generate_step(model, **settings))
 

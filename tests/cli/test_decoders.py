@@ -1,4 +1,4 @@
-"""T5 and GPT-2 through the command line: label words, free texts, deep prompts, what is refused."""
+"""T5, GPT-2 and GLM through the command line: label words, free texts, deep prompts, refusals."""
 
 import json
 
@@ -34,6 +34,8 @@ CASES = {
     "t5_full_text": ("t5", "full", WORDS | {"task.form": "text"}, 1e-2),
     "t5_prefix_linear": ("t5", "prefix", DEEP, 3e-2),
     "t5_soft_linear": ("t5", "soft", dict(prompt__decoder=2), 3e-2),
+    "glm_full_cloze": ("glm", "full", T5, 1e-2),
+    "glm_prefix_linear": ("glm", "prefix", dict(prompt__dropout=0), 3e-2),
     "gpt2_full_words": ("gpt2", "full", GPT2, 1e-2),
     "gpt2_prefix_linear": ("gpt2", "prefix", MEAN | dict(prompt__dropout=0), 3e-2),
     "gpt2_soft_linear": ("gpt2", "soft", MEAN | dict(data__side="left"), 3e-2),
@@ -42,7 +44,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2")}
+    return {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2", "glm")}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,7 +81,7 @@ def text_data(folder):
 TEXT = {"head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5}
 
 
-@pytest.mark.parametrize("family, beams", [("t5", 1), ("t5", 2), ("gpt2", 1)])
+@pytest.mark.parametrize("family, beams", [("t5", 1), ("t5", 2), ("gpt2", 1), ("glm", 2)])
 def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     data = text_data(tmp_path / "data")
     fields = TEXT | {"generate.beams": beams}

@@ -49,6 +49,8 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     vocab = _write_tokenizer(folder, family)
     if family in ("t5", "gpt2"):
         return _make_decoder(folder, family, vocab)
+    if family == "glm":
+        return _make_glm(folder, vocab)
     sizes = dict(
         vocab_size=vocab, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2,
         intermediate_size=48, max_position_embeddings=66, type_vocab_size=2, initializer_range=0.1,
@@ -107,6 +109,27 @@ def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
     return folder
 
 
+def _make_glm(folder: Path, vocab: int) -> Path:
+    """Writes a GLM under the names of its release, which transformers has not. Random weights."""
+    from safetensors.torch import save_file
+    from torch_glm import GLM
+
+    sizes = dict(
+        model_type="glm", vocab_size=vocab, hidden_size=WIDTH, num_layers=LAYERS,
+        num_attention_heads=2, max_sequence_length=66, block_position_encoding=True,
+        embedding_dropout_prob=0.0, attention_dropout_prob=0.0, output_dropout_prob=0.0,
+    )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(sizes))
+    model = GLM(sizes)
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight.data.normal_(0.0, 0.2)
+    _share_directions(model, folder, 0.4)
+    tensors = {f"glm.{name}": tensor for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def _teach(model: Any, folder: Path) -> None:
     """Makes the weights know the topics, as pre-training would: words of one share a direction.
 
@@ -145,6 +168,8 @@ def _write_tokenizer(folder: Path, family: str) -> int:
         return _write_sentence_piece(folder)
     if family == "gpt2":
         return _write_byte_level(folder, ["<|endoftext|>"])
+    if family == "glm":
+        return _write_glm_tokenizer(folder)
     if family in ("albert", "deberta_v2", "modernbert"):
         return _write_as_released(folder, family)
     if family != "roberta":
@@ -183,6 +208,20 @@ def _write_byte_level(folder: Path, specials: list[str]) -> int:
     )  # fmt: skip
     bpe.save_model(str(folder))
     return bpe.get_vocab_size()
+
+
+def _write_glm_tokenizer(folder: Path) -> int:
+    """Writes GLM's tokenizer: that of GPT-2 with tokens for blanks and what fills them."""
+    import transformers
+
+    own = ["<|endoftext|>", "[CLS]", "[MASK]", "[gMASK]", "<|startofpiece|>", "<|endofpiece|>"]
+    _write_byte_level(folder, own)
+    tokenizer = transformers.GPT2Tokenizer(
+        vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), cls_token="[CLS]",
+        pad_token="<|endoftext|>", additional_special_tokens=own[2:],
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
 
 
 def _write_sentence_piece(folder: Path) -> int:

@@ -9,8 +9,16 @@ from jaxprompt.corpus.ppt.patterns import Pattern, fields
 from jaxprompt.data.encode import Answer, ExampleEncoder
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.marking import kept_lengths
-from jaxprompt.data.specials import SENTINEL, read_specials
-from jaxprompt.data.target import Branches, Frame, branch_plan, frame, masked_plan, read_answer
+from jaxprompt.data.specials import FED, SENTINEL, read_specials, start_of
+from jaxprompt.data.target import (
+    Branches,
+    Frame,
+    branch_plan,
+    default_answer,
+    frame,
+    masked_plan,
+    read_answer,
+)
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import Template, parse
 from jaxprompt.data.verbalizer import Verbalizer, make_verbalizer
@@ -99,7 +107,7 @@ class Forms(NamedTuple):
 def make_forms(
     task: str, pattern: Pattern, tokenizer: Any, style: str, *, num_slots: int, max_len: int,
     options: Iterable[int] = (0,), start: int = 0, decoder_slots: int = 0, num_types: int = 1,
-    eos: bool = False, sentinel: str = SENTINEL, answer: str = "[mask] {label}",
+    eos: bool = False, sentinel: str = SENTINEL, answer: str = "",
     whole: bool = False,
 ) -> Forms:  # fmt: skip
     """Lays a pattern out, for each number of options, as a verbalizer's task is downstream.
@@ -108,15 +116,15 @@ def make_forms(
     stand in front of what a decoder writes. With `whole` the sentinels of `answer` are read too, so
     that the loss can be over all of them, as in the released code with "[mask] {label} [mask]".
     """
-    said, sentinels = read_answer(answer)
+    said, sentinels = read_answer(answer or default_answer(style))
     specials = read_specials(tokenizer, style, eos=eos, sentinel=sentinel, masks=max(1, sentinels))
     verbalizer = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
-    around = frame(said, specials) if style == "seq2seq" else Frame((), ())
+    around = frame(said, specials) if style in FED else Frame((), ())
     if style == "masked":
         plan = masked_plan(verbalizer.ids)
     else:
         plan = branch_plan(verbalizer.ids, around, whole=whole)
-    stem = (start, *around.stem) if style == "seq2seq" else ()
+    stem = (start_of(specials, start), *around.stem) if style in FED else ()
     forms = {}
     for number in sorted(options, reverse=True):  # the longest first, for the errors
         template = parse(pattern.text(number))

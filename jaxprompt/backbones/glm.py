@@ -1,0 +1,205 @@
+"""GLM: one stack that reads a text with a blank both ways, then fills the blank (Du et al. 2022).
+
+Section 2 of the paper. The input is `Batch.encoder`, what fills the blank `Batch.decoder`. The
+input sees itself alone; the answer sees the input and what was written of it before. Each token has
+two positions: its place in the input, where a token of the answer has that of the blank, and its
+place in the answer, counted from 1, where a token of the input has 0.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxprompt.backbones.gpt2 import GPT2Config, Layer
+from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
+from jaxprompt.errors import InputError
+from jaxprompt.layers.attention import seen_before, seen_of
+from jaxprompt.layers.cache import remember, unstack
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.embed import Table, output_bias, write_slots
+from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.stack import declare, init_stack, run_stack
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix, Role, Seen, Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class GLMConfig(GPT2Config):
+    """The shape of a GLM and how it runs; `positions` are the rows of each position table."""
+
+
+class Embed(nn.Module):
+    """Word and slot embeddings, and those of both positions. -> [B, T, H]"""
+
+    cfg: GLMConfig
+
+    def setup(self):
+        """Declares the tables."""
+        c = self.cfg
+        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
+        self.position = Table(c.positions, c.width, c.dtype)
+        self.inner = Table(c.positions, c.width, c.dtype)
+        self.drop = Dropout(c.embed_dropout)
+
+    def __call__(self, ids, positions, inner, slot=None, slots=None, *, deterministic: bool):
+        """Embeds tokens, slot rows in their places. int [B, T] x 4"""
+        x = self.word(ids)
+        if slots is not None:
+            x = write_slots(x, slot, slots)
+        x = x + self.position(positions) + self.inner(inner)
+        if x.ndim == 3:
+            x = constrain(x, "act_batch", None, None)
+        return self.drop(x, deterministic=deterministic)
+
+
+class Backbone(nn.Module):
+    """The stack and its word table, which is the output table too."""
+
+    cfg: GLMConfig
+    STYLE: ClassVar[str] = "infilling"
+
+    def setup(self):
+        """Declares what the checkpoint holds."""
+        c = self.cfg
+        x, seen = jnp.zeros((1, 2, c.width)), Seen(jnp.ones((1, 2), bool))
+        self.embed = Embed(c)
+        self.layer = Layer(c, parent=None)
+        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, None, seen))
+        self.norm = LayerNorm(c.eps)
+
+    @property
+    def dims(self) -> Dims:
+        """Tells methods and heads what they may know of this backbone."""
+        c = self.cfg
+        head_dim = c.width // c.heads
+        return Dims(c.vocab, c.width, c.width, c.layers, c.heads, head_dim, c.positions - 1)
+
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
+        """Reads a batch. -> the answer's states, or the input's where none is fed [B, T, H]"""
+        x, front = self._read(batch.encoder, injection, deterministic)
+        if batch.decoder is None:
+            return self.norm(x)
+        return self._answer(batch, front, deterministic)[0]
+
+    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
+        """Reads the input and what the answer starts with, with room for more tokens.
+
+        -> the answer's states [B, T, H], the cache, whose `positions` are those of the blank
+        """
+        front = self._read(batch.encoder, injection, True)[1]
+        x, (k, v) = self._answer(batch, front, True, keep=True)
+        own = remember(front, k, v, batch.decoder.mask, room)
+        blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], own[0].mask.shape)
+        return x, Cache(own, blank)
+
+    def reading_layers(self) -> tuple[Any, ...]:
+        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
+        return unstack(self.layers, self.cfg.layers)
+
+    def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
+        """Reads one token more with the `reading_layers`.
+
+        int [B], int [B], int scalar -> its state [B, H], the cache
+        """
+        x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
+        own = []
+        for params, memory in zip(layers, cache.own, strict=True):
+            x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
+            own.append(memory)
+        return self.norm(x), cache._replace(own=tuple(own))
+
+    def words(self):
+        """Returns the word table. -> [V, H]"""
+        return self.embed.word.table
+
+    def lm_features(self, x):
+        """Returns the states as they are. [..., H] -> [..., H]"""
+        return x
+
+    def lm_table(self):
+        """Returns the word table and no bias, save that of padding. -> [V, H], None or [V]"""
+        return self.words(), output_bias(self.words(), None, self.cfg.vocab)
+
+    def init_all(self, batch: Batch):
+        """Touches every part, so that `init` makes every parameter."""
+        return self(batch, Injection(), deterministic=True)
+
+    def _read(self, tokens: Tokens, injection: Injection, deterministic: bool):
+        """Reads the input. -> its states [B, T, H], its keys and values as a prefix"""
+        slots, prefix, _ = injection.encoder
+        outside = jnp.zeros_like(tokens.positions)
+        x = self.embed(
+            tokens.ids, tokens.positions, outside, tokens.slot, slots, deterministic=deterministic
+        )
+        prefix = prefix and prefix._replace(positions=None)
+        x, (k, v) = self._run(x, prefix, seen_of(tokens, tokens), deterministic)
+        return x, _behind(prefix, k, v, tokens.mask)
+
+    def _answer(self, batch: Batch, front: Prefix, deterministic: bool, keep: bool = True):
+        tokens = batch.decoder
+        blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], tokens.ids.shape)
+        x = self.embed(tokens.ids, blank, tokens.positions + 1, deterministic=deterministic)
+        x, kept = self._run(x, front, seen_before(tokens), deterministic, keep=keep)
+        return self.norm(x), kept
+
+    def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True):
+        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        return run_stack(
+            self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
+            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, keep=keep,
+        )  # fmt: skip
+
+
+def find_blank(tokens: Tokens):
+    """Finds the blank: the first position to be predicted, else the last. -> int [B]"""
+    last = jnp.max(jnp.where(tokens.mask, tokens.positions, 0), axis=1)
+    asked = tokens.mask & (tokens.roles == Role.LABEL)
+    return jnp.min(jnp.where(asked, tokens.positions, last[:, None]), axis=1)
+
+
+def _behind(prefix: Prefix | None, k, v, mask) -> Prefix:
+    """Puts what was read behind a prefix. [L, B, T, N, D] x 2, bool [B, T] -> P + T columns"""
+    mask = jnp.broadcast_to(mask, k.shape[:3])
+    if prefix is None:
+        return Prefix(k, v, mask)
+    rows, length = k.shape[1], prefix.k.shape[2]
+    spread = (*k.shape[:2], length, *k.shape[3:])
+    there = jnp.broadcast_to(prefix.mask, (k.shape[0], rows, length))
+    return Prefix(
+        jnp.concatenate([jnp.broadcast_to(prefix.k, spread).astype(k.dtype), k], axis=2),
+        jnp.concatenate([jnp.broadcast_to(prefix.v, spread).astype(v.dtype), v], axis=2),
+        jnp.concatenate([there, mask], axis=2),
+    )
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
+    """Reads a GLM config. Raises InputError where it asks for what this module does not do."""
+    if not read_flag(hf, "block_position_encoding", False):
+        raise InputError(
+            "block_position_encoding=false is not supported: this module is the GLM of Du et al. "
+            "(2022), which has two positions; take a checkpoint such as THUDM/glm-2b"
+        )
+    refuse(hf, "relative_encoding")
+    if hf.get("spell_length") is not None:
+        raise InputError("spell_length is not supported; take a checkpoint whose is null")
+    if read_positive(hf, "attention_scale", 1.0) != 1.0:
+        raise InputError(f"attention_scale={hf['attention_scale']} is not supported; it must be 1")
+    width, heads = read_size(hf, "hidden_size"), read_size(hf, "num_attention_heads")
+    if width % heads:
+        raise InputError(f"hidden_size={width} must divide by num_attention_heads={heads}")
+    fields = dict(
+        vocab=read_size(hf, "vocab_size"),
+        width=width,
+        layers=read_size(hf, "num_layers"),
+        heads=heads,
+        mlp=4 * width,
+        positions=read_size(hf, "max_sequence_length") + 1,
+        eps=read_positive(hf, "layernorm_epsilon", 1e-5),
+        embed_dropout=read_share(hf, "embedding_dropout_prob", 0.1),
+        dropout=read_share(hf, "output_dropout_prob", 0.1),
+        attention_dropout=read_share(hf, "attention_dropout_prob", 0.1),
+    )
+    return GLMConfig(**(fields | changes))
