@@ -84,6 +84,11 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
             f"objective.name={c.objective.name} pre-trains a backbone, which plan does not weigh; "
             "launch/small_*.sh try what fits, or give a config of train or pretrain"
         )
+    if c.shared.tasks:
+        raise InputError(
+            "shared.tasks is not planned; empty it, and plan the task of the longest texts with "
+            "its own fields, which takes the most"
+        )
     if c.ppt.task:
         ppt.check_learner(c)
     backbone, notes = find_backbone(c.backbone.to_dict())

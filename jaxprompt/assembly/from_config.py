@@ -359,8 +359,8 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
 # -- optimization -------------------------------------------------------------------------------
 
 
-def make_plan(train: Any, steps_per_epoch: int, batch: int) -> Milestones:
-    """Turns the one total that is given into steps."""
+def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
+    """Turns the one total that is given into steps; `batch` is the mean number of examples."""
     total = train.total_steps or math.ceil(
         train.total_epochs * steps_per_epoch if train.total_epochs else train.total_examples / batch
     )

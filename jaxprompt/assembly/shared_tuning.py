@@ -18,7 +18,7 @@ from jaxprompt.assembly.load_config import apply
 from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import NOTHING, Scorer
 from jaxprompt.assembly.prompt_artifact import pack
-from jaxprompt.assembly.running import Work, carry_out
+from jaxprompt.assembly.running import Work, carry_out, facts
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
@@ -119,7 +119,11 @@ class SharedTuning(Work):
         placement = from_config.build_placement(c)
         self.scorers: dict[str, Scorer] = {}
         self.splits: dict[str, dict[str, Any]] = {}
-        facts, digests = {}, {}
+        known, digests = {}, {}
+        fields = {name: _own_fields(own) for name, own in self.configs.items()}
+        processes.agree(
+            {f"{at} of {name}": x for name, own in fields.items() for at, x in own.items()}
+        )
         for name, own in self.configs.items():
             backbone = from_config.open_fitting(own, placement)
             try:
@@ -129,8 +133,8 @@ class SharedTuning(Work):
                 raise InputError(f"task {name}: {error}") from error
             self.scorers[name] = scorer
             self.splits[name] = from_config.encode_splits(scorer, examples)
-            facts[name] = from_config.describe_data(examples, scorer)
-            facts[name] |= {"template": scorer.template, "head": own.head.to_dict()}
+            known[name] = from_config.describe_data(examples, scorer)
+            known[name] |= {"template": scorer.template, "fields": fields[name]}
             digests |= {f"{part} of {name}": x.digest() for part, x in self.splits[name].items()}
         self._check_prompts()
         if jax.process_count() > 1:
@@ -140,16 +144,18 @@ class SharedTuning(Work):
             for name, own in self.configs.items()
         }
         sizes = [self.splits[name]["train"].size for name in streams]
+        rows = [own.data.batch for own in self.configs.values()]
         self.batches = TaskBatches(
-            streams, sizes, c.data.batch, temperature=c.shared.temperature, seed=c.seed
+            streams, sizes, rows, temperature=c.shared.temperature, seed=c.seed
         )
-        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
+        steps = self.batches.steps_per_epoch
+        self.milestones = from_config.make_plan(c.train, steps, self.batches.mean_batch)
         self.backbone, self.loaded = NOTHING.load(backbone, placement)
         for name, scorer in self.scorers.items():
             self.scorers[name] = scorer.with_backbone(self.backbone)
         self.placement = placement
         self.record = records.make_record(
-            c, {"tasks": facts}, "", self.backbone.family, self.loaded.report.fingerprint
+            c, {"tasks": known}, "", self.backbone.family, self.loaded.report.fingerprint
         )
 
     def _check_prompts(self) -> None:
@@ -272,6 +278,11 @@ class SharedTuning(Work):
                 metrics={part: found for part, found in measured.items() if found}, origin=origin,
             )  # fmt: skip
             write_artifact(Path(self.workdir) / "export" / name, tensors, card)
+
+
+def _own_fields(c: Any) -> dict[str, str]:
+    """Lists the fields that are a task's own, without the places of its files."""
+    return {field: x for field, x in facts(c).items() if field.split(".")[0] in _BLOCKS}
 
 
 def _own(scores: Mapping[str, float], name: str) -> dict[str, float]:

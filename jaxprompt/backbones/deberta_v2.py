@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.backbones.bert import Encoder, EncoderConfig, config_from_hf
-from jaxprompt.convert.hf_config import read_flag, read_size, read_word
+from jaxprompt.convert.hf_config import read_flag, read_positive, read_size, read_word
 from jaxprompt.convert.names_deberta import (
     conv_width,
     distance_limit,
@@ -230,6 +230,7 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
         has_positions=read_flag(hf, "position_biased_input", True),
         has_types=bool(types),
         pooler_activation=read_word(hf, "pooler_hidden_act", "gelu", ACTIVATIONS),
+        eps=read_positive(hf, "layer_norm_eps", 1e-7),
     )
     changes = changes | {"attention": "einsum"}
     plain = dataclasses.asdict(config_from_hf(hf | {"type_vocab_size": types or 1}))

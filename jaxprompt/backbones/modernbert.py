@@ -259,10 +259,10 @@ def _read_theta(hf: Mapping[str, Any], kind: str, field: str, default: float) ->
     if hf.get("rope_scaling") is not None:
         raise InputError("rope_scaling is not supported; take a checkpoint without it")
     whole = hf.get("rope_parameters")
-    own = whole.get(kind) if isinstance(whole, dict) else {} if whole is None else None
-    own = {} if own is None and isinstance(whole, dict) else own
-    known = {"rope_type", "rope_theta"}
-    if not isinstance(own, dict) or not own.keys() <= known:
+    whole = {} if whole is None else whole
+    fits = isinstance(whole, dict) and whole.keys() <= set(_KINDS)
+    own = (whole.get(kind) or {}) if fits else None
+    if not isinstance(own, dict) or not own.keys() <= {"rope_type", "rope_theta"}:
         raise InputError(
             f"rope_parameters={brief(whole)} is not supported; a rope_theta for each kind of layer "
             "is"

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli.options import Parser
 from jaxprompt.errors import InputError, escape
 
+SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags beside the prompts
 _HOW = "--prompt=NAME=PATH"
 
 
@@ -17,8 +19,9 @@ def add_serving(parser: Parser) -> None:
         "also as NAME=PATH, make a bank, and --column says which of them a row takes",
     )  # fmt: skip
     parser.add_argument(
-        "--input", help="JSONL, CSV, TSV, JSON or Parquet file, - = stdin (default without --text)"
-    )
+        "--input", help="JSONL, CSV, TSV, JSON or Parquet file, - = stdin (default of predict "
+        "without --text)",
+    )  # fmt: skip
     parser.add_argument("--column", default="", help="column that names the prompt of each row")
     parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
@@ -49,9 +52,9 @@ def open_bank(args: Any) -> Any:
 
     paths, names = [], []
     for given in args.prompt:
-        name, equals, path = given.partition("=")
-        paths.append(path if equals else given)
-        names.append(name if equals else bank.name_of(given))
+        name, path = _split_name(given)
+        paths.append(path)
+        names.append(name or bank.name_of(path))
     bank.check_names(names, paths, _HOW)
     exports = {
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
@@ -62,6 +65,20 @@ def open_bank(args: Any) -> Any:
     opened = open_backbone(block_of_card(first.card, block))
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     return bank.make_bank(whole, exports, batch=args.batch, force=args.force)
+
+
+def _split_name(given: str) -> tuple[str, str]:
+    """Splits NAME=PATH. A path may have a = too, as in runs/seed=0/export: its name is "" then."""
+    name, equals, path = given.partition("=")
+    is_path = not equals or "/" in name or Path(given).exists()
+    return ("", given) if is_path else (name, path)
+
+
+def refuse_flags(parser: Parser, args: Any, names: Sequence[str], why: str) -> None:
+    """Raises InputError, with `why`, for the first of some flags that is not at its default."""
+    for name in names:
+        if getattr(args, name) != parser.get_default(name):
+            raise InputError(f"--{name}={getattr(args, name)} {why}; leave it out")
 
 
 def backbone_block(args: Any) -> dict[str, Any]:

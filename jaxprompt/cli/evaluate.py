@@ -13,6 +13,9 @@ from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
 from jaxprompt.errors import InputError, escape
 from jaxprompt.training.log import dumps
 
+_OF_RUNS = ("config", "workdir", "split", "majority", "output", "prefix")
+_OF_RUNS += ("coordinator", "processes", "process", "cluster", "timeout")
+
 
 def main(argv: Sequence[str]) -> int:
     """Prints the metrics of a split as JSON, and writes its predictions where --output says."""
@@ -28,8 +31,10 @@ def main(argv: Sequence[str]) -> int:
     add_hosts(parser)
     args, overrides = parser.read(argv)
     if args.prompt or args.column:
+        bank.refuse_flags(parser, args, _OF_RUNS, "is of a run, and --prompt scores exports")
         print(dumps(evaluate_bank(args, overrides)))
         return 0
+    bank.refuse_flags(parser, args, bank.SERVING, "is of exports, which --prompt names")
     c = load_run(args, overrides)
     if args.majority:
         print(dumps(majority(c, args.split, args.output)))
@@ -73,20 +78,18 @@ def evaluate(
 def evaluate_bank(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
     """Scores rows by a bank. -> the metrics of each prompt that has rows with a label, by name
 
-    Raises InputError for flags of a run, a row that cannot be read, and where no row has a label.
+    Raises InputError for fields of a config, for a row that cannot be read, and where no row has a
+    label.
     """
     from jaxprompt.assembly.bank import read_asked
-    from jaxprompt.data.records import from_file
+    from jaxprompt.data.records import from_file, from_stdin
 
-    if overrides or args.config or args.workdir or args.majority or args.output:
-        raise InputError(
-            "--prompt scores exports, whose cards say all; leave out --config, --workdir, "
-            "--majority and --output"
-        )
+    if overrides:
+        raise InputError("--prompt scores exports, whose cards say all; leave out --config.*")
     if not (args.prompt and args.column and args.input):
         raise InputError("--prompt is scored on the rows of --input, and --column picks; give all")
     bank.check_serving(args)
-    given = from_file(args.input)
+    given = from_stdin(()) if args.input == "-" else from_file(args.input)
     prompts = bank.open_bank(args)
     asked = read_asked(prompts, given, args.column)
     for _, record in asked:

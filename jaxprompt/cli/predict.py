@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     errors = ("error",) if args.on_error == "skip" else ()
     name, task = "", task_from_json(card["task"])
     if is_submission:
-        name = submissions.file_name(args.format, task)
+        name = submissions.file_name(args.format, task, head.columns(task))
     else:
         records.check_columns(given, head.columns(task) + errors, args.prefix)
     placement = bank.make_mesh(args.mesh, args.batch)

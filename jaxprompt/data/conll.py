@@ -192,17 +192,19 @@ def _verb(tags: Sequence[str], column: int, where: Callable[[int], str]) -> int:
 
 
 def _read_tags(sentences: Sequence[Sentence], path: str) -> tuple[list[Row], list[int]]:
-    """Reads a word first and its tag last; words may have their numbers in front, from 1 on."""
+    """Reads a word first and its tag last; words may have numbers in front, from 0 or 1 on."""
     for sentence in sentences:
         if len(sentence.lines[0]) < 2:
             raise InputError(
                 f"{path}:{sentence.first}: {' '.join(sentence.lines[0])!r:.40} is a word without a "
                 "tag; write word and tag, or index, words, ||| and tags in a line"
             )
-    numbered = all(
-        len(own.lines[0]) > 2
-        and own.column(0) == [str(number) for number in range(1, len(own.lines) + 1)]
-        for own in sentences
-    )
+    numbered = any(all(_counts(own, first) for own in sentences) for first in (0, 1))
     found = [{"tokens": own.column(int(numbered)), "tags": own.column(-1)} for own in sentences]
     return found, [own.first for own in sentences]
+
+
+def _counts(sentence: Sentence, first: int) -> bool:
+    """Tells whether the words of a sentence have their numbers in front."""
+    numbers = [str(number) for number in range(first, first + len(sentence.lines))]
+    return len(sentence.lines[0]) > 2 and sentence.column(0) == numbers

@@ -36,12 +36,20 @@ def formats() -> tuple[str, ...]:
     return ("jsonl", *sorted(FORMATS), "squad")
 
 
-def file_name(name: str, task: Task) -> str:
-    """Names the file that a format has for a task. Raises InputError where it has none."""
+def file_name(name: str, task: Task, columns: Sequence[str]) -> str:
+    """Names the file that a format has for a task. `columns` are those of an answer.
+
+    Raises InputError where the format has none, or where an answer is not what it takes.
+    """
     if name == "squad":
         if task.kind != "spans":
             raise InputError(
                 f"--format=squad is of answers in a text, and task {task.name} has {task.kind}; "
+                "leave --format out"
+            )
+        if "spans" in columns:
+            raise InputError(
+                "--format=squad takes one span per question, and this prompt's head gives all; "
                 "leave --format out"
             )
         return "predictions.json"

@@ -16,7 +16,9 @@ def answer_words(text: str) -> list[str]:
 
 # The script's list; an entry of two characters in it, "……", never equals one and is left out here.
 _CMRC_MARKS = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
-_CMRC_PIECE = re.compile(r"[\u4e00-\u9fa5]|[^\W_\u4e00-\u9fa5]+|[^\w\s]|_")
+_CMRC_RUN = r"[^\W_\u4e00-\u9fa5]+"
+# 3.14 and 1,200 are one word.
+_CMRC_PIECE = re.compile(rf"[\u4e00-\u9fa5]|{_CMRC_RUN}(?:(?:\.|,(?=\d)){_CMRC_RUN})*|[^\w\s]|_")
 
 
 def cmrc_text(text: str) -> str:
@@ -28,7 +30,7 @@ def cmrc_words(text: str) -> list[str]:
     """Splits an answer as CMRC 2018's script does: Chinese by character, without its marks.
 
     What is not Chinese is split into words and marks by a regular expression, where the script asks
-    NLTK: the two differ in English contractions and abbreviations.
+    NLTK: the two differ in English contractions, abbreviations and signs such as ° and ♯.
     """
     return _CMRC_PIECE.findall(cmrc_text(text))
 

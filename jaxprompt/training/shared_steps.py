@@ -60,16 +60,21 @@ class TaskBatches(Iterator[TaskBatch]):
     """
 
     def __init__(
-        self, streams: Mapping[str, Any], sizes: Sequence[int], batch: int, *, temperature: float,
-        seed: int,
+        self, streams: Mapping[str, Any], sizes: Sequence[int], rows: Sequence[int], *,
+        temperature: float, seed: int,
     ):  # fmt: skip
-        """Starts at batch 0; `streams` give each task's batches, `sizes` are of its examples."""
+        """Starts at batch 0.
+
+        `streams` give each task's batches, of `rows` examples each, out of `sizes` in all.
+        """
         self._streams, self._names = streams, list(streams)
         # Of the logarithm: a power of 1 / 0.01 would be infinite.
         weights = np.log(sizes) / temperature
         shares = np.exp(weights - weights.max())
         self.shares = dict(zip(self._names, shares / shares.sum(), strict=True))
-        self.steps_per_epoch = max(1, sum(sizes) // batch)
+        mean = sum(own * share for own, share in zip(rows, self.shares.values(), strict=True))
+        self.mean_batch = round(float(mean), 9)  # shares add up to 1 but for rounding
+        self.steps_per_epoch = max(1, int(sum(sizes) / self.mean_batch))
         self._key, self._at = rng.key_for(seed, "tasks"), 0
 
     def __next__(self) -> TaskBatch:

@@ -1,5 +1,6 @@
 """Several prompts on one backbone: each answers as it does by itself."""
 
+import io
 import json
 
 import numpy as np
@@ -87,11 +88,15 @@ def test_answers_are_those_of_each_prompt_alone(backbone, prompts, bank, mixed):
         assert close(measured[name], jp.evaluate(alone, rows)), name
 
 
-def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path, capsys):
+def test_the_commands_answer_by_a_column(
+    prompts, folder, mixed, bank, tmp_path, capsys, monkeypatch
+):
     flags = [f"--backbone={folder}", "--column=task", "--batch=16"]
     for name, (prompt, _) in prompts.items():
-        jp.save_prompt(prompt, tmp_path / name / "export")
-        flags.append(f"--prompt={tmp_path / name / 'export'}")
+        # Runs of a sweep have a = in the names of their folders.
+        run = tmp_path / ("seed=0" if name == "soft" else name)
+        jp.save_prompt(prompt, run / "export")
+        flags.append(f"--prompt={'soft=' * (name == 'soft')}{run / 'export'}")
     given = write_rows(tmp_path / "in.jsonl", mixed)
     code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={given}", "--prefix=p_")
     assert code == 0, err
@@ -107,6 +112,8 @@ def test_the_commands_answer_by_a_column(prompts, folder, mixed, bank, tmp_path,
         {name: {k: v for k, v in own.items() if k != "examples"} for name, own in measured.items()},
         jp.evaluate(bank, mixed),
     )
+    monkeypatch.setattr("sys.stdin", io.StringIO(given.read_text("utf-8")))
+    assert jaxprompt(capsys, "evaluate", *flags, "--input=-")[1] == out
     broken = write_rows(tmp_path / "broken.jsonl", [mixed[0], {"task": "sort", "text": "a cat"}])
     code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={broken}")
     assert code == 2 and not out and "broken.jsonl:2 asks for the prompt 'sort'" in err
@@ -131,6 +138,30 @@ def test_flags_that_do_not_go_together(flags, told, tmp_path, capsys):
     given = write_rows(tmp_path / "in.jsonl", [{"t": "a", "text": "b"}])
     more = [] if "--text=b" in flags else [f"--input={given}"]
     code, out, err = jaxprompt(capsys, "predict", *flags, *more)
+    assert code == 2 and not out and told in err, err
+
+
+def test_an_equals_sign_in_a_path_names_no_prompt(tmp_path, monkeypatch):
+    from jaxprompt.cli.bank import _split_name
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seed=0").mkdir()
+    for path in ("runs/seed=0/export", "/runs/seed=0", "seed=0", "runs/a", "hub:owner/name"):
+        assert _split_name(path) == ("", path)
+    assert _split_name("first=runs/seed=0/export") == ("first", "runs/seed=0/export")
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        (["--workdir=a", "--input=b.jsonl"], "--input=b.jsonl is of exports, which --prompt names"),
+        (["--workdir=a", "--dtype=bfloat16"], "--dtype=bfloat16 is of exports"),
+        (["--prompt=a", "--column=t", "--split=test"], "--split=test is of a run, and --prompt"),
+        (["--prompt=a", "--column=t", "--config.seed=1"], "leave out --config.*"),
+    ],
+)
+def test_evaluate_takes_the_flags_of_a_run_or_of_exports(flags, told, capsys):
+    code, out, err = jaxprompt(capsys, "evaluate", *flags)
     assert code == 2 and not out and told in err, err
 
 

@@ -211,10 +211,18 @@ def test_a_modernbert_that_classifies_has_no_head_for_words(tmp_path):
     ("modernbert", dict(num_hidden_layers=1), "num_hidden_layers=1 is not supported"),
     ("modernbert", dict(rope_scaling={"factor": 2.0}), "rope_scaling is not supported"),
     ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "yarn"),
+    ("modernbert", dict(rope_parameters={"rope_theta": 50.0}), "a rope_theta for each kind of"),
 ])  # fmt: skip
 def test_what_is_not_done_is_refused_by_name(family, changes, words):
     with pytest.raises(InputError, match=words):
         make_backbone(family, CONFIGS[family] | changes, ("mlm",))
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta_v2"])
+def test_what_a_config_leaves_out_is_as_transformers_has_it(family):
+    kind = transformers.DebertaConfig if family == "deberta" else transformers.DebertaV2Config
+    hf = {name: x for name, x in CONFIGS[family].items() if name != "layer_norm_eps"}
+    assert make_backbone(family, hf, ()).cfg.eps == kind().layer_norm_eps
 
 
 def test_no_kernel_is_promised_for_a_deberta():

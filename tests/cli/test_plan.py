@@ -210,6 +210,7 @@ def test_what_fits_nowhere_is_said(capsys):
         (["--config.backbone.path=google/t5-v1_1-xxll"], "nearest: "),
         (["--config.backbone.path="], "backbone.path is empty"),
         (["--config.prompt.length=80"], "leaves no room"),
+        (["--config.shared.tasks=a.json,b.json"], "shared.tasks is not planned; empty it, and"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_one_line(refused, monkeypatch, words, line):

@@ -118,6 +118,21 @@ def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsy
     assert (whole["dev"], whole["test"]) == (resumed["dev"], resumed["test"])
 
 
+def test_a_task_whose_fields_were_edited_is_not_gone_on_with(backbone, folder, tmp_path, capsys):
+    other, own = folder / "edited.json", json.loads((folder / "beasts.json").read_text())
+    other.write_text(json.dumps(own))
+    fields = {"train.total_steps": 1, "train.eval_steps": 1}
+    config = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "edited"), **fields)
+    place = [config, f"--workdir={tmp_path / 'run'}"]
+    assert jaxprompt(capsys, "train", *place)[0] == 0
+    for field, value in {"data.max_len": 16, "data.batch": 4, "head.dropout": 0.5}.items():
+        other.write_text(json.dumps(own | {field: value}))
+        code, out, err = jaxprompt(capsys, "train", *place)
+        assert code == 2 and not out and f"tasks.edited.fields.{field} (saved" in err, err
+    other.write_text(json.dumps(own))
+    assert jaxprompt(capsys, "train", *place)[0] == 0
+
+
 def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
     config = config_of(
         backbone, folder, tmp_path / "c.json",
@@ -150,8 +165,9 @@ def test_tasks_are_drawn_by_their_size(temperature, share):
             return None
 
     batches = TaskBatches(
-        {"a": Stream(), "b": Stream()}, [48, 24], 8, temperature=temperature, seed=0
+        {"a": Stream(), "b": Stream()}, [48, 24], [8, 2], temperature=temperature, seed=0
     )
+    assert batches.steps_per_epoch == int(72 / (8 * share + 2 * (1 - share)))
     drawn = [next(batches).task for _ in range(400)]
     assert batches.shares["a"] == pytest.approx(share, abs=1e-3)
     assert drawn.count("a") / 400 == pytest.approx(share, abs=0.07)

@@ -80,6 +80,8 @@ def test_words_with_a_tag_each(tmp_path):
     assert list(rows)[0] == {"tokens": ["EU", "rejects"], "tags": ["B-Org", "O"]}
     numbered = read(tmp_path, "1\tEU\tNNP\tB-Org\n2\trejects\tVB\tO\n", "x.conll")
     assert list(numbered) == list(rows)[:1]
+    numbered = read(tmp_path, "0\tEU\tNNP\tB-Org\n1\trejects\tVB\tO\n", "x.conll")
+    assert list(numbered) == list(rows)[:1]
     task = with_labels(get_task("conll04"), rows)
     assert task.labels == ("O", "B-Loc", "I-Loc", "B-Org", "I-Org")
 

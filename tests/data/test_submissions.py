@@ -9,6 +9,7 @@ from jaxprompt.data import submissions
 from jaxprompt.data.records import Record, with_examples
 from jaxprompt.data.tasks import get_task
 from jaxprompt.errors import InputError
+from jaxprompt.heads import make_head
 
 
 def read(name, rows):
@@ -100,13 +101,15 @@ def test_rows_that_the_server_would_not_know_are_named(form, name, rows, told):
 
 
 @pytest.mark.parametrize(
-    "form, name, told",
+    "form, name, head, told",
     [
-        ("squad", "rte", "--format=squad is of answers in a text, and task rte has classes"),
-        ("glue", "boolq", "--format=glue has no file for task boolq; its tasks: cola, sst2"),
+        ("squad", "rte", "linear", "--format=squad is of answers in a text, and task rte has"),
+        ("squad", "squad", "multi_spans", "--format=squad takes one span per question, and this"),
+        ("glue", "boolq", "linear", "--format=glue has no file for task boolq; its tasks: cola,"),
     ],
 )
-def test_a_task_of_another_benchmark_is_refused(form, name, told):
+def test_a_task_of_another_benchmark_is_refused(form, name, head, told):
+    task = get_task(name)
     with pytest.raises(InputError) as error:
-        submissions.file_name(form, get_task(name))
+        submissions.file_name(form, task, make_head(head).columns(task))
     assert str(error.value).startswith(told)

@@ -43,3 +43,11 @@ def test_the_longest_run_counts(right, found):
     assert measured["cmrc_f1"] == pytest.approx(max(f1(right, found), f1("别的", found)))
     bare = lambda text: "".join(c for c in text.lower() if c not in MARKS)
     assert measured["exact_match"] == float(bare(right) == bare(found))
+
+
+@pytest.mark.parametrize(
+    "right, found, shared", [("1,200人", "200人", 2 / 4), ("3.14", "14", 0.0), ("12.5万", "12", 0)]
+)
+def test_a_number_is_one_word(right, found, shared):
+    """NLTK's tokenizer, which the script asks, leaves it whole."""
+    assert score_spans("cmrc_f1", [[right]], [found])["cmrc_f1"] == pytest.approx(shared)
