@@ -1,8 +1,8 @@
 """P-tuning on 32 examples of SuperGLUE's tasks (Liu et al. 2021, section 4.3; PT-Fewshot).
 
 The argument is TASK, or TASK,frozen: `--config=p_tuning:rte`. Backbone and pseudo tokens are tuned
-together, as published; `frozen` trains the pseudo tokens alone. The paper has albert-xxlarge-v2,
-which is not read here: give another backbone by backbone.path. The 32 examples of FewGLUE are given
+together, as published; `frozen` trains the pseudo tokens alone. Give another backbone than the
+paper's by backbone.path. The 32 examples of FewGLUE are given
 by data.files; without them as many are sampled from the task's own. Numbers without a section are
 those of the released code, and so are the patterns: [soft*n] stands where it has pseudo tokens.
 
@@ -60,7 +60,7 @@ def get_config(name="rte"):
     own = TASKS[choose("the task", task, TASKS)]
     choose("the body", body, ("", "frozen"))
     c = base()
-    c.backbone.path = "FacebookAI/roberta-large"
+    c.backbone.path = "albert/albert-xxlarge-v2"
     c.task.name, c.task.template = task, own.template
     methods.p_tuning(c, length=own.length, lr=own.rate)
     heads.verbalizer(c)

@@ -30,6 +30,7 @@ from paper_dart import PAPER as DART  # noqa: E402
 from paper_dpt import PAPER as DPT  # noqa: E402
 from paper_ipt import PAPER as IPT  # noqa: E402
 from paper_ppt import PAPER as PPT  # noqa: E402
+from paper_ptuning_v2 import PAPER as PTUNING_V2  # noqa: E402
 from paper_results import (  # noqa: E402
     Measured,
     chosen_by_folds,
@@ -56,7 +57,7 @@ from jaxprompt.training.run_folder import (  # noqa: E402
 )
 from jaxprompt.training.tables import failures  # noqa: E402
 
-PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT, IPT)}
+PAPERS: dict[str, Paper] = {paper.NAME: paper for paper in (PPT, DART, DPT, IPT, PTUNING_V2)}
 FLAGS = {
     "backbone.path": "--backbone", "optim.lr": "--learning-rates", "seed": "--seeds",
     "data.seed": "--seeds",

@@ -15,11 +15,12 @@ SUFFIXES = (".png", ".pdf", ".svg")
 NAMES = {  # by method
     "full": "full tuning", "pt": "prompt tuning", "ppt": "PPT", "electra": "fine-tuning",
     "dpt": "DPT", "task": "one prompt per task", "pretrained": "Pretrained IPT", "cnn": "CNN",
-    "lstm": "LSTM", "mlp": "MLP",
+    "lstm": "LSTM", "mlp": "MLP", "embedding": "no MLP", "ascending": "from the first layer up",
+    "descending": "from the last layer down",
 }  # fmt: skip
 AXES = {  # what numbers stand over -> its label
     "examples": "training examples", "length": "prompt length",
-    "utilization": "share of the text that is read, %",
+    "depth": "layers with a prompt", "utilization": "share of the text that is read, %",
 }  # fmt: skip
 
 

@@ -1,0 +1,196 @@
+"""The tables and figures of P-tuning v2 (Liu et al. 2022): which runs every number stands for."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paper_figures import draw_lines
+from paper_table import ROOT, Cell, Paper, Table
+
+from configs import ptuning_v2
+from configs.ptuning_v2 import depth, prompt_length, verbalizer
+from jaxprompt.errors import InputError
+
+SYSTEMS = {
+    "full": "Fine-tuning", "pt": "Prompt tuning", "prefix": "P-tuning v2",
+    "multi_task": "Multi-task P-tuning v2",
+}  # fmt: skip
+BACKBONES = {
+    "BERT-large": "bert-large", "RoBERTa-large": "roberta-large",
+    "DeBERTa-xlarge": "deberta-xlarge", "GLM-xlarge": "glm-2b", "GLM-xxlarge": "glm-10b",
+}  # fmt: skip
+BROWN = "conll05_brown"  # the second test set of CoNLL-2005
+METRICS = {
+    **dict.fromkeys(ptuning_v2.SUPERGLUE, ("accuracy",)), "multirc": ("f1a",),
+    "record": ("answer_f1",), **dict.fromkeys(ptuning_v2.NER, ("entity_f1",)),
+    **dict.fromkeys((*ptuning_v2.SRL, BROWN), ("role_f1",)),
+    **dict.fromkeys(ptuning_v2.QA, ("exact_match", "f1")), "sst2": ("accuracy",),
+}  # fmt: skip
+
+
+def _cells(row: str, task: str, method: str, backbone: str) -> Iterable[Cell]:
+    return (Cell(row, task, method, backbone, metric=metric) for metric in METRICS[task])
+
+
+def _every(tasks: Sequence[str], systems: Sequence[str], models: Sequence[str], file: str):
+    for system in systems:
+        for model in models:
+            for task in tasks:
+                own = "qa" if task in ptuning_v2.QA else file
+                yield from _cells(
+                    f"{SYSTEMS[system]}, {model}", task, f"{own},{system},{BACKBONES[model]}", model
+                )
+
+
+def table2(tasks: Sequence[str]) -> Iterable[Cell]:
+    """Yields fine-tuning, prompt tuning and P-tuning v2 of every size."""
+    models = [model for model in BACKBONES if model != "DeBERTa-xlarge"]
+    return _every(tasks, ("full", "pt", "prefix"), models, "superglue")
+
+
+def table3(tasks: Sequence[str]) -> Iterable[Cell]:
+    """Yields the same and what starts from a prompt of several tasks, on hard tasks."""
+    return _every(tasks, tuple(SYSTEMS), tuple(BACKBONES)[:3], "tagging")
+
+
+def table4(tasks: Sequence[str]) -> Iterable[Cell]:
+    """Yields both heads."""
+    rows = ("prefix, [CLS] and linear head", "prefix, verbalizer and LM head")
+    for row, head in zip(rows, verbalizer.HEADS, strict=True):
+        for task in tasks:
+            yield from _cells(row, task, f"verbalizer,{head}", "RoBERTa-large")
+
+
+def figure3(tasks: Sequence[str]) -> Iterable[Cell]:
+    """Yields prompts in some of the layers."""
+    for order in depth.ORDERS:
+        for count in depth.COUNTS:
+            for task in tasks:
+                row = f"layers {depth.interval(order, count)}"
+                if count == depth.LAYERS:
+                    row = f"all layers, {order}"
+                yield from _cells(row, task, f"depth,{order},{count}", "BERT-large")
+
+
+def figure4(tasks: Sequence[str]) -> Iterable[Cell]:
+    """Yields prompts of several lengths, with and without an MLP."""
+    for form in prompt_length.FORMS:
+        for length in ptuning_v2.LENGTHS:
+            for task in tasks:
+                row = f"{form}, length {length}"
+                method = f"prompt_length,{form},{length}"
+                yield from _cells(row, task, method, "RoBERTa-large")
+
+
+_HARD = (*ptuning_v2.NER, "conll12", "conll05", BROWN, *ptuning_v2.QA)
+_DEPTH, _LENGTH = (partial(draw_lines, axis=axis) for axis in ("depth", "length"))
+TABLES = {
+    "table2": Table("SuperGLUE, models of all sizes", table2, ptuning_v2.SUPERGLUE,
+                    ptuning_v2.SUPERGLUE),
+    "table3": Table("named entities, questions and semantic roles", table3, _HARD, _HARD),
+    "table4": Table("a linear head against label words", table4, tuple(verbalizer.TASKS),
+                    tuple(verbalizer.TASKS)),
+    "figure3": Table("layers with a prompt, from the first up and the last down", figure3,
+                     depth.TASKS, depth.TASKS, draw=_DEPTH, axis="depth"),
+    "figure4": Table("lengths of the prompt, with and without an MLP", figure4,
+                     prompt_length.TASKS, prompt_length.TASKS, draw=_LENGTH, axis="length"),
+}  # fmt: skip
+
+
+class PTuningV2(Paper):
+    """P-tuning v2: the paper's backbones, or any other by --backbone."""
+
+    NAME = "ptuning_v2"
+    TITLE = "P-tuning v2 (Liu et al. 2022)"
+    TABLES = TABLES
+    HUB: Mapping[str, str] = {name: ptuning_v2.MODELS[model] for name, model in BACKBONES.items()}
+    SEEDS = ptuning_v2.SEEDS
+    FLAGS: Mapping[str, str] = {"prompt.init": "--shared", "prompt.layers": "--layers"}
+
+    def add_flags(self, parser: Any) -> None:
+        """Adds --shared and --layers."""
+        parser.add_argument(
+            "--shared", default="shared",
+            help="folder with the exports, by task, of configs/ptuning_v2/multi_task.py",
+        )  # fmt: skip
+        parser.add_argument(
+            "--layers", type=int, default=depth.LAYERS,
+            help="layers of the backbone, of which figure3 takes the same shares as of 24",
+        )  # fmt: skip
+
+    def check(self, args: Any, held: Mapping[str, Any]) -> None:
+        """Raises InputError for layers that the figure's shares do not divide."""
+        del held
+        if args.layers < 6 or args.layers % 6:
+            raise InputError(
+                f"--layers={args.layers} must be a multiple of 6: figure3 takes its sixths"
+            )
+
+    def why_not(self, cell: Cell, args: Any) -> str:
+        """Says which export a cell lacks, on which its prompt starts."""
+        if cell.method.split(",")[1] != "multi_task":
+            return ""
+        export = Path(args.shared) / cell.task.removesuffix("_brown")
+        if export.is_dir():
+            return ""
+        return (
+            f"{export} does not exist; train configs/ptuning_v2/multi_task.py, which exports the "
+            "prompt once per task, or name the folder of its exports by --shared"
+        )
+
+    def config_of(self, cell: Cell, args: Any) -> str:
+        """Names the run of a config in configs/ptuning_v2."""
+        name, own = cell.method.split(",", 1)
+        return f"{ROOT}/configs/ptuning_v2/{name}.py:{cell.task.removesuffix('_brown')},{own}"
+
+    def changes_of(
+        self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
+    ) -> dict[str, Any]:
+        """Lists the changes; what `asked` says of prompts is not said of fine-tuning."""
+        name, system, *rest = cell.method.split(",")
+        if system == "full":
+            asked = {name: asked[name] for name in asked if not name.startswith("prompt.")}
+        if not args.backbone and backbone == ptuning_v2.MODELS["bert-large"]:
+            backbone = ptuning_v2.tune(cell.task, model="bert-large").backbone.path
+        changes = super().changes_of(cell, args, asked, backbone)
+        if name == "depth":
+            count = int(rest[0]) * args.layers // depth.LAYERS
+            changes["prompt.layers"] = depth.interval(system, count, args.layers)
+        if system == "multi_task":
+            export = Path(args.shared) / cell.task.removesuffix("_brown")
+            changes["prompt.init"] = str(export)
+        return changes
+
+    def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
+        """Lists the learning rates that are searched; () = the released one."""
+        name, system, *_ = cell.method.split(",")
+        if name == "prompt_length":
+            return prompt_length.rates_of(cell.task, system)
+        if system == "full":
+            return ptuning_v2.FULL_RATES
+        return () if self._released(cell) else ptuning_v2.RATES
+
+    def searched(self, cell: Cell) -> Mapping[str, Sequence[Any]]:
+        """Lists the lengths that are searched where none is released."""
+        name, system, *_ = cell.method.split(",")
+        fixed = name in ("prompt_length", "depth") or system in ("full", "multi_task")
+        return {} if fixed or self._released(cell) else {"prompt.length": ptuning_v2.LENGTHS}
+
+    def point_of(self, cell: Cell) -> tuple[str, str]:
+        """Names a figure's number by its curve, and by its length or number of layers."""
+        _, own, *at = cell.method.split(",")
+        return own, at[0] if at else ""
+
+    def remarks(self, args: Any) -> list[str]:
+        """Says what is inferred of figures, whose labels the paper's text has lost."""
+        if args.table.startswith("figure"):
+            return ["the paper's text has no numbers of its figures: lengths and counts are ours"]
+        return ["the paper reports development sets, at the epoch that is best on them"]
+
+    def _released(self, cell: Cell) -> bool:
+        task = cell.task.removesuffix("_brown")
+        return (task, BACKBONES[cell.backbone]) in ptuning_v2.RELEASED
+
+
+PAPER = PTuningV2()

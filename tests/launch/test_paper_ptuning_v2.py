@@ -1,0 +1,137 @@
+"""The tables and figures of P-tuning v2: the paper's numbers, and the runs behind each."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "launch"))
+import paper  # noqa: E402
+import paper_ptuning_v2 as tables  # noqa: E402
+
+from configs import ptuning_v2  # noqa: E402
+from jaxprompt.data.tasks import get_task  # noqa: E402
+from jaxprompt.errors import InputError  # noqa: E402
+
+SYSTEMS = {"full": "full", "pt": "pt", "prefix": "prefix", "multi_task_prefix": "multi_task"}
+TASKS = {
+    "conll2012": "conll12", "conll2005_wsj": "conll05", "conll2005_brown": "conll05_brown",
+    "squad1.1": "squad", "squad2.0": "squad_v2",
+}  # fmt: skip
+KINDS = {"full": "none", "pt": "soft"}
+
+
+def arguments(**given):
+    plain = dict(
+        paper="ptuning_v2", workdir="w", backbone="x", data="", shared="s", layers=24, tasks="",
+        rows="", learning_rates="", seeds="1,2",
+    )  # fmt: skip
+    return SimpleNamespace(**plain | given)
+
+
+def test_published_numbers_are_the_papers(shared):
+    found = json.loads((shared / "papers/ptuning_v2_tables.json").read_text())["cells"]
+    with open(ROOT / "launch/published/ptuning_v2.csv", newline="") as file:
+        ours = list(csv.DictReader(file))
+    assert len(ours) == len(found) == 224
+    for line, cell in zip(ours, found, strict=True):
+        row = cell["row"]
+        if cell["table"] != "table4":
+            row = f"{tables.SYSTEMS[SYSTEMS[cell['method']]]}, {cell['model']}"
+        task = TASKS.get(cell["task"], cell["task"])
+        named = [line[name] for name in ("table", "row", "task", "backbone")]
+        assert named == [cell["table"], row, task, cell["model"]]
+        assert float(line["mean"]) == cell["mean"] and not line["std"]
+        kind = {"em": "exact_match", "micro_f1": "", "f1": "f1"}.get(cell["metric"], cell["metric"])
+        assert line["metric"].endswith(kind) and line["metric"] in tables.METRICS[task]
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_every_cell_has_its_runs(name):
+    args = arguments()
+    cells = paper.pick(tables.TABLES[name], args)
+    printed = set(paper.read_published("ptuning_v2", name))
+    printed = {(row, task, metric) for row, task, metric in printed if metric}
+    assert printed == ({(x.row, x.task, x.metric) for x in cells} if printed else set())
+    for cell in cells:
+        runs = paper.list_runs(cell, args)
+        c = paper.sweep.load(runs[0], ())
+        task = cell.task.removesuffix("_brown")
+        file, system, *_ = cell.method.split(",")
+        paper.from_config.check_config(c)
+        assert c.task.name == task and c.prompt.name == KINDS.get(system, "prefix")
+        assert {run.changes["seed"] for run in runs} == {1, 2}
+        known = get_task(task)
+        assert c.head.name == {"tags": "tags", "spans": "spans"}.get(
+            known.kind, "verbalizer" if system == "verbalizer" else "linear"
+        )
+        rates = {run.changes.get("optim.lr") for run in runs}
+        released = (task, tables.BACKBONES[cell.backbone]) in ptuning_v2.RELEASED
+        if system == "full":
+            assert rates == set(ptuning_v2.FULL_RATES) and len(runs) == 6
+        elif file != "prompt_length":
+            assert rates == ({None} if released else set(ptuning_v2.RATES))
+        if file in ("superglue", "tagging", "qa") and system in ("pt", "prefix"):
+            assert len(runs) == (2 if released else 2 * 3 * 6)
+        if system == "multi_task":
+            assert c.prompt.init == f"s/{task}"
+        shift = c.prompt.length if c.prompt.name == "prefix" else 0
+        bounded = cell.backbone in ("BERT-large", "RoBERTa-large")
+        assert not bounded or c.data.max_len + shift <= 512
+
+
+def test_a_paper_s_bert_is_cased_on_superglue_alone():
+    """The released scripts load the cased one there, and the uncased for tags and questions."""
+    args = arguments(backbone="")
+    for name, task, ending in (("table2", "rte", "-cased"), ("table3", "conll04", "-uncased")):
+        (cell, *_) = (
+            cell
+            for cell in paper.pick(tables.TABLES[name], args)
+            if cell.task == task and cell.backbone == "BERT-large" and ",prefix," in cell.method
+        )
+        assert paper.list_runs(cell, args)[0].changes["backbone.path"].endswith(ending)
+
+
+def test_layers_are_counted_from_either_end_and_shared_out(tmp_path):
+    found = {}
+    for layers in (24, 6):
+        args = arguments(layers=layers)
+        cells = paper.pick(tables.TABLES["figure3"], arguments(tasks="rte"))
+        found[layers] = [paper.list_runs(x, args)[0].changes["prompt.layers"] for x in cells]
+    assert found[24] == [
+        "1-4", "1-8", "1-12", "1-16", "1-20", "1-24", "21-24", "17-24", "13-24", "9-24", "5-24",
+        "1-24",
+    ]  # fmt: skip
+    assert found[6] == [
+        "1-1", "1-2", "1-3", "1-4", "1-5", "1-6", "6-6", "5-6", "4-6", "3-6", "2-6", "1-6",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="--layers=7 must be a multiple of 6"):
+        paper.main(["ptuning_v2", "figure3", "--layers=7", f"--workdir={tmp_path}"])
+
+
+def test_rows_without_a_shared_prompt_say_so(tmp_path):
+    words = [f"--workdir={tmp_path / 'new'}", f"--shared={tmp_path}", "--tasks=conll05_brown"]
+    with pytest.raises(InputError, match=f"{tmp_path}/conll05 does not exist; train configs/ptun"):
+        paper.main(["ptuning_v2", "table3", "--rows=Multi-task P-tuning v2, BERT-large", *words])
+
+
+def test_both_curves_are_drawn(tmp_path, capsys):
+    """Over the layers with a prompt; the paper's numbers are in a picture alone."""
+    for row, score in (("layers_1_8", 0.6), ("layers_17_24", 0.7)):
+        run = tmp_path / f"{row}-rte,seed=11"
+        run.mkdir(parents=True)
+        result = {"best_step": 1, "dev": {"accuracy": 0.5}, "test": {"accuracy": score}}
+        (run / "result.json").write_text(json.dumps(result))
+        (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
+    words = ["--print", "--tasks=rte", f"--workdir={tmp_path}"]
+    assert paper.main(["ptuning_v2", "figure3", *words]) == 0
+    told = capsys.readouterr()
+    assert "| layers 17-24 | 70.0 ± 0.0 |" in told.out.splitlines()
+    assert "counts are ours" in told.out and "[as published]" not in told.out
+    with open(tmp_path / "figure3.csv", newline="") as file:
+        numbers = [line for line in csv.DictReader(file) if line["mean"]]
+    assert [(x["method"], x["depth"]) for x in numbers] == [("ascending", "8"), ("descending", "8")]
