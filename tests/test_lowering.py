@@ -54,6 +54,8 @@ def goes(family: str, work: str) -> bool:
     """Tells whether a backbone does a work."""
     if work == "generate":
         return family in WRITERS
+    if family == "glm" and work == "adapt":  # which it is not for
+        return False
     return work != "pretrain" or family != "roberta"  # as BERT
 
 
@@ -160,7 +162,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("case", [
-    pytest.param(case, marks=[pytest.mark.long] * (number % 2), id=str(case))
+    pytest.param(case, marks=[pytest.mark.long] * (number % 3 > 0), id=str(case))
     for number, case in enumerate(spread())
 ])  # fmt: skip
 def test_every_step(case):

@@ -19,6 +19,7 @@ from jaxprompt import tree
 from jaxprompt.api.models import PromptedModel, scores
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.convert.artifact import package_versions
+from jaxprompt.data.specials import FED
 from jaxprompt.data.tasks import KINDS
 from jaxprompt.errors import InputError, choose
 from jaxprompt.files import make_folder, write_atomic
@@ -243,7 +244,7 @@ def _meanings(scorer: Scorer) -> dict[str, str]:
         "roles": "3 at soft tokens, 4 at the text, 0 at padding; others at words of the template",
     }
     decoder = tokens | {"positions": position(at.decoder_shift), "types": branch}
-    stream = "decoder" if style == "seq2seq" else "input"
+    stream = "decoder" if style in FED else "input"
     return tokens | {
         **{_DECODER + name: f"decoder, same for every text: {x}" for name, x in decoder.items()},
         "label_pos": f"columns of the {stream} whose states the head reads, from 0 on",

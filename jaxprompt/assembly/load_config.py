@@ -84,7 +84,9 @@ def _parse(field: str, text: str, kind: type) -> Any:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         value = ast.literal_eval(text)
-        return kind(value) if kind is not int or isinstance(value, int) else int("")
+        if isinstance(value, bool) or kind is int and not isinstance(value, int):
+            raise wrong
+        return kind(value)
     except _NO_VALUE as error:
         raise wrong from error
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly import from_config
+from jaxprompt.assembly import from_config, shared_tuning
 from jaxprompt.assembly.grid import is_grid, list_runs
 from jaxprompt.assembly.initial_params import divide
 from jaxprompt.data.encoded import Encoded
@@ -19,6 +19,11 @@ def validate(c: Any) -> Iterator[str]:
 
     Raises InputError for what a run would refuse before it reads weights.
     """
+    if shared_tuning.is_shared(c):
+        for name, own in shared_tuning.task_configs(c).items():
+            yield f"shared task {name}:"
+            yield from validate(own)
+        return
     if is_grid(c):
         runs = list_runs(c, "")
         yield f"{len(runs)} runs, the first of them:"

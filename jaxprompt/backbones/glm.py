@@ -89,6 +89,7 @@ class Backbone(nn.Module):
 
         -> the answer's states [B, T, H], the cache, whose `positions` are those of the blank
         """
+        self._check_room(batch.decoder.ids.shape[1] + room)
         front = self._read(batch.encoder, injection, True)[1]
         x, (k, v) = self._answer(batch, front, True, keep=True)
         own = remember(front, k, v, batch.decoder.mask, room)
@@ -140,10 +141,20 @@ class Backbone(nn.Module):
 
     def _answer(self, batch: Batch, front: Prefix, deterministic: bool, keep: bool = True):
         tokens = batch.decoder
+        self._check_room(tokens.ids.shape[1])
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], tokens.ids.shape)
         x = self.embed(tokens.ids, blank, tokens.positions + 1, deterministic=deterministic)
         x, kept = self._run(x, front, seen_before(tokens), deterministic, keep=keep)
         return self.norm(x), kept
+
+    def _check_room(self, length: int) -> None:
+        # A position beyond the table would be taken for its last.
+        most = self.cfg.positions - 1
+        if length > most:
+            raise InputError(
+                f"an answer of up to {length} tokens exceeds the model's {most} positions; lower "
+                "data.max_target or generate.max_new"
+            )
 
     def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")

@@ -171,8 +171,11 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
+        inner = sorted(found.parent.name for found in path.parent.glob(f"*/{path.name}"))
+        cure = f"it has an export of each task: give one of {', '.join(inner)} in that folder"
         raise InputError(
-            f"cannot read {path}: {error.strerror}; give the folder that `export` wrote"
+            f"cannot read {path}: {error.strerror}; "
+            f"{cure if inner else 'give the folder that `export` wrote'}"
         ) from error
 
 

@@ -157,6 +157,15 @@ def test_a_token_at_a_time_is_the_whole_at_once(pair):
     assert_near(found, expected, 1e-5)
 
 
+def test_an_answer_longer_than_the_positions_is_refused(pair):
+    _, module, params, _ = pair
+    long = batch_of(answers=[[5] * 23] * 3)  # and two columns of padding
+    with pytest.raises(InputError, match="up to 25 tokens exceeds the model's 24 positions"):
+        run(None, long, module=module, params=params)
+    with pytest.raises(InputError, match="up to 30 tokens"):
+        module.apply({"params": params}, batch_of(), Injection(), 24, method="prefill")
+
+
 def test_names_without_a_prefix_are_read(pair, tmp_path):
     model, _, params, _ = pair
     write_checkpoint(tmp_path, HF, model.state_dict())

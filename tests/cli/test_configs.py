@@ -36,6 +36,12 @@ def arguments(path) -> list[str]:
 
 
 RUNS = [(path, argument) for path in RUNNABLE for argument in arguments(path)]
+# Of each file the first arguments; the others differ in a word.
+LOADS = [
+    pytest.param(path, argument, id=f"{path.stem}-{argument}", marks=[pytest.mark.long] * (n > 5))
+    for path in RUNNABLE
+    for n, argument in enumerate(arguments(path))
+]
 
 
 def load(path, argument=""):
@@ -46,7 +52,7 @@ def test_there_are_configs():
     assert {"base", "quickstart"} <= {path.stem for path in RUNNABLE} and len(RUNS) > 5
 
 
-@pytest.mark.parametrize("path, argument", RUNS, ids=lambda x: getattr(x, "stem", x))
+@pytest.mark.parametrize("path, argument", LOADS)
 def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
     c = load(path, argument)
     if not c.backbone.path:  # some name none: it is given by hand

@@ -90,8 +90,24 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     for command in ("evaluate", "export"):
         code, _, err = jaxprompt(capsys, command, f"--workdir={workdir}")
         assert code == 2 and "exports each task's prompt into WORKDIR/export/NAME" in err, err
+    code, _, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", "--text=a cat")
+    assert code == 2 and "give one of beasts, tags, topics in that folder" in err, err
     again = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
     assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
+
+
+def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
+    config = config_of(backbone, folder, tmp_path / "c.json")
+    code, out, err = jaxprompt(capsys, "validate", config)
+    assert code == 0, err
+    lines = out.splitlines()
+    found = [line for line in lines if line.startswith("shared task")]
+    assert found == ["shared task topics:", "shared task beasts:", "shared task tags:"]
+    assert lines[-1] == "the config is valid" and out.count("the first example: ") == 3
+    (folder / "odd.json").write_text('{"task.name": "custom", "data.batch": true}')
+    odd = config_of(backbone, folder, tmp_path / "d.json", tasks=("topics", "odd"))
+    code, _, err = jaxprompt(capsys, "validate", odd)
+    assert code == 2 and "odd.json: config field data.batch='True' must be a whole number" in err
 
 
 def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsys):

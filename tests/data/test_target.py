@@ -9,7 +9,7 @@ from jaxprompt.errors import InputError
 
 # Two classes: a word of 1 piece and one of 3; a word of 2.
 WORDS = np.array([[[7, -1, -1], [8, 9, 10]], [[11, 12, -1], [-1, -1, -1]]], np.int32)
-T5 = Specials("seq2seq", (), (1,), (1,), (99, 98), 0)
+T5 = Specials("seq2seq", (), (1,), (1,), (99, 98), 0, stop=1)
 
 
 def test_pieces_at_masks():
