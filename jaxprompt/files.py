@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,12 +38,13 @@ def user_path(text: str | os.PathLike, what: str = "path") -> Path:
 def parse_json(text: str | bytes) -> Any:
     """Parses JSON that anyone may have written.
 
-    Raises ValueError where it is broken, nested deeper than DEPTH, or holds half a surrogate pair.
+    Raises ValueError where it is broken, nested deeper than DEPTH, has a key twice in one object,
+    or holds half a surrogate pair.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEPTH} levels") from None
     level, depth = [value], 1
@@ -53,6 +55,14 @@ def parse_json(text: str | bytes) -> Any:
     if "\\u" in text and has_surrogate(json.dumps(value, ensure_ascii=False)):
         raise ValueError("half a surrogate pair; mend the escape that begins with \\ud")
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {brief(twice)} stands twice in one object; keep one")
+    return found
 
 
 def _parts(value: Any) -> list[Any]:

@@ -58,6 +58,7 @@ def nested(levels: int) -> str:
         (nested(100_000), "nested deeper than 64 levels"),
         ('{"a": ["\\ud800"]}', "half a surrogate pair"),
         ('{"\\udc00": 1}', "half a surrogate pair"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' stands twice in one object; keep one"),
         (b"\xff", "can't decode"),
         ("1" * 5000, "4300 digits"),
     ],

@@ -4,6 +4,7 @@ The safetensors file is plain (any reader opens it) and the same tensors give th
 card says what the numbers belong to; it holds the file's SHA-256, so that the two stay together.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -171,7 +172,9 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        inner = sorted(found.parent.name for found in path.parent.glob(f"*/{path.name}"))
+        inner: list[str] = []
+        with contextlib.suppress(OSError):  # a folder that may not be listed
+            inner = sorted(found.parent.name for found in path.parent.glob(f"*/{path.name}"))
         cure = f"it has an export of each task: give one of {', '.join(inner)} in that folder"
         raise InputError(
             f"cannot read {path}: {error.strerror}; "
