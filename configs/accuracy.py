@@ -1,10 +1,10 @@
 """Accuracy on real data with small BERTs: full data and 16 examples a class, three seeds.
 
 The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:trec-prefix-16`. Tasks:
-trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head; conll2003
-(tags) and squad (spans), on all data alone. Length and learning rate of each method were found on
-trec's dev. prefix_as_peft starts from N(0, 1) and takes batches in random order, as PEFT's side of
-launch/accuracy.py does.
+trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head; on all data
+alone cola, mrpc, rte, wic, copa, boolq, conll2003 (tags) and squad (spans). Length and learning
+rate of each method were found on trec's dev. prefix_as_peft starts from N(0, 1) and takes batches
+in random order, as PEFT's side of launch/accuracy.py does.
 """
 
 from configs.base import get_config as base
@@ -20,9 +20,17 @@ EPOCHS = {
     "sst2": {"prefix": 2.0, "soft": 3.0, "head_only": 6.0, "full": 1.0},
     "mpqa": {"prefix": 2.0, "soft": 1.0, "head_only": 2.0, "full": 1.0},
     "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
-    "conll2003": {"prefix": 2.0, "prefix_as_peft": 2.0, "full": 1.0},
+    "cola": {"prefix": 2.0, "soft": 2.0, "head_only": 4.0, "full": 1.0},
+    "mrpc": {"prefix": 3.0, "soft": 3.0, "head_only": 5.0, "full": 2.0},
+    "rte": {"prefix": 4.0, "prefix_as_peft": 4.0, "soft": 4.0, "head_only": 5.0, "full": 2.0},
+    "wic": {"prefix": 2.0, "soft": 2.0, "head_only": 5.0, "full": 1.0},
+    "copa": {"prefix": 8.0, "soft": 8.0, "head_only": 8.0, "full": 4.0},
+    "boolq": {"prefix": 3.0, "soft": 3.0, "head_only": 5.0, "full": 2.0},
+    "conll2003": {
+        "prefix": 2.0, "prefix_as_peft": 2.0, "soft": 2.0, "head_only": 4.0, "full": 1.0,
+    },
     "squad": {"prefix": 1.0, "prefix_as_peft": 1.0, "full": 1.0},
-}
+}  # fmt: skip
 FEW = ("trec", "sst2", "sst2_mlm")  # with listed rows of 16 a class
 
 

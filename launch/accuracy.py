@@ -94,37 +94,38 @@ def peft_run(args: argparse.Namespace) -> None:
     )
     setting = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=c.prompt.length)
     model = peft.get_peft_model(base, setting)
-    (field,) = examples.task.fields
     splits = {}
     for name, part in examples.splits.items():
-        texts = [example.fields[field] for example in part]
-        ids = tokenizer(texts, truncation=True, max_length=c.data.max_len)["input_ids"]
-        splits[name] = ids, np.array([example.label for example in part])
+        texts = ([example.fields[field] for example in part] for field in examples.task.fields)
+        rows = tokenizer(*texts, truncation=True, max_length=c.data.max_len)
+        splits[name] = rows, np.array([example.label for example in part])
 
-    def batch(ids, chosen):
-        return tokenizer.pad({"input_ids": [ids[i] for i in chosen]}, return_tensors="pt")
+    def batch(rows, chosen):
+        return tokenizer.pad(
+            {k: [x[i] for i in chosen] for k, x in rows.items()}, return_tensors="pt"
+        )
 
     def accuracy(name: str) -> float:
-        ids, labels = splits[name]
-        order = np.argsort([len(row) for row in ids], kind="stable")
+        rows, labels = splits[name]
+        order = np.argsort([len(row) for row in rows["input_ids"]], kind="stable")
         model.eval()
         with torch.no_grad():
             parts = [order[i : i + 64] for i in range(0, len(order), 64)]
-            found = np.concatenate([model(**batch(ids, p)).logits.argmax(-1) for p in parts])
+            found = np.concatenate([model(**batch(rows, p)).logits.argmax(-1) for p in parts])
         return float((found == labels[order]).mean())
 
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=c.optim.lr, weight_decay=0.0)
-    ids, labels = splits["train"]
-    steps = int(c.train.total_epochs) * -(-len(ids) // c.data.batch)
+    rows, labels = splits["train"]
+    steps = int(c.train.total_epochs) * -(-len(labels) // c.data.batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     rng, best, started = np.random.RandomState(args.seed), (-1.0, None), time.monotonic()
     for epoch in range(int(c.train.total_epochs)):
         model.train()
-        order = rng.permutation(len(ids))
-        for i in range(0, len(ids), c.data.batch):
+        order = rng.permutation(len(labels))
+        for i in range(0, len(labels), c.data.batch):
             chosen = order[i : i + c.data.batch]
-            loss = model(**batch(ids, chosen), labels=torch.tensor(labels[chosen])).loss
+            loss = model(**batch(rows, chosen), labels=torch.tensor(labels[chosen])).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, c.optim.clip)
             optimizer.step()

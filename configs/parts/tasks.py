@@ -9,12 +9,16 @@ def topics(c):
     c.data.max_len = 64
 
 
+def _hold_out(c, name, *, size=500, length=64):
+    c.task.name = name
+    c.data.protocol = "holdout"
+    c.data.size = size
+    c.data.max_len = length
+
+
 def trec(c):
     """TREC question types; 500 rows of train become dev."""
-    c.task.name = "trec"
-    c.data.protocol = "holdout"
-    c.data.size = 500
-    c.data.max_len = 64
+    _hold_out(c, "trec")
 
 
 def sst2(c):
@@ -25,10 +29,39 @@ def sst2(c):
 
 def mpqa(c):
     """MPQA opinion polarity; 500 rows of train become dev."""
-    c.task.name = "mpqa"
-    c.data.protocol = "holdout"
-    c.data.size = 500
-    c.data.max_len = 64
+    _hold_out(c, "mpqa")
+
+
+def cola(c):
+    """CoLA, acceptable English; 500 rows of train become dev."""
+    _hold_out(c, "cola")
+
+
+def rte(c):
+    """RTE, entailment; 250 rows of train become dev."""
+    _hold_out(c, "rte", size=250, length=256)
+
+
+def wic(c):
+    """WiC, a word in two sentences; 500 rows of train become dev."""
+    _hold_out(c, "wic")
+
+
+def copa(c):
+    """COPA, causes and effects; 80 rows of train become dev."""
+    _hold_out(c, "copa", size=80)
+
+
+def mrpc(c):
+    """MRPC, paraphrases."""
+    c.task.name = "mrpc"
+    c.data.max_len = 128
+
+
+def boolq(c):
+    """BoolQ, questions of yes or no about a passage."""
+    c.task.name = "boolq"
+    c.data.max_len = 256
 
 
 def conll2003(c):
