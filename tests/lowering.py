@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import probes
-from tiny import CONFIGS, MODEL_HEADS, make_batch
+from tiny import CAUSAL, CONFIGS, MODEL_HEADS, make_batch
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.heads import linear, make_head, verbalizer
@@ -48,11 +48,19 @@ PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 WORKS = ("train", "evaluate", "predict", "generate", "grid", "pretrain", "adapt")
 LEARNS = ("train", "grid", "pretrain", "adapt")
 # Heads of 8, which cuDNN takes, and widths that tell a product of a weight by its shape.
-WIDTH, HEADS, SIZE, MLP, VOCAB, PLACES = 32, 4, 8, 40, 56, 640
+WIDTH, HEADS, KEYS, SIZE, MLP, VOCAB, PLACES = 32, 4, 2, 8, 40, 56, 640
 _SIZES = {
     "gpt2": dict(n_embd=WIDTH, n_head=HEADS, n_inner=MLP, n_positions=PLACES, vocab_size=VOCAB),
     "glm": dict(
         hidden_size=WIDTH, num_attention_heads=HEADS, max_sequence_length=PLACES, vocab_size=VOCAB
+    ),
+    "llama": dict(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEYS,
+        intermediate_size=MLP,
+        vocab_size=VOCAB,
+        max_position_embeddings=PLACES,
     ),
     "t5": dict(d_model=WIDTH, d_kv=SIZE, num_heads=HEADS, d_ff=MLP, vocab_size=VOCAB),
 }
@@ -62,7 +70,7 @@ _ENCODER = dict(
 )  # fmt: skip
 WEIGHTS = {
     (WIDTH, MLP), (MLP, WIDTH), (WIDTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (VOCAB, WIDTH),
-    (WIDTH, VOCAB), (WIDTH, WIDTH),
+    (WIDTH, VOCAB), (WIDTH, WIDTH), (WIDTH, KEYS, SIZE),
 }  # fmt: skip
 RUNS, CLASSES = 2, 3
 # Of an LSTM of 12 a direction and the MLP behind it, and of three convolutions of 12.
@@ -132,7 +140,7 @@ def make_model(case: Case):
     elif case.head:
         head, kind = HEAD_MODULES[case.head], case.head.replace("word_rows", "label_rows")
         (loss,) = make_head(kind).objectives(0.0)
-    elif case.work == "generate" or case.work == "grid" and case.family == "gpt2":
+    elif case.work == "generate" or case.work == "grid" and case.family in CAUSAL:
         head, loss = TargetScores(), Objective("main", free_text)
     return Model(backbone, prompt, {"main": head} | prompt.modules()), [loss, *prompt.objectives()]
 
@@ -166,7 +174,7 @@ def make_method(case: Case, dims):
     if case.method == "dpt":
         asks = Asks(CLASSES, tuple(((word, word + 1),) for word in range(5, 5 + CLASSES)))
     if case.method == "dart":
-        masked, several = not decodes and case.family != "gpt2", case.head == "word_rows"
+        masked, several = not decodes and case.family not in CAUSAL, case.head == "word_rows"
         fields |= {"fluency": 1.0} if masked else {}
         fields |= {"each": "word"} if several else {}
         words = tuple(((word,), (word + 1,))[: 1 + several] for word in range(5, 5 + CLASSES))

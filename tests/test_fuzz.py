@@ -47,7 +47,7 @@ def full_config(family: str) -> dict:
     names = {
         "bert": "Bert", "roberta": "Roberta", "electra": "Electra", "gpt2": "GPT2", "t5": "T5",
         "deberta": "Deberta", "deberta_v2": "DebertaV2", "albert": "Albert",
-        "modernbert": "ModernBert",
+        "modernbert": "ModernBert", "llama": "Llama",
     }  # fmt: skip
     hf = getattr(transformers, f"{names[family]}Config")(**CONFIGS[family]).to_dict()
     return hf | {"decoder_start_token_id": 0} if family == "t5" else hf

@@ -43,10 +43,10 @@ from jaxprompt.tree import flatten
 
 MESHES = ((1, 1, False), (2, 2, False), (2, 2, True))
 LENGTHS = (1, 5, 16, 20)
-WRITERS = ("gpt2", "t5", "glm")
+WRITERS = ("gpt2", "t5", "glm", "llama")
 BARE = ("deberta", "deberta_v2")  # their scores no kernel computes
 # Those that came later come last: what each case is stays the same.
-LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm")
+LATER = ("albert", "deberta", "deberta_v2", "modernbert", "glm", "llama")
 FAMILIES = sorted(families(), key=LATER.__contains__)
 
 

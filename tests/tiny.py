@@ -37,6 +37,12 @@ CONFIGS = {
     "modernbert": BERT
     | dict(num_hidden_layers=3, global_attn_every_n_layers=2, local_attention=4, pad_token_id=0),
     "gpt2": dict(vocab_size=53, n_embd=16, n_layer=2, n_head=2, n_positions=40),
+    # Two heads of keys serve four.
+    "llama": dict(
+        vocab_size=53, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=24, max_position_embeddings=40,
+        tie_word_embeddings=True,
+    ),
     "glm": dict(
         vocab_size=53, hidden_size=16, num_layers=2, num_attention_heads=2, max_sequence_length=40,
         block_position_encoding=True,
@@ -47,7 +53,8 @@ CONFIGS = {
         relative_attention_num_buckets=8, relative_attention_max_distance=16, pad_token_id=0,
     ),
 }  # fmt: skip
-MODEL_HEADS = {"electra": ("mlm", "rtd"), "gpt2": ("lm",), "t5": ("lm",), "glm": ("lm",)}
+MODEL_HEADS = {"electra": ("mlm", "rtd")} | dict.fromkeys(("gpt2", "llama", "t5", "glm"), ("lm",))
+CAUSAL = ("gpt2", "llama")
 FED = ("t5", "glm")  # what they write is read apart from the input
 # T5 does not scale its attention: at 0.3 the probabilities are near 0 and 1, and rounding grows.
 SCALES = {"t5": 0.2}
@@ -90,7 +97,8 @@ def make_batch(
 ):  # fmt: skip
     """Makes rows of differing lengths: [CLS] slots text [MASK]... text [SEP], padded on `side`.
 
-    A head reads the masks; in GPT-2 the last tokens of the row, in T5 and GLM those of the answer.
+    A head reads the masks; in GPT-2 and Llama the last tokens of the row, in T5 and GLM those of
+    the answer.
     """
     rng = np.random.default_rng(seed)
     rows *= choices
@@ -114,8 +122,8 @@ def make_batch(
         ids[row, here], roles[row, here] = words, kinds
         slot[row, start + 1 : start + 1 + slots] = np.arange(slots)
         positions[row, here] = np.arange(n) + shift
-        types[row, start + at : start + n] = family not in ("gpt2", *FED)
-        label_pos[row] = start + (n - masks if family == "gpt2" else at) + np.arange(masks)
+        types[row, start + at : start + n] = family not in (*CAUSAL, *FED)
+        label_pos[row] = start + (n - masks if family in CAUSAL else at) + np.arange(masks)
     tokens = Tokens(ids, roles != Role.PAD, slot, positions, types, roles)
     if side == "right":
         tokens = tokens._replace(lengths=tokens.mask.sum(1, dtype=np.int32))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
+from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.batching import Layout, one_batch
 from jaxprompt.data.demos import Beside, Demonstrations
 from jaxprompt.data.encode import ExampleEncoder
@@ -31,7 +32,9 @@ from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations, judge
 from jaxprompt.types import Asks, Batch, Role
 
-_KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}  # model_type -> family
+# model_type -> family, where they differ
+_KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
+_KIN |= dict.fromkeys(LLAMA_TYPES, "llama")
 
 
 class Backbone(NamedTuple):

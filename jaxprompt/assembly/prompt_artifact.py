@@ -51,7 +51,7 @@ _NEEDED = {
 }
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
-_PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM"}
+_PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
 class Exported(NamedTuple):

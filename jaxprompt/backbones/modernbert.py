@@ -30,7 +30,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import LayerNorm, normalize
-from jaxprompt.layers.rotary import RotaryAttention, make_turns
+from jaxprompt.layers.rotary import RotaryAttention, make_rates, make_turns
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Prefix, Seen
@@ -176,7 +176,8 @@ class Backbone(Encoder):
         """Gives what a layer is called with besides its input."""
         c = self.cfg
         item = Item(None, jnp.ones(c.width), jnp.zeros(c.width), True, True)
-        turns = make_turns(jnp.zeros((1, 2), jnp.int32), c.width // c.heads, c.local_theta)
+        rates = make_rates(c.width // c.heads, c.local_theta)
+        turns = make_turns(jnp.zeros((1, 2), jnp.int32), rates)
         seen = jnp.ones((1, 2, 2), bool)
         return item, seen, seen, (turns, turns)
 
@@ -188,7 +189,7 @@ class Backbone(Encoder):
         )
         near = everything & (jnp.abs(places[:, :, None] - places[:, None]) <= c.window)
         turns = tuple(
-            make_turns(places, c.width // c.heads, theta)
+            make_turns(places, make_rates(c.width // c.heads, theta))
             for theta in (c.global_theta, c.local_theta)
         )
         items = Item(

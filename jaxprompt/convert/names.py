@@ -3,6 +3,7 @@
 from jaxprompt.convert.names_albert import ALBERT
 from jaxprompt.convert.names_deberta import DEBERTA, DEBERTA_V2
 from jaxprompt.convert.names_glm import GLM
+from jaxprompt.convert.names_llama import LLAMA
 from jaxprompt.convert.names_modernbert import MODERNBERT
 from jaxprompt.convert.tensors import (
     Family,
@@ -209,4 +210,5 @@ FAMILIES = {
     "t5": _T5,
     "gpt2": _GPT2,
     "glm": GLM,
+    "llama": LLAMA,
 }

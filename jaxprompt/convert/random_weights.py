@@ -178,7 +178,7 @@ def _draw(
             placement.padded(size) if axis == "V" else size
             for axis, size in zip(letters, own, strict=True)
         )
-        place = placement.parameter(f"{part}/{tensor.path}", len(shape))
+        place = placement.parameter(f"{part}/{tensor.path}", shape)
         if (value := draw.constant(tensor)) is not None:
             whole = np.broadcast_to(np.asarray(value, DTYPES[dtype]), shape)
             flat[tensor.path] = jax.make_array_from_callback(shape, place, whole.__getitem__)

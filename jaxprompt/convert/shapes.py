@@ -35,13 +35,14 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
                 "embedding_size": sizes.get("H"),
             }.get(field)
         sizes[letter] = read_size({field: value}, field)
-    if "D" not in sizes:
+    derived = family.derive(config, sizes)
+    if "D" not in sizes | derived:
         width, heads = sizes["H"], sizes["N"]
         if width % heads:
             fields = f"{family.sizes['H']}={width}", f"{family.sizes['N']}={heads}"
             raise InputError(f"{fields[0]} must divide by {fields[1]}.")
         sizes["D"] = width // heads
-    return sizes | family.derive(config, sizes)
+    return sizes | derived
 
 
 def gate_of(config: Mapping[str, Any]) -> str:

@@ -137,7 +137,7 @@ class Filler:
             return tuple(self.sizes[letter] for letter in letters), None
         rows = lambda letter, size: self.placement.padded(size) if letter == "V" else size
         shape = tuple(rows(letter, self.sizes[letter]) for letter in letters)
-        return shape, self.placement.parameter(f"backbone/{tensor.path}", len(shape))
+        return shape, self.placement.parameter(f"backbone/{tensor.path}", shape)
 
     def _shards(self, tensor: Tensor) -> list[_Shard]:
         """Makes an array for each of the different shards that this process holds."""

@@ -27,7 +27,8 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
     """Reads the specials of a tokenizer; `masks` of them are needed where a template has [mask].
 
     T5's input ends with </s> where `eos`; its [mask] is the sentinel written by the pattern
-    `sentinel`. GPT-2 has no mask: the place of [mask] is the end of its input. GLM's blank is
+    `sentinel`. GPT-2 has no mask: the place of [mask] is the end of its input; the input of a model
+    of its kind begins with <s> where the tokenizer puts it there. GLM's blank is
     [MASK], or [gMASK] where the template has none: then it ends the input. Raises InputError where
     the vocabulary lacks one.
     """
@@ -40,7 +41,9 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
     last = _need(tokenizer, "eos")
     pad = last if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if style == "causal":
-        return Specials(style, (), (), (last,), (), pad, stop=last)
+        first, begins = tokenizer.bos_token_id, tokenizer("a")["input_ids"][:1]
+        cls = (first,) if begins == [first] else ()
+        return Specials(style, cls, (), (last,), (), pad, stop=last)
     if style == "infilling":
         cls, word, text, start, stop = (_find(tokenizer, name) for name in INFILLING)
         blank = word if masks else text

@@ -22,6 +22,7 @@ from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
+from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.reading import Scores, mask_absent, take
 from jaxprompt.scoring.losses import make_loss
@@ -96,13 +97,15 @@ class LabelRows(Scores):
         bias = self.param("bias", nn.initializers.zeros, (classes,))
         own = np.repeat(np.arange(classes), counts)  # the class of each row
         logits = einsum("bx,rx->br", features, rows.astype(features.dtype), jnp.float32)
-        logits = logits + bias[own]
+        cap = logit_cap(backbone)
+        logits = soft_cap(logits, cap) + bias[own]
         if not several:
             logits = mask_absent(logits, batch.counts)
         whole = logits
         if self.scores == "full":
             table, more = backbone.lm_table()
             words = einsum("bx,vx->bv", features, table.astype(features.dtype), jnp.float32)
+            words = soft_cap(words, cap)
             words = words if more is None else words + more.astype(jnp.float32)
             whole = jnp.concatenate([logits, words], axis=-1)
         whole = jax.nn.log_softmax(whole)

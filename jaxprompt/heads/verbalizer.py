@@ -24,6 +24,7 @@ from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.reading import Scores, mask_absent, take
 from jaxprompt.parallel.sharding import constrain
@@ -153,6 +154,7 @@ def log_probabilities(backbone, hidden, rows=None):
     if rows is not None:
         table, bias = table[rows], None if bias is None else bias[rows]
     logits = einsum("bmx,rx->bmr", features, table.astype(features.dtype), jnp.float32)
+    logits = soft_cap(logits, logit_cap(backbone))
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
     if rows is not None:

@@ -7,21 +7,26 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers import kernels
+from jaxprompt.layers.capping import soft_cap
 from jaxprompt.layers.dropout import draw_keep, thin
 from jaxprompt.layers.product import dot_general, einsum
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Memory, Prefix, Seen, Tokens
 
 
-def attend(q, k, v, seen: Seen, bias=None, *, scale=None, kernel="auto", dropout=0.0, key=None):
+def attend(
+    q, k, v, seen: Seen, bias=None, *, scale=None, cap=0.0, kernel="auto", dropout=0.0, key=None
+):  # fmt: skip
     """Attends from q over k, v. [B, T, N, D], [B, S, N, D] x 2 -> [B, T, N, D]
 
-    bias: [B|1, N, T, S], added to the scores. The softmax is float32. A row whose keys are all
-    masked attends evenly, so that filler rows stay finite. `key` turns dropout of the probabilities
-    on.
+    Keys and values of fewer heads, [B, S, G, D], serve N / G heads each, in order. bias: [B|1, N,
+    T, S], added to the scores; `cap` c > 0 makes c tanh(x / c) of a score x. The softmax is
+    float32. A row whose keys are all masked attends evenly, so that filler rows stay finite. `key`
+    turns dropout of the probabilities on.
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    kernel = "einsum" if cap else kernel
     chosen = kernels.choose(
         kernel, sharding.target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
         length=q.shape[1], told=seen.keys is not None,
@@ -30,20 +35,57 @@ def attend(q, k, v, seen: Seen, bias=None, *, scale=None, kernel="auto", dropout
         return kernels.cudnn(q, k, v, seen, bias, scale)
     if chosen == "flash":
         return kernels.flash(q, k, v, seen, bias, scale)
-    mask = _spread(seen)
+    mask, shape, heads = _spread(seen), q.shape, k.shape[2]
+    if heads % sharding.parts("act_heads"):  # each device has the keys that its own heads need
+        k, v = (_spread_heads(x, shape[2]) for x in (k, v))
+    elif heads < shape[2]:  # the heads that share keys are rows more of these
+        q, mask = _fold(q, heads), _repeat(mask, shape[2] // heads)
+    weigh = lambda q, k: _probabilities(q, k, mask, bias, scale, cap)
     if not dropped:
-        mix = lambda q, k, v: einsum("bnts,bsnd->btnd", _probabilities(q, k, mask, bias, scale), v)
-        return (jax.checkpoint(mix) if chosen == "recompute" else mix)(q, k, v)
-    probs = _probabilities(q, k, mask, bias, scale)
+        mix = lambda q, k, v: einsum("bnts,bsnd->btnd", weigh(q, k), v)
+        y = (jax.checkpoint(mix) if chosen == "recompute" else mix)(q, k, v)
+        return _unfold(y, shape)
+    probs = weigh(q, k)
     keep = draw_keep(probs.shape, dropout, key)
     # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
     mix = jax.checkpoint(lambda p, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
-    return mix(probs, v)
+    return _unfold(mix(probs, v), shape)
 
 
-def _probabilities(q, k, seen, bias, scale):
+def _fold(q, heads: int):
+    """Lays heads that share keys behind one another. [B, T, N, D] -> [B, T * N / G, G, D]"""
+    rows, length, _, size = q.shape
+    grouped = q.reshape(rows, length, heads, -1, size).swapaxes(2, 3)
+    return grouped.reshape(rows, -1, heads, size)
+
+
+def _unfold(y, shape: tuple[int, ...]):
+    """Undoes `_fold`. -> [B, T, N, D]"""
+    if y.shape == shape:
+        return y
+    rows, length, heads, size = shape
+    return y.reshape(rows, length, -1, y.shape[2], size).swapaxes(2, 3).reshape(shape)
+
+
+def _spread_heads(x, heads: int):
+    """Gives each head the keys that it shares. [B, S, G, D] -> [B, S, N, D]
+
+    By a product: the gradient of a repetition would gather all heads on every device.
+    """
+    own = jnp.repeat(jnp.eye(x.shape[2], dtype=x.dtype), heads // x.shape[2], axis=1)
+    spread = jnp.einsum("bsgd,gn->bsnd", x, own, precision=jax.lax.Precision.HIGHEST)
+    return sharding.constrain(spread, "act_batch", None, "act_heads", None)
+
+
+def _repeat(mask, times: int):
+    """Gives each query's row of a mask to the heads that are folded. [B, 1, 1|T, S]"""
+    return mask if mask.shape[2] == 1 else jnp.repeat(mask, times, axis=2)
+
+
+def _probabilities(q, k, seen, bias, scale, cap=0.0):
     """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
     scores = einsum("btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, jnp.float32)
+    scores = soft_cap(scores, cap)
     scores = scores + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
@@ -55,21 +97,24 @@ def _spread(seen: Seen):
     return seen.mask[:, None, None] if seen.mask.ndim == 2 else seen.mask[:, None]
 
 
-def recall(q, memory: Memory, bias=None, *, scale=None):
+def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
     """Attends from one token of each row over what was kept. [R, N, D] -> [R, N, D]
 
-    The memory has R rows, or fewer: then R / B rows in a row share one. bias: [R, N, S].
+    The memory has R rows, or fewer: then R / B rows in a row share one. Its heads may be fewer as
+    in `attend`. bias: [R, N, S].
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    rows, (_, heads, columns, _) = q.shape[0], memory.k.shape
-    folded = (memory.k.shape[0], -1, heads)  # R -> B, J
-    scores = jnp.einsum("bjnd,bnsd->bnjs", (q * scale).reshape(*folded, q.shape[-1]), memory.k)
+    shape, (_, heads, columns, _) = q.shape, memory.k.shape
+    beams = (q * scale).reshape(memory.k.shape[0], -1, *shape[1:])  # R -> B, J
+    folded = _fold(beams, heads)
+    scores = jnp.einsum("bjnd,bnsd->bnjs", folded, memory.k)
     hidden = jnp.where(memory.mask, 0.0, jnp.finfo(jnp.float32).min)
-    scores = scores.astype(jnp.float32) + hidden[:, None, None]
+    scores = soft_cap(scores.astype(jnp.float32), cap) + hidden[:, None, None]
     if bias is not None:
-        scores = scores + bias.reshape(*folded, columns).swapaxes(1, 2)
+        scores = scores + bias.reshape(len(memory.k), -1, heads, columns).swapaxes(1, 2)
     probs = softmax(scores, q.dtype)  # [B, N, J, S]
-    return jnp.einsum("bnjs,bnsd->bjnd", probs, memory.v).reshape(rows, heads, -1)
+    y = jnp.einsum("bnjs,bnsd->bjnd", probs, memory.v)
+    return _unfold(y, beams.shape).reshape(shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -98,6 +143,7 @@ class Attention(nn.Module):
     """Multi-head attention over keys and values that may come from anywhere.
 
     `scale` None is 1 / sqrt(D). T5 has neither scale nor biases, and N * D need not be `width`.
+    `key_heads` heads of keys and values serve all heads (Ainslie et al. 2023); 0 = each has its own.
     """
 
     width: int
@@ -108,15 +154,19 @@ class Attention(nn.Module):
     dtype: jnp.dtype = jnp.float32
     scale: float | None = None
     use_bias: bool = True
+    out_bias: bool | None = None  # None = as `use_bias`
+    key_heads: int = 0
+    cap: float = 0.0  # of the scores, see `attend`
 
     def setup(self):
         """Declares the projections."""
-        dense = functools.partial(
-            nn.DenseGeneral, dtype=self.dtype, use_bias=self.use_bias, dot_general=dot_general
-        )
-        shape = (self.heads, self.head_dim)
-        self.query, self.key, self.value = dense(shape), dense(shape), dense(shape)
-        self.out = dense(self.width, axis=(-2, -1))
+        dense = functools.partial(nn.DenseGeneral, dtype=self.dtype, dot_general=dot_general)
+        shape, bias = (self.heads, self.head_dim), self.use_bias
+        of_keys = (self.key_heads or self.heads, self.head_dim)
+        self.query = dense(shape, use_bias=bias)
+        self.key, self.value = dense(of_keys, use_bias=bias), dense(of_keys, use_bias=bias)
+        behind = bias if self.out_bias is None else self.out_bias
+        self.out = dense(self.width, axis=(-2, -1), use_bias=behind)
 
     def keys(self, x):
         """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
@@ -133,7 +183,8 @@ class Attention(nn.Module):
         # A stack's layers are initialised under jax.vmap, which not every kernel takes.
         kernel = "einsum" if self.is_initializing() else self.kernel
         y = attend(
-            q, k, v, seen, bias, scale=self.scale, kernel=kernel, dropout=self.dropout, key=key,
+            q, k, v, seen, bias, scale=self.scale, cap=self.cap, kernel=kernel,
+            dropout=self.dropout, key=key,
         )  # fmt: skip
         return self.out(y)
 
@@ -147,11 +198,17 @@ class Attention(nn.Module):
     def probabilities(self, q, k, seen: Seen, bias=None):
         """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        return _probabilities(q, k, _spread(seen), bias, scale)
+        if k.shape[2] < q.shape[2]:
+            k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+        return _probabilities(q, k, _spread(seen), bias, scale, self.cap)
 
     def recall(self, x, memory: Memory, bias=None):
         """Attends from one token of each row over what was kept. [R, H] -> [R, H]"""
-        return self.out(recall(self.query(x), memory, bias, scale=self.scale))
+        return self.recall_from(self.query(x), memory, bias)
+
+    def recall_from(self, q, memory: Memory, bias=None):
+        """Attends from one query of each row over what was kept. [R, N, D] -> [R, H]"""
+        return self.out(recall(q, memory, bias, scale=self.scale, cap=self.cap))
 
 
 def put_in_front(prefix: Prefix | None, k, v, seen: Seen):

@@ -114,6 +114,8 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
     """
     rows, queries, heads, size = q.shape
     keys = k.shape[1]
+    if k.shape[2] < heads:  # the kernel has as many of keys
+        k, v = (jnp.repeat(x, heads // k.shape[2], axis=2) for x in (k, v))
     # The kernel lines causal queries up with the first key: what is put in front is not read.
     front = keys - queries if seen.causal else 0
     ends = -(queries + front) % _LANES, -keys % _LANES

@@ -81,12 +81,17 @@ scale_to_unit.defvjp(_scale_to_unit, _unit_gradients)
 
 
 class RMSNorm(nn.Module):
-    """Divides by the root mean square (Zhang & Sennrich 2019). [..., H] -> [..., H]"""
+    """Divides by the root mean square (Zhang & Sennrich 2019). [..., H] -> [..., H]
+
+    What is left is multiplied by `offset` + the scale: by 1 + w in Gemma.
+    """
 
     eps: float
+    offset: float = 0.0
 
     @nn.compact
     def __call__(self, x):
         """Normalises."""
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        scale = scale + self.offset if self.offset else scale
         return scale_to_unit(x, scale, self.eps)

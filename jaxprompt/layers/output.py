@@ -1,10 +1,12 @@
 """The softmax over a vocabulary, block by block: the logits of all positions are never held."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxprompt.layers.capping import soft_cap
 from jaxprompt.parallel.sharding import constrain, parts
 from jaxprompt.types import ABSENT
 
@@ -20,13 +22,15 @@ class Scored(NamedTuple):
     drawn: Any = None  # int32, a token drawn from the distribution
 
 
-def score_targets(features, table, bias, targets, *, block: int, chances=None) -> Scored:
+def score_targets(
+    features, table, bias, targets, *, block: int, chances=None, cap: float = 0.0
+) -> Scored:
     """Scores targets among the whole vocabulary; with chances, draws a token by each of them too.
 
     [B, M, X], [V, X], [V] or None, int [B, M] with -1 = none, float32 [B, M] in [0, 1) -> [B, M]
 
-    At most `block` positions a device have logits at a time, in float32; the backward pass computes
-    them again.
+    `cap` bounds the logits, see `soft_cap`. At most `block` positions a device have logits at a
+    time, in float32; the backward pass computes them again.
     """
     rows, width = targets.shape
     devices = parts("act_batch")
@@ -47,7 +51,7 @@ def score_targets(features, table, bias, targets, *, block: int, chances=None) -
 
     there = targets >= 0
     chances = None if chances is None else cut(chances)
-    found = _score(cut(features), table, bias, cut(jnp.where(there, targets, 0)), chances)
+    found = _score(cap)(cut(features), table, bias, cut(jnp.where(there, targets, 0)), chances)
     logp, hit, drawn = jax.tree.map(join, found)
     return Scored(jnp.where(there, logp, ABSENT), hit & there, drawn)
 
@@ -55,19 +59,26 @@ def score_targets(features, table, bias, targets, *, block: int, chances=None) -
 # J blocks, D devices that a batch is divided over, R positions of a device in a block.
 
 
-@jax.custom_vjp
-def _score(features, table, bias, targets, chances):
+@functools.cache
+def _score(cap: float):
     """[J, D, R, X], [V, X], [V] or None, [J, D, R] x 2 -> logp, hit, drawn, each [J, D, R]"""
-    return _run(features, table, bias, targets, chances)[0]
+
+    @jax.custom_vjp
+    def score(features, table, bias, targets, chances):
+        return _run(features, table, bias, targets, chances, cap)[0]
+
+    forward, backward = (functools.partial(part, cap) for part in (_forward, _backward))
+    score.defvjp(forward, backward, symbolic_zeros=True)
+    return score
 
 
-def _run(features, table, bias, targets, chances):
+def _run(features, table, bias, targets, chances, cap):
     """Computes what `_score` gives, and the norms. -> logp, hit, drawn; [J, D, R]"""
     narrow = table.astype(features.dtype)
 
     def one(_, part):
         x, target, chance = part
-        logits = _logits(x, narrow, bias)  # [D, R, V]
+        logits = _logits(x, narrow, bias, cap)  # [D, R, V]
         norm = jax.nn.logsumexp(logits, axis=-1)
         own = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
         drawn = None if chance is None else _draw(logits, norm, chance)
@@ -78,15 +89,15 @@ def _run(features, table, bias, targets, chances):
     return tuple(found), norms
 
 
-def _forward(*args):
+def _forward(cap, *args):
     features, table, bias, targets, chances = jax.tree.map(lambda x: x.value, args)
-    found, norms = _run(features, table, bias, targets, chances)
+    found, norms = _run(features, table, bias, targets, chances, cap)
     # Of a frozen table no gradient is summed up, which takes as much room in float32.
     trains = any(x.perturbed for x in jax.tree.leaves(args[1:3]))
     return found, (features, table, bias, targets, norms, jnp.zeros(0) if trains else None)
 
 
-def _backward(kept, given):
+def _backward(cap, kept, given):
     features, table, bias, targets, norms, trains = kept
     devices, (vocab, width) = features.shape[1], table.shape
     narrow, slopes = table.astype(features.dtype), given[0]
@@ -95,10 +106,13 @@ def _backward(kept, given):
 
     def one(sums, part):
         x, target, norm, slope = part
-        p = jnp.exp(_logits(x, narrow, bias) - norm[..., None])
+        p = jnp.exp(_logits(x, narrow, bias, cap) - norm[..., None])
         own = jnp.arange(vocab) == target[..., None]
         wide = slope[..., None] * (own - p)  # [D, R, V]
-        g = wide.astype(x.dtype)
+        through = wide
+        if cap:
+            through = wide * (1.0 - jnp.tanh(_logits(x, narrow, None, 0.0) / cap) ** 2)
+        g = through.astype(x.dtype)
         dx = jnp.einsum("drv,vx->drx", g, narrow, preferred_element_type=jnp.float32)
         if sums is not None:
             # Summed over the devices once, behind the loop.
@@ -119,11 +133,9 @@ def _backward(kept, given):
     return dx, sums[0].sum(0).astype(table.dtype), dbias, None, None
 
 
-_score.defvjp(_forward, _backward, symbolic_zeros=True)
-
-
-def _logits(x, table, bias):
+def _logits(x, table, bias, cap):
     logits = jnp.einsum("drx,vx->drv", x, table, preferred_element_type=jnp.float32)
+    logits = soft_cap(logits, cap)
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
     return constrain(logits, "act_batch", None, "act_vocab")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.layers.capping import logit_cap
 from jaxprompt.layers.output import score_targets
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import ABSENT, Batch
@@ -52,5 +53,8 @@ class TargetScores(Scores):
     def __call__(self, hidden, batch: Batch, injection, backbone, *, deterministic: bool):
         """Gives the log-probability of each among the whole vocabulary."""
         features = backbone.lm_features(take(hidden, batch.label_pos))  # [B, M, X]
-        scored = score_targets(features, *backbone.lm_table(), batch.targets, block=self.block)
+        scored = score_targets(
+            features, *backbone.lm_table(), batch.targets, block=self.block,
+            cap=logit_cap(backbone),
+        )  # fmt: skip
         return scored.logp

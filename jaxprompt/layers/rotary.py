@@ -7,12 +7,20 @@ from jaxprompt.layers.attention import Attention
 from jaxprompt.types import Seen
 
 
-def make_turns(positions, size: int, theta: float):
-    """Tabulates the turns of positions. int [B, T] -> cos, sin, float32 [B, T, 1, D]"""
-    rates = theta ** -(np.arange(0, size, 2, dtype=np.float32) / size)  # [D / 2]
+def make_rates(size: int, theta: float):
+    """Tabulates how fast each pair of a head turns. -> float32 [D / 2]"""
+    return theta ** -(np.arange(0, size, 2, dtype=np.float32) / size)
+
+
+def make_turns(positions, rates, factor: float = 1.0):
+    """Tabulates the turns of positions. int [B, T], [D / 2] -> cos, sin, float32 [B, T, 1, D]
+
+    `factor` lengthens what is turned (YaRN).
+    """
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(rates, jnp.float32)
     angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None]
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def turn(x, turns):
@@ -30,10 +38,14 @@ class RotaryAttention(Attention):
         """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
         return turn(self.key(x), turns), self.value(x)
 
+    def queries(self, x, turns):
+        """Projects what attends. [B, T, H] -> [B, T, N, D]"""
+        return turn(self.query(x), turns)
+
     def __call__(self, x, k, v, seen: Seen, turns, *, deterministic: bool):
         """Attends from x. [B, T, H], [B, S, N, D] x 2 -> [B, T, H]"""
-        return self.mix(turn(self.query(x), turns), k, v, seen, deterministic=deterministic)
+        return self.mix(self.queries(x, turns), k, v, seen, deterministic=deterministic)
 
     def weigh(self, x, k, seen: Seen, turns):
         """Computes the probabilities that `__call__` mixes the values by. -> [B, N, T, S]"""
-        return self.probabilities(turn(self.query(x), turns), k, seen)
+        return self.probabilities(self.queries(x, turns), k, seen)

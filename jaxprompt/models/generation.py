@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import pick_beams, repeat_rows
+from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.model import Model, Params, place
 from jaxprompt.types import NO_LIMIT, Array, Batch
 
@@ -172,6 +173,7 @@ def _score(backbone, x):
     scores = jnp.einsum(
         "rx,vx->rv", features, table.astype(features.dtype), preferred_element_type=jnp.float32
     )
+    scores = soft_cap(scores, logit_cap(backbone))
     return scores if bias is None else scores + bias.astype(jnp.float32)
 
 

@@ -23,11 +23,11 @@ from jaxprompt.errors import InputError
 DATA, MODEL = "data", "model"
 # Logical axis -> axis of the mesh; names that are not here are not divided.
 RULES = {
-    "vocab": MODEL, "heads": MODEL, "mlp": MODEL,
+    "vocab": MODEL, "heads": MODEL, "key_heads": MODEL, "mlp": MODEL,
     "act_batch": DATA, "act_heads": MODEL, "act_mlp": MODEL, "act_vocab": MODEL,
 }  # fmt: skip
 FSDP = {"embed": DATA}  # besides, where frozen weights are divided over the data axis too
-_INNER = ("heads", "kv")
+_INNER, _KEYS = ("heads", "kv"), ("key_heads", "kv")
 # Logical axes of the backbone's parameters by name. Stacked layers have one axis more, in front.
 PARAMETERS = (
     (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
@@ -35,8 +35,10 @@ PARAMETERS = (
     (r"(decoder_)?bias/table", ("relpos_buckets", "heads")),
     (r"mlm/bias", ("vocab",)),
     (r".*norm/(scale|bias)", (None,)),
-    (r"(.*/)?(attention|cross)/(position_)?(query|key|value)/kernel", ("embed", *_INNER)),
-    (r"(.*/)?(attention|cross)/(position_)?(query|key|value)/bias", _INNER),
+    (r"(.*/)?(attention|cross)/(position_)?query/kernel", ("embed", *_INNER)),
+    (r"(.*/)?(attention|cross)/(position_)?query/bias", _INNER),
+    (r"(.*/)?(attention|cross)/(position_)?(key|value)/kernel", ("embed", *_KEYS)),
+    (r"(.*/)?(attention|cross)/(position_)?(key|value)/bias", _KEYS),
     (r"(.*/)?attention/in_proj/kernel", ("embed", "heads", None, "kv")),
     (r"(.*/)?(attention|cross)/out/kernel", (*_INNER, "embed")),
     (r"(.*/)?mlp/(up|gate)/kernel", ("embed", "mlp")),
@@ -96,14 +98,16 @@ class Placement:
         """Examples divided over the data axis."""
         return NamedSharding(self.mesh, PartitionSpec(DATA))
 
-    def parameter(self, name: str, ndim: int, rows: int = 0) -> NamedSharding:
+    def parameter(self, name: str, shape: Sequence[int]) -> NamedSharding:
         """Looks up where a parameter lives; of a prompt's and a head's most are on every device.
 
-        `rows` are those of a table, which is divided where they divide over the mesh.
+        A prompt's table is divided where its rows divide over the mesh. Heads of keys that are
+        fewer than the model axis, and divide it, are on every device: those of others share them.
         """
         part, _, path = name.partition("/")
-        divides = rows and rows % self.mesh.shape[MODEL] == 0
-        if divides and re.fullmatch(PROMPTS[0], name) and ndim == len(PROMPTS[1]):
+        ndim, size = len(shape), self.mesh.shape[MODEL]
+        divides = ndim == len(PROMPTS[1]) and shape[0] % size == 0
+        if divides and re.fullmatch(PROMPTS[0], name):
             return NamedSharding(self.mesh, PartitionSpec(*map(self.rules.get, PROMPTS[1])))
         if part not in MODELS:
             return self.replicated
@@ -111,13 +115,14 @@ class Placement:
         stacked = (None,) * (path.split("/")[0] in STACKED)
         if axes is None or len(stacked + axes) != ndim:
             raise ValueError(f"no rule of sharding.PARAMETERS fits {name} with {ndim} axes")
-        spec = (self.rules.get(axis) for axis in stacked + axes)
+        shared = lambda axis, length: axis == "key_heads" and length < size and size % length == 0
+        named = zip(stacked + axes, shape, strict=True)
+        spec = (None if shared(axis, n) else self.rules.get(axis) for axis, n in named)
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def parameters(self, leaves: Mapping[str, Any]) -> dict[str, NamedSharding]:
         """Looks up where each leaf of a flat tree lives."""
-        rows = {name: leaf.shape[0] if leaf.shape else 0 for name, leaf in leaves.items()}
-        return {n: self.parameter(n, len(leaf.shape), rows[n]) for n, leaf in leaves.items()}
+        return {name: self.parameter(name, leaf.shape) for name, leaf in leaves.items()}
 
     def share(self) -> tuple[int, int]:
         """Tells which part of a global batch this process holds, and of how many."""
@@ -191,7 +196,7 @@ def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
     """
     sizes = placement.mesh.shape
     for name, leaf in shapes.items():
-        spec = placement.parameter(name, len(leaf.shape)).spec
+        spec = placement.parameter(name, leaf.shape).spec
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis and size % sizes[axis]:
                 fits = [n for n in range(1, size + 1) if size % n == 0 and n <= 2 * sizes[axis]]
@@ -210,7 +215,7 @@ def check_padding(placement: Placement, trainable: Mapping[str, Any], vocab: int
     """
     size = placement.mesh.shape[MODEL]
     for name, leaf in trainable.items():
-        spec = placement.parameter(name, len(leaf.shape)).spec
+        spec = placement.parameter(name, leaf.shape).spec
         if spec[:1] == (MODEL,) and vocab % size:  # of what is not stacked the tables alone
             fits = [n for n in range(1, size) if vocab % n == 0]
             raise InputError(
@@ -334,7 +339,7 @@ def gather(params: Any) -> Any:
 
     def join(path, leaf):
         name = "/".join(["backbone", *(key.key for key in path)])
-        return jax.lax.with_sharding_constraint(leaf, whole.parameter(name, leaf.ndim))
+        return jax.lax.with_sharding_constraint(leaf, whole.parameter(name, leaf.shape))
 
     return jax.tree_util.tree_map_with_path(join, params)
 

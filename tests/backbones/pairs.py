@@ -16,6 +16,7 @@ from tiny import jit
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
+from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.types import Batch, Injection, Tokens
 
 
@@ -103,7 +104,8 @@ def compiled(module, method):
 def states_and_logits(module, batch, injection):
     hidden = module(batch, injection, deterministic=True)
     table, _ = module.lm_table()
-    return hidden, jnp.einsum("bth,vh->btv", module.lm_features(hidden), table)
+    logits = jnp.einsum("bth,vh->btv", module.lm_features(hidden), table)
+    return hidden, soft_cap(logits, logit_cap(module))
 
 
 def run(pair: Pair, batch: Batch, injection=None, module=None, params=None):

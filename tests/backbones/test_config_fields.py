@@ -9,15 +9,23 @@ from transformers import (
     DebertaConfig,
     DebertaV2Config,
     ElectraConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
+    LlamaConfig,
+    MistralConfig,
     ModernBertConfig,
     MT5Config,
+    Qwen2Config,
+    Qwen3Config,
     RobertaConfig,
     T5Config,
     XLMRobertaConfig,
 )
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.llama_fields import MODEL_TYPES
 from jaxprompt.errors import InputError
 
 RELATIVE = dict(
@@ -28,7 +36,12 @@ V2 = RELATIVE | dict(
     position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True, conv_kernel_size=3,
     conv_act="gelu", conv_groups=1, attention_head_size=64,
 )  # fmt: skip
+LOCAL = dict(use_sliding_window=True, sliding_window=64, max_window_layers=2)
 CLASSES = {
+    "llama": LlamaConfig, "mistral": MistralConfig, "gemma": GemmaConfig, "gemma2": Gemma2Config,
+    "gemma3_text": Gemma3TextConfig,
+    "qwen2": functools.partial(Qwen2Config, **LOCAL),
+    "qwen3": functools.partial(Qwen3Config, **LOCAL),
     "albert": AlbertConfig, "modernbert": ModernBertConfig,
     "deberta": functools.partial(DebertaConfig, talking_head=False, **RELATIVE),
     "deberta-v2": functools.partial(DebertaV2Config, **V2),
@@ -36,6 +49,7 @@ CLASSES = {
     "electra": ElectraConfig, "t5": T5Config, "mt5": MT5Config, "gpt2": GPT2Config,
 }  # fmt: skip
 FAMILIES = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
+FAMILIES |= dict.fromkeys(MODEL_TYPES, "llama")
 # What is read elsewhere, of heads that are not these, of how a model runs, or of random weights.
 ELSEWHERE = {
     "architectures", "model_type", "transformers_version", "_name_or_path", "dtype", "torch_dtype",
@@ -46,10 +60,12 @@ ELSEWHERE = {
     "reorder_and_upcast_attn", "bos_token_id", "eos_token_id", "pooler_dropout",
     "classifier_dropout_prob", "classifier_pooling", "cls_token_id", "sep_token_id",
     "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index",
-    "initializer_cutoff_factor",
+    "initializer_cutoff_factor", "pretraining_tp",
 }  # fmt: skip
 # T5 derives both from feed_forward_proj, whatever config.json says.
 DERIVED = {"dense_act_fn", "is_gated_act"}
+# What layer_types, which transformers always writes, was made of.
+DERIVED |= {"max_window_layers", "_sliding_window_pattern"}
 # The embeddings at a pad are zero in torch, and no real token reads them.
 PADS = {"pad_token_id"}
 OTHER = {
@@ -85,7 +101,8 @@ def test_every_field(kind, name):
     hf.setdefault("decoder_start_token_id", 0)
     before, changed = make(kind, hf), hf | {name: other(name, hf[name])}
     ignored = name in ELSEWHERE | DERIVED or (name in PADS and "roberta" not in kind)
-    ignored &= (kind, name) != ("mt5", "model_type")  # its features are never scaled
+    told = kind == "mt5" or kind in MODEL_TYPES  # what one family's model types differ in
+    ignored &= not (told and name == "model_type")
     try:
         after = make(kind, changed)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""T5, GPT-2 and GLM through the command line: label words, free texts, deep prompts, refusals."""
+"""Backbones that write, through the command line: label words, free texts, deep prompts."""
 
 import json
 
@@ -38,13 +38,18 @@ CASES = {
     "glm_prefix_linear": ("glm", "prefix", dict(prompt__dropout=0), 3e-2),
     "gpt2_full_words": ("gpt2", "full", GPT2, 1e-2),
     "gpt2_prefix_linear": ("gpt2", "prefix", MEAN | dict(prompt__dropout=0), 3e-2),
+    "llama_prefix_words": ("llama", "prefix", GPT2 | dict(prompt__dropout=0), 3e-2),
+    "llama_soft_linear": ("llama", "soft", MEAN, 3e-2),
     "gpt2_soft_linear": ("gpt2", "soft", MEAN | dict(data__side="left"), 3e-2),
 }
 
 
+BACKBONES = ("t5", "gpt2", "glm", "llama")
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2", "glm")}
+    return {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in BACKBONES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,7 +86,9 @@ def text_data(folder):
 TEXT = {"head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5}
 
 
-@pytest.mark.parametrize("family, beams", [("t5", 1), ("t5", 2), ("gpt2", 1), ("glm", 2)])
+@pytest.mark.parametrize(
+    "family, beams", [("t5", 1), ("t5", 2), ("gpt2", 1), ("glm", 2), ("llama", 2)]
+)
 def test_learns_to_write(family, beams, folders, tmp_path, capsys):
     data = text_data(tmp_path / "data")
     fields = TEXT | {"generate.beams": beams}
@@ -123,7 +130,9 @@ def test_a_prompt_of_classes_writes_on_request(folders, data, tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
-@pytest.mark.parametrize("family, kind", [("t5", "SEQ_2_SEQ_LM"), ("gpt2", "CAUSAL_LM")])
+@pytest.mark.parametrize(
+    "family, kind", [("t5", "SEQ_2_SEQ_LM"), ("gpt2", "CAUSAL_LM"), ("llama", "CAUSAL_LM")]
+)
 def test_soft_tokens_go_to_peft(family, kind, folders, data, tmp_path, capsys):
     fields = T5 if family == "t5" else GPT2
     run(make_config(folders[family], data, "soft", **SHORT, **fields), str(tmp_path))

@@ -24,7 +24,7 @@ from jaxprompt.data.tasks import task_names
         (
             "backbones",
             ("bert", "roberta", "electra", "t5", "gpt2", "albert", "deberta", "deberta_v2")
-            + ("modernbert", "glm"),
+            + ("modernbert", "glm", "llama"),
         ),
     ],
 )

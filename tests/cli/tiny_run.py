@@ -19,6 +19,7 @@ FAMILIES = {
     "discriminator": "ElectraForPreTraining",
     "t5": "T5ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
     "albert": "AlbertForMaskedLM",
     "deberta_v2": "DebertaV2ForMaskedLM",
     "modernbert": "ModernBertForMaskedLM",
@@ -47,7 +48,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     vocab = _write_tokenizer(folder, family)
-    if family in ("t5", "gpt2"):
+    if family in ("t5", "gpt2", "llama"):
         return _make_decoder(folder, family, vocab)
     if family == "glm":
         return _make_glm(folder, vocab)
@@ -87,7 +88,7 @@ def make_dropping(folder: Path, backbone: Path) -> Path:
 
 
 def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
-    """Writes a T5 whose decoder has a layer more than its encoder, or a GPT-2. Random weights."""
+    """Writes a T5 whose decoder has a layer more than its encoder, a GPT-2 or a Llama."""
     import transformers
 
     if family == "t5":
@@ -95,6 +96,12 @@ def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
             d_model=WIDTH, d_kv=12, d_ff=48, num_layers=LAYERS, num_decoder_layers=LAYERS + 1,
             num_heads=2, feed_forward_proj="gated-gelu", decoder_start_token_id=0, pad_token_id=0,
             eos_token_id=1, dropout_rate=0.0,
+        )  # fmt: skip
+    elif family == "llama":
+        sizes = dict(
+            hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4,
+            num_key_value_heads=2, intermediate_size=48, max_position_embeddings=66,
+            bos_token_id=0, eos_token_id=1, initializer_range=0.1, tie_word_embeddings=True,
         )  # fmt: skip
     else:
         sizes = dict(
@@ -166,6 +173,8 @@ def _share_directions(model: Any, folder: Path, scale: float) -> None:
 def _write_tokenizer(folder: Path, family: str) -> int:
     if family == "t5":
         return _write_sentence_piece(folder)
+    if family == "llama":
+        return _write_llama_tokenizer(folder)
     if family == "gpt2":
         return _write_byte_level(folder, ["<|endoftext|>"])
     if family == "glm":
@@ -208,6 +217,27 @@ def _write_byte_level(folder: Path, specials: list[str]) -> int:
     )  # fmt: skip
     bpe.save_model(str(folder))
     return bpe.get_vocab_size()
+
+
+def _write_llama_tokenizer(folder: Path) -> int:
+    """Writes a tokenizer as Llama 3's: bytes joined to subwords, <s> in front of every input."""
+    import transformers
+    from tokenizers import processors
+
+    _write_byte_level(folder, ["<s>", "</s>"])
+    tokenizer = transformers.GPT2Tokenizer(
+        vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"),
+    )  # fmt: skip
+    backend = tokenizer.backend_tokenizer
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 0)]
+    )
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    return len(tokenizer)
 
 
 def _write_glm_tokenizer(folder: Path) -> int:

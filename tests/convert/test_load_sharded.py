@@ -105,7 +105,7 @@ def assert_holds(found, expected, placement):
     """Compares a leaf bit for bit, its padding with zeros, and checks where it lives."""
     for name, leaf in found.items():
         own = expected[name]
-        assert leaf.sharding == placement.parameter(f"backbone/{name}", own.ndim), name
+        assert leaf.sharding == placement.parameter(f"backbone/{name}", own.shape), name
         in_vocab = name in ("embed/word/table", "lm/table", "mlm/table", "mlm/bias")
         rows = placement.padded(VOCAB) if in_vocab else own.shape[0]
         assert leaf.shape == (rows, *own.shape[1:]) and leaf.dtype == own.dtype, name

@@ -204,7 +204,10 @@ def on_mesh(mesh, block):
         return whole(features, table, bias, targets, slopes, chances=chances)
 
     split = lambda x: jax.device_put(x, placement.batch)
-    at = placement.parameter("backbone/mlm/table", 2), placement.parameter("backbone/mlm/bias", 1)
+    at = [
+        placement.parameter(f"backbone/mlm/{name}", shape)
+        for name, shape in (("table", TABLE.shape), ("bias", BIAS.shape))
+    ]
     args = (
         split(FEATURES), jax.device_put(pad(TABLE), at[0]), jax.device_put(pad(BIAS), at[1]),
         split(TARGETS), split(SLOPES), split(CHANCES),

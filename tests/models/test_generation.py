@@ -16,6 +16,7 @@ from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.errors import InputError
+from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.models.generation import Generated, generate
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt
@@ -32,6 +33,11 @@ GPT2 = dict(
     vocab_size=V, n_embd=24, n_layer=2, n_head=3, n_positions=32, bos_token_id=1, eos_token_id=1,
     pad_token_id=PAD,
 )  # fmt: skip
+LLAMA = dict(
+    vocab_size=V, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+    num_key_value_heads=2, intermediate_size=30, max_position_embeddings=32, bos_token_id=1,
+    eos_token_id=1, pad_token_id=PAD, tie_word_embeddings=True,
+)  # fmt: skip
 KINDS = {
     "t5": ("T5", 3, T5 | dict(num_layers=3, num_decoder_layers=2)),
     "t5-v1.1": (
@@ -40,7 +46,11 @@ KINDS = {
                   tie_word_embeddings=False),
     ),
     "gpt2": ("GPT2", 4, GPT2),
+    "llama": ("Llama", 5, LLAMA),
+    # A token of every other layer sees five.
+    "gemma2": ("Gemma2", 6, LLAMA | dict(sliding_window=5, query_pre_attn_scalar=8)),
 }  # fmt: skip
+FED = ("t5", "t5-v1.1")
 EVERY = tuple(KINDS)
 
 
@@ -66,7 +76,9 @@ def pairs(tmp_path_factory):
     def make(kind) -> Pair:
         name, seed, fields = KINDS[kind]
         torch.manual_seed(seed)
-        cls = "T5ForConditionalGeneration" if name == "T5" else "GPT2LMHeadModel"
+        cls = {"T5": "T5ForConditionalGeneration", "GPT2": "GPT2LMHeadModel"}
+        family = name.lower() if name in cls else "llama"
+        cls = cls.get(name, f"{name}ForCausalLM")
         model = getattr(transformers, cls)(getattr(transformers, f"{name}Config")(**fields))
         with torch.no_grad():
             for path, weight in model.named_parameters():
@@ -74,8 +86,8 @@ def pairs(tmp_path_factory):
                 weight.normal_(1.0 if scale else 0.0, spread(path))
         model.save_pretrained(root / kind)
         model, config = type(model).from_pretrained(root / kind).eval(), read_config(root / kind)
-        params, report = load_backbone(root / kind, name.lower(), config)
-        module = make_backbone(name.lower(), config, report.heads, dropout=0.0)
+        params, report = load_backbone(root / kind, family, config)
+        module = make_backbone(family, config, report.heads, dropout=0.0)
         assert report.tied and module.cfg.tied  # transformers 5 ties every T5 that it makes
         pair = Pair(model, module, jax.tree.map(jnp.asarray, params), -1)
         free = torch_ids(pair, make_batch(kind, "left"))
@@ -90,7 +102,9 @@ def spread(path) -> float:
     """Chosen so that the texts vary and no two scores are near."""
     if "bias" in path and "relative" not in path:
         return 0.1
-    return 1.0 if "wpe" in path else 0.5 if "wte" in path or "shared" in path else 0.8
+    return (
+        1.0 if "wpe" in path else 0.5 if any(x in path for x in ("wte", "shared", "embed")) else 0.8
+    )
 
 
 def make_tokens(lengths, width, side="right", slots=0, shift=0, seed=0) -> Tokens:
@@ -112,7 +126,7 @@ def make_batch(kind, side="right", *, stems=None, seed=0, **prompt) -> Batch:
     decoder_shift = prompt.pop("decoder_shift", 0)
     tokens = make_tokens(LENGTHS, max(LENGTHS), side, seed=seed, **prompt)
     rows, decoder = len(LENGTHS), None
-    if kind != "gpt2":
+    if kind in FED:
         stems = stems or [1] * rows
         decoder = make_tokens(stems, max(stems), shift=decoder_shift, seed=9)
         decoder.ids[:, 0] = START
@@ -192,7 +206,7 @@ def test_beam_search(pairs, kind, beams, penalty, stop):
     batch = make_batch(kind, "left")
     how = dict(length_penalty=penalty, early_stopping=stop)
     expected, ids = torch_generate(pair.torch, batch, pair.eos, num_beams=beams, **how)
-    found = run(pair, batch if kind == "gpt2" else make_batch(kind), beams=beams, **how)
+    found = run(pair, make_batch(kind) if kind in FED else batch, beams=beams, **how)
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.lengths, lengths_of(ids, pair.eos))
     assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
@@ -246,7 +260,7 @@ def plain_scores(pair, model, params, batch):
         hidden = model.hidden(params, batch)
         bound = model.backbone.bind({"params": params["backbone"]})
         scores = bound.lm_features(hidden) @ bound.lm_table()[0].T
-        return jax.nn.log_softmax(scores)
+        return jax.nn.log_softmax(soft_cap(scores, logit_cap(model.backbone)))
 
     last = [np.flatnonzero(mask)[-1] for mask in batch.read.mask]
     rows = np.arange(len(last))[:, None]
@@ -268,6 +282,9 @@ PROMPTS = {
     "soft-t5": ("t5", "soft", dict(length=4), dict(slots=4)),
     "soft-gpt2": ("gpt2", "soft", dict(length=4), dict(slots=4)),
     "prefix-gpt2": ("gpt2", "prefix", dict(length=3, layers="2-2"), dict(shift=3)),
+    "soft-llama": ("llama", "soft", dict(length=4), dict(slots=4)),
+    "prefix-gemma2": ("gemma2", "prefix", dict(length=3), dict(shift=3)),
+    "prefix-gemma2-outside": ("gemma2", "prefix", dict(length=6, shift=False), {}),
     "prefix-t5": (
         "t5", "prefix", dict(length=2, decoder=3, cross=4), dict(shift=2, decoder_shift=3)
     ),
@@ -282,7 +299,7 @@ def test_a_prompt_is_read_once(pairs, name):
     """The cached run equals whole runs; its beams' scores are those of what they wrote."""
     kind, method, fields, place = PROMPTS[name]
     pair = pairs(kind)
-    batch = make_batch(kind, **place, stems=None if kind == "gpt2" else [2, 1, 1, 2])
+    batch = make_batch(kind, **place, stems=[2, 1, 1, 2] if kind in FED else None)
     model = pair.model(method, **fields)
     prompt = draw(model, pair.params, 1.5)
     score = plain_scores(pair, model, {"backbone": pair.params, "prompt": prompt}, batch)
@@ -304,10 +321,11 @@ def test_a_prompt_is_read_once(pairs, name):
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
 @pytest.mark.parametrize("method", ["prompt", "prefix"])
-def test_peft(pairs, method):
-    """GPT-2 with PEFT's prompt tuning and prefix tuning, of rows of one length."""
-    pair, length = pairs("gpt2"), 3
-    batch = make_batch("gpt2")
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_peft(pairs, kind, method):
+    """Decoders with PEFT's prompt tuning and prefix tuning, of rows of one length."""
+    pair, length = pairs(kind), 3
+    batch = make_batch(kind)
     keep = slice(0, 1)
     batch = jax.tree.map(lambda x: x[keep], batch)
     common = dict(task_type="CAUSAL_LM", num_virtual_tokens=length)
@@ -322,7 +340,7 @@ def test_peft(pairs, method):
         name, place = "prefix", dict(shift=length)
         d = pair.module.dims
         table = table.reshape(length, d.layers, 2, d.heads, d.head_dim).transpose(1, 2, 0, 3, 4)
-    ours = jax.tree.map(lambda x: x[keep], make_batch("gpt2", **place))
+    ours = jax.tree.map(lambda x: x[keep], make_batch(kind, **place))
     found = run(pair, ours, pair.model(name, length=length), {"table": table})
     np.testing.assert_array_equal(found.ids, expected)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.layers.capping import logit_cap
 from jaxprompt.layers.output import Scored, score_targets
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.types import ABSENT, Batch
@@ -28,8 +29,9 @@ class TargetHead(Scores):
         shape = batch.targets.shape
         chances = jax.random.uniform(self.make_rng("draw"), shape) if self.draws else None
         return score_targets(
-            features, table, bias, batch.targets, block=self.block, chances=chances
-        )
+            features, table, bias, batch.targets, block=self.block, chances=chances,
+            cap=logit_cap(backbone),
+        )  # fmt: skip
 
 
 class LikeliestHead(Scores):

@@ -1,0 +1,390 @@
+"""The Llama family: pre-norm decoders with rotary positions and gated blocks (Touvron et al. 2023).
+
+Model types: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text. A prefix is as past keys in
+transformers: it is not turned, the text stands behind it, and in local layers it leaves the window
+as the text goes on; with prompt.shift=False it stands outside of windows, and all tokens see it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxprompt.convert.hf_config import (
+    read_flag,
+    read_positive,
+    read_share,
+    read_size,
+    read_word,
+    refuse,
+)
+from jaxprompt.convert.llama_fields import (
+    KINDS,
+    read_biases,
+    read_cap,
+    read_heads,
+    read_positions,
+    read_type,
+    read_windows,
+)
+from jaxprompt.convert.rope import Turning, read_turning
+from jaxprompt.errors import InputError
+from jaxprompt.layers.attention import put_in_front, seen_before
+from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
+from jaxprompt.layers.dropout import Dropout
+from jaxprompt.layers.embed import Table, output_bias, write_slots
+from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
+from jaxprompt.layers.norm import RMSNorm
+from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
+from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
+from jaxprompt.parallel.sharding import constrain
+from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """The shape of a Llama and how it runs."""
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    key_heads: int  # heads of keys and values
+    head_dim: int
+    mlp: int
+    positions: int
+    turnings: tuple[Turning, ...]  # of global and of local layers
+    is_local: tuple[bool, ...]  # of each layer
+    window: int = 0  # how many tokens one of a local layer sees, itself included
+    activation: str = "silu"
+    eps: float = 1e-6
+    scale: float | None = None  # of the scores, None = 1 / sqrt(head_dim)
+    biases: frozenset[str] = frozenset()  # of llama_fields.read_biases
+    head_norms: bool = False
+    sandwich: bool = False  # norms behind the attention and the MLP too
+    norm_offset: float = 0.0  # a norm multiplies by this + its scale
+    embed_scale: float = 1.0
+    cap: float = 0.0  # of the scores, 0 = none
+    logit_cap: float = 0.0
+    embed_dropout: float = 0.0
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    types: int = 1
+    model_heads: frozenset[str] = frozenset({"lm"})
+    tied: bool = True  # the output table is the word table
+    dtype: Any = jnp.float32
+    stack: str = "unroll"
+    remat: str = "none"
+    attention: str = "auto"
+    rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
+    skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+
+    def norm(self, **name: Any) -> RMSNorm:
+        """Makes a norm."""
+        return RMSNorm(self.eps, self.norm_offset, **name)
+
+
+class HeadNormed(RotaryAttention):
+    """Rotary attention whose queries and keys are normed before they are turned."""
+
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def setup(self):
+        """Declares the projections and the norms."""
+        super().setup()
+        self.query_norm = RMSNorm(self.eps, self.offset)
+        self.key_norm = RMSNorm(self.eps, self.offset)
+
+    def keys(self, x, turns):
+        """Projects what is attended to. [B, S, H] -> k, v [B, S, G, D]"""
+        return turn(self.key_norm(self.key(x)), turns), self.value(x)
+
+    def queries(self, x, turns):
+        """Projects what attends. [B, T, H] -> [B, T, N, D]"""
+        return turn(self.query_norm(self.query(x)), turns)
+
+
+class Item(NamedTuple):
+    """What one layer has beside its parameters; leaves have an axis of layers in front."""
+
+    prefix: Prefix | None
+    is_local: Any  # bool
+
+
+class Layer(nn.Module):
+    """One pre-norm layer. [B, T, H] -> [B, T, H]"""
+
+    cfg: LlamaConfig
+
+    def setup(self):
+        """Declares the parts."""
+        c = self.cfg
+        form, how = RotaryAttention, {}
+        if c.head_norms:
+            form, how = HeadNormed, dict(eps=c.eps, offset=c.norm_offset)
+        self.attention = form(
+            c.width, c.heads, c.head_dim, c.attention_dropout, c.attention, c.dtype, c.scale,
+            use_bias="qkv" in c.biases, out_bias="out" in c.biases, key_heads=c.key_heads, cap=c.cap,
+            **how,
+        )  # fmt: skip
+        self.mlp = GatedMlp(c.mlp, c.activation, True, 0.0, c.dtype, "mlp" in c.biases)
+        self.attention_norm, self.mlp_norm = c.norm(), c.norm()
+        if c.sandwich:
+            self.behind_attention_norm, self.behind_mlp_norm = c.norm(), c.norm()
+        self.drop = Dropout(c.dropout)
+
+    def __call__(
+        self, x, item: Item, seen: Seen, places, turns, *, deterministic: bool, keep: bool = False
+    ):
+        """Runs the layer; keep=True gives its k, v, without the prefix.
+
+        places: int [B, T]; turns: of global and of local layers
+        """
+        own = self._choose(item.is_local, turns)
+        y = self.attention_norm(x)
+        kept = self.attention.keys(y, own)
+        k, v, seen = put_in_front(item.prefix, *kept, seen)
+        seen = self._narrow(seen, item, places)
+        y = self.attention(y, k, v, seen, own, deterministic=deterministic)
+        x = x + self._behind("attention", y, deterministic)
+        y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
+        return x + self._behind("mlp", y, deterministic), kept if keep else None
+
+    def step(self, x, own: Memory, column, is_local: bool, position, columns, turns):
+        """Runs the layer on one token more. [B, H] -> [B, H], the memory with the token
+
+        position: int [B]; columns: int [B, S], where those of the memory stand
+        """
+        turns = turns[int(is_local)]
+        y = self.attention_norm(x)[:, None]
+        k, v = self.attention.keys(y, turns)
+        own = write(own, k[:, 0], v[:, 0], column)
+        mask = own.mask
+        if is_local:
+            near = columns > position[:, None] - self.cfg.window
+            here = jnp.arange(mask.shape[1]) == column
+            mask = mask & (near | (columns < 0) | here)
+        q = self.attention.queries(y, turns)[:, 0]
+        y = self.attention.recall_from(q, own._replace(mask=mask))
+        x = x + self._behind("attention", y, True)
+        y = self.mlp(self.mlp_norm(x), deterministic=True)
+        return x + self._behind("mlp", y, True), own
+
+    def _behind(self, part: str, y, deterministic: bool):
+        if self.cfg.sandwich:
+            y = getattr(self, f"behind_{part}_norm")(y)
+        return self.drop(y, deterministic=deterministic)
+
+    def _choose(self, is_local, turns):
+        """Takes the turns of a layer's kind; where all are of one kind nothing is chosen."""
+        if len(set(self.cfg.is_local)) == 1:
+            return turns[int(self.cfg.is_local[0])]
+        return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), *turns)
+
+    def _narrow(self, seen: Seen, item: Item, places) -> Seen:
+        """Hides what is out of a local layer's window. A mask alone tells that."""
+        c = self.cfg
+        if not any(c.is_local):
+            return seen
+        hidden = places[:, None, :] <= places[:, :, None] - c.window  # [B, T, T]
+        if item.prefix is not None:
+            length = item.prefix.k.shape[1]
+            where = item.prefix.positions
+            front = jnp.zeros((*places.shape, length), bool)
+            if where is not None:
+                front = where <= places[:, :, None] - c.window
+            hidden = jnp.concatenate([front, hidden], axis=-1)
+        mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
+        return Seen(mask & ~(hidden & item.is_local))
+
+
+class Embed(nn.Module):
+    """Word and slot embeddings. -> [B, T, H]"""
+
+    cfg: LlamaConfig
+
+    def setup(self):
+        """Declares the table."""
+        c = self.cfg
+        self.word = Table(c.rows or c.vocab, c.width, c.dtype)
+        self.drop = Dropout(c.embed_dropout)
+
+    def __call__(self, ids, slot=None, slots=None, *, deterministic: bool):
+        """Embeds tokens, slot rows in their places. int [B, T] x 2"""
+        c = self.cfg
+        x = self.word(ids)
+        if c.embed_scale != 1.0:
+            x = x * jnp.asarray(c.embed_scale, c.dtype)
+        if slots is not None:
+            x = write_slots(x, slot, slots)
+        if x.ndim == 3:
+            x = constrain(x, "act_batch", None, None)
+        return self.drop(x, deterministic=deterministic)
+
+
+class Backbone(nn.Module):
+    """The decoder and its output table."""
+
+    cfg: LlamaConfig
+    STYLE: ClassVar[str] = "causal"
+
+    def setup(self):
+        """Declares what the checkpoint holds."""
+        c = self.cfg
+        self.embed = Embed(c)
+        self.layer = Layer(c, parent=None)
+        x, places = jnp.zeros((1, 2, c.width)), jnp.zeros((1, 2), jnp.int32)
+        example = Item(None, False), Seen(jnp.ones((1, 2), bool)), places, self._turns(places)
+        self.layers = declare(self, "layers", init_stack(self.layer, c.layers, x, *example))
+        self.norm = c.norm()
+        if not c.tied:
+            self.lm = Table(c.rows or c.vocab, c.width, c.dtype)
+
+    @property
+    def dims(self) -> Dims:
+        """Tells methods and heads what they may know of this backbone; heads are those of keys."""
+        c = self.cfg
+        return Dims(c.vocab, c.width, c.width, c.layers, c.key_heads, c.head_dim, c.positions)
+
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
+        """Reads a batch. -> [B, T, H]"""
+        return self._read(batch, injection, deterministic=deterministic)[0]
+
+    def enter(self, batch: Batch, layer: int):
+        """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
+        tokens = batch.encoder
+        x = self.embed(tokens.ids, deterministic=True)
+        return self._run(x, None, tokens, True, last=layer)[0]
+
+    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
+        """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""
+        tokens, prefix = batch.encoder, injection.encoder.prefix
+        x, (k, v) = self._read(batch, injection, deterministic=True, keep=True)
+        own = remember(prefix, k, v, tokens.mask, room)
+        return x, Cache(own, place(prefix, tokens.positions, room))
+
+    def reading_layers(self) -> tuple[Any, ...]:
+        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
+        return unstack(self.layers, self.cfg.layers)
+
+    def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
+        """Reads one token more with the `reading_layers`.
+
+        int [B], int [B], int scalar -> its state [B, H], the cache
+        """
+        x, own = self.embed(ids, deterministic=True), []
+        turns = self._turns(positions[:, None])
+        kinds = self.cfg.is_local
+        for params, memory, is_local in zip(layers, cache.own, kinds, strict=True):
+            x, memory = self.layer.apply(
+                {"params": params}, x, memory, column, is_local, positions, cache.positions, turns,
+                method="step",
+            )  # fmt: skip
+            own.append(memory)
+        return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)
+
+    def words(self):
+        """Returns the words as they enter the first layer. -> [V, H]"""
+        table, scale = self.embed.word.table, self.cfg.embed_scale
+        return table if scale == 1.0 else table * jnp.asarray(scale, table.dtype)
+
+    def lm_features(self, x):
+        """Returns the states as they are. [..., H] -> [..., H]"""
+        return x
+
+    def lm_table(self):
+        """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
+        table = self.embed.word.table if self.cfg.tied else self.lm.table
+        return table, output_bias(table, None, self.cfg.vocab)
+
+    def init_all(self, batch: Batch):
+        """Touches every part, so that `init` makes every parameter."""
+        return self(batch, Injection(), deterministic=True), self.lm_table()
+
+    @nn.nowrap
+    def _turns(self, positions):
+        return tuple(make_turns(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings)
+
+    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, keep: bool = False):
+        tokens, (slots, prefix, _) = batch.encoder, injection.encoder
+        if self.cfg.skip:
+            x = take_kept(batch.kept, self.cfg.dtype)
+        else:
+            x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
+        x, kept = self._run(x, prefix, tokens, deterministic, keep=keep, first=self.cfg.skip)
+        return self.norm(x), kept
+
+    def _run(self, x, prefix, tokens, deterministic: bool, **how: Any):
+        c, drops = self.cfg, not deterministic and self.has_rng("dropout")
+        if prefix is not None and prefix.positions is not None:
+            self._check_window(prefix)
+            spread = jnp.broadcast_to(prefix.positions, (c.layers, *prefix.positions.shape))
+            prefix = prefix._replace(positions=spread)
+        items = Item(prefix, np.array(c.is_local))
+        return run_stack(
+            self.layer, self.layers, x, items, seen_before(tokens), tokens.positions,
+            self._turns(tokens.positions), stack=c.stack, remat=c.remat,
+            key=self.make_rng("dropout") if drops else None, deterministic=deterministic, **how,
+        )  # fmt: skip
+
+    @nn.nowrap
+    def _check_window(self, prefix: Prefix) -> None:
+        c, length = self.cfg, prefix.k.shape[2]
+        if any(c.is_local) and length >= c.window:
+            raise InputError(
+                f"a prefix of {length} tokens does not fit the window of {c.window} tokens of this "
+                f"model's local layers; take prompt.length below {c.window}, or prompt.shift=False"
+            )
+
+
+def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
+    """Reads a config. Raises InputError where it asks for what this module does not do."""
+    name, kind = read_type(hf)
+    refuse(hf, "use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder")
+    heads, key_heads, size = read_heads(hf)
+    layers = read_size(hf, "num_hidden_layers")
+    is_local, window = read_windows(hf, name, layers)
+    width = read_size(hf, "hidden_size")
+    positions = read_positions(hf)
+    usual = "gelu_pytorch_tanh" if kind.gemma else "silu"
+    act = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
+    scale = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5 if kind.sandwich else None
+    fields = dict(
+        vocab=read_size(hf, "vocab_size"),
+        width=width,
+        layers=layers,
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=size,
+        mlp=read_size(hf, "intermediate_size"),
+        positions=positions,
+        turnings=_read_turnings(hf, name, size, positions),
+        is_local=is_local,
+        window=window,
+        activation=read_word(hf, act, usual, ACTIVATIONS),
+        eps=read_positive(hf, "rms_norm_eps", 1e-6),
+        scale=scale,
+        biases=read_biases(hf),
+        head_norms=kind.head_norms,
+        sandwich=kind.sandwich,
+        norm_offset=float(kind.gemma),
+        embed_scale=width**0.5 if kind.gemma else 1.0,
+        cap=read_cap(hf, "attn_logit_softcapping", 50.0),
+        logit_cap=read_cap(hf, "final_logit_softcapping", 30.0),
+        attention_dropout=read_share(hf, "attention_dropout", 0.0),
+        tied=read_flag(hf, "tie_word_embeddings", kind.gemma),
+    )
+    return LlamaConfig(**(fields | changes))
+
+
+def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
+    if name != "gemma3_text":
+        return (read_turning(hf, size, positions),) * 2
+    bases = 1e6, 1e4
+    pairs = zip(KINDS, bases, strict=True)
+    return tuple(read_turning(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)

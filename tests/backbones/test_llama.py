@@ -1,0 +1,127 @@
+"""The Llama family against torch: models to 1e-4, float32, random weights of odd shapes."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from pairs import assert_near, draw_tokens, make_batch, make_tokens, randomise, read_pair, run
+
+from jaxprompt.types import Injection, Prefix, Stream
+
+MODEL = 1e-4  # max abs, float32
+SIZES = dict(
+    vocab_size=60, hidden_size=24, num_hidden_layers=3, num_attention_heads=6,
+    num_key_value_heads=2, intermediate_size=36, max_position_embeddings=40, head_dim=6,
+    pad_token_id=0, bos_token_id=2, eos_token_id=1,
+)  # fmt: skip
+_YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=10, rope_theta=100.0)
+_LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=16, rope_theta=500.0,
+)  # fmt: skip
+CAUSAL = {
+    "llama": transformers.LlamaForCausalLM, "mistral": transformers.MistralForCausalLM,
+    "qwen2": transformers.Qwen2ForCausalLM, "qwen3": transformers.Qwen3ForCausalLM,
+    "gemma": transformers.GemmaForCausalLM, "gemma2": transformers.Gemma2ForCausalLM,
+    "gemma3": transformers.Gemma3ForCausalLM,
+}  # fmt: skip
+# kind -> model type, changes
+KINDS = {
+    "llama": ("llama", dict(tie_word_embeddings=True)),
+    "llama biased": ("llama", dict(attention_bias=True, mlp_bias=True, num_key_value_heads=6)),
+    "llama one head of keys": ("llama", dict(num_key_value_heads=1, rope_theta=100000.0)),
+    "linear": ("llama", dict(rope_parameters=dict(rope_type="linear", factor=4.0))),
+    "dynamic": ("llama", dict(rope_parameters=dict(rope_type="dynamic", factor=4.0))),
+    "llama3": ("llama", dict(rope_parameters=_LLAMA3)),
+    "yarn": ("llama", dict(rope_parameters=_YARN)),
+    "yarn truncated": (
+        "llama",
+        dict(rope_parameters=_YARN | dict(truncate=False, mscale=0.7, mscale_all_dim=1.0)),
+    ),
+    "yarn with a factor": (
+        "llama", dict(rope_parameters=_YARN | dict(attention_factor=1.3, beta_fast=16)),
+    ),
+    "mistral": ("mistral", dict(sliding_window=4)),
+    "mistral global": ("mistral", dict(sliding_window=None)),
+    "qwen2": ("qwen2", {}),
+    "qwen2 local": (
+        "qwen2", dict(use_sliding_window=True, sliding_window=3, max_window_layers=1),
+    ),
+    "qwen3": ("qwen3", dict(attention_bias=True)),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", dict(sliding_window=3, query_pre_attn_scalar=10)),
+    "gemma2 uncapped": (
+        "gemma2", dict(attn_logit_softcapping=None, final_logit_softcapping=None),
+    ),
+    "gemma3": ("gemma3", dict(sliding_window=4, sliding_window_pattern=2)),
+    "gemma3 capped": ("gemma3", dict(sliding_window=4, final_logit_softcapping=2.0)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Returns a function of a kind that makes each pair once."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("llama")
+
+    @functools.cache
+    def make(kind):
+        torch.manual_seed(len(kind))
+        name, changes = KINDS[kind]
+        sizes = {k: v for k, v in (SIZES | changes).items() if (k, name) != ("head_dim", "qwen2")}
+        if name == "qwen2":
+            sizes["hidden_size"] = 36
+        model_class = CAUSAL[name]
+        randomise(model_class(model_class.config_class(**sizes))).save_pretrained(root / kind)
+        return read_pair(root / kind, "llama", model_class)
+
+    return make
+
+
+def run_torch(model, tokens, past=None):
+    """Runs torch as PEFT does: the past keys, of all rows, are seen and stand in front."""
+    ids, mask = torch.tensor(tokens.ids).long(), torch.tensor(tokens.mask).long()
+    length = 0 if past is None else past.get_seq_length()
+    mask = torch.cat([torch.ones(len(mask), length, dtype=mask.dtype), mask], dim=1)
+    positions = torch.tensor(tokens.positions).long()
+    with torch.no_grad():
+        return model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=past,
+            output_hidden_states=True, use_cache=past is not None,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_model(pairs, kind, side):
+    pair = pairs(kind)
+    tokens = draw_tokens(60, side, lengths=(12, 7, 1), width=12)
+    expected = run_torch(pair.torch, tokens)
+    hidden, logits = run(pair, make_batch(tokens))
+    assert_near(hidden, expected.hidden_states[-1], MODEL, tokens.mask)
+    assert_near(logits, expected.logits, MODEL, tokens.mask)
+    assert np.asarray(hidden)[tokens.mask].std() > 0.3
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma2", "gemma3"])
+def test_prefix(pairs, kind):
+    """Past keys of transformers, in front of the text: not turned, in the windows."""
+    pair = pairs(kind)
+    c = pair.module.cfg
+    length, rng = 2, np.random.default_rng(1)
+    k, v = rng.normal(size=(2, c.layers, 1, length, c.key_heads, c.head_dim)).astype(np.float32)
+    tokens = draw_tokens(60, "right", lengths=(9, 9, 5), width=9)
+    tokens = make_tokens(tokens.ids, tokens.mask, positions=np.arange(9) * tokens.mask + length)
+    past = transformers.DynamicCache(config=pair.torch.config)
+    for layer in range(c.layers):
+        lay = lambda x, layer=layer: torch.tensor(x[layer]).transpose(1, 2).repeat(3, 1, 1, 1)
+        past.update(lay(k), lay(v), layer)
+    expected = run_torch(pair.torch, tokens, past).logits
+    mask = np.ones((c.layers, 1, length), bool)
+    prefix = Prefix(k, v, mask, np.arange(length, dtype=np.int32))
+    _, logits = run(pair, make_batch(tokens), Injection(Stream(prefix=prefix)))
+    assert_near(logits, expected, MODEL, tokens.mask)
+    _, without = run(pair, make_batch(tokens))
+    assert np.abs(np.asarray(without) - np.asarray(logits)).max() > 0.01
