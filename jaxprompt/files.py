@@ -85,6 +85,11 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
     return value
 
 
+def user_cache() -> Path:
+    """Returns the folder of what the user's programs can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 def make_folder(path: str | os.PathLike) -> Path:
     """Makes the folder `path` with its parents. Raises InputError where that cannot be."""
     path = Path(path)

@@ -14,6 +14,7 @@ from jaxprompt.assembly.examples import in_form
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.published import published
+from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.specials import INFILLING
 from jaxprompt.data.tags import labels_of
 from jaxprompt.data.tasks import Example, Task, with_labels
@@ -96,7 +97,8 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
     if device is not None and has_kernel(backbone.module, device, c.data.max_len):
         backbone = with_attention(backbone, "fused")
         notes += ("attention is a fused kernel on these devices, which does not store the scores",)
-    if not any((backbone.folder / name).exists() for name in _TOKENIZERS):
+    has_file = any((backbone.folder / name).exists() for name in _TOKENIZERS)
+    if not has_file and not is_gguf(backbone.folder):
         backbone = backbone._replace(tokenizer=OnePiece(c.backbone.sentinel))
         if from_config.head_of(c).READS_WORDS:
             notes += ("no tokenizer on this machine: every label word is taken as one subword",)

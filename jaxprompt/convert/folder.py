@@ -1,11 +1,13 @@
-"""Finds the folder of a pre-trained backbone: a local path, a pip package or a hub id."""
+"""Finds the folder or file of a pre-trained backbone: a local path, a pip package or a hub id."""
 
 import importlib.util
 import os
 import re
 from pathlib import Path
 
+from jaxprompt.convert.gguf_config import read_gguf_config
 from jaxprompt.convert.hub import asking
+from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
 
@@ -17,6 +19,7 @@ TOKENIZER_FILES = [
     "vocab.*",
     "merges.txt",
     "*.model",
+    "chat_template.jinja",
 ]
 _SAFETENSORS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 _TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
@@ -26,7 +29,8 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
     """Returns the local folder of a backbone, downloading it when it is a hub id not yet cached.
 
     Reads a folder path, "pkg:PACKAGE[/SUBFOLDER]" (an installed pip package, not imported), or a
-    hub id ("name" or "owner/name"). HF_HUB_OFFLINE=1 answers from the cache alone.
+    hub id ("name" or "owner/name"). HF_HUB_OFFLINE=1 answers from the cache alone. A path, and one
+    in a package, may be that of a .gguf file, which is returned.
     """
     text = str(path_or_id)
     if text.startswith("pkg:"):
@@ -36,7 +40,13 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
     if text and os.path.isdir(path):  # not Path's own, which raises where it may not look
         return path
     if os.path.isfile(path):
-        raise InputError(f"backbone {text!r} is a file; give the folder that holds config.json.")
+        if is_gguf(path):
+            return path
+        raise InputError(
+            f"backbone {text!r} is a file; give the folder that holds config.json, or a .gguf file."
+        )
+    if is_gguf(path):
+        raise InputError(f"backbone {text!r} does not exist; give the path of a .gguf file.")
     if not _HUB_ID.fullmatch(text):
         raise InputError(
             f"backbone {text!r} is no folder and no hub id; give an existing folder, "
@@ -46,7 +56,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
 
 
 def package_folder(package: str, sub: str = "model") -> Path:
-    """Returns the folder `sub` of an installed pip package without importing the package."""
+    """Returns the folder or .gguf file `sub` of an installed pip package, which is not imported."""
     module = package.replace("-", "_")
     # find_spec would import the parent of a dotted name.
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
@@ -55,17 +65,21 @@ def package_folder(package: str, sub: str = "model") -> Path:
             f"package {package!r} is not installed; run: pip install {package.replace('_', '-')}"
         )
     root = Path(next(iter(spec.submodule_search_locations))).resolve()
-    folder = (root / sub).resolve()
-    if not folder.is_dir() or not folder.is_relative_to(root):
-        inside = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] not in "_.")
+    found = (root / sub).resolve()
+    is_one = lambda path: path.is_file() if is_gguf(path) else path.is_dir()
+    if not is_one(found) or not found.is_relative_to(root):
+        inside = sorted(p.name for p in root.iterdir() if is_one(p) and p.name[0] not in "_.")
+        what = "file" if is_gguf(sub) else "folder"
         raise InputError(
-            f"package {package!r} has no folder {sub!r}; it has: {', '.join(inside) or 'none'}."
+            f"package {package!r} has no {what} {sub!r}; it has: {', '.join(inside) or 'none'}."
         )
-    return folder
+    return found
 
 
 def read_config(folder: str | Path) -> dict:
-    """Reads config.json of a backbone folder."""
+    """Reads config.json of a backbone folder, or makes it of the metadata of a .gguf file."""
+    if is_gguf(folder):
+        return read_gguf_config(folder)
     return read_json(Path(folder) / "config.json", "a backbone folder as save_pretrained writes it")
 
 

@@ -23,6 +23,8 @@ from jaxprompt.convert.load import DTYPES
 from jaxprompt.convert.shapes import axis_sizes, copies, family_of, file_shape, names_of, select
 from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.convert.weights import NUMPY_NAMES
+from jaxprompt.data.gguf_header import is_gguf
+from jaxprompt.data.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes
@@ -54,8 +56,9 @@ def save_backbone(
 
     `params` is a nested dict as load_backbone gives it, of arrays on any mesh, with the heads that
     are to be saved: padding of the vocabulary is cut off, a T5's `rescale` undone. `config` is a
-    transformers config.json, `tokenizer` the folder whose tokenizer files are copied, `card` as in
-    card.py. A file holds at most `file_bytes`, or one tensor; the host holds a tensor at a time.
+    transformers config.json, `tokenizer` the folder, or .gguf file, whose tokenizer is copied,
+    `card` as in card.py. A file holds at most `file_bytes`, or one tensor; the host holds a tensor
+    at a time.
 
     `run` names what the folder belongs to: a folder that the same run wrote is replaced.
     Raises InputError where the folder holds anything else, and when the disk refuses; what was
@@ -267,6 +270,7 @@ def _fetch(leaf: Any, layer: int | None) -> np.ndarray:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
+    folder = tokenizer_folder(folder) if is_gguf(folder) else folder
     found = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
     if not any(path.suffix in (".json", ".txt", ".model") for path in found):
         raise InputError(f"{folder} holds no tokenizer; give the folder with tokenizer.json")

@@ -1,8 +1,6 @@
-"""Reads the tensors of a checkpoint folder block by block: safetensors, or torch files as data.
+"""Reads the tensors of a checkpoint block by block: safetensors, torch files as data, or GGUF.
 
-Only the bytes of a block are read, into memory that goes with it. A mapped file would do without
-the copy, but every page once touched would count as this process's memory, and a disk that fails
-would end it with a signal. Torch files are mapped all the same: their layout is torch's own.
+Torch files are mapped into memory, unlike the others (blocks.py): their layout is torch's own.
 """
 
 import json
@@ -13,11 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
+from jaxprompt.convert.blocks import Entry, as_matrix, make_reader, unreadable
+from jaxprompt.convert.gguf import open_gguf
+from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json
 
@@ -27,18 +28,9 @@ NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bf
 _NUMPY = {name: np.dtype(name) for name in ("float64", "float32", "float16")}
 _NUMPY["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 FLOATS = tuple(_NUMPY)
-# Part of a row is read alone where it is a page of the file or more; the system reads whole pages.
-_PAGE = 4096
 # The least bits of what is not finite, the sign aside: an exponent with all of its bits set.
 _EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 _BLOCK = 2**20  # bytes of `blocks`: they stay in a core's cache while they are hashed and copied
-
-
-class _Entry(NamedTuple):
-    path: Path
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class Weights:
     """
 
     folder: Path
-    _entries: dict[str, _Entry]
+    _entries: dict[str, Entry]
 
     def names(self) -> list[str]:
         """Lists the tensor names, sorted."""
@@ -69,7 +61,7 @@ class Weights:
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Returns the rows and columns of a tensor as a matrix."""
-        return _matrix(self.shape(name))
+        return as_matrix(self.shape(name))
 
     def blocks(self, name: str) -> Iterator[slice]:
         """Divides the rows of a tensor as a matrix into what is read at once."""
@@ -99,19 +91,21 @@ def is_finite(block: np.ndarray) -> bool:
     return int(positive) < least and int(every) < least + 2 ** (8 * block.itemsize - 1)
 
 
-def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    return math.prod(shape[:-1]), math.prod(shape[-1:])
-
-
 @contextmanager
 def open_weights(folder: str | Path) -> Iterator[Weights]:
-    """Opens the checkpoint of a folder, single or sharded; safetensors before torch files."""
+    """Opens the checkpoint of a folder, single or sharded; safetensors before torch files.
+
+    `folder` may be a .gguf file.
+    """
     folder = Path(folder)
     try:
-        present = {path.name for path in folder.iterdir()}
+        present = set() if is_gguf(folder) else {path.name for path in folder.iterdir()}
     except OSError as error:
         raise InputError(f"{folder} cannot be read ({error.strerror}); check the path.") from error
     with ExitStack() as stack:
+        if is_gguf(folder):
+            yield Weights(folder, open_gguf(folder, stack))
+            return
         for single, open_file in ((_SAFETENSORS, _open_safetensors), (_TORCH, _open_torch)):
             index = f"{single}.index.json"
             if single in present:
@@ -126,7 +120,7 @@ def open_weights(folder: str | Path) -> Iterator[Weights]:
         )
 
 
-def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str, _Entry]:
+def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str, Entry]:
     where = read_json(index, "a complete sharded checkpoint").get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
         raise InputError(f"{index} has no 'weight_map' of tensor to file; fetch the folder anew.")
@@ -147,7 +141,7 @@ def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str
     return entries
 
 
-def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, _Entry]:
+def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Entry]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -161,12 +155,12 @@ def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, _Entry]:
             f"{path} is corrupt or cut short ({error}); delete it and fetch it anew."
         ) from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     header.pop("__metadata__", None)
     return {name: _entry(path, file, 8 + size, meta) for name, meta in header.items()}
 
 
-def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> _Entry:
+def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
     shape, (begin, end) = tuple(meta["shape"]), meta["data_offsets"]
     name = NUMPY_NAMES.get(meta["dtype"], meta["dtype"].lower())
     # Of two entries of one name the library may have checked the other.
@@ -175,39 +169,13 @@ def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> _Entry:
         raise InputError(f"{path} has a header that does not fit its size; fetch it anew.")
 
     def read(rows: slice, columns: slice) -> np.ndarray:
-        dtype, width = _NUMPY[name], _matrix(shape)[1]
-        own = columns.stop - columns.start
-        whole = own * dtype.itemsize < _PAGE
-        part = slice(0, width) if whole else columns
-        block = np.empty((rows.stop - rows.start, part.stop - part.start), dtype)
-        # Rows that follow each other in the file are read at once.
-        pieces = [block] if block.shape[1] == width else block
-        for i, piece in enumerate(pieces):
-            at = (rows.start + i) * width + part.start
-            _fill(path, file, piece, data + begin + at * dtype.itemsize)
-        return np.ascontiguousarray(block[:, columns]) if whole else block
+        width = as_matrix(shape)[1]
+        return make_reader(path, file, data + begin, width, _NUMPY[name])(rows, columns)
 
-    return _Entry(path, shape, name, read)
+    return Entry(path, shape, name, read)
 
 
-def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
-    """Reads from a place in the file until the array is full."""
-    left = memoryview(array.reshape(-1).view(np.uint8))
-    while left:
-        try:
-            count = os.preadv(file.fileno(), [left], offset)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        if not count:
-            raise InputError(f"{path} was cut short while it was read; fetch it anew.")
-        left, offset = left[count:], offset + count
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be read ({error.strerror}); check its permissions.")
-
-
-def _open_torch(path: Path, _: ExitStack) -> dict[str, _Entry]:
+def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
     try:
         import torch
     except ImportError:
@@ -221,7 +189,7 @@ def _open_torch(path: Path, _: ExitStack) -> dict[str, _Entry]:
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     # Of the other errors there are a dozen kinds; some advise to run what the file brings along.
     except Exception as error:
         raise InputError(
@@ -242,11 +210,11 @@ def _is_plain(name: Any, tensor: Any) -> bool:
     return plain and tensor.device.type == "cpu" and isinstance(name, str)
 
 
-def _torch_entry(path: Path, tensor: Any) -> _Entry:
+def _torch_entry(path: Path, tensor: Any) -> Entry:
     import torch
 
     shape = tuple(tensor.shape)
-    matrix = tensor.reshape(_matrix(shape))
+    matrix = tensor.reshape(as_matrix(shape))
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         block = matrix[rows, columns].contiguous()
@@ -254,4 +222,4 @@ def _torch_entry(path: Path, tensor: Any) -> _Entry:
             return block.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return block.numpy()
 
-    return _Entry(path, shape, str(tensor.dtype).removeprefix("torch."), read)
+    return Entry(path, shape, str(tensor.dtype).removeprefix("torch."), read)

@@ -7,23 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from jaxprompt.data.gguf_header import is_gguf
+from jaxprompt.data.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
 
 def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Any:
     """Loads a transformers tokenizer: from a folder (tokenizer.json, or the vocabulary files with
-    a config.json that names the family), else as a hub id. Never runs code that comes with it.
+    a config.json that names the family), from a .gguf file, else as a hub id. Never runs code that
+    comes with it.
     """
     # Its advice that torch is missing does not concern a tokenizer.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     name = str(user_path(folder_or_id))
-    if not os.path.isdir(name) and (os.path.isabs(name) or name.startswith(".")):
+    where = str(tokenizer_folder(name)) if is_gguf(name) else name
+    if not os.path.isdir(where) and (os.path.isabs(name) or name.startswith(".")):
         raise InputError(f"tokenizer {name!r}: no such folder; give a folder or a hub id")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
     # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -37,6 +41,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
             f"tokenizer {name!r} has {len(tokenizer)} tokens, all special; "
             "add tokenizer.json or the vocabulary files to the folder"
         )
+    tokenizer.name_or_path = name  # messages show it
     _end_prefix_spaces(tokenizer)
     return tokenizer
 

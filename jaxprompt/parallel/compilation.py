@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jaxprompt.errors import InputError, escape
+from jaxprompt.files import user_cache
 
 _LIMIT = 4 * 2**30  # bytes of programs, of which the least recently used go first
 _WORTH = 0.3  # seconds of compilation from which a program is kept
@@ -67,7 +68,7 @@ def keep_programs(folder: str = "") -> None:
     if folder == "none" or jax.config.jax_compilation_cache_dir:
         return
     try:
-        path = _own_folder(Path(folder) if folder else _user_cache() / "jaxprompt" / "compiled")
+        path = _own_folder(Path(folder) if folder else user_cache() / "jaxprompt" / "compiled")
     except OSError as error:
         if folder:
             raise InputError(
@@ -82,10 +83,6 @@ def keep_programs(folder: str = "") -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH)
     if importlib.util.find_spec("filelock"):  # which JAX needs to limit the size
         jax.config.update("jax_compilation_cache_max_size", _LIMIT)
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _own_folder(path: Path) -> Path:

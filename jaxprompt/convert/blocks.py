@@ -1,0 +1,71 @@
+"""Reads blocks of a tensor from its file: rows and columns of it as a matrix.
+
+Only the bytes of a block are read, into memory that goes with it. A mapped file would do without
+the copy, but every page once touched would count as this process's memory, and a disk that fails
+would end it with a signal.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from jaxprompt.errors import InputError
+
+# Part of a row is read alone where it is a page of the file or more; the system reads whole pages.
+_PAGE = 4096
+
+Read = Callable[[slice, slice], np.ndarray]  # (rows, columns) -> the block, contiguous
+
+
+class Entry(NamedTuple):
+    """One tensor of a file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    read: Read
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Gives the rows and columns of a tensor: its last axis is the columns, all others the rows."""
+    return math.prod(shape[:-1]), math.prod(shape[-1:])
+
+
+def make_reader(path: Path, file: BinaryIO, start: int, width: int, dtype: np.dtype) -> Read:
+    """Makes what reads a matrix of rows of `width` items, which begins at the byte `start`."""
+
+    def read(rows: slice, columns: slice) -> np.ndarray:
+        own = columns.stop - columns.start
+        whole = own * dtype.itemsize < _PAGE
+        part = slice(0, width) if whole else columns
+        block = np.empty((rows.stop - rows.start, part.stop - part.start), dtype)
+        # Rows that follow each other in the file are read at once.
+        pieces = [block] if block.shape[1] == width else block
+        for i, piece in enumerate(pieces):
+            at = (rows.start + i) * width + part.start
+            _fill(path, file, piece, start + at * dtype.itemsize)
+        return np.ascontiguousarray(block[:, columns]) if whole else block
+
+    return read
+
+
+def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
+    """Reads from a place in the file until the array is full."""
+    left = memoryview(array.reshape(-1).view(np.uint8))
+    while left:
+        try:
+            count = os.preadv(file.fileno(), [left], offset)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if not count:
+            raise InputError(f"{path} was cut short while it was read; fetch it anew.")
+        left, offset = left[count:], offset + count
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """Returns the one-line error for a file that the system does not give."""
+    return InputError(f"{path} cannot be read ({error.strerror}); check its permissions.")

@@ -1,0 +1,209 @@
+"""Reads the tensors of a GGUF file under transformers' names, quantized ones as float32.
+
+llama.cpp stores some tensors changed: a Llama's rows of queries and keys in another order, and a
+Gemma's norms as what is multiplied by, 1 + w. Both are undone on reading.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from jaxprompt.convert.blocks import Entry, Read, as_matrix, make_reader, unreadable
+from jaxprompt.convert.gguf_config import GEMMAS, read_gguf_config
+from jaxprompt.data.gguf_header import Header, Place, read_header
+from jaxprompt.errors import InputError
+
+_PLAIN = {
+    0: np.dtype(np.float32), 1: np.dtype(np.float16), 28: np.dtype(np.float64),
+    30: np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Of the Gemmas whose layers have a norm behind each part too.
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_SPARE = ("rope_freqs.weight",)  # a table of the turns, which the config says
+
+
+class _Packing(NamedTuple):
+    """How a type of tensor stands in the file."""
+
+    numbers: int  # in an item, of which a row has a whole number
+    item: np.dtype
+    dtype: str  # of what is read
+    unpack: Callable[[np.ndarray], np.ndarray] | None  # items [n, m] -> float32 [n, m * numbers]
+
+
+def open_gguf(path: Path, stack: ExitStack) -> dict[str, Entry]:
+    """Opens a GGUF file, which `stack` closes. -> transformers' names to tensors
+
+    Raises InputError where the file is damaged or cut short, holds a model of another kind, or a
+    tensor of a type that the gguf package cannot turn into numbers.
+    """
+    header = read_header(path)
+    hf = read_gguf_config(path)
+    try:
+        file = stack.enter_context(path.open("rb"))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return {
+        _rename(header.architecture, name): _entry(header, file, hf, name, place)
+        for name, place in header.tensors.items()
+        if name not in _SPARE
+    }
+
+
+def _rename(architecture: str, name: str) -> str:
+    """Gives transformers' name of a tensor; one that it does not have keeps its own."""
+    first, *inner = name.split(".")
+    if first == "blk" and len(inner) == 3:
+        layer, part, end = inner
+        sandwich = _SANDWICH if architecture in ("gemma2", "gemma3") else {}
+        if found := sandwich.get(part) or _LAYER.get(part):
+            return f"model.layers.{layer}.{found}.{end}"
+    if first in _WHOLE and len(inner) == 1:
+        return f"{_WHOLE[first]}.{inner[0]}"
+    return name
+
+
+def _entry(header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place: Place) -> Entry:
+    path, (rows, width) = header.path, as_matrix(place.shape)
+    packing = _packing(path, name, place.kind)
+    if width % packing.numbers:
+        raise InputError(
+            f"{name} in {path} has rows of {width} numbers, which are no blocks of "
+            f"{packing.numbers}; the file is damaged: fetch it anew"
+        )
+    items = width // packing.numbers
+    end = place.start + rows * items * packing.item.itemsize
+    if end > header.size:
+        raise InputError(
+            f"{path} is cut short: {name} ends at byte {end:,}, and the file has "
+            f"{header.size:,}; fetch it anew"
+        )
+    read = make_reader(path, file, place.start, items, packing.item)
+    order, is_vector = _order(header, hf, name, place), len(place.shape) == 1
+    if order is not None and not is_vector:
+        read = _in_order(read, order)  # while rows are packed: only those asked for are unpacked
+    if packing.unpack is not None:
+        read = _unpacked(read, packing)
+    if order is not None and is_vector:
+        read = _vector_in_order(read, order, width)
+    dtype = packing.dtype
+    if header.architecture in GEMMAS and name.endswith("norm.weight"):
+        read, dtype = _less_one(read), "float32"
+    return Entry(path, place.shape, dtype, read)
+
+
+def _unpacked(read: Read, packing: _Packing) -> Read:
+    """Reads the blocks that hold what is asked for, and cuts off what more they hold."""
+
+    def read_numbers(rows: slice, columns: slice) -> np.ndarray:
+        first = columns.start // packing.numbers
+        block = packing.unpack(read(rows, slice(first, -(-columns.stop // packing.numbers))))
+        skipped = first * packing.numbers
+        cut = block[:, columns.start - skipped : columns.stop - skipped]
+        return np.ascontiguousarray(cut)
+
+    return read_numbers
+
+
+def _less_one(read: Read) -> Read:
+    return lambda rows, columns: read(rows, columns).astype(np.float32) - np.float32(1)
+
+
+def _order(header: Header, hf: dict[str, Any], name: str, place: Place) -> np.ndarray | None:
+    """Says where the rows of a head stand in the file, of a Llama's queries and keys. -> [D]
+
+    llama.cpp turns numbers 2j and 2j + 1 of a head together, transformers j and j + D/2.
+    """
+    fields = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    part = name.split(".")[2:3]
+    if header.architecture not in ("llama", "mistral") or not part or part[0] not in fields:
+        return None
+    heads = hf[fields[part[0]]]
+    rows = place.shape[0] if place.shape else 1
+    if rows % (2 * heads):
+        raise InputError(
+            f"{name} in {header.path} has {rows} rows, which must divide by twice the {heads} "
+            "heads of its metadata; fetch the file anew"
+        )
+    return np.arange(rows // heads).reshape(-1, 2).T.reshape(-1)
+
+
+def _in_order(read: Read, order: np.ndarray) -> Read:
+    """Reads the rows of whole heads, and picks those that are asked for."""
+    size = len(order)
+
+    def read_rows(rows: slice, columns: slice) -> np.ndarray:
+        start = rows.start // size * size
+        block = read(slice(start, -(-rows.stop // size) * size), columns)
+        heads, place = np.divmod(np.arange(rows.start, rows.stop), size)
+        return block[heads * size + order[place] - start]
+
+    return read_rows
+
+
+def _vector_in_order(read: Read, order: np.ndarray, width: int) -> Read:
+    def read_vector(rows: slice, columns: slice) -> np.ndarray:
+        whole = read(rows, slice(0, width)).reshape(-1, len(order))[:, order]
+        return np.ascontiguousarray(whole.reshape(1, -1)[:, columns])
+
+    return read_vector
+
+
+def _packing(path: Path, name: str, kind: int) -> _Packing:
+    if kind in _PLAIN:
+        return _Packing(1, _PLAIN[kind], _PLAIN[kind].name, None)
+    try:
+        return _quantized(kind)
+    except ImportError:
+        raise InputError(
+            f"{name} in {path} is quantized, and the package gguf, which reads it, is not "
+            "installed; run: pip install gguf"
+        ) from None
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise InputError(
+            f"{name} in {path} is of a type ({error}) that the installed package gguf does not "
+            "turn into numbers; run: pip install -U gguf, or take a file of another, as Q8_0"
+        ) from error
+
+
+@functools.cache
+def _quantized(kind: int) -> _Packing:
+    """Looks a type up. Raises ValueError, KeyError or RuntimeError where it is not unpacked."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    known = GGMLQuantizationType(kind)
+    numbers, size = GGML_QUANT_SIZES[known]
+
+    def unpack(items: np.ndarray) -> np.ndarray:
+        data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
+        # What is not finite is found by who reads the blocks, with the tensor's name.
+        with np.errstate(all="ignore"):
+            return dequantize(data, known).astype(np.float32, copy=False)
+
+    item = np.dtype((np.void, size))
+    unpack(np.zeros((1, 1), item))
+    return _Packing(numbers, item, "float32", unpack)

@@ -1,0 +1,239 @@
+"""Makes the config.json of a GGUF file's model from its metadata.
+
+What the metadata leaves out is what llama.cpp takes for it (src/llama-model.cpp, load_hparams).
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from jaxprompt.data.gguf_header import Array, Header, read_header
+from jaxprompt.errors import InputError, brief, is_kind, nearest
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}  # fmt: skip
+GEMMAS = ("gemma", "gemma2", "gemma3")
+_SIZES = {
+    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}  # fmt: skip
+# Fields that ask for another function, and the values with which they do not.
+_REFUSED = {
+    "expert_count": (0,), "attention.causal": (True,), "attention.scale": (0,),
+    "logit_scale": (0, 1), "residual_scale": (0, 1), "embedding_scale": (0, 1),
+    "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,),
+    "rope.scaling.attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,),
+}  # fmt: skip
+# Layers of a Gemma of 27B, whose scores are divided by the root of another number.
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+_EVERY = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees all that is before it
+_KINDS = ("full_attention", "sliding_attention")
+_LOCAL_THETA = 10000.0
+_CURE = "take another file of the model, or its folder with config.json"
+
+
+def read_gguf_config(path: str | os.PathLike) -> dict[str, Any]:
+    """Makes the fields of config.json, as transformers would write them.
+
+    Raises InputError where the file is none, of an architecture that is not read, or lacks a field.
+    """
+    return _Fields(read_header(path)).config()
+
+
+class _Fields:
+    """The metadata under the name of the architecture."""
+
+    def __init__(self, header: Header):
+        self.header, self.kind = header, header.architecture
+        count = self.header.fields.get("split.count", 0)
+        if is_kind(count, int) and count > 1:
+            raise InputError(
+                f"{self.header.path} is one of {count} files of a model; join them by "
+                "llama-gguf-split --merge"
+            )
+        if self.kind not in _CLASSES:
+            raise InputError(
+                f"{header.path} holds a model of architecture {brief(self.kind)}; "
+                f"{nearest('', _CLASSES)}"
+            )
+
+    def config(self) -> dict[str, Any]:
+        self._refuse()
+        sizes = {ours: self.whole(key) for key, ours in _SIZES.items()}
+        heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
+        sizes["num_key_value_heads"] = self.whole("attention.head_count_kv", heads)
+        turned = self.whole("rope.dimension_count", width // heads)
+        sizes["head_dim"] = self.whole("attention.key_length", turned)
+        for key in ("rope.dimension_count", "attention.value_length"):
+            if self.whole(key, sizes["head_dim"]) != sizes["head_dim"]:
+                raise self.refused(key, f"heads of {sizes['head_dim']} alike in all")
+        hf = sizes | {
+            "model_type": "gemma3_text" if self.kind == "gemma3" else self.kind,
+            "architectures": [_CLASSES[self.kind]],
+            "rms_norm_eps": self.needed("attention.layer_norm_rms_epsilon"),
+            "vocab_size": self.whole("vocab_size", self._words()),
+            # llama.cpp leaves an output table out that is the word table.
+            "tie_word_embeddings": "output.weight" not in self.header.tensors,
+            "rope_parameters": self._turns(sizes),
+        }
+        hf |= {
+            f"{ours}_token_id": self.header.fields[key]
+            for ours, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+            if (key := f"tokenizer.ggml.{name}_token_id") in self.header.fields
+        }
+        return hf | (self._gemma(sizes) if self.kind in GEMMAS else self._plain())
+
+    def _refuse(self) -> None:
+        for key, known in _REFUSED.items():
+            if self.get(key, known[0]) not in known:
+                raise self.refused(key, " or ".join(map(str, known)))
+
+    def _words(self) -> int:
+        """Counts the rows of the word table."""
+        found = self.header.tensors.get("token_embd.weight")
+        if found is None or len(found.shape) != 2:
+            raise InputError(
+                f"{self.header.path} has no table token_embd.weight of words; fetch it anew"
+            )
+        return found.shape[0]
+
+    def _plain(self) -> dict[str, Any]:
+        """Makes the fields of those that are no Gemma."""
+        window = self.whole("attention.sliding_window", 0, least=0)
+        # A Llama of transformers has no window; Mistral is a Llama with one.
+        if self.kind == "mistral" or (self.kind == "llama" and window):
+            own = {"model_type": "mistral", "architectures": [_CLASSES["mistral"]]}
+            return own | {"hidden_act": "silu", "sliding_window": window or None}
+        part = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
+        fields = {"llama": tuple(part), "qwen3": ("attention_bias",)}.get(self.kind, ())
+        biases = {name: f"blk.0.{part[name]}.bias" in self.header.tensors for name in fields}
+        return {"hidden_act": "silu"} | biases
+
+    def _gemma(self, sizes: dict[str, int]) -> dict[str, Any]:
+        if self.kind == "gemma":
+            return {"hidden_act": "gelu_pytorch_tanh"}
+        layers, heads = sizes["num_hidden_layers"], sizes["num_attention_heads"]
+        large = layers == _LAYERS_OF_27B[self.kind]
+        caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        caps = caps if self.kind == "gemma2" else dict.fromkeys(caps)
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": sizes["hidden_size"] // heads if large else sizes["head_dim"],
+            "sliding_window": self.whole("attention.sliding_window", 4096),
+            "layer_types": self._kinds(layers),
+            **{name: self.number(name, usual) for name, usual in caps.items()},
+        }
+
+    def _kinds(self, layers: int) -> list[str]:
+        """Says which layers see a window alone; the metadata has a period, or a flag for each."""
+        key = f"{self.kind}.attention.sliding_window_pattern"
+        if isinstance(self.header.fields.get(key), Array):
+            local = self.header.array(key)
+            if len(local) != layers:
+                raise self.refused("attention.sliding_window_pattern", f"{layers} flags", local)
+        else:
+            every = self.whole("attention.sliding_window_pattern", _EVERY[self.kind])
+            local = [(i + 1) % every > 0 for i in range(layers)]
+        return [_KINDS[bool(one)] for one in local]
+
+    def _turns(self, sizes: dict[str, int]) -> dict[str, Any]:
+        """Makes rope_parameters, of each kind of layer where these differ."""
+        theta = self.number("rope.freq_base", 10000.0)
+        own = {"rope_theta": theta} | self._scaling(sizes, theta)
+        if self.kind != "gemma3":
+            return own
+        local = self.number("rope.freq_base_swa", _LOCAL_THETA)
+        return {_KINDS[0]: own, _KINDS[1]: {"rope_theta": local, "rope_type": "default"}}
+
+    def _scaling(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
+        name = self.get("rope.scaling.type", "none")
+        older = self.number("rope.scale_linear", 1.0)
+        if any(tensor.startswith("rope_factors") for tensor in self.header.tensors):
+            name = "longrope"
+        if "rope_freqs.weight" in self.header.tensors:
+            return self._llama3(sizes, theta)
+        if name == "none" or name == "linear":
+            factor = self.number("rope.scaling.factor", older) if name == "linear" else older
+            scaled = {"rope_type": "linear", "factor": factor}
+            return scaled if factor != 1 else {"rope_type": "default"}
+        if name != "yarn":
+            raise self.refused("rope.scaling.type", "none, linear or yarn", name)
+        trained = "rope.scaling.original_context_length"
+        found = {
+            "rope_type": "yarn",
+            "factor": self.needed("rope.scaling.factor"),
+            "original_max_position_embeddings": self.whole(
+                trained, sizes["max_position_embeddings"]
+            ),
+        }
+        for end in ("beta_fast", "beta_slow"):
+            if (value := self.number(f"rope.scaling.yarn_{end}")) is not None:
+                found[end] = value
+        return found
+
+    def _llama3(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
+        """Finds the scaling of Llama 3.1 and later behind the factors that are written for it.
+
+        All released have low_freq_factor 1, high_freq_factor 4 and 8,192 positions before.
+        """
+        place = self.header.tensors["rope_freqs.weight"]
+        low, high, trained = 1.0, 4.0, 8192
+        turns = trained * theta ** (-np.arange(0, sizes["head_dim"], 2) / sizes["head_dim"])
+        if place.kind != 0 or place.shape != turns.shape:
+            raise self.refused("rope_freqs.weight", f"{len(turns)} factors of type F32", place)
+        factors = np.frombuffer(self.header.part(place.start, place.start + 4 * len(turns)), "<f4")
+        factor = float(factors.max())
+        smooth = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
+        if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
+            raise self.refused("rope_freqs.weight", "those of Llama 3.1 and later", factors[:3])
+        if factor == 1:
+            return {"rope_type": "default"}
+        return {
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": low,
+            "high_freq_factor": high, "original_max_position_embeddings": trained,
+        }  # fmt: skip
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a field; one with a value for each layer must have the same for all."""
+        name = f"{self.kind}.{key}"
+        found = self.header.fields.get(name, default)
+        if isinstance(found, Array):
+            values = set(self.header.array(name))
+            if len(values) != 1:
+                raise self.refused(key, "the same in all layers", sorted(values))
+            return values.pop()
+        return found
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """Returns a whole number. Raises InputError where it is missing, and without default."""
+        found = self.get(key, default)
+        if not is_kind(found, int) or not least <= found < 2**31:
+            raise self.refused(key, f"a whole number from {least}", found)
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """Returns a number above 0, `default` where there is none."""
+        found = self.get(key, default)
+        if found is not None and not (is_kind(found, float) and found > 0):
+            raise self.refused(key, "a number above 0", found)
+        return found
+
+    def needed(self, key: str) -> float:
+        """Returns a number above 0, which may not be missing."""
+        found = self.number(key)
+        if found is None:
+            raise self.refused(key, "a number above 0")
+        return found
+
+    def refused(self, key: str, needed: str, found: Any = None) -> InputError:
+        """Returns the error for a field that is not what is read."""
+        name = key if key.endswith(".weight") else f"{self.kind}.{key}"
+        found = self.get(key) if found is None and not key.endswith(".weight") else found
+        return InputError(
+            f"{self.header.path} has {name}={brief(found)}, and what is read is {needed}; {_CURE}"
+        )

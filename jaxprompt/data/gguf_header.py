@@ -1,0 +1,208 @@
+"""Reads the header of a GGUF file: its metadata, and where its tensors stand.
+
+The layout is that of docs/gguf.md in github.com/ggml-org/ggml. The gguf package's own reader makes
+an array for each word of a vocabulary, which takes seconds, and maps the file into memory.
+"""
+
+import functools
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from jaxprompt.errors import InputError, brief
+
+SUFFIX = ".gguf"
+_MAGIC = b"GGUF"
+_TEXT, _ARRAY = 8, 9  # kinds of values; the others are numbers of a fixed size
+_NUMBERS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+_MOST_AXES = 4
+_ALIGNMENT = 32  # where general.alignment says nothing
+
+
+class Array(NamedTuple):
+    """Many values of the metadata, not read yet."""
+
+    kind: int
+    count: int
+    start: int  # bytes into the file
+    end: int
+
+
+class Place(NamedTuple):
+    """Where a tensor stands."""
+
+    shape: tuple[int, ...]  # the last axis is contiguous, as numpy has it
+    kind: int  # ggml's number of its type
+    start: int  # bytes into the file
+
+
+class Header(NamedTuple):
+    """What a GGUF file says of its contents."""
+
+    path: Path
+    size: int  # bytes of the file
+    fields: dict[str, Any]  # by key: a number, a text, or an Array
+    spans: dict[str, tuple[int, int]]  # the bytes that hold a key and its value
+    tensors: dict[str, Place]
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name of the kind of model, "" where the file has none."""
+        found = self.fields.get("general.architecture", "")
+        return found if isinstance(found, str) else ""
+
+    def array(self, key: str) -> list[Any]:
+        """Reads an array of the metadata."""
+        found = self.fields[key]
+        if not isinstance(found, Array):
+            raise InputError(f"{self.path} has {key}={brief(found)}, which is to be a list")
+        with _opened(self.path) as file:
+            reader = _Reader(file, self.path, self.size, found.start)
+            return list(reader.values(found.kind, found.count))
+
+    def part(self, start: int, end: int) -> bytes:
+        """Reads bytes of the file."""
+        with _opened(self.path) as file:
+            return _Reader(file, self.path, self.size, start).take(end - start)
+
+
+def is_gguf(path: str | os.PathLike) -> bool:
+    """Tells whether a path is that of a GGUF file, by its name."""
+    return os.fspath(path).lower().endswith(SUFFIX)
+
+
+def read_header(path: str | os.PathLike) -> Header:
+    """Reads the header of a GGUF file, once as long as the file stays as it is.
+
+    Raises InputError for a file that cannot be read, is none, or is damaged.
+    """
+    try:
+        about = os.stat(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return _read_header(os.path.abspath(path), about.st_size, about.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_header(path: str, size: int, changed: int) -> Header:
+    with _opened(path) as file:
+        reader = _Reader(file, Path(path), size)
+        if size < len(_MAGIC) or reader.take(len(_MAGIC)) != _MAGIC:
+            raise InputError(
+                f"{path} is no GGUF file: it does not begin with {_MAGIC.decode()}; give one, or "
+                "a folder with config.json"
+            )
+        version = reader.number("I")
+        if version not in (2, 3):
+            shown = "of the other byte order" if version % 2**16 == 0 else f"of version {version}"
+            raise InputError(
+                f"{path} is a GGUF file {shown}, and those of version 2 and 3 are read, "
+                "little-endian; convert the model anew"
+            )
+        count, fields, spans, tensors = reader.number("Q"), {}, {}, {}
+        for _ in range(reader.number("Q")):
+            start = reader.at
+            key = reader.text()
+            if key in fields:
+                raise reader.damaged(f"two values of {brief(key)}")
+            fields[key] = reader.value()
+            spans[key] = start, reader.at
+        for _ in range(count):
+            name = reader.text()
+            if name in tensors:
+                raise reader.damaged(f"two tensors {brief(name)}")
+            tensors[name] = reader.place()
+    step = fields.get("general.alignment", _ALIGNMENT)
+    if not isinstance(step, int) or step < 1:
+        raise reader.damaged(f"general.alignment={brief(step)}")
+    first = -(-reader.at // step) * step
+    tensors = {name: at._replace(start=first + at.start) for name, at in tensors.items()}
+    return Header(Path(path), size, fields, spans, tensors)
+
+
+class _Reader:
+    """Reads the parts of a file in their order."""
+
+    def __init__(self, file: BinaryIO, path: Path, size: int, at: int = 0):
+        self.file, self.path, self.size, self.at = file, path, size, at
+        file.seek(at)
+
+    def damaged(self, what: str) -> InputError:
+        return InputError(f"{self.path} is damaged: its header holds {what}; fetch it anew")
+
+    def take(self, count: int) -> bytes:
+        try:
+            data = self.file.read(count) if count <= self.size - self.at else b""
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        if len(data) < count:
+            raise InputError(
+                f"{self.path} is cut short: it goes on behind byte {self.size:,}, its last; "
+                "fetch it anew"
+            )
+        self.at += count
+        return data
+
+    def number(self, code: str) -> Any:
+        (found,) = struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))
+        return found
+
+    def text(self) -> str:
+        try:
+            return self.take(self.number("Q")).decode()
+        except UnicodeDecodeError:
+            raise self.damaged("a text that is not UTF-8") from None
+
+    def value(self) -> Any:
+        kind = self.number("I")
+        if kind == _TEXT:
+            return self.text()
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        if kind != _ARRAY:
+            raise self.damaged(f"a value of the unknown kind {kind}")
+        kind, count = self.number("I"), self.number("Q")
+        start = self.at
+        if kind == _TEXT:
+            for _ in range(count):
+                self.take(self.number("Q"))
+        elif kind in _NUMBERS:
+            self.take(count * struct.calcsize("<" + _NUMBERS[kind]))
+        else:
+            raise self.damaged(f"a list of values of the unknown kind {kind}")
+        return Array(kind, count, start, self.at)
+
+    def values(self, kind: int, count: int) -> Iterator[Any]:
+        if kind == _TEXT:
+            return (self.text() for _ in range(count))
+        code = f"<{count}{_NUMBERS[kind]}"
+        return iter(struct.unpack(code, self.take(struct.calcsize(code))))
+
+    def place(self) -> Place:
+        axes = self.number("I")
+        if axes > _MOST_AXES:
+            raise self.damaged(f"a tensor of {axes} axes")
+        shape = tuple(self.number("Q") for _ in range(axes))[::-1]
+        # No type has less than one bit a number, so that a header of any sizes is found out here.
+        if math.prod(shape) > 8 * self.size:
+            raise InputError(
+                f"{self.path} is cut short: it holds {self.size:,} bytes, and a tensor of shape "
+                f"{list(shape)} does not fit; fetch it anew"
+            )
+        return Place(shape, self.number("I"), self.number("Q"))
+
+
+def _opened(path: str | os.PathLike) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | os.PathLike, error: OSError) -> InputError:
+    return InputError(f"{os.fspath(path)} cannot be read ({error.strerror}); check the path")

@@ -1,0 +1,107 @@
+"""The tokenizer of a GGUF file, made once from its metadata and kept in the user's cache folder."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxprompt.data.gguf_header import Array, Header, read_header
+from jaxprompt.errors import InputError, brief
+from jaxprompt.files import make_folder, user_cache, write_error
+
+_SPECIAL = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"
+}  # fmt: skip
+_CURE = "take another file, or a folder with tokenizer.json"
+
+
+def tokenizer_folder(path: str | os.PathLike) -> Path:
+    """Returns the folder of a GGUF file's tokenizer as transformers saves it, made where missing.
+
+    It is named by a SHA-256 over the file's metadata of the tokenizer and transformers' version:
+    files of one tokenizer share it. Raises InputError for metadata of which none can be made.
+    """
+    header = read_header(path)
+    place = user_cache() / "jaxprompt" / "tokenizers"
+    folder = place / _digest(header)
+    if folder.is_dir():
+        return folder
+    tokenizer = _make(header)
+    make_folder(place)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=".", dir=place))
+    except OSError as error:
+        raise write_error(place, error) from error
+    try:
+        tokenizer.save_pretrained(scratch)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster, and made the same
+                raise
+    except Exception as error:  # of Rust's writer too, which knows no OSError
+        known = error if isinstance(error, OSError) else OSError(str(error).split("\n")[0])
+        raise write_error(folder, known) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _digest(header: Header) -> str:
+    from transformers import __version__
+
+    # The architecture too chooses how transformers makes a tokenizer.
+    data = hashlib.sha256(f"{__version__}\n{header.architecture}\n".encode())
+    for key in sorted(key for key in header.fields if key.startswith("tokenizer.")):
+        data.update(header.part(*header.spans[key]))
+    return data.hexdigest()
+
+
+def _make(header: Header) -> Any:
+    """Makes the tokenizer by transformers' own converters, which need no torch."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
+    if not isinstance(header.fields.get("tokenizer.ggml.tokens"), Array):
+        raise InputError(f"{header.path} holds no tokenizer; {_CURE}")
+    parts = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
+    settings = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer_config"])
+    if parts.get("tokenizer_type") == "llama":
+        # As llama.cpp: of SentencePiece, files that say nothing begin a text with it.
+        settings.setdefault("add_bos_token", True)
+    for name, key in _SPECIAL.items():
+        settings[name] = _token(header, parts["tokens"], f"tokenizer.ggml.{key}_token_id")
+    try:
+        backend, more = convert_gguf_tokenizer(header.architecture, parts)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
+    # The Rust tokenizers know no other kind; a vocabulary lacks scores, a merge a word.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"no tokenizer can be made of {header.path} ({reason}); {_CURE}"
+        ) from error
+
+
+def _values(header: Header, names: Mapping[str, str]) -> dict[str, Any]:
+    """Reads the fields that a file has. `names`: theirs -> transformers'"""
+    known = {f"tokenizer.{key}": ours for key, ours in names.items()}
+    return {
+        ours: header.array(key) if isinstance(header.fields[key], Array) else header.fields[key]
+        for key, ours in known.items()
+        if key in header.fields
+    }
+
+
+def _token(header: Header, tokens: list[str], key: str) -> str | None:
+    """Finds the text of a special token by the field of its id, None where there is none."""
+    found = header.fields.get(key)
+    if found is None:
+        return None
+    if not isinstance(found, int) or not 0 <= found < len(tokens):
+        raise InputError(
+            f"{header.path} has {key}={brief(found)}, and a vocabulary of {len(tokens):,}; {_CURE}"
+        )
+    return tokens[found]

