@@ -129,8 +129,8 @@ class Layer(nn.Module):
             form, how = HeadNormed, dict(eps=c.eps, offset=c.norm_offset)
         self.attention = form(
             c.width, c.heads, c.head_dim, c.attention_dropout, c.attention, c.dtype, c.scale,
-            use_bias="qkv" in c.biases, out_bias="out" in c.biases, key_heads=c.key_heads, cap=c.cap,
-            **how,
+            use_bias="qkv" in c.biases, out_bias="out" in c.biases, key_heads=c.key_heads,
+            cap=c.cap, **how,
         )  # fmt: skip
         self.mlp = GatedMlp(c.mlp, c.activation, True, 0.0, c.dtype, "mlp" in c.biases)
         self.attention_norm, self.mlp_norm = c.norm(), c.norm()

@@ -143,7 +143,8 @@ class Attention(nn.Module):
     """Multi-head attention over keys and values that may come from anywhere.
 
     `scale` None is 1 / sqrt(D). T5 has neither scale nor biases, and N * D need not be `width`.
-    `key_heads` heads of keys and values serve all heads (Ainslie et al. 2023); 0 = each has its own.
+    `key_heads` heads of keys and values serve all heads (Ainslie et al. 2023); 0 = each has its
+    own.
     """
 
     width: int

