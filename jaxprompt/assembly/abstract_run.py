@@ -52,7 +52,7 @@ class OnePiece:
     """Stands for a tokenizer that is not here: every word is one piece."""
 
     name_or_path = "one piece a word"
-    unk_token_id = None
+    unk_token_id = bos_token_id = None
     pad_token_id, eos_token_id, cls_token_id, sep_token_id, mask_token_id = range(5)
 
     def __init__(self, sentinel: str):

@@ -6,6 +6,8 @@ Hub id -> the fields of its config.json that shapes depend on, and the heads tha
 import functools
 from typing import Any, NamedTuple
 
+from jaxprompt.convert.published_llama import list_llamas
+
 
 class Published(NamedTuple):
     """One checkpoint."""
@@ -143,4 +145,6 @@ def published() -> dict[str, Published]:
             num_attention_heads=heads, max_sequence_length=1024, block_position_encoding=True,
         )  # fmt: skip
         add("THUDM", f"glm-{size}", hf, "lm", bare=False)
+    for name, hf in list_llamas().items():
+        add(*name.split("/"), hf, "lm", bare=False)
     return found

@@ -41,8 +41,9 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
     last = _need(tokenizer, "eos")
     pad = last if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if style == "causal":
-        first, begins = tokenizer.bos_token_id, tokenizer("a")["input_ids"][:1]
-        cls = (first,) if begins == [first] else ()
+        first = tokenizer.bos_token_id
+        begins = first is not None and tokenizer("a")["input_ids"][:1] == [first]
+        cls = (first,) if begins else ()
         return Specials(style, cls, (), (last,), (), pad, stop=last)
     if style == "infilling":
         cls, word, text, start, stop = (_find(tokenizer, name) for name in INFILLING)

@@ -1,5 +1,7 @@
 """Every published size is built from its config by shapes alone, and has the known parameters."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from jaxprompt.assembly.pipeline import family_of
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.published import published
+from jaxprompt.models.model import backbone_shapes
 from jaxprompt.tree import count, flatten
 from jaxprompt.types import Batch, Tokens
 
@@ -53,6 +56,32 @@ PARAMETERS = {
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
+}
+LLAMAS = {
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
+    "meta-llama/Llama-2-70b-hf": 68_976_648_192,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "google/gemma-2b": 2_506_172_416,
+    "google/gemma-7b": 8_537_680_896,
+    "google/gemma-2-2b": 2_614_341_888,
+    "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-3-270m": 268_098_176,
+    "google/gemma-3-1b-pt": 999_885_952,
 }
 
 
@@ -108,6 +137,20 @@ def abstract(hf, **options):
     batch = Batch(tokens, ids, rows, rows, rows, decoder=None if family == "gpt2" else tokens)
     init = lambda key: module.init(key, batch, method="init_all")["params"]
     return jax.eval_shape(init, jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_llamas(name):
+    module = make_backbone("llama", published()[name].hf, ("lm",), stack="scan")
+    shapes = backbone_shapes(module).values()
+    assert sum(math.prod(leaf.shape) for leaf in shapes) == LLAMAS[name]
+
+
+def test_every_llama_is_counted():
+    found = {
+        name for name, own in published().items() if family_of(own.hf["model_type"]) == "llama"
+    }
+    assert found == LLAMAS.keys()
 
 
 def test_all_are_here():

@@ -1,0 +1,89 @@
+"""The shapes of published checkpoints of the Llama family, from their config.json."""
+
+from typing import Any
+
+_LLAMA3 = dict(
+    rope_type="llama3", rope_theta=5e5, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)  # fmt: skip
+_ROPE31, _ROPE32 = ({"rope_parameters": _LLAMA3 | {"factor": factor}} for factor in (8.0, 32.0))
+_TIED, _UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+
+
+def _sizes(kind: str, vocab: int, positions: int, theta: float, **more: Any) -> dict[str, Any]:
+    return dict(
+        model_type=kind, vocab_size=vocab, max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    ) | more  # fmt: skip
+
+
+_LLAMA2 = _sizes("llama", 32000, 4096, 1e4, rms_norm_eps=1e-5) | _UNTIED
+_LLAMA31 = _sizes("llama", 128256, 131072, 5e5, rms_norm_eps=1e-5)
+_SMOL = _sizes("llama", 49152, 8192, 1e5, rms_norm_eps=1e-5) | _TIED
+_MISTRAL = _sizes("mistral", 32000, 32768, 1e4, rms_norm_eps=1e-5) | _UNTIED
+_QWEN25 = _sizes("qwen2", 151936, 32768, 1e6)
+_QWEN3 = _sizes("qwen3", 151936, 40960, 1e6, head_dim=128)
+_GEMMA = _sizes("gemma", 256000, 8192, 1e4, head_dim=256)
+_GEMMA2 = _sizes("gemma2", 256000, 8192, 1e4, head_dim=256, query_pre_attn_scalar=256)
+_GEMMA3 = _sizes(
+    "gemma3_text", 262144, 32768, 1e6, head_dim=256, query_pre_attn_scalar=256, sliding_window=512
+)
+_GEMMA3["rope_parameters"] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+# Hub id: what its model type and vocabulary say; width, layers, heads, heads of keys, MLP.
+_CHECKPOINTS: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] = {
+    "HuggingFaceTB/SmolLM2-135M": (_SMOL, (576, 30, 9, 3, 1536)),
+    "HuggingFaceTB/SmolLM2-360M": (_SMOL, (960, 32, 15, 5, 2560)),
+    "HuggingFaceTB/SmolLM2-1.7B": (
+        _sizes("llama", 49152, 8192, 130000.0, rms_norm_eps=1e-5) | _TIED, (2048, 24, 32, 32, 8192),
+    ),
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": (
+        _LLAMA2 | {"max_position_embeddings": 2048}, (2048, 22, 32, 4, 5632),
+    ),
+    "meta-llama/Llama-2-7b-hf": (_LLAMA2, (4096, 32, 32, 32, 11008)),
+    "meta-llama/Llama-2-13b-hf": (_LLAMA2, (5120, 40, 40, 40, 13824)),
+    "meta-llama/Llama-2-70b-hf": (_LLAMA2, (8192, 80, 64, 8, 28672)),
+    "meta-llama/Llama-3.1-8B": (_LLAMA31 | _ROPE31 | _UNTIED, (4096, 32, 32, 8, 14336)),
+    "meta-llama/Llama-3.1-70B": (_LLAMA31 | _ROPE31 | _UNTIED, (8192, 80, 64, 8, 28672)),
+    "meta-llama/Llama-3.2-1B": (
+        _LLAMA31 | _ROPE32 | _TIED | {"head_dim": 64}, (2048, 16, 32, 8, 8192),
+    ),
+    "meta-llama/Llama-3.2-3B": (
+        _LLAMA31 | _ROPE32 | _TIED | {"head_dim": 128}, (3072, 28, 24, 8, 8192),
+    ),
+    "mistralai/Mistral-7B-v0.1": (
+        _MISTRAL | {"sliding_window": 4096}, (4096, 32, 32, 8, 14336),
+    ),
+    "mistralai/Mistral-7B-v0.3": (
+        _sizes("mistral", 32768, 32768, 1e6, rms_norm_eps=1e-5, sliding_window=None) | _UNTIED,
+        (4096, 32, 32, 8, 14336),
+    ),
+    "Qwen/Qwen2.5-0.5B": (_QWEN25 | _TIED, (896, 24, 14, 2, 4864)),
+    "Qwen/Qwen2.5-1.5B": (_QWEN25 | _TIED, (1536, 28, 12, 2, 8960)),
+    "Qwen/Qwen2.5-7B": (
+        _QWEN25 | _UNTIED | {"vocab_size": 152064, "max_position_embeddings": 131072},
+        (3584, 28, 28, 4, 18944),
+    ),
+    "Qwen/Qwen3-0.6B": (_QWEN3 | _TIED, (1024, 28, 16, 8, 3072)),
+    "Qwen/Qwen3-8B": (_QWEN3 | _UNTIED, (4096, 36, 32, 8, 12288)),
+    "google/gemma-2b": (_GEMMA, (2048, 18, 8, 1, 16384)),
+    "google/gemma-7b": (_GEMMA, (3072, 28, 16, 16, 24576)),
+    "google/gemma-2-2b": (_GEMMA2, (2304, 26, 8, 4, 9216)),
+    "google/gemma-2-9b": (_GEMMA2, (3584, 42, 16, 8, 14336)),
+    "google/gemma-3-270m": (_GEMMA3, (640, 18, 4, 1, 2048)),
+    "google/gemma-3-1b-pt": (_GEMMA3, (1152, 26, 4, 1, 6912)),
+}  # fmt: skip
+
+
+def list_llamas() -> dict[str, dict[str, Any]]:
+    """Lists them: hub id -> fields of config.json."""
+    fields = (
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "intermediate_size",
+    )  # fmt: skip
+    return {
+        name: base | dict(zip(fields, sizes, strict=True))
+        for name, (base, sizes) in _CHECKPOINTS.items()
+    }
