@@ -1,4 +1,4 @@
-"""Soft prompts and prefixes on T5 and GPT-2 against PEFT: equal numbers give equal logits."""
+"""Soft prompts and prefixes on decoders against PEFT: equal numbers give equal logits."""
 
 import jax
 import numpy as np
@@ -28,6 +28,12 @@ T5 = dict(
     relative_attention_num_buckets=8, relative_attention_max_distance=12,
 )  # fmt: skip
 GPT2 = dict(vocab_size=VOCAB, n_embd=24, n_layer=3, n_head=4, n_positions=32)
+LLAMA = dict(
+    vocab_size=VOCAB, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, intermediate_size=40, max_position_embeddings=32, bos_token_id=1,
+    eos_token_id=2, tie_word_embeddings=True,
+)  # fmt: skip
+KEY_HEADS = {"gpt2": 4, "llama": 2}
 
 
 def base_model(folder, family, **changes):
@@ -36,6 +42,8 @@ def base_model(folder, family, **changes):
     torch.set_num_threads(1)
     if family == "t5":
         cls, config = transformers.T5ForConditionalGeneration, transformers.T5Config(**T5 | changes)
+    elif family == "llama":
+        cls, config = transformers.LlamaForCausalLM, transformers.LlamaConfig(**LLAMA | changes)
     else:
         cls, config = transformers.GPT2LMHeadModel, transformers.GPT2Config(**GPT2 | changes)
     model = cls(config)
@@ -117,9 +125,10 @@ def assert_agree(found, expected, mask):
 
 
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
-def test_gpt2(tmp_path, kind):
+@pytest.mark.parametrize("family", KEY_HEADS)
+def test_a_decoder(tmp_path, family, kind):
     """Soft tokens take the positions 0 .. P - 1; behind a prefix the text starts at P."""
-    base = base_model(tmp_path / "base", "gpt2")
+    base = base_model(tmp_path / "base", family)
     theirs = with_adapter(base, kind, tmp_path / "adapter")
     ids, mask = text()
     adapter = read_peft(tmp_path / "adapter")
@@ -133,10 +142,10 @@ def test_gpt2(tmp_path, kind):
 
     prefix = None if kind == "soft" else (adapter.k, adapter.v)
     write_peft(
-        tmp_path / "ours", base="tiny", layers=3, heads=4, soft=adapter.soft, prefix=prefix,
-        task_type="CAUSAL_LM",
+        tmp_path / "ours", base="tiny", layers=3, heads=KEY_HEADS[family], soft=adapter.soft,
+        prefix=prefix, task_type="CAUSAL_LM",
     )  # fmt: skip
-    plain = base_model(tmp_path / "base", "gpt2")
+    plain = base_model(tmp_path / "base", family)
     loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
     np.testing.assert_array_equal(their_logits(loaded, ids, mask), their_logits(theirs, ids, mask))
 
@@ -188,9 +197,10 @@ def test_t5_prefix(tmp_path, layers, head_dim):
     assert (layers % 2 == 0) == np.array_equal(half, adapter.k)  # layers share rows in pairs
 
 
-def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path):
+@pytest.mark.parametrize("family", KEY_HEADS)
+def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path, family):
     """Past keys of the first P tokens, as PEFT takes them over."""
-    base = base_model(tmp_path / "base", "gpt2")
+    base = base_model(tmp_path / "base", family)
     ids = np.random.default_rng(2).integers(5, VOCAB, 9)
     with torch.no_grad():
         past = base(input_ids=torch.tensor(ids)[None], use_cache=True).past_key_values
@@ -199,9 +209,9 @@ def test_a_prefix_from_a_text_starts_as_in_peft(tmp_path):
     initialize_kv_prefix_from_past_key_values(theirs, past_key_values=past)
     theirs.save_pretrained(tmp_path / "adapter")
     adapter = read_peft(tmp_path / "adapter")
-    family = read_config(tmp_path / "base")
-    backbone, report = load_backbone(tmp_path / "base", "gpt2", family)
-    module = make_backbone("gpt2", family, report.heads)
+    config = read_config(tmp_path / "base")
+    backbone, report = load_backbone(tmp_path / "base", family, config)
+    module = make_backbone(family, config, report.heads)
     found = text_keys(module, backbone, ids[:P])["encoder"]
     for values, expected in zip(found, (adapter.k, adapter.v), strict=True):
         np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
