@@ -88,7 +88,7 @@ FAST = ("bert", "t5")
 # By default every method runs on the first of them, those with tokens in a decoder on the second
 # too, and a prefix on each kind of backbone: the rest is left to `launch/test.sh --all`.
 BESIDES = {
-    "prefix": ("t5", "gpt2", "albert", "deberta_v2", "modernbert", "glm"),
+    "prefix": ("t5", "gpt2", "albert", "deberta_v2", "modernbert", "glm", "llama"),
     "soft": ("t5", "gpt2"),
     "constant": ("t5",),
 }
