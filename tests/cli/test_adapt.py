@@ -35,7 +35,7 @@ from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.training.replaced_tokens import make_pair, untie
 
 CLASSES = {
-    "mlm": "AutoModelForMaskedLM", "rtd": "ElectraForPreTraining", "clm": "GPT2LMHeadModel",
+    "mlm": "AutoModelForMaskedLM", "rtd": "ElectraForPreTraining", "clm": "AutoModelForCausalLM",
     "prefix_lm": "T5ForConditionalGeneration", "span_corruption": "T5ForConditionalGeneration",
 }  # fmt: skip
 FRESH = {

@@ -180,19 +180,20 @@ def test_what_is_trained_with_them_predicts_from_its_export(
     assert shown < {row["text"] for row in read_lines(data / "train.jsonl")}
 
 
-def test_a_decoder_reads_them_in_front(data, tmp_path, capsys):
-    folder = make_backbone(tmp_path / "gpt2", "gpt2")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_decoder_reads_them_in_front(family, data, tmp_path, capsys):
+    folder = make_backbone(tmp_path / family, family)
     fields = dict(task__template="{text} about [mask]", demos__per_class=1, demos__samples=2)
     c = prepare(folder, data, "zero_shot", **fields)
     out = tmp_path / "out.jsonl"
     evaluate(capsys, write(c, tmp_path), f"--output={out}")
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
     tokenizer, model = (
         AutoTokenizer.from_pretrained(folder),
-        GPT2LMHeadModel.from_pretrained(folder),
+        AutoModelForCausalLM.from_pretrained(folder),
     )
-    words = [tokenizer(f" {name}")["input_ids"] for name in NAMES]
+    words = [tokenizer(f" {name}", add_special_tokens=False)["input_ids"] for name in NAMES]
     assert all(len(word) == 1 for word in words)
     words = sum(words, [])
     demos = from_config.restore(c, None, ["test"]).scorer.demos

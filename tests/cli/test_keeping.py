@@ -40,13 +40,14 @@ CASES = {
     "t5_decoder": ("t5", "prefix", DECODER),
     "t5_head": ("t5", "head_only", LENGTHS),
     "gpt2_upper": ("gpt2", "prefix", UPPER | LENGTHS),
+    "llama_upper": ("llama", "prefix", UPPER | LENGTHS),
 }
 SPARED = {"bert_head", "bert_mlm", "t5_head"}  # of all tokens
 
 
 @pytest.fixture(scope="module")
 def folders(dropping, tmp_path_factory):
-    others = ("t5", "gpt2")
+    others = ("t5", "gpt2", "llama")
     made = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in others}
     return made | {"bert": dropping}
 

@@ -39,6 +39,7 @@ CASES = {
     "rtd-electra": Case("rtd", "electra", {"objective.generator": 0.5}),
     "rtd-bert": Case("rtd", "bert"),
     "clm-gpt2": Case("clm", "gpt2"),
+    "clm-llama": Case("clm", "llama"),
     "prefix_lm-t5": Case("prefix_lm", "t5-v1.1", {"optim.name": "adamw", "optim.lr": 1e-2}),
     "span_corruption-t5": Case("span_corruption", "t5-init", ADAFACTOR | {"optim.accumulate": 2}),
 }
