@@ -1,4 +1,4 @@
-"""The card of a saved backbone: what it was trained on and how well it does, for people to read."""
+"""The card of a saved backbone: where it comes from and how well it does, for people to read."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,20 +17,29 @@ TUNED_FIELDS = (
     "start",  # the weights that it started from
     "metrics",  # dev, test
 )
+# The same of one that was read and written as it is.
+CONVERTED_FIELDS = (
+    "source",  # what was read
+    "fingerprint",  # of its weights
+)
 
 
 def render_card(title: str, architecture: str, card: Mapping[str, Any]) -> str:
     """Writes a card as Markdown, with the header that the hub reads.
 
     `card` is plain JSON: mappings become tables, lists become items. Raises ValueError where it
-    lacks one of CARD_FIELDS, or of TUNED_FIELDS where it names a task.
+    lacks one of CARD_FIELDS, of TUNED_FIELDS where it names a task, or of CONVERTED_FIELDS where it
+    names a source.
     """
-    tuned = "task" in card
-    missing = [field for field in (TUNED_FIELDS if tuned else CARD_FIELDS) if field not in card]
+    how, fields = "pre-trained", CARD_FIELDS
+    if "task" in card:
+        how, fields = "tuned", TUNED_FIELDS
+    elif "source" in card:
+        how, fields = "converted", CONVERTED_FIELDS
+    missing = [field for field in fields if field not in card]
     if missing:
         raise ValueError(f"the card lacks {', '.join(missing)}")
     lines = ["---", "library_name: transformers", "tags: [jaxprompt]", "---", "", f"# {title}", ""]
-    how = "tuned" if tuned else "pre-trained"
     lines += [f"`{architecture}`, {how} with jaxprompt.", ""]
     single = {name: value for name, value in card.items() if not isinstance(value, Mapping | list)}
     lines += _table(single)

@@ -1,0 +1,41 @@
+"""Writes a backbone of any kind out once, as a folder that transformers loads."""
+
+import hashlib
+from pathlib import Path
+
+from jaxprompt.assembly.pipeline import family_of
+from jaxprompt.backbones import families
+from jaxprompt.convert.folder import read_config, resolve
+from jaxprompt.convert.load import DTYPES, Report, load_backbone
+from jaxprompt.convert.save import save_backbone
+from jaxprompt.convert.shapes import family_of as names_of
+from jaxprompt.errors import InputError, brief, choose
+
+
+def convert_backbone(
+    path: str, output: str | Path, *, revision: str = "", dtype: str = "float32"
+) -> Report:
+    """Reads a folder, a hub id, a GGUF file or what a package holds, and writes `output`.
+
+    `dtype` is that of the written weights, "float32" or "bfloat16". A folder that the same
+    conversion wrote is replaced. -> what the weights held; `unused` of them are left out.
+
+    Raises InputError where the weights cannot be read, or `output` holds anything else.
+    """
+    choose("--dtype", dtype, DTYPES)
+    where = resolve(path, revision or None)
+    hf = read_config(where)
+    kind = hf.get("model_type", "")
+    family = family_of(kind) if isinstance(kind, str) else ""
+    if family not in families():
+        raise InputError(
+            f"{where} holds a model of type {brief(kind)}; known: {', '.join(families())}"
+        )
+    if not names_of(family).classes:
+        raise InputError(f"transformers has no class that loads a {family}; read {path} as it is")
+    params, report = load_backbone(where, family, hf, dtype=dtype)
+    source = f"{path}@{revision}" if revision else path
+    card = {"source": source, "fingerprint": report.fingerprint, "unused": list(report.unused)}
+    run = hashlib.sha256(f"convert {source} {dtype}".encode()).hexdigest()[:16]
+    save_backbone(output, family, hf, params, tokenizer=where, card=card, run=run, dtype=dtype)
+    return report

@@ -1,0 +1,80 @@
+"""A backbone written out once: a folder with the same numbers, names and tokenizer."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_run import jaxprompt, make_backbone
+
+from jaxprompt.data.tokenizer import load_tokenizer
+
+
+def convert(capsys, *flags):
+    return jaxprompt(capsys, "convert", *flags)
+
+
+def test_a_folder_is_written_again(backbone, tmp_path, capsys):
+    code, out, err = convert(capsys, f"--backbone={backbone}", f"--output={tmp_path / 'a'}")
+    assert code == 0 and out == "", err
+    assert f"{tmp_path / 'a'}: " in err and "without cls.seq_relationship" in err
+    own, other = (load_file(x / "model.safetensors") for x in (backbone, tmp_path / "a"))
+    assert own.keys() - other.keys() == {"cls.seq_relationship.bias", "cls.seq_relationship.weight"}
+    for name, tensor in other.items():
+        np.testing.assert_array_equal(tensor, own[name])
+    card = (tmp_path / "a" / "README.md").read_text()
+    assert "converted with jaxprompt" in card and f"| source | {backbone} |" in card
+    text = "the cat is near a red saw"
+    assert (
+        load_tokenizer(tmp_path / "a")(text)["input_ids"]
+        == load_tokenizer(backbone)(text)["input_ids"]
+    )
+    # The same conversion replaces it, another one does not.
+    assert convert(capsys, f"--backbone={backbone}", f"--output={tmp_path / 'a'}")[0] == 0
+    code, _, err = convert(capsys, f"--backbone={tmp_path / 'a'}", f"--output={tmp_path / 'a'}")
+    assert code == 2 and "holds the model of another run" in err
+
+
+def test_a_gguf_file_becomes_a_folder(tmp_path, capsys):
+    pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
+    import torch
+    import transformers
+    from gguf_files import make_model, write_model
+
+    def add_tokenizer(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([0.0] * 64)
+        writer.add_token_types([2, 3, 3] + [1] * 61)  # unknown, control, plain
+        writer.add_unk_token_id(0)
+
+    model = make_model("qwen3")
+    path = write_model(tmp_path / "m.gguf", model, "qwen3", more=add_tokenizer)
+    code, _, err = convert(
+        capsys, f"--backbone={path}", f"--output={tmp_path / 'a'}", "--dtype=bfloat16"
+    )
+    assert code == 0, err
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"] and config["dtype"] == "bfloat16"
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.bfloat16)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], tensor.bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("flags, line", [
+    (["--output=a"], "--backbone is missing"),
+    (["--backbone=nowhere/at/all", "--output=a"], "'nowhere/at/all'"),
+    (["--backbone=BACKBONE", "--output=a", "--dtype=int8"], "--dtype='int8'"),
+    (["--backbone=BACKBONE", "--output=a", "--config.seed=1"], "--config.seed: a conversion has"),
+    (["--backbone=BACKBONE", "--output=BACKBONE"], "holds what this run did not write"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_named(flags, line, backbone, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = convert(capsys, *(flag.replace("BACKBONE", str(backbone)) for flag in flags))
+    assert code == 2 and line in err and err.count("\n") == 1, err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_glm_has_no_class_there(tmp_path, capsys):
+    folder = make_backbone(tmp_path / "glm", "glm")
+    code, _, err = convert(capsys, f"--backbone={folder}", f"--output={tmp_path / 'a'}")
+    assert code == 2 and "transformers has no class that loads a glm" in err
