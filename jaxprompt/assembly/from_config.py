@@ -183,8 +183,8 @@ def scorer_from_config(
     return build_scorer(
         backbone, task, prompt=c.prompt.to_dict(), head=c.head.to_dict(), choices=choices,
         template=choose_template(task, head, backbone.module.STYLE, form, c.task.template),
-        form=form, answer=c.task.answer, eos=c.task.eos, max_len=c.data.max_len,
-        max_target=c.data.max_target, multiple=c.data.multiple, side=c.data.side,
+        form=form, answer=c.task.answer, eos=c.task.eos, chat=c.task.chat, side=c.data.side,
+        max_len=c.data.max_len, max_target=c.data.max_target, multiple=c.data.multiple,
         batch=c.data.eval_batch, share=placement.share(), demos=demos_of(c, task, examples.splits),
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.batching import Layout, one_batch
+from jaxprompt.data.chat import in_chat
 from jaxprompt.data.demos import Beside, Demonstrations
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
@@ -292,11 +293,12 @@ def build_scorer(
     backbone: Backbone, task: Task, *, prompt: Mapping[str, Any], head: Mapping[str, Any],
     template: str, form: str, answer: str, eos: bool, max_len: int, max_target: int, multiple: int,
     side: str, batch: int, choices: int = 1, share: tuple[int, int] = (0, 1),
-    demos: Demonstrations | None = None,
+    demos: Demonstrations | None = None, chat: bool = False,
 ) -> Scorer:  # fmt: skip
     """Puts backbone, method, head and template together and checks that they fit.
 
-    `share` says which part of a batch this process holds, of how many.
+    `share` says which part of a batch this process holds, of how many; `chat` lays the template
+    into the tokenizer's own chat form.
     """
     method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
     facts, slots = facts_of(backbone), method.num_slots()
@@ -308,10 +310,13 @@ def build_scorer(
         )
     kind.check_task(task)
     kind.check_form(form, facts.style)
+    tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
+    if chat:
+        check_chat(facts, form, demos)
+        template = in_chat(tokenizer, template)
     parsed = check_template(task, template, kind, form, slots)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     check_relations(task.metric, task.labels, task.negative)
-    tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
     laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
     follows = laid.answer
     if facts.style in FED:
@@ -336,6 +341,22 @@ def build_scorer(
     return Scorer(
         task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer, demos
     )
+
+
+def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) -> None:
+    """Raises InputError where a template cannot be a turn of a chat."""
+    if facts.style != "causal":
+        raise InputError(
+            f"task.chat=True is for models that write on, {facts.where} is a {facts.family}; set "
+            "it to False"
+        )
+    if form not in ("cloze", "text"):
+        raise InputError(f"task.chat=True has no form={form}; take task.form=cloze, or text")
+    if demos is not None:
+        raise InputError(
+            "task.chat=True lays one turn, and demos.per_class or demos.total would show several; "
+            "set these to 0, or task.chat=False"
+        )
 
 
 def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Beside:

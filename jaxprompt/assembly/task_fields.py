@@ -5,6 +5,7 @@ from jaxprompt.assembly.fields import Block, Words, flag, number, path, several,
 TASK = Block(
     "what is answered",
     name=text("topics", "a known task, or custom: your own file, described below"),
+    chat=flag(False, "the template up to [mask] is the user's turn of the tokenizer's own chat"),
     template=text("", "empty = the task's own; unified, nss: of what stands before the options"),
     words=texts((), "label words, an entry a class, | between several; () = the task's own"),
     spaced=word(

@@ -17,7 +17,7 @@ from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import OPTION, Template, check, read_option, with_options
 from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
-from jaxprompt.data.tokenizer import encode_texts, starts_with_space
+from jaxprompt.data.tokenizer import encode_exact, encode_texts, starts_with_space
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.types import Role
 
@@ -210,6 +210,7 @@ class ExampleEncoder:
         """Encodes free texts, each with its end of sequence."""
         # A T5's text starts like an input; in or behind an input it goes on after a space.
         space = self._first_space or self._specials.style != "seq2seq"
+        space = space and not self._template.ends_with_space
         texts = [" " * space + example.target.strip() for example in examples]
         found = []
         for text, ids in zip(texts, encode_texts(self._tokenizer, texts), strict=True):
@@ -269,6 +270,8 @@ class ExampleEncoder:
             elif part.kind == "words":
                 ids = encode_texts(tok, [" " * space + part.text])[0]
                 layout.append(TokenRun(ids, Role.HARD, segment))
+            elif part.kind == "exact":
+                layout.append(TokenRun(encode_exact(tok, part.text), Role.HARD, segment))
             elif part.kind == "mask":
                 count = {"masked": num_masks, "causal": 0}.get(sp.style, 1)
                 layout.append(TokenRun([*sp.masks[:1]] * count, Role.LABEL, segment))

@@ -8,13 +8,15 @@ r"""Templates: a line of text that says where fields, masks, soft tokens and har
     {premise} [sep] {choice}             one row a choice
     {text|soft} {entity1} is the [mask] of {entity2}    entities between soft tokens, then by name
     {text} Class: [classes].             the classes listed, "negative, positive"
+    ["<|user|>\n"]{text}["<|end|>\n"][mask]    text as it is, line breaks and special tokens too
 
 In braces: a field, `choice` or `choices`, and modifiers after `|`, applied left to right: `chop`
 drops the last character, `lower` lower-cases the first, `strip` strips white space; `whole` keeps
 a field from being cut. Of a task with entities, `marked` puts words around those that stand in the
 field, `soft` two slots each: those of {entity1}, then of {entity2}. In brackets: `mask`, `soft`
 (all slots of the prompt), `soft*n` (the next n), `classes` (for a head that reads them), `cls`,
-`sep`. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots that the
+`sep`, and text in double quotes, written as JSON has it, in which names of special tokens are these
+tokens. Without `[cls]` or a closing `[sep]` the tokenizer's own are put around. Slots that the
 template does not place stand in front of [CLS].
 White space in front of all puts a space before the first text. A backslash makes `{ } [ ] \`
 literal.
@@ -23,6 +25,7 @@ How {choices} writes each of them is a small template of its own, "{name}. {text
 `read_option`.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -38,12 +41,13 @@ MODIFIERS: dict[str, Callable[[str], str]] = {
     "soft": str,
 }
 MARKS = ("marked", "soft")  # how the entities of a field are marked: by words, by slots
-BRACKETS = ("mask", "soft", "soft*n", "classes", "cls", "sep")
+BRACKETS = ("mask", "soft", "soft*n", "classes", "cls", "sep", '"..."')
 OPTION = " {name}. {text}"
 _ONCE = ("mask", "cls", "classes")  # kinds of parts of which a template has one at most
 
 _LEXER = re.compile(
     r"\\(?P<escape>[{}\[\]\\])"
+    r'|\[(?P<exact>"(?:[^"\\]|\\.)*")\]'
     r"|\{(?P<brace>[^{}\[\]]*)\}"
     r"|\[(?P<bracket>[^{}\[\]]*)\]"
     r"|(?P<stray>[{}\[\]])"
@@ -55,8 +59,8 @@ _LEXER = re.compile(
 class Part(NamedTuple):
     """One element of a template."""
 
-    kind: str  # words field choice choices option mask soft classes cls sep
-    text: str = ""  # the hard words, or the name of a field
+    kind: str  # words exact field choice choices option mask soft classes cls sep
+    text: str = ""  # the hard words, the text as it is, or the name of a field
     modifiers: tuple[str, ...] = ()
     count: int = 0  # slots of a soft part, 0 = all; which choice an option is, from 0
     space: bool = False  # white space stands before it
@@ -82,6 +86,12 @@ class Template(NamedTuple):
     def has_mask(self) -> bool:
         """Whether a [mask] is written."""
         return any(p.kind == "mask" for p in self.parts)
+
+    @property
+    def ends_with_space(self) -> bool:
+        """Whether white space, written as it is, stands where an answer follows the input."""
+        last = [part for part in self.parts if part.kind != "mask"][-1:]
+        return any(part.kind == "exact" and part.text[-1:].isspace() for part in last)
 
     @property
     def uses_choice(self) -> bool:
@@ -130,7 +140,7 @@ def parse(text: str) -> Template:
             )
         else:
             parts += _hard_words(words)
-            read = _read_brace if kind == "brace" else _read_bracket
+            read = _READERS[kind]
             parts.append(read(value, text)._replace(space=words[-1:].isspace()))
             words = ""
     return Template(text, tuple(parts + _hard_words(words)))
@@ -302,3 +312,19 @@ def _read_bracket(value: str, source: str) -> Part:
         f"template {source!r}: unknown [{value}]; {nearest(word[:80], BRACKETS)}; "
         "write \\[ \\] for literal brackets"
     )
+
+
+def _read_exact(value: str, source: str) -> Part:
+    try:
+        text = json.loads(value)
+    except ValueError as error:
+        raise InputError(
+            f"template {source!r}: [{value}] is no text as JSON writes it ({error}); a line break "
+            'is \\n, a quote \\", a backslash \\\\'
+        ) from None
+    if not text:
+        raise InputError(f'template {source!r}: [""] is empty; take it out')
+    return Part("exact", text)
+
+
+_READERS = {"brace": _read_brace, "bracket": _read_bracket, "exact": _read_exact}

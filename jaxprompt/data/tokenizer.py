@@ -122,6 +122,11 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
         ) from error
 
 
+def encode_exact(tokenizer: Any, text: str) -> list[int]:
+    """Encodes a text as it is; names of special tokens in it are these tokens."""
+    return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+
+
 def unused_ids(tokenizer: Any, count: int) -> list[int]:
     """Finds the ids of BERT's [unused1] to [unusedN]. Raises InputError where there are fewer."""
     vocab = tokenizer.get_vocab()

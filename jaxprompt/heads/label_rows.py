@@ -52,7 +52,8 @@ class Head(ByWords):
         said, sentinels = read_answer(asked.answer or default_answer(style))
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(asked.task, style, asked.form)
-        verbalizer = make_verbalizer(tokenizer, words, leading_space=asked.task.spaced)
+        spaced = asked.task.spaced and not asked.template.ends_with_space
+        verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
         around = frame(said, specials) if style in FED else Frame((), ())
         plan = masked_plan(first) if style == "masked" else branch_plan(first, around, whole=False)

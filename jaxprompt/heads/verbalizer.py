@@ -91,13 +91,14 @@ class Head(ByWords):
         said, sentinels = read_answer(asked.answer or default_answer(style, asked.form))
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(task, style, asked.form)
-        verbalizer = make_verbalizer(tokenizer, words, leading_space=task.spaced)
+        spaced = task.spaced and not asked.template.ends_with_space
+        verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"
         around = frame(said, specials) if style in FED else Frame((), ())
         if style == "masked":
             plan = masked_plan(verbalizer.ids)
             if task.widest:
-                widest = make_verbalizer(tokenizer, task.widest, leading_space=task.spaced)
+                widest = make_verbalizer(tokenizer, task.widest, leading_space=spaced)
                 masks = max(masks, widest.num_masks)
         else:
             plan = branch_plan(verbalizer.ids, around, whole=whole)

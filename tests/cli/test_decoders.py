@@ -39,6 +39,7 @@ CASES = {
     "gpt2_full_words": ("gpt2", "full", GPT2, 1e-2),
     "gpt2_prefix_linear": ("gpt2", "prefix", MEAN | dict(prompt__dropout=0), 3e-2),
     "llama_prefix_words": ("llama", "prefix", GPT2 | dict(prompt__dropout=0), 3e-2),
+    "llama_chat": ("llama", "full", GPT2 | {"task.chat": True}, 1e-2),
     "llama_soft_linear": ("llama", "soft", MEAN, 3e-2),
     "gpt2_soft_linear": ("gpt2", "soft", MEAN | dict(data__side="left"), 3e-2),
 }
@@ -160,7 +161,7 @@ def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
 
 def test_a_bert_writes_nothing(run, refused):
     line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
-    assert line == "--generate needs a backbone that writes; take a T5 or a GPT-2"
+    assert line == "--generate needs a backbone that writes; take a T5, a GPT-2 or a Llama"
 
 
 REFUSED = {
@@ -177,6 +178,13 @@ REFUSED = {
     "mask_inside": ("gpt2", T5, "at the end of its input; move [mask]"),
     "answer": ("t5", T5 | {"task.answer": "It is {label}"}, "task.answer='It is {label}'"),
     "metric": ("t5", TEXT | {"task.metric": "accuracy"}, "metric accuracy compares classes"),
+    "chat_of_a_t5": ("t5", T5 | {"task.chat": True}, "task.chat=True is for models that write on"),
+    "chat_without": ("gpt2", {"task.chat": True}, "has no chat template; take a model that was"),
+    "chat_form": (
+        "llama",
+        WORDS | {"task.chat": True, "task.form": "nss"},
+        "task.chat=True has no form=nss; take",
+    ),
     "rescale": ("gpt2", {"backbone.rescale": 100}, "backbone.rescale=100.0 is for T5"),
     "mean": ("t5", {"head.pooler": "mean"}, "head.pooler=mean"),
     "by_class": ("t5", TEXT | {"data.protocol": "kshot"}, "data.protocol=kshot draws by class"),

@@ -195,12 +195,12 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
     monkeypatch.setattr(batched_loop, "WORTH", 0)
     c = make_config(
         backbone, data, "prefix", **SHORT | dict(train__total_steps=8),
-        runs__lr="0,3e-2", train__patience=2,
+        runs__lr="0,1e-2", train__patience=2,
     )  # fmt: skip
     assert train_grid(c, str(tmp_path / "grid")) == 0
     assert "1 of 2 runs go on, 1 at once" in capsys.readouterr().err
     ends = {name: result["steps"] for name, result in results(tmp_path / "grid").items()}
-    assert ends == {"lr=0": 6, "lr=0.03": 8}
+    assert ends == {"lr=0": 6, "lr=0.01": 8}
     compare(c, tmp_path / "grid")
 
 

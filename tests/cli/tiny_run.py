@@ -35,6 +35,10 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*TOPICS, *sum(TOPICS.values(), []), *FILLERS, "it", "about", "good", "bad", "不", "好"]
 VOCAB = list(dict.fromkeys([*SPECIALS, *WORDS, *LETTERS, *(f"##{x}" for x in LETTERS), *".,:?!"]))
 WIDTH, LAYERS = 32, 2
+CHAT = (
+    "{% for m in messages %}a {{ m['role'] }}:\n{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}it was {% endif %}"
+)
 # Of a run whose dropout counts, with `make_dropping`. Others have none: its random bits are most of
 # what a step takes to compile.
 DROPS = {"prompt.dropout": 0.1, "head.dropout": 0.1}
@@ -235,7 +239,7 @@ def _write_llama_tokenizer(folder: Path) -> int:
     for name in ("vocab.json", "merges.txt"):
         (folder / name).unlink()
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>"
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=CHAT
     ).save_pretrained(folder)
     return len(tokenizer)
 

@@ -74,7 +74,7 @@ def test_modifiers(modifiers, text, expected):
         ("{{sentence}}", "unbalanced"),
         ("{sentence|lowr}", "unknown modifier 'lowr' of 'sentence'; nearest: lower"),
         ("{sentence} [maks]", r"unknown \[maks\]; nearest: mask"),
-        ("{sentence} [1]", "unknown .*known: classes, cls, mask, sep, soft"),
+        ("{sentence} [1]", "unknown .*classes, cls, mask, sep, soft"),
         ("{} [mask]", "empty braces"),
         ("{sentence} [soft*0]", r"\[soft\*0\] places no slot"),
     ],

@@ -1,0 +1,51 @@
+"""A template laid into the form in which a model was taught to chat."""
+
+import json
+import re
+from typing import Any
+
+from jaxprompt.errors import InputError
+
+_MARK = "\x02"  # stands for the user's turn while the tokenizer lays the chat out
+_AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
+
+
+def in_chat(tokenizer: Any, template: str) -> str:
+    """Makes what stands before [mask], or all of a template without one, the user's turn.
+
+    What the tokenizer's chat template writes around it becomes text as it is, `["..."]`; the answer
+    begins the assistant's turn. Raises InputError for a tokenizer without a chat template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"task.chat=True: tokenizer {tokenizer.name_or_path!r} has no chat template; take a "
+            "model that was tuned to chat, or task.chat=False"
+        )
+    turns = [{"role": "user", "content": _MARK}]
+    try:
+        laid = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    except ImportError:
+        raise InputError("task.chat=True needs jinja2; run: pip install jinja2") from None
+    except Exception as error:  # of Jinja, or of what its template calls
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path!r} fails ({reason}); write the turns "
+            'into task.template as ["..."], with task.chat=False'
+        ) from error
+    front, mark, back = laid.partition(_MARK)
+    if not mark or _MARK in back:
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path!r} writes the user's turn "
+            f'{laid.count(_MARK)} times; write the turns into task.template as ["..."], with '
+            "task.chat=False"
+        )
+    first = tokenizer.bos_token
+    if first and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        front = front.removeprefix(first)  # which stands in front of every input
+    turn = _AT_END.sub("", template).strip()
+    blank = "[mask]" if _AT_END.search(template) else ""
+    return f"{_as_is(front)}{turn}{_as_is(back)}{blank}"
+
+
+def _as_is(text: str) -> str:
+    return f"[{json.dumps(text, ensure_ascii=False)}]" if text else ""

