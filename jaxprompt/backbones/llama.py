@@ -7,13 +7,14 @@ as the text goes on; with prompt.shift=False it stands outside of windows, and a
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.backbones.gpt2 import Backbone as Decoder
 from jaxprompt.convert.hf_config import (
     read_flag,
     read_positive,
@@ -34,7 +35,7 @@ from jaxprompt.convert.llama_fields import (
 from jaxprompt.convert.rope import Turning, read_turning
 from jaxprompt.errors import InputError
 from jaxprompt.layers.attention import put_in_front, seen_before
-from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
+from jaxprompt.layers.cache import write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
@@ -227,11 +228,10 @@ class Embed(nn.Module):
         return self.drop(x, deterministic=deterministic)
 
 
-class Backbone(nn.Module):
+class Backbone(Decoder):
     """The decoder and its output table."""
 
     cfg: LlamaConfig
-    STYLE: ClassVar[str] = "causal"
 
     def setup(self):
         """Declares what the checkpoint holds."""
@@ -251,26 +251,11 @@ class Backbone(nn.Module):
         c = self.cfg
         return Dims(c.vocab, c.width, c.width, c.layers, c.key_heads, c.head_dim, c.positions)
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
-        """Reads a batch. -> [B, T, H]"""
-        return self._read(batch, injection, deterministic=deterministic)[0]
-
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
         tokens = batch.encoder
         x = self.embed(tokens.ids, deterministic=True)
         return self._run(x, None, tokens, True, last=layer)[0]
-
-    def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
-        """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""
-        tokens, prefix = batch.encoder, injection.encoder.prefix
-        x, (k, v) = self._read(batch, injection, deterministic=True, keep=True)
-        own = remember(prefix, k, v, tokens.mask, room)
-        return x, Cache(own, place(prefix, tokens.positions, room))
-
-    def reading_layers(self) -> tuple[Any, ...]:
-        """Takes the layers apart: before a loop of `extend`, which would slice at each step."""
-        return unstack(self.layers, self.cfg.layers)
 
     def extend(self, layers, ids, positions, cache: Cache, column) -> tuple[Any, Cache]:
         """Reads one token more with the `reading_layers`.
@@ -293,18 +278,10 @@ class Backbone(nn.Module):
         table, scale = self.embed.word.table, self.cfg.embed_scale
         return table if scale == 1.0 else table * jnp.asarray(scale, table.dtype)
 
-    def lm_features(self, x):
-        """Returns the states as they are. [..., H] -> [..., H]"""
-        return x
-
     def lm_table(self):
         """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
         table = self.embed.word.table if self.cfg.tied else self.lm.table
         return table, output_bias(table, None, self.cfg.vocab)
-
-    def init_all(self, batch: Batch):
-        """Touches every part, so that `init` makes every parameter."""
-        return self(batch, Injection(), deterministic=True), self.lm_table()
 
     @nn.nowrap
     def _turns(self, positions):
