@@ -99,6 +99,16 @@ def roberta(shared):
     return _load(shared / "tokenizers/roberta")
 
 
+@pytest.fixture(scope="session")
+def gpt2(shared):
+    """A byte-level BPE that puts nothing around an input, as GPT-2's."""
+    from tokenizers import processors
+
+    tokenizer = load_tokenizer(shared / "tokenizers/roberta")
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
 @pytest.fixture
 def t5(shared):
     return _load(shared / "tokenizers/t5")

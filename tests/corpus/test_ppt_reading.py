@@ -154,13 +154,13 @@ def test_unified_rows_are_those_of_the_released_code(t5, shared, name, words, la
     assert ids[:2, 0, 0].tolist() == [A, B] and ids.shape == (len(task.labels), 1, 1)
 
 
-def test_a_left_to_right_model_ends_with_the_question(roberta):
+def test_a_left_to_right_model_ends_with_the_question(gpt2):
     """Byte-level BPE is GPT-2's; what a pattern has behind the mask is left out."""
     for style, end in (("en", "ĠThe Ġcorrect Ġone Ġis"), ("en_paper", ". ĠAnswer Ġis")):
         made = unify(get_task("sst2"), get_pattern("unified", style))
-        encoder = make_encoder(roberta, "causal", made)
+        encoder = make_encoder(gpt2, "causal", made)
         (row,) = encoder.encode(Example({"sentence": "fine"}, made.options))
-        shown = " ".join(roberta.convert_ids_to_tokens(row.ids.tolist()))
+        shown = " ".join(gpt2.convert_ids_to_tokens(row.ids.tolist()))
         assert shown.startswith("Ġfine ?") and shown.endswith(end)
         assert row.label_pos.tolist() == [len(row.ids) - 1]
 

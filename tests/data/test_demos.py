@@ -66,15 +66,15 @@ def test_behind_the_example(bert, roberta):
     assert row.label_pos.tolist() == [6]
 
 
-def test_in_front_of_the_example(bert, roberta):
+def test_in_front_of_the_example(bert, gpt2):
     row = encode(make_encoder(bert, IT_WAS, first=True), FILM, FUN, DULL)
     assert shown(bert, row) == (
         "[CLS] fun it was great . [SEP] dull stuff it was terrible . [SEP] "
         "a fine film it was [MASK] . [SEP]"
     )
     assert row.ids[row.label_pos].tolist() == [bert.mask_token_id]
-    row = encode(make_encoder(roberta, "{s} It was [mask]", "causal"), FILM, DULL, FUN)
-    assert shown(roberta, row) == (
+    row = encode(make_encoder(gpt2, "{s} It was [mask]", "causal"), FILM, DULL, FUN)
+    assert shown(gpt2, row) == (
         "D ull Ġstuff ĠIt Ġwas Ġterrible Ċ Fun ĠIt Ġwas Ġgreat Ċ A Ġfine Ġfilm ĠIt Ġwas"
     )
     assert row.label_pos.tolist() == [len(row.ids) - 1]

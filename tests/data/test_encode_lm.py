@@ -64,19 +64,19 @@ def test_t5_decoder_of_words(t5):
     assert row.targets is None
 
 
-def test_gpt2_reads_the_last_token_before_the_mask(roberta):
-    (row,) = make_encoder(roberta, "causal", "{text} It was [mask]").encode(example())
-    tokens = roberta.convert_ids_to_tokens(row.ids)
+def test_gpt2_reads_the_last_token_before_the_mask(gpt2):
+    (row,) = make_encoder(gpt2, "causal", "{text} It was [mask]").encode(example())
+    tokens = gpt2.convert_ids_to_tokens(row.ids)
     assert tokens == ["A", "Ġfine", "Ġfilm", "ĠIt", "Ġwas"]
     assert row.label_pos.tolist() == [4] and row.decoder is None
 
 
-def test_gpt2_branches_follow_the_text(roberta):
-    words = make_verbalizer(roberta, ["unwatchable", "good", "mesmerizingly"])
+def test_gpt2_branches_follow_the_text(gpt2):
+    words = make_verbalizer(gpt2, ["unwatchable", "good", "mesmerizingly"])
     plan = branch_plan(words.ids, Frame((), ()), whole=False)
-    encoder = make_encoder(roberta, "causal", "{text} It was [mask]", answer=Answer(plan))
+    encoder = make_encoder(gpt2, "causal", "{text} It was [mask]", answer=Answer(plan))
     (row,) = encoder.encode(example())
-    first, _, third = encode_texts(roberta, [" unwatchable", " good", " mesmerizingly"])
+    first, _, third = encode_texts(gpt2, [" unwatchable", " good", " mesmerizingly"])
     inner = len(first) - 1, len(third) - 1
     assert min(inner) >= 1
     assert row.ids.tolist()[5:] == first[:-1] + third[:-1]
@@ -88,7 +88,7 @@ def test_gpt2_branches_follow_the_text(roberta):
 
 @pytest.mark.parametrize("style", ["seq2seq", "causal"])
 def test_free_text(request, style):
-    tokenizer = request.getfixturevalue({"seq2seq": "t5", "causal": "roberta"}[style])
+    tokenizer = request.getfixturevalue({"seq2seq": "t5", "causal": "gpt2"}[style])
     stem = (0,) if style == "seq2seq" else ()
     answer = Answer(stem=stem, text=8)
     encoder = make_encoder(tokenizer, style, "{text}", answer=answer)
@@ -105,17 +105,15 @@ def test_free_text(request, style):
         encoder.encode_all([example(target="many words " * 5)], targets=True)
 
 
-def test_room_for_what_is_said(roberta):
+def test_room_for_what_is_said(gpt2):
     """A stream that holds all is cut so that input and text fit max_len."""
-    encoder = make_encoder(
-        roberta, "causal", "{text}", answer=Answer(text=8), max_len=12, eos=False
-    )
+    encoder = make_encoder(gpt2, "causal", "{text}", answer=Answer(text=8), max_len=12, eos=False)
     long = example("word " * 30, target="one two three")
     ((learned,),) = encoder.encode_all([long], targets=True)
     ((asked,),) = encoder.encode_all([long])
     assert len(asked.ids) == 4 and len(learned.ids) == 4 + 3
     with pytest.raises(InputError, match="no room"):
-        make_encoder(roberta, "causal", "{text}", answer=Answer(text=12), max_len=12)
+        make_encoder(gpt2, "causal", "{text}", answer=Answer(text=12), max_len=12)
 
 
 def test_batches_of_free_text(t5):
@@ -142,7 +140,7 @@ def test_batches_of_free_text(t5):
     [
         ("roberta", "seq2seq", "{text} [mask]", "no sentinel '<extra_id_0>'"),
         (
-            "roberta",
+            "gpt2",
             "causal",
             "{text} [mask] .",
             r"at the end of its input; move \[mask\]",
