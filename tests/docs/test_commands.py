@@ -42,6 +42,25 @@ SKIPPED = {
     "export --workdir=runs/tickets --push=": (
         "writes to the hub; tests/convert/test_hub_prompts.py pushes to a stand-in"
     ),
+    **dict.fromkeys(
+        (
+            "train --config=dart_relations:sem_eval_2010_task_8,8",
+            "export --workdir=runs/semeval",
+            "predict --workdir=runs/semeval",
+            "validate --config=base:dart --config.backbone.path=google-bert/bert-base-uncased "
+            "--config.task.name=sem_eval_2010_task_8",
+        ),
+        "its words are several subwords here; tests/cli/test_relation_runs.py trains relations",
+    ),
+    **dict.fromkeys(
+        (
+            "train --config=base:prefix --workdir=runs/conll05",
+            "export --workdir=runs/conll05",
+            "predict --workdir=runs/conll05",
+            "train --config=base:prefix --workdir=runs/roles",
+        ),
+        "needs files of roles; tests/cli/test_role_runs.py trains on such",
+    ),
     "predict --prompt=hub:": "reads from the hub; tests/convert/test_hub_prompts.py",
 }
 
@@ -115,6 +134,17 @@ def draw(seed, size, *fields, **classes):
     ]
 
 
+def related(seed, size):
+    """Draws texts whose first and last words are related, with the characters of both."""
+    rows = []
+    for own, name in zip(sentences(seed, size), itertools.cycle(("none", "part", "whole"))):
+        text = own["text"]
+        first, last = text.split()[0], text.split()[-1]
+        places = {"head_start": 0, "head_end": len(first), "tail_start": len(text) - len(last)}
+        rows.append({"text": text, **places, "tail_end": len(text), "relation": name})
+    return rows
+
+
 def write_csv(path, rows):
     with open(path, "w", newline="") as file:
         table = csv.DictWriter(file, rows[0])
@@ -158,6 +188,7 @@ def files(backbones, tmp_path_factory):
         for row in sentences(0, 30)
     ]
     write_rows(root / "gaps.jsonl", gaps)
+    write_csv(root / "relations.csv", related(0, 60))
     write_csv(root / "reviews.csv", draw(0, 120, "review", stars=range(1, 6)))
     mixed = draw(0, NEW, "text", task=("first", "topics"), label=("science", "arts", "sports"))
     write_rows(root / "mixed.jsonl", mixed)
@@ -320,6 +351,12 @@ def check_tokenizer(words, out):
     assert len(load_tokenizer(flag(words, "output"))) > 100
 
 
+def check_convert(words, out):
+    assert {"config.json", "model.safetensors"} <= {
+        p.name for p in Path(flag(words, "output")).iterdir()
+    }
+
+
 def check_plan(words, out):
     assert all(line in out for line in ("as configured", "fits", "one step", "fastest, 1x"))
 
@@ -332,6 +369,7 @@ PROMISES = {
     "train": check_run, "pretrain": check_run, "adapt": check_run, "sweep": check_sweep,
     "export": check_export, "predict": check_predict, "evaluate": check_evaluate,
     "annotate": check_annotate, "tokenizer": check_tokenizer, "plan": check_plan,
+    "convert": check_convert,
 }  # fmt: skip
 
 
