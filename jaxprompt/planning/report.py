@@ -13,6 +13,7 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
     dtype, sizes = run.settings.dtype, plans["as configured"].cost.sizes
     rows, length = run.batch.encoder.ids.shape
     device = plans["as configured"].device
+    heads = getattr(run.backbone.module.cfg, "key_heads", 0)
     return {
         "notes": list(run.notes),
         "parameters": {"total": sizes.total, "trained": sizes.trained},
@@ -20,19 +21,21 @@ def describe(run: AbstractRun, plans: dict[str, Plan | None], limit: int) -> dic
         "assumed": {"utilisation": UTILISATION, "reserve": RESERVE, "limit": limit},
         "source": device and device.source,
         "plans": {
-            name: plan and _describe_plan(plan, dtype, rows * length)
+            name: plan and _describe_plan(plan, dtype, rows * length, heads)
             for name, plan in plans.items()
         },
     }
 
 
-def _describe_plan(plan: Plan, dtype: str, tokens: int) -> dict[str, Any]:
+def _describe_plan(plan: Plan, dtype: str, tokens: int, key_heads: int) -> dict[str, Any]:
+    """Makes plain values of a plan; `key_heads` of a backbone whose heads share keys, else 0."""
     cost, mesh, sizes = plan.cost, plan.mesh, plan.cost.sizes
     found = {
         "devices": mesh.devices,
         "device": plan.device and plan.device.name,
         "mesh": {"data": mesh.data, "model": mesh.model, "fsdp": mesh.fsdp},
         "remat": mesh.remat,
+        "key_copies": mesh.model if 0 < key_heads < mesh.model else 1,
         "attention": mesh.attention,
         "bytes": {
             "frozen": sizes.frozen_bytes,
@@ -150,6 +153,8 @@ def _table(plans: dict[str, Any]) -> list[str]:
     row("devices", lambda p: f"{p['devices']}x {p['device'] or 'device'}")
     row("data x model", lambda p: f"{p['mesh']['data']} x {p['mesh']['model']}")
     row("fsdp, remat", lambda p: f"{'yes' if p['mesh']['fsdp'] else 'no'}, {p['remat']}")
+    if any(plan["key_copies"] > 1 for plan in columns):
+        row("key heads", lambda p: "on every device" if p["key_copies"] > 1 else "divided")
     if any(plan["attention"] for plan in columns):
         row("attention", lambda p: p["attention"] or "as configured")
     for part in columns[0]["bytes"]:

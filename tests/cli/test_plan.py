@@ -137,6 +137,14 @@ def test_without_devices_it_says_what_is_held_and_sent(capsys):
     assert "fits" not in lines and "tokens" not in out.split("sent per device")[1]
 
 
+def test_key_heads_that_every_device_holds_are_told(capsys):
+    words = ["--config=base", "--config.backbone.path=google/gemma-3-270m", "--config.mesh.data=1"]
+    words += ["--config.task.name=sst2", "--config.mesh.model=4", "--config.data.max_len=16"]
+    code, out, err = jaxprompt(capsys, "plan", *words)
+    assert code == 0, err
+    assert "key heads on every device" in " ".join(out.split())
+
+
 def test_with_devices_it_says_what_fits_and_how_to_run_it(capsys):
     code, out, _ = jaxprompt(capsys, "plan", *ELECTRA, "--devices=2x v5e", "--limit=2")
     assert code == 0
