@@ -8,6 +8,7 @@ import torch
 import transformers
 from pairs import assert_near, draw_tokens, make_batch, make_tokens, randomise, read_pair, run
 
+from jaxprompt.errors import InputError
 from jaxprompt.types import Injection, Prefix, Stream
 
 MODEL = 1e-4  # max abs, float32
@@ -125,3 +126,15 @@ def test_prefix(pairs, kind):
     assert_near(logits, expected, MODEL, tokens.mask)
     _, without = run(pair, make_batch(tokens))
     assert np.abs(np.asarray(without) - np.asarray(logits)).max() > 0.01
+
+
+def test_a_prefix_longer_than_the_window_is_refused(pairs):
+    pair = pairs("gemma2")
+    c, length = pair.module.cfg, 3
+    k = np.zeros((c.layers, 1, length, c.key_heads, c.head_dim), np.float32)
+    prefix = Prefix(k, k, np.ones((c.layers, 1, length), bool), np.arange(length, dtype=np.int32))
+    batch = make_batch(draw_tokens(60))
+    with pytest.raises(InputError, match="of 3 tokens does not fit the window of 3 tokens"):
+        run(pair, batch, Injection(Stream(prefix=prefix)))
+    outside = prefix._replace(positions=None)  # prompt.shift=False
+    run(pair, batch, Injection(Stream(prefix=outside)))
