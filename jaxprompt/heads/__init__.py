@@ -116,7 +116,8 @@ class Kind:
         if facts.style != "masked":
             raise InputError(
                 f"head.name={self.name} reads every {reads} of the input, which a {facts.family} "
-                "is not asked for here; take a BERT, RoBERTa or ELECTRA"
+                "is not asked for here; take a BERT, RoBERTa, ELECTRA, ALBERT, DeBERTa or "
+                "ModernBERT"
             )
 
     # -- layout ------------------------------------------------------------------------------------

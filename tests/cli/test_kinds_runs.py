@@ -1,14 +1,12 @@
 """Runs of ALBERT, DeBERTa and ModernBERT, with tokenizers of their own classes."""
 
 import pytest
-from test_token_heads import KINDS, STILL
 from tiny_run import (
     jaxprompt,
     make_backbone,
     make_config,
     make_data,
     train_and_export,
-    write_rows,
 )
 
 FAMILIES = ("albert", "deberta_v2", "modernbert")
@@ -30,16 +28,3 @@ def test_deep_prompts_with_label_words_learn_and_predict(own, tmp_path, capsys):
     rows = data / "test.jsonl"
     code, out, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", f"--input={rows}")
     assert code == 0 and len(out.splitlines()) == 24, err
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tags_and_spans(own, kind, tmp_path, capsys):
-    draw, fields = KINDS[kind]
-    data = tmp_path / "data"
-    data.mkdir()
-    for seed, name in enumerate(("train", "dev", "test")):
-        write_rows(data / f"{name}.jsonl", draw(seed, 24))
-    fields = {name.replace(".", "__"): value for name, value in (fields | STILL).items()}
-    c = make_config(own, data, "prefix", **fields | {"train__total_steps": 4})
-    result, _, _ = train_and_export(capsys, tmp_path, c)
-    assert {"tags": "entity_f1", "spans": "exact_match"}[kind] in result["test"]

@@ -21,6 +21,7 @@ FAMILIES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
     "albert": "AlbertForMaskedLM",
+    "deberta": "DebertaForMaskedLM",
     "deberta_v2": "DebertaV2ForMaskedLM",
     "modernbert": "ModernBertForMaskedLM",
 }
@@ -65,12 +66,13 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
         sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
     if family in ("electra", "discriminator", "albert"):
         sizes |= dict(embedding_size=24)
-    if family == "deberta_v2":
+    if family in ("deberta", "deberta_v2"):
         sizes |= dict(
-            relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"],
-            norm_rel_ebd="layer_norm", share_att_key=True, position_biased_input=False,
+            relative_attention=True, pos_att_type=["p2c", "c2p"], position_biased_input=False,
             type_vocab_size=0,
         )  # fmt: skip
+    if family == "deberta_v2":
+        sizes |= dict(position_buckets=8, norm_rel_ebd="layer_norm", share_att_key=True)
     if family == "modernbert":
         sizes |= dict(local_attention=8, global_attn_every_n_layers=2)
         sizes |= dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
@@ -183,6 +185,8 @@ def _write_tokenizer(folder: Path, family: str) -> int:
         return _write_byte_level(folder, ["<|endoftext|>"])
     if family == "glm":
         return _write_glm_tokenizer(folder)
+    if family == "deberta":
+        return _write_byte_level(folder, SPECIALS)
     if family in ("albert", "deberta_v2", "modernbert"):
         return _write_as_released(folder, family)
     if family != "roberta":
