@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from jaxprompt.errors import InputError, nearest
 
 Flat = dict[str, Any]  # {"prompt/table": array}
+# The arrays that a quantized parameter consists of (layers/quantized.py), by the end of the name.
+PLANE = re.compile(r"(?<=/)(kernel|table)/(codes|scale|minimum)$")
+BLOCK = 32  # numbers of it that share a scale and a minimum
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
@@ -68,8 +71,17 @@ def merge(trainable: Flat, frozen: Flat) -> dict[str, Any]:
 
 
 def count(tree: Any) -> int:
-    """Counts the numbers in a tree of arrays or shapes."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    """Counts the numbers in a tree of arrays or shapes; of quantized parameters their own."""
+    total = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        plane = PLANE.search("/".join(str(getattr(key, "key", key)) for key in path))
+        total += leaf.size if plane is None else BLOCK * leaf.size * (plane[2] == "scale")
+    return total
+
+
+def is_plane(name: str) -> bool:
+    """Tells whether a flat name is that of an array of a quantized parameter."""
+    return PLANE.search(name) is not None
 
 
 def cast(tree: Any, dtype: Any) -> Any:

@@ -121,5 +121,6 @@ def load_own_backbone(prompt: Prompt, dtype: str = "float32") -> LoadedBackbone:
     """Loads the backbone that a prompt's card names."""
     known = prompt.card["backbone"]
     return load_backbone(
-        known["id"], revision=known["revision"], rescale=known["rescale"], dtype=dtype
-    )
+        known["id"], revision=known["revision"], rescale=known["rescale"],
+        quantize=known["quantize"], dtype=dtype,
+    )  # fmt: skip

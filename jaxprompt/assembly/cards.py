@@ -19,7 +19,7 @@ from jaxprompt.types import Dims
 _DATA, _TASK, _BACKBONE = (FIELDS[name] for name in ("data", "task", "backbone"))
 _PLACE = count(0, "a size of the backbone")
 BLOCKS = {
-    "backbone": {name: _BACKBONE[name] for name in ("revision", "sentinel", "rescale")}
+    "backbone": {name: _BACKBONE[name] for name in ("revision", "sentinel", "rescale", "quantize")}
     | {"id": _BACKBONE["path"], "family": text("", "found"), "fingerprint": text("", "SHA-256")},
     "layout": {name: _DATA[name] for name in ("max_len", "max_target", "multiple", "side")}
     | {name: _TASK[name] for name in ("form", "answer", "eos")}

@@ -163,6 +163,11 @@ def open_adaptable(c: Any, placement: Placement) -> Backbone:
     """
     style, head = NEEDS[c.objective.name]
     block = c.backbone.to_dict()
+    if block["quantize"] != "none":
+        raise InputError(
+            f"backbone.quantize={block['quantize']} is of frozen weights, and adapt trains all; "
+            "take backbone.quantize=none"
+        )
     backbone = new_backbone.open_config(block, (head,)) if block["init"] else open_backbone(block)
     if backbone.module.STYLE != style:
         known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)

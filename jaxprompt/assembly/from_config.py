@@ -146,23 +146,24 @@ def open_fitting(c: Any, placement: Placement, *, restored: bool = False) -> Bac
     check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
     if not restored:
         check_init(c, backbone.module.dims)
-    check_mesh(placement, backbone.module)
+    check_mesh(placement, backbone.module, quantize=backbone.block["quantize"])
     return backbone
 
 
-def check_mesh(placement: Placement, module: Any, part: str = "backbone") -> None:
+def check_mesh(
+    placement: Placement, module: Any, part: str = "backbone", quantize: str = "none"
+) -> None:
     """Raises InputError where the parameters of a backbone do not divide over the mesh."""
     if placement.mesh.size > 1:
         rows = dataclasses.replace(module.cfg, rows=placement.padded(module.cfg.vocab))
-        shapes = backbone_shapes(module.clone(cfg=rows))
-        named = {f"{part}/{name.split('/', 1)[1]}": leaf for name, leaf in shapes.items()}
-        check_divides(placement, named)
+        shapes = backbone_shapes(module.clone(cfg=rows), quantize)
+        check_divides(placement, {f"{part}/{n.split('/', 1)[1]}": x for n, x in shapes.items()})
 
 
 def tell_kernel(c: Any, placement: Placement, module: Any) -> list[str]:
     """Says that dropout keeps the devices' own attention kernel out of training, where it does."""
-    cfg, rate = module.cfg, module.cfg.attention_dropout
-    given = cfg, module.dims.head_dim, placement.target, c.data.max_len
+    rate = module.cfg.attention_dropout
+    given = module.cfg, module.dims.head_dim, placement.target, c.data.max_len
     if not rate or not kernels.has_own(*given, drops=False):
         return []
     return [

@@ -16,6 +16,7 @@ from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tok
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
+from jaxprompt.layers.quantized import as_table
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put, within
 from jaxprompt.prompts import BASE, Method, Source
@@ -70,6 +71,11 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
     if not any(params["head"].values()):  # a verbalizer has no numbers of its own
         patterns = tuple(p for p in patterns if p != r"head/.*")
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
+    if codes := next(filter(tree.is_plane, trainable), None):
+        raise InputError(
+            f"backbone.quantize={c.backbone.quantize} keeps {codes.rpartition('/')[0]} as codes, "
+            "which cannot train; take backbone.quantize=none, or let config.trainable leave it out"
+        )
     base = {name: trainable.pop(name) for name in [*trainable] if BASE.fullmatch(name)}
     return trainable, frozen | base
 
@@ -82,7 +88,7 @@ def _make_source(
     fingerprint: str,
 ) -> Source:  # fmt: skip
     """Makes what a method may start from."""
-    table = params["backbone"]["embed"]["word"]["table"]
+    table = as_table(params["backbone"]["embed"]["word"]["table"], np.float32)
 
     def embed(ids: Sequence[int]) -> np.ndarray:
         # The table may lie on several hosts: only what is needed of it is brought here.

@@ -199,7 +199,8 @@ def load_weights(backbone: Backbone, placement: Placement) -> tuple[Backbone, lo
     """
     loaded = load.load_backbone(
         backbone.folder, backbone.family, backbone.hf, dtype=backbone.block["dtype"],
-        rescale=backbone.block["rescale"], placement=placement,
+        rescale=backbone.block["rescale"], quantize=backbone.block["quantize"],
+        placement=placement,
     )  # fmt: skip
     cfg = backbone.module.cfg
     cfg = dataclasses.replace(

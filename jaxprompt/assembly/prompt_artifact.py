@@ -33,7 +33,7 @@ from jaxprompt.types import Dims
 
 # What the blocks of a card hold that are read here.
 _NEEDED = {
-    "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale"),
+    "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale", "quantize"),
     "prompt": ("name",),
     "head": ("name",),
     "layout": (
@@ -116,6 +116,7 @@ def describe(
             "family": backbone["family"],
             "sentinel": backbone["sentinel"],
             "rescale": backbone["rescale"],
+            "quantize": backbone["quantize"],
             "fingerprint": fingerprint,
             "dims": scorer.model.prompt.dims._asdict(),
         },
@@ -181,7 +182,7 @@ def unpack(
 def block_of_card(card: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[str, Any]:
     """Fills a backbone's config block with what a card says; it has its own path where given."""
     known = card["backbone"]
-    block = dict(backbone) | {name: known[name] for name in ("sentinel", "rescale")}
+    block = dict(backbone) | {name: known[name] for name in ("sentinel", "rescale", "quantize")}
     return block if block["path"] else block | {"path": known["id"], "revision": known["revision"]}
 
 

@@ -41,6 +41,10 @@ FIELDS = Block(
         init=path("", "adapt: a config.json whose weights are drawn; `path` gives the tokenizer"),
         family=word("", Words("backbones", "families"), 'empty = model_type of config.json'),
         dtype=word("float32", _DTYPES, "of the frozen weights and the activations"),
+        quantize=word(
+            "none", ("none", "int8", "int4"),
+            "codes that the frozen matrices are kept in, a scale and a minimum for 32 of them",
+        ),
         stack=word(
             "scan", Words("layers.stack", "STACKS"),
             "scan: compile one layer; unroll: compile them all",

@@ -117,6 +117,11 @@ def save_tuned(
     """
     _need_tuned(tensors, flag)
     base = tree.flatten({"backbone": whole.loaded.params})
+    if any(map(tree.is_plane, base)):
+        raise InputError(
+            f"{flag} writes floats, and this run's backbone is quantized "
+            f"(backbone.quantize={whole.backbone.block['quantize']}); export without {flag}"
+        )
     own = {name: x for name, x in tensors.items() if name.startswith(_TUNED)}
     told = {
         "task": card["task"]["name"],

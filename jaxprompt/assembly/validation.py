@@ -43,7 +43,8 @@ def validate(c: Any) -> Iterator[str]:
     for line in from_config.tell_examples(scorer, splits, examples.notes):
         yield f"  {line}"
     yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
-    shapes = tree.unflatten(backbone_shapes(backbone.module))["backbone"]
+    leaves = backbone_shapes(backbone.module, backbone.block["quantize"])
+    shapes = tree.unflatten(leaves)["backbone"]
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     params = jax.eval_shape(init, jax.random.key(0), shapes)
     yield tree.overview(*divide(c, scorer, params))

@@ -21,6 +21,7 @@ from jaxprompt.layers.cache import remember, unstack
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Cache, Dims, Injection, Prefix, Role, Seen, Tokens
@@ -108,6 +109,7 @@ class Backbone(nn.Module):
         x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
         own = []
         for params, memory in zip(layers, cache.own, strict=True):
+            params = restore_at(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
         return self.norm(x), cache._replace(own=tuple(own))

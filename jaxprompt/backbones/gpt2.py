@@ -22,6 +22,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen
@@ -165,6 +166,7 @@ class Backbone(nn.Module):
         """
         x, own = self.embed(ids, positions, deterministic=True), []
         for params, memory in zip(layers, cache.own, strict=True):
+            params = restore_at(params, x)
             x, memory = self.layer.apply({"params": params}, x, memory, column, method="step")
             own.append(memory)
         return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)

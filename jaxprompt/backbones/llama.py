@@ -40,6 +40,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
+from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
@@ -267,8 +268,8 @@ class Backbone(Decoder):
         kinds = self.cfg.is_local
         for params, memory, is_local in zip(layers, cache.own, kinds, strict=True):
             x, memory = self.layer.apply(
-                {"params": params}, x, memory, column, is_local, positions, cache.positions, turns,
-                method="step",
+                {"params": restore_at(params, x)}, x, memory, column, is_local, positions,
+                cache.positions, turns, method="step",
             )  # fmt: skip
             own.append(memory)
         return self.norm(x), write_positions(cache._replace(own=tuple(own)), positions, column)

@@ -19,6 +19,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
+from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.relpos import RelativeBias
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
@@ -248,7 +249,7 @@ class Backbone(nn.Module):
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
         for params, memory, cross in zip(layers, cache.own, cache.cross, strict=True):
             x, memory = self.decoder_layer.apply(
-                {"params": params}, x, memory, cross, bias, column, method="step"
+                {"params": restore_at(params, x)}, x, memory, cross, bias, column, method="step"
             )
             own.append(memory)
         return self.decoder_norm(x), cache._replace(own=tuple(own))

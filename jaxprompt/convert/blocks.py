@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     read: Read
+    # Rows and columns, in whole blocks of 32 -> Planes of so many bits as they stand in the file;
+    # None = has none that they hold.
+    read_planes: Callable[[slice, slice, int], Any] | None = None
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

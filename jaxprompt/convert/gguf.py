@@ -15,8 +15,10 @@ import numpy as np
 
 from jaxprompt.convert.blocks import Entry, Read, as_matrix, make_reader, unreadable
 from jaxprompt.convert.gguf_config import GEMMAS, read_gguf_config
+from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.gguf_header import Header, Place, read_header
 from jaxprompt.errors import InputError
+from jaxprompt.layers.quantized import BLOCK
 
 _PLAIN = {
     0: np.dtype(np.float32), 1: np.dtype(np.float16), 28: np.dtype(np.float64),
@@ -43,6 +45,15 @@ _SANDWICH = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _SPARE = ("rope_freqs.weight",)  # a table of the turns, which the config says
+
+
+# Types of 32 numbers in a block whose codes are taken over: the bytes of one, bits of a code.
+_HALF = ("scale", "<f2")
+_BLOCKS = {
+    2: (np.dtype([_HALF, ("codes", "u1", 16)]), 4),  # Q4_0
+    3: (np.dtype([_HALF, ("minimum", "<f2"), ("codes", "u1", 16)]), 4),  # Q4_1
+    8: (np.dtype([_HALF, ("codes", "u1", 32)]), 8),  # Q8_0
+}
 
 
 class _Packing(NamedTuple):
@@ -101,18 +112,46 @@ def _entry(header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place:
             f"{path} is cut short: {name} ends at byte {end:,}, and the file has "
             f"{header.size:,}; fetch it anew"
         )
-    read = make_reader(path, file, place.start, items, packing.item)
+    read, planes = make_reader(path, file, place.start, items, packing.item), None
     order, is_vector = _order(header, hf, name, place), len(place.shape) == 1
     if order is not None and not is_vector:
         read = _in_order(read, order)  # while rows are packed: only those asked for are unpacked
     if packing.unpack is not None:
+        planes = _planes(read, place.kind)
         read = _unpacked(read, packing)
     if order is not None and is_vector:
         read = _vector_in_order(read, order, width)
     dtype = packing.dtype
     if header.architecture in GEMMAS and name.endswith("norm.weight"):
         read, dtype = _less_one(read), "float32"
-    return Entry(path, place.shape, dtype, read)
+    return Entry(path, place.shape, dtype, read, planes)
+
+
+def _planes(read: Read, kind: int) -> Callable[[slice, slice, int], Planes | None] | None:
+    """Makes what reads the codes of a type whose blocks have 32 numbers, scale and minimum."""
+    if kind not in _BLOCKS:
+        return None
+    layout, held = _BLOCKS[kind]
+
+    def read_planes(rows: slice, columns: slice, bits: int) -> Planes | None:
+        if bits < held:
+            return None
+        blocks = read(rows, slice(columns.start // BLOCK, columns.stop // BLOCK)).view(layout)
+        codes, scale = blocks["codes"], blocks["scale"]  # [rows, blocks, bytes], [rows, blocks]
+        if held == 8:  # signed
+            codes = codes.view(np.uint8) ^ 128
+        elif bits == 8:
+            codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
+        # Of the types without one: what stands for 0 is in the middle, and powers of 2 are exact.
+        given = "minimum" in layout.names
+        middle = np.float16(-(2 ** (held - 1)))
+        with np.errstate(over="ignore"):
+            minimum = blocks["minimum"] if given else scale * middle
+        if not np.isfinite(minimum).all():
+            return None
+        return Planes(np.ascontiguousarray(codes).reshape(len(codes), -1), scale, minimum)
+
+    return read_planes
 
 
 def _unpacked(read: Read, packing: _Packing) -> Read:

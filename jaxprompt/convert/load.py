@@ -20,6 +20,7 @@ from jaxprompt.convert.tensor_reader import Filler, digest
 from jaxprompt.convert.tensors import IGNORED, Family, Tensor
 from jaxprompt.convert.weights import FLOATS, Weights, open_weights
 from jaxprompt.errors import InputError
+from jaxprompt.layers.quantized import BITS, BLOCK, input_axis
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
@@ -35,7 +36,9 @@ class Report(NamedTuple):
     unused: tuple[str, ...]  # tensors of the file that were not read
     tied: bool  # the LM head multiplies the word table; False: params hold a table of its own
     bytes: int  # of the filled tree
-    fingerprint: str  # the same for the same weights, however they are named and sharded
+    # The same for the same weights, however they are named and sharded; "int8-" or "int4-" stands
+    # in front where they are quantized.
+    fingerprint: str
 
 
 class Loaded(NamedTuple):
@@ -52,6 +55,7 @@ def load_backbone(
     *,
     dtype: str = "float32",
     rescale: float = 1.0,
+    quantize: str = "none",
     placement: Placement | None = None,
 ) -> Loaded:
     """Reads the trunk and every head that the checkpoint holds, a block of a tensor at a time.
@@ -59,6 +63,10 @@ def load_backbone(
     `config` is the folder's config.json; `dtype` is "float32" or "bfloat16". `rescale` divides
     T5's residual stream by that factor: what writes into it is divided, so that a norm gives the
     same and float16 does not overflow (PPT's released code, with 100).
+
+    `quantize` "int8" or "int4" keeps the matrices of the layers and the vocabulary's tables as
+    codes (layers/quantized.py); everything else is of `dtype`. The blocks of a GGUF file's Q8_0,
+    Q4_0 and Q4_1 are taken over where the codes have as many bits or more.
 
     With a `placement` each parameter is a jax.Array that lives where `placement.parameter` says,
     vocabulary tables with zero rows up to `placement.padded`; without one, a numpy array. The
@@ -95,7 +103,10 @@ def load_backbone(
         wanted = select(table, config, sizes, heads, tied=tied)
         names.require(wanted, sizes)
         found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
-        flat, digests = Filler(weights, sizes, DTYPES[dtype], rescale, placement).fill(found)
+        if quantize in BITS:
+            _check_blocks(wanted, sizes, quantize)
+        filler = Filler(weights, sizes, DTYPES[dtype], rescale, placement, quantize)
+        flat, digests = filler.fill(found)
         fresh = tuple(head for head in table.heads if head not in heads)
         lacking = select(table._replace(trunk=()), config, sizes, fresh, tied=True)
         report = Report(
@@ -105,7 +116,7 @@ def load_backbone(
             unused=names.unused({*wanted, table.decoder} if writes else wanted, sizes),
             tied=tied,
             bytes=sum(array.nbytes for array in flat.values()),
-            fingerprint=digest(*sorted(digests)),
+            fingerprint=f"{quantize}-" * (quantize in BITS) + digest(*sorted(digests)),
         )
     return Loaded(unflatten(flat), report)
 
@@ -114,6 +125,21 @@ def present_heads(folder: str | Path, family: str) -> set[str]:
     """Lists the heads that a checkpoint holds, from its tensor names alone."""
     with open_weights(folder) as weights:
         return set(_Names(weights, family_of(family)).heads())
+
+
+def _check_blocks(wanted: Iterable[Tensor], sizes: Mapping[str, int], quantize: str) -> None:
+    """Raises InputError where blocks do not divide what a product sums over."""
+    for tensor in wanted:
+        axis = input_axis(tensor.path)
+        if axis is None:
+            continue
+        size = sizes[(tensor.stack + tensor.axes)[axis]]
+        if size % BLOCK:
+            raise InputError(
+                f"backbone.quantize={quantize} codes blocks of {BLOCK} numbers, which do not "
+                f"divide the {size} that the product of backbone/{tensor.path} sums over; take "
+                "backbone.quantize=none"
+            )
 
 
 class _Names:

@@ -1,10 +1,12 @@
-"""Fills arrays with tensors of a file, block by block: hashed, cast, transposed, stacked."""
+"""Fills arrays with tensors of a file, block by block: hashed, cast or quantized, transposed,
+stacked.
+"""
 
 import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -12,9 +14,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jaxprompt.convert.quantize import Planes, quantize
 from jaxprompt.convert.tensors import Tensor
 from jaxprompt.convert.weights import Weights, is_finite
 from jaxprompt.errors import InputError
+from jaxprompt.layers.quantized import BITS, BLOCK, DTYPES, PLANES, input_axis, plane_shape
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import Placement
 
@@ -38,21 +42,36 @@ def digest(*parts: str, data: bytes = b"") -> str:
     return hashlib.sha256(b"".join(hashes) + data).hexdigest()
 
 
+class _Part(NamedTuple):
+    """An array that a parameter consists of: all of it, or a plane where it is quantized."""
+
+    plane: str  # "" = not quantized
+    dtype: np.dtype
+    rows: int = 1  # of the file's matrix that share a number here
+    columns: int = 1
+
+    def scaled(self, rows: slice, columns: slice) -> tuple[slice, slice]:
+        """Says where a range of the file's matrix lies in this array's."""
+        return _divided(rows, self.rows), _divided(columns, self.columns)
+
+
 class _Shard(NamedTuple):
     """What some devices of this process hold of a parameter, and what that is in the file."""
 
     devices: tuple[Any, ...]
-    array: np.ndarray  # of all layers
+    arrays: tuple[np.ndarray, ...]  # of each part, of all layers
     rows: slice  # of the file's tensor as a matrix, as if it had the rows of padding
     columns: slice
 
-    def matrix(self, tensor: Tensor, layer: int) -> np.ndarray:
-        """Views a layer as the file has it. -> [rows, columns]"""
-        array = self.array[layer] if tensor.stack else self.array
-        rows, columns = _length(self.rows), _length(self.columns)
-        if tensor.transposed:  # [out, in] -> [in, out]
-            return array.reshape(columns, rows).T
-        return array.reshape(rows, columns)
+    def matrices(self, tensor: Tensor, parts: Sequence[_Part], layer: int) -> list[np.ndarray]:
+        """Views a layer of each part as the file has it. -> [rows, columns] each"""
+        found = []
+        for part, array in zip(parts, self.arrays, strict=True):
+            own = array[layer] if tensor.stack else array
+            rows, columns = map(_length, part.scaled(self.rows, self.columns))
+            transposed = tensor.transposed  # [out, in] -> [in, out]
+            found.append(own.reshape(columns, rows).T if transposed else own.reshape(rows, columns))
+        return found
 
 
 class Filler:
@@ -60,10 +79,11 @@ class Filler:
 
     def __init__(
         self, weights: Weights, sizes: Mapping[str, int], dtype: np.dtype, rescale: float,
-        placement: Placement | None,
+        placement: Placement | None, quantize: str = "none",
     ):  # fmt: skip
         self.weights, self.sizes, self.dtype = weights, sizes, dtype
-        self.rescale, self.placement = rescale, placement
+        self.rescale, self.placement, self.quantize = rescale, placement, quantize
+        self.bits = BITS.get(quantize, 0)
         devices = [] if placement is None else placement.mesh.devices.flat
         self.processes = sorted({device.process_index for device in devices})
 
@@ -78,7 +98,7 @@ class Filler:
         def finish() -> None:
             tensor, shards, jobs = begun.popleft()
             digests.extend(job.result() for job in jobs)
-            flat[tensor.path] = self._place(tensor, shards)
+            flat.update(self._place(tensor, shards))
 
         error = None
         try:
@@ -139,9 +159,21 @@ class Filler:
         shape = tuple(rows(letter, self.sizes[letter]) for letter in letters)
         return shape, self.placement.parameter(f"backbone/{tensor.path}", shape)
 
+    def _parts(self, tensor: Tensor) -> list[_Part]:
+        """Lists what a parameter consists of."""
+        if not self.bits or input_axis(tensor.path) is None:
+            return [_Part("", self.dtype)]
+        found = []
+        for plane in PLANES:
+            per = 8 // self.bits if plane == "codes" else BLOCK
+            both = (1, per) if _lies_along_columns(tensor) else (per, 1)
+            found.append(_Part(plane, np.dtype(DTYPES[plane]), *both))
+        return found
+
     def _shards(self, tensor: Tensor) -> list[_Shard]:
-        """Makes an array for each of the different shards that this process holds."""
+        """Makes arrays for each of the different shards that this process holds."""
         shape, sharding = self._layout(tensor)
+        parts = self._parts(tensor)
         holders: dict[tuple[tuple[int, int], ...], list[Any]] = {}
         if sharding is None:
             holders[tuple((0, size) for size in shape)] = []
@@ -149,14 +181,20 @@ class Filler:
             for device, index in sharding.addressable_devices_indices_map(shape).items():
                 ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
                 holders.setdefault(tuple(r[:2] for r in ranges), []).append(device)
-        return [
-            _Shard(
-                tuple(devices),
-                aligned(tuple(end - start for start, end in index), self.dtype),
-                *self._place_in_file(tensor, index[len(tensor.stack) :]),
+        found = []
+        for index, devices in holders.items():
+            lengths = tuple(end - start for start, end in index)
+            arrays = tuple(
+                aligned(self._shape_of(part, tensor, lengths), part.dtype) for part in parts
             )
-            for index, devices in holders.items()
-        ]
+            places = self._place_in_file(tensor, index[len(tensor.stack) :])
+            found.append(_Shard(tuple(devices), arrays, *places))
+        return found
+
+    def _shape_of(self, part: _Part, tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if not part.plane:
+            return shape
+        return plane_shape(shape, input_axis(tensor.path), part.plane, self.bits)
 
     def _place_in_file(
         self, tensor: Tensor, index: tuple[tuple[int, int], ...]
@@ -180,27 +218,32 @@ class Filler:
         self, tensor: Tensor, layer: int, name: str, shards: list[_Shard], is_hashed: bool
     ) -> str:
         """Reads what shards need of a layer, all where it is hashed. -> its digest, "" where not"""
-        number, parts = tensor.part
+        number, count = tensor.part
         height, width = self.weights.matrix(name)
         if tensor.transposed:
-            height //= parts
+            height //= count
         else:
-            width //= parts
+            width //= count
         here = (
             slice(number * height, (number + 1) * height) if tensor.transposed else slice(0, height)
         )
-        targets = [shard.matrix(tensor, layer) for shard in shards]
-        for shard, target in zip(shards, targets, strict=True):  # the padding of a vocabulary
-            target[max(0, height - shard.rows.start) :] = 0
-            target[:, max(0, width - shard.columns.start) :] = 0
+        parts = self._parts(tensor)
+        targets = [shard.matrices(tensor, parts, layer) for shard in shards]
+        for shard, own in zip(shards, targets, strict=True):  # the padding of a vocabulary
+            rows = slice(max(0, height - shard.rows.start), _length(shard.rows))
+            columns = slice(max(0, width - shard.columns.start), _length(shard.columns))
+            for part, target in zip(parts, own, strict=True):
+                below, beside = part.scaled(rows, columns)
+                target[below.start :] = 0
+                target[:, beside.start :] = 0
         data, every = hashlib.sha256(), slice(0, width)
-        for block_rows in self.weights.blocks(name):
+        for block_rows in self.weights.blocks(name, parts[-1].rows):
             if not _meets(block_rows, here):
                 continue
             rows = _shift(_overlap(block_rows, here), here)
             users = [
-                (shard, target)
-                for shard, target in zip(shards, targets, strict=True)
+                (shard, own)
+                for shard, own in zip(shards, targets, strict=True)
                 if _meets(shard.rows, rows) and _meets(shard.columns, every)
             ]
             if not users and not is_hashed:
@@ -222,27 +265,74 @@ class Filler:
                     )
             if tensor.residual and self.rescale != 1.0:
                 block = block / np.float32(self.rescale**tensor.residual)
-            for shard, target in users:
+            sources = (block,)
+            if users and parts[0].plane:
+                sources = self._quantized(tensor, name, block, file_rows, stored)
+            for shard, own in users:
                 common = _overlap(shard.rows, rows), _overlap(shard.columns, columns)
-                source = block[_shift(common[0], rows), _shift(common[1], columns)]
-                part = target[_shift(common[0], shard.rows), _shift(common[1], shard.columns)]
-                (_transpose if tensor.transposed else np.copyto)(part, source, casting="unsafe")
+                here_in_block = _shift(common[0], rows), _shift(common[1], columns)
+                in_shard = _shift(common[0], shard.rows), _shift(common[1], shard.columns)
+                for part, source, target in zip(parts, sources, own, strict=True):
+                    given, taken = (
+                        x[part.scaled(*place)]
+                        for x, place in ((source, here_in_block), (target, in_shard))
+                    )
+                    copy = _transpose if tensor.transposed else np.copyto
+                    copy(taken, given, casting="unsafe")
         if not is_hashed:
             return ""
         path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
         shape, dtype = self.weights.shape(name), self.weights.dtype(name)
         return digest(path, str(list(shape)), dtype, data=data.digest())
 
-    def _place(self, tensor: Tensor, shards: list[_Shard]) -> Any:
-        """Hands the arrays to their devices; on a CPU they stay where they are."""
+    def _quantized(
+        self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
+    ) -> Planes:
+        """Takes codes of the file over where they fit, and makes them of its numbers elsewhere."""
+        unchanged = not tensor.residual or self.rescale == 1.0
+        along_columns = _lies_along_columns(tensor)
+        if unchanged and along_columns:
+            found = self.weights.read_planes(name, rows, columns, self.bits)
+            if found is not None:
+                return found
+        try:
+            if along_columns:
+                return quantize(block, self.bits)
+            return quantize(block.T, self.bits).T
+        except ValueError as error:
+            raise InputError(
+                f"{name} in {self.weights.file(name)} has {error}, in which "
+                f"backbone.quantize={self.quantize} keeps the bounds of blocks; take "
+                "backbone.quantize=none"
+            ) from error
+
+    def _place(self, tensor: Tensor, shards: list[_Shard]) -> dict[str, Any]:
+        """Hands the arrays to their devices; on a CPU they stay where they are. -> by flat name"""
         shape, sharding = self._layout(tensor)
-        if sharding is None:
-            return shards[0].array
-        arrays = [
-            jax.device_put(shard.array, device) for shard in shards for device in shard.devices
-        ]
-        whole = jax.make_array_from_single_device_arrays(shape, sharding, arrays)
-        return whole.block_until_ready()  # the host's memory is free before more of it is taken
+        found = {}
+        for i, part in enumerate(self._parts(tensor)):
+            path = f"{tensor.path}/{part.plane}" if part.plane else tensor.path
+            if sharding is None:
+                found[path] = shards[0].arrays[i]
+                continue
+            arrays = [
+                jax.device_put(shard.arrays[i], device)
+                for shard in shards
+                for device in shard.devices
+            ]
+            own = self._shape_of(part, tensor, shape)
+            whole = jax.make_array_from_single_device_arrays(own, sharding, arrays)
+            # The host's memory is free before more of it is taken.
+            found[path] = whole.block_until_ready()
+        return found
+
+
+def _lies_along_columns(tensor: Tensor) -> bool:
+    """Tells whether the input of a quantized parameter is the columns of the file's matrix.
+
+    It is in torch's linear layers and in tables, and not in GPT-2's.
+    """
+    return tensor.transposed or tensor.path.endswith("/table")
 
 
 def _transpose(target: np.ndarray, source: np.ndarray, casting: str) -> None:
@@ -255,6 +345,10 @@ def _transpose(target: np.ndarray, source: np.ndarray, casting: str) -> None:
             tile = space[: part.shape[0], : part.shape[1]]
             np.copyto(tile, part, casting=casting)
             target.view(bits)[i : i + _TILE, j : j + _TILE] = tile.view(bits)
+
+
+def _divided(span: slice, per: int) -> slice:
+    return slice(span.start // per, span.stop // per)
 
 
 def _length(span: slice) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxprompt.convert.blocks import Entry, as_matrix, make_reader, unreadable
 from jaxprompt.convert.gguf import open_gguf
+from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json
@@ -63,10 +64,11 @@ class Weights:
         """Returns the rows and columns of a tensor as a matrix."""
         return as_matrix(self.shape(name))
 
-    def blocks(self, name: str) -> Iterator[slice]:
+    def blocks(self, name: str, multiple: int = 1) -> Iterator[slice]:
         """Divides the rows of a tensor as a matrix into what is read at once."""
         rows, columns = self.matrix(name)
         step = max(1, _BLOCK // max(1, columns * _NUMPY[self.dtype(name)].itemsize))
+        step = -(-step // multiple) * multiple
         return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
     def read(self, name: str) -> np.ndarray:
@@ -77,6 +79,14 @@ class Weights:
     def read_block(self, name: str, rows: slice, columns: slice) -> np.ndarray:
         """Reads part of a tensor as a matrix. -> [rows, columns], contiguous"""
         return self._entries[name].read(rows, columns)
+
+    def read_planes(self, name: str, rows: slice, columns: slice, bits: int) -> Planes | None:
+        """Reads part of a tensor that is quantized in the file, as it stands there.
+
+        None where the file has floats, or codes of other blocks or more bits.
+        """
+        read = self._entries[name].read_planes
+        return None if read is None else read(rows, columns, bits)
 
 
 def is_finite(block: np.ndarray) -> bool:

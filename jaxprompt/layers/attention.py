@@ -107,9 +107,9 @@ def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
     shape, (_, heads, columns, _) = q.shape, memory.k.shape
     beams = (q * scale).reshape(memory.k.shape[0], -1, *shape[1:])  # R -> B, J
     folded = _fold(beams, heads)
-    scores = jnp.einsum("bjnd,bnsd->bnjs", folded, memory.k)
+    scores = einsum("bjnd,bnsd->bnjs", folded, memory.k, jnp.float32)
     hidden = jnp.where(memory.mask, 0.0, jnp.finfo(jnp.float32).min)
-    scores = soft_cap(scores.astype(jnp.float32), cap) + hidden[:, None, None]
+    scores = soft_cap(scores, cap) + hidden[:, None, None]
     if bias is not None:
         scores = scores + bias.reshape(len(memory.k), -1, heads, columns).swapaxes(1, 2)
     probs = softmax(scores, q.dtype)  # [B, N, J, S]

@@ -1,9 +1,13 @@
 """Word embeddings with soft slots written over them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxprompt.layers.quantized import as_table
+from jaxprompt.layers.stack import declare
 from jaxprompt.types import Tokens
 
 EMBED_INIT = nn.initializers.normal(0.02)
@@ -43,7 +47,7 @@ def output_bias(table, bias, vocab: int):
 
 
 class Table(nn.Module):
-    """A lookup table. int [...] -> [..., E]"""
+    """A lookup table, which may be quantized. int [...] -> [..., E]"""
 
     rows: int
     width: int
@@ -51,7 +55,8 @@ class Table(nn.Module):
 
     def setup(self):
         """Declares the table."""
-        self.table = self.param("table", EMBED_INIT, (self.rows, self.width))
+        init = functools.partial(EMBED_INIT, shape=(self.rows, self.width))
+        self.table = as_table(declare(self, "table", init), self.dtype)
 
     def __call__(self, ids):
         """Looks rows up."""

@@ -93,5 +93,6 @@ class RMSNorm(nn.Module):
     def __call__(self, x):
         """Normalises."""
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        scale = scale + self.offset if self.offset else scale
+        # In float32, as transformers' Gemma: in bfloat16 1 + w would lose most of w.
+        scale = scale.astype(jnp.float32) + self.offset if self.offset else scale
         return scale_to_unit(x, scale, self.eps)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from jaxprompt.layers.quantized import has_quantized, restore
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Prefix
 
@@ -50,7 +51,8 @@ def run_stack(
     the layers' inputs. `key` feeds dropout, folded with the layer's number, so all agree. Only the
     layers `first` to `last` (half-open) are run. `takes` has the parameters that each layer takes,
     where layers share them; they are never copied for each. `behind_first` is applied to what the
-    first layer gives.
+    first layer gives. A layer's quantized parameters are turned into numbers when it is run, and
+    again for the backward pass.
 
     Where a prefix stands in an interval of layers, which its mask tells as a numpy array, the
     others get None in its place, and below the lowest of them nothing is kept or differentiated
@@ -75,11 +77,12 @@ def run_stack(
             own = owner(index)
             pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, own, keepdims=False)
             layer_params = jax.tree.map(pick, params)
-        layer_params = sharding.gather(layer_params)
+        # Behind the gathering, which then moves codes.
+        layer_params = restore(sharding.gather(layer_params), x.dtype)
         x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **flags)
         return sharding.constrain(x, "act_batch", None, None), more
 
-    if remat != "none" or in_place or sharding.gathers():
+    if remat != "none" or in_place or sharding.gathers() or has_quantized(params):
         # Merging of common subexpressions would undo the recomputation, except in a loop's body.
         apply = jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=stack == "unroll")
     found = []
@@ -115,8 +118,8 @@ def take_kept(kept, dtype):
 
 
 def _keep_but_weights(primitive, *_, **__) -> bool:
-    """Keeps everything for the backward pass but weights read from the stack or gathered."""
-    return primitive.name not in ("dynamic_slice", "squeeze", "sharding_constraint")
+    """Keeps all for the backward pass but weights read from the stack, gathered or dequantized."""
+    return primitive.name not in ("dynamic_slice", "squeeze", "sharding_constraint", "dequantize")
 
 
 _POLICIES = {

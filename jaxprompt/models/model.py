@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.embed import hide_slots
+from jaxprompt.layers.quantized import BITS, quantized_shapes
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
@@ -106,11 +107,15 @@ def place(batch: Batch, injection: Injection) -> Batch:
     return batch._replace(encoder=encoder, decoder=decoder)
 
 
-def backbone_shapes(backbone: nn.Module) -> dict[str, Any]:
-    """Tells the shapes of a backbone's parameters by flat name; nothing is computed."""
+def backbone_shapes(backbone: nn.Module, quantize: str = "none") -> dict[str, Any]:
+    """Tells the shapes of a backbone's parameters by flat name; nothing is computed.
+
+    `quantize` "int8" or "int4": those of its codes.
+    """
     batch = _dummy_batch(1, decodes=backbone.dims.decoder_layers > 0)
     init = lambda key: backbone.init(key, batch, method="init_all")["params"]
-    return flatten({"backbone": jax.eval_shape(init, jax.random.key(0))})
+    shapes = flatten({"backbone": jax.eval_shape(init, jax.random.key(0))})
+    return quantized_shapes(shapes, BITS[quantize]) if quantize in BITS else shapes
 
 
 def _rngs(key, part: int):

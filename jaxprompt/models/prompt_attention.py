@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.attention import Attention
+from jaxprompt.layers.quantized import restore
 from jaxprompt.models.model import Model, Params, place
 from jaxprompt.types import Batch, Injection, Stream, Tokens
 
@@ -54,9 +55,10 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
 
     # Unrolled and never recomputed, so that what a layer gives besides can leave it.
     cfg = dataclasses.replace(model.backbone.cfg, stack="unroll", remat="none")
+    whole = restore(params["backbone"], cfg.dtype)
     with nn.intercept_methods(watch):
         model.backbone.clone(cfg=cfg).apply(
-            {"params": params["backbone"]}, batch, _everywhere(injection), deterministic=True
+            {"params": whole}, batch, _everywhere(injection), deterministic=True
         )
     return _sort(model, batch, injection, calls)
 

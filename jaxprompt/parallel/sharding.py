@@ -19,6 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxprompt.errors import InputError
+from jaxprompt.tree import PLANE
 
 DATA, MODEL = "data", "model"
 # Logical axis -> axis of the mesh; names that are not here are not divided.
@@ -104,6 +105,7 @@ class Placement:
         A prompt's table is divided where its rows divide over the mesh. Heads of keys that are
         fewer than the model axis, and divide it, are on every device: those of others share them.
         """
+        name = PLANE.sub(r"\1", name)  # the arrays of a quantized parameter lie as it does
         part, _, path = name.partition("/")
         ndim, size = len(shape), self.mesh.shape[MODEL]
         divides = ndim == len(PROMPTS[1]) and shape[0] % size == 0

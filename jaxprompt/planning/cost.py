@@ -122,9 +122,10 @@ def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, 
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
     def draw(key):
+        shapes = backbone_shapes(module, run.backbone.block["quantize"])
         backbone = {
-            name: jnp.zeros(leaf.shape, module.cfg.dtype)
-            for name, leaf in backbone_shapes(module).items()
+            name: jnp.zeros(leaf.shape, leaf.dtype if tree.is_plane(name) else module.cfg.dtype)
+            for name, leaf in shapes.items()
         }
         loaded = tree.unflatten(backbone)["backbone"]
         params = model.init(key, loaded, choices=run.scorer.layout.num_rows)

@@ -1,0 +1,162 @@
+"""Frozen matrices in 8 or 4 bits: blocks of 32 numbers along a product's input.
+
+A number is code x scale + minimum of its block, as in GGUF's Q4_1. A quantized leaf is a dict with
+the arrays of `PLANES` in the place of one array. They have the axes of the numbers; that of the
+input is shorter: 1/32 of it in `scale` and `minimum`, and 1/2 of it in `codes` of 4 bits, where
+a byte holds numbers i (low bits) and i + 16 of a block.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from jaxprompt.tree import BLOCK
+
+BITS = {"int8": 8, "int4": 4}
+PLANES = ("codes", "scale", "minimum")
+DTYPES = {"codes": jnp.uint8, "scale": jnp.float16, "minimum": jnp.float16}
+# The axis that a product sums over, the last one of several; behind the axis of layers in a stack.
+_STACKED = r"(layers|decoder_layers|later_layers)/(.*/)?"
+_INPUTS = (
+    (_STACKED + r"(attention|cross)/((position_)?(query|key|value)|in_proj)/kernel", 1),
+    (_STACKED + r"(attention|cross)/out/kernel", 2),
+    (_STACKED + r"mlp/(up|gate|down)/kernel", 1),
+    (r"(embed/word|lm)/table", 1),
+)
+
+
+def input_axis(name: str) -> int | None:
+    """Finds the axis of a backbone's parameter along which blocks lie; None = stays as it is."""
+    return next((axis for rule, axis in _INPUTS if re.fullmatch(rule, name)), None)
+
+
+def plane_shape(shape: tuple[int, ...], axis: int, plane: str, bits: int) -> tuple[int, ...]:
+    """Gives the shape of one of the `PLANES` of numbers of a shape."""
+    per = 8 // bits if plane == "codes" else BLOCK
+    return (*shape[:axis], shape[axis] // per, *shape[axis + 1 :])
+
+
+def quantized_shapes(shapes: Mapping[str, Any], bits: int) -> dict[str, Any]:
+    """Gives the leaves that a flat tree of a backbone has when it is quantized.
+
+    `shapes` are arrays or jax.ShapeDtypeStruct by name, in which "backbone/" stands in front.
+    """
+    found: dict[str, Any] = {}
+    for name, leaf in shapes.items():
+        axis = input_axis(name.partition("/")[2])
+        if axis is None:
+            found[name] = leaf
+            continue
+        for plane in PLANES:
+            shape = plane_shape(leaf.shape, axis, plane, bits)
+            found[f"{name}/{plane}"] = jax.ShapeDtypeStruct(shape, DTYPES[plane])
+    return found
+
+
+def is_quantized(leaf: Any) -> bool:
+    """Tells whether a node of a tree of parameters is a quantized leaf."""
+    return isinstance(leaf, Mapping) and "codes" in leaf
+
+
+def has_quantized(params: Any) -> bool:
+    """Tells whether a tree of parameters has a quantized leaf."""
+    if not isinstance(params, Mapping):
+        return False
+    return is_quantized(params) or any(map(has_quantized, params.values()))
+
+
+def restore(params: Any, dtype: Any) -> Any:
+    """Turns the quantized leaves of a nested dict into numbers."""
+    if is_quantized(params):
+        return dequantize(**params, dtype=dtype)
+    if isinstance(params, Mapping):
+        return {name: restore(value, dtype) for name, value in params.items()}
+    return params
+
+
+def restore_at(params: Any, x: Any) -> Any:
+    """Turns the quantized leaves of one layer into numbers of x's dtype, not before x is there.
+
+    Else a compiler might do so once in front of a loop over tokens, for all layers together.
+    """
+    if not has_quantized(params):
+        return params
+    return restore(jax.lax.optimization_barrier((params, x))[0], x.dtype)
+
+
+def dequantize(codes: Any, scale: Any, minimum: Any, dtype: Any) -> Any:
+    """Computes codes x scale + minimum in float32, then casts. -> the shape of the numbers"""
+    return _dequantize_p.bind(codes, scale, minimum, dtype=jnp.dtype(dtype))
+
+
+def _numbers(codes, scale, minimum, *, dtype):
+    axis = next(i for i, n in enumerate(scale.shape) if n != codes.shape[i])
+    split = lambda x, per: x.reshape(*x.shape[:axis], -1, per, *x.shape[axis + 1 :])
+    per = codes.shape[axis] // scale.shape[axis]
+    blocks = split(codes, per)
+    if per < BLOCK:
+        blocks = jnp.concatenate([blocks & 15, blocks >> 4], axis=axis + 1)
+    scale, minimum = (split(x, 1).astype(jnp.float32) for x in (scale, minimum))
+    numbers = (blocks.astype(jnp.float32) * scale + minimum).astype(dtype)
+    return numbers.reshape(*codes.shape[:axis], -1, *codes.shape[axis + 1 :])
+
+
+# An operation of its own: the backward pass must not keep what it gives, nor anything on the way
+# there, and the policy of a checkpoint tells operations apart by their names alone (stack.py).
+# It has no derivative, so that a quantized weight that trains is an error.
+_dequantize_p = Primitive("dequantize")
+_dequantize_p.def_impl(functools.partial(jax.jit(_numbers, static_argnames="dtype")))
+mlir.register_lowering(_dequantize_p, mlir.lower_fun(_numbers, multiple_results=False))
+
+
+@_dequantize_p.def_abstract_eval
+def _shape_of(codes, scale, minimum, *, dtype):
+    found = jax.eval_shape(functools.partial(_numbers, dtype=dtype), codes, scale, minimum)
+    return jax.core.ShapedArray(found.shape, found.dtype)
+
+
+def _batched(args, axes, *, dtype):
+    run = jax.vmap(functools.partial(_numbers, dtype=dtype), in_axes=tuple(axes))
+    return run(*args), 0
+
+
+batching.primitive_batchers[_dequantize_p] = _batched
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class QuantizedTable:
+    """A quantized lookup table, used as an array [V, E] is: rows of it are looked up, or all."""
+
+    codes: Any
+    scale: Any
+    minimum: Any
+    dtype: Any = dataclasses.field(metadata=dict(static=True))  # of what is looked up
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.scale.shape[0], self.scale.shape[1] * BLOCK
+
+    def __len__(self) -> int:
+        return len(self.scale)
+
+    def __getitem__(self, ids):
+        """Looks rows up. int [...] -> [..., E]"""
+        return dequantize(self.codes[ids], self.scale[ids], self.minimum[ids], self.dtype)
+
+    def astype(self, dtype):
+        """Gives the whole table. -> [V, E]"""
+        return dequantize(self.codes, self.scale, self.minimum, dtype)
+
+
+def as_table(table: Any, dtype: Any) -> Any:
+    """Makes a table of a parameter that may be quantized."""
+    return QuantizedTable(**table, dtype=jnp.dtype(dtype)) if is_quantized(table) else table
