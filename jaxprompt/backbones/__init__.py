@@ -50,6 +50,7 @@ def make_backbone(
         changes["rescale"] = rescale
     if dropout is not None:
         changes["dropout"] = dropout
+        # BERT and T5 have one rate for both.
         if hasattr(has, "embed_dropout"):
             changes["embed_dropout"] = dropout
     if dropout == 0.0:

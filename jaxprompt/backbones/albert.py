@@ -22,14 +22,18 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
     group = [int(layer / (layers / groups)) for layer in range(layers)]
     own = dict(
         embed=embed,
+        # The masked-LM head comes down to the width of the word table, which multiplies it.
         lm_width=embed,
         layers=layers * inner,
         takes=tuple(own * inner + i for own in group for i in range(inner)),
+        # transformers' ALBERT has no dropout behind its feed-forward block.
         drops_mlp=False,
+        # Its checkpoints hold the map even where it keeps the width.
         projects=True,
         dropout=read_share(hf, "hidden_dropout_prob", 0.0),
         attention_dropout=read_share(hf, "attention_probs_dropout_prob", 0.0),
     )
+    # A null counts as a field that is absent.
     known = {"hidden_act": "gelu_new"} | {x: hf[x] for x in hf if hf[x] is not None}
     return config_from_hf(known, **(own | changes))
 

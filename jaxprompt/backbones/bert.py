@@ -101,6 +101,7 @@ class Embed(nn.Module):
     def __call__(self, tokens, slots, *, deterministic: bool):
         """Embeds tokens, slot rows in their places."""
         x = self.word(tokens.ids)  # [B, T, E]
+        # Before positions and norm: a soft token is embedded just as a word is.
         if slots is not None:
             x = write_slots(x, tokens.slot, slots)
         x = x + self.position(tokens.positions + self.cfg.offset) + self.type(tokens.types)
@@ -156,6 +157,7 @@ class Encoder(nn.Module):
         c = self.cfg
         self.embed = self.EMBED(c)
         self.layer = self.LAYER(c, parent=None)
+        # Layers that share parameters are stored once.
         stored = max(c.takes) + 1 if c.takes else c.layers
         init = init_stack(self.layer, stored, jnp.zeros((1, 2, c.width)), *self.example())
         self.layers = declare(self, "layers", init)
@@ -164,6 +166,7 @@ class Encoder(nn.Module):
         if "mlm" in c.model_heads:
             self.mlm = self.LM(c)
         if "rtd" in c.model_heads:
+            # A method is called `rtd`: the parameters keep that name, the attribute cannot.
             self.rtd_head = RtdHead(c, name="rtd")
 
     @nn.nowrap
@@ -185,6 +188,7 @@ class Encoder(nn.Module):
             x = take_kept(batch.kept, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
+        # Positions of a prefix are those of a bias like T5's, which this stack does not add.
         prefix = prefix and prefix._replace(positions=None)
         return self._run(x, prefix, batch, deterministic, first=self.cfg.skip)
 

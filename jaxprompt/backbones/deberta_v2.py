@@ -92,6 +92,7 @@ class Embed(nn.Module):
         if c.has_types:
             self.type = Table(c.types, c.embed, c.dtype)
         if c.embed != c.width:
+            # transformers' embed_proj has no bias, unlike ELECTRA's.
             self.project = nn.Dense(c.width, use_bias=False, dtype=c.dtype)
         self.norm = LayerNorm(c.eps)
         self.drop = Dropout(c.dropout)
@@ -142,8 +143,10 @@ class Convolution(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (c.width,))
         length, half = x.shape[1], c.conv // 2
         around = [(0, 0), (half, half)]
+        # In transformers embeddings of padding are 0, which the convolution alone can see.
         wide = jnp.pad(jnp.where(tokens.mask[..., None], x, 0.0), [*around, (0, 0)])
         own = tokens.segments
+        # The bias is added to padding too; it is taken out below.
         found = jnp.broadcast_to(bias.astype(c.dtype), x.shape)
         for tap in range(c.conv):
             part = wide[:, tap : tap + length]
@@ -192,6 +195,7 @@ class Backbone(Encoder):
         tokens, way, behind = batch.encoder, self._way(deterministic), None
         given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
+            # x is the embeddings where layer 0 runs, and elsewhere `run_stack` does not call this.
             behind = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
         return run_stack(
             self.layer, self.layers, x, prefix, *given, first=first, last=last,
@@ -233,6 +237,7 @@ def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:
         eps=read_positive(hf, "layer_norm_eps", 1e-7),
     )
     changes = changes | {"attention": "einsum"}
+    # The encoder's table has one row at least; `has_types` says whether it is used.
     plain = dataclasses.asdict(config_from_hf(hf | {"type_vocab_size": types or 1}))
     return DebertaConfig(**(plain | own | changes))
 

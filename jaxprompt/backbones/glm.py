@@ -51,6 +51,7 @@ class Embed(nn.Module):
         if slots is not None:
             x = write_slots(x, slot, slots)
         x = x + self.position(positions) + self.inner(inner)
+        # In `extend` it is [B, H], a token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
@@ -76,6 +77,7 @@ class Backbone(nn.Module):
         """Tells methods and heads what they may know of this backbone."""
         c = self.cfg
         head_dim = c.width // c.heads
+        # The table has a row more than transformers' max_sequence_length.
         return Dims(c.vocab, c.width, c.width, c.layers, c.heads, head_dim, c.positions - 1)
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
@@ -91,6 +93,7 @@ class Backbone(nn.Module):
         -> the answer's states [B, T, H], the cache, whose `positions` are those of the blank
         """
         self._check_room(batch.decoder.ids.shape[1] + room)
+        # The input is a prefix to the answer, which sees all of it and is never seen by it.
         front = self._read(batch.encoder, injection, True)[1]
         x, (k, v) = self._answer(batch, front, True, keep=True)
         own = remember(front, k, v, batch.decoder.mask, room)
@@ -106,6 +109,7 @@ class Backbone(nn.Module):
 
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
+        # All columns have the position of the blank, so that of the first will do.
         x = self.embed(ids, cache.positions[:, 0], positions + 1, deterministic=True)
         own = []
         for params, memory in zip(layers, cache.own, strict=True):
@@ -208,6 +212,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:
         width=width,
         layers=read_size(hf, "num_layers"),
         heads=heads,
+        # GLM's configs have no field for it.
         mlp=4 * width,
         positions=read_size(hf, "max_sequence_length") + 1,
         eps=read_positive(hf, "layernorm_epsilon", 1e-5),

@@ -77,6 +77,7 @@ class Layer(nn.Module):
     ):
         """Runs the layer; keep=True gives its k, v, without the prefix."""
         y = self.attention_norm(x)
+        # Kept without the prefix, which `remember` puts in front.
         kept = self.attention.keys(y)
         k, v, seen = put_in_front(prefix, *kept, seen)
         y = self.attention(y, k, v, seen, deterministic=deterministic)
@@ -110,6 +111,7 @@ class Embed(nn.Module):
         if slots is not None:
             x = write_slots(x, slot, slots)
         x = x + self.position(positions)
+        # In `extend` it is [B, H], a token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)

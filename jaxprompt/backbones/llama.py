@@ -162,6 +162,7 @@ class Layer(nn.Module):
 
         position: int [B]; columns: int [B, S], where those of the memory stand
         """
+        # Known when tracing: a global layer's step has no window to compute.
         turns = turns[int(is_local)]
         y = self.attention_norm(x)[:, None]
         k, v = self.attention.keys(y, turns)
@@ -170,6 +171,8 @@ class Layer(nn.Module):
         if is_local:
             near = columns > position[:, None] - self.cfg.window
             here = jnp.arange(mask.shape[1]) == column
+            # `columns` has the new token's place after the last layer only, so its own column is
+            # named here. A place below 0 is that of a prefix outside of windows.
             mask = mask & (near | (columns < 0) | here)
         q = self.attention.queries(y, turns)[:, 0]
         y = self.attention.recall_from(q, own._replace(mask=mask))
@@ -198,9 +201,11 @@ class Layer(nn.Module):
             length = item.prefix.k.shape[1]
             where = item.prefix.positions
             front = jnp.zeros((*places.shape, length), bool)
+            # Without positions it stands outside of windows: nothing of it is hidden.
             if where is not None:
                 front = where <= places[:, :, None] - c.window
             hidden = jnp.concatenate([front, hidden], axis=-1)
+        # Once keys are hidden by distance no kernel can be told of the mask in another form.
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
         return Seen(mask & ~(hidden & item.is_local))
 
@@ -220,10 +225,13 @@ class Embed(nn.Module):
         """Embeds tokens, slot rows in their places. int [B, T] x 2"""
         c = self.cfg
         x = self.word(ids)
+        # Before the slots are written: rows start from `words`, which are scaled already.
         if c.embed_scale != 1.0:
+            # Rounded to the type first, as transformers does: in bfloat16 sqrt(3072) becomes 55.5.
             x = x * jnp.asarray(c.embed_scale, c.dtype)
         if slots is not None:
             x = write_slots(x, slot, slots)
+        # In `extend` it is [B, H], a token of each row.
         if x.ndim == 3:
             x = constrain(x, "act_batch", None, None)
         return self.drop(x, deterministic=deterministic)
@@ -281,6 +289,7 @@ class Backbone(Decoder):
 
     def lm_table(self):
         """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""
+        # Unscaled, unlike `words`: as an output table Gemma's is multiplied as it is.
         table = self.embed.word.table if self.cfg.tied else self.lm.table
         return table, output_bias(table, None, self.cfg.vocab)
 
@@ -301,6 +310,7 @@ class Backbone(Decoder):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         if prefix is not None and prefix.positions is not None:
             self._check_window(prefix)
+            # `run_stack` takes leaves apart by their axis of layers, which positions lack.
             spread = jnp.broadcast_to(prefix.positions, (c.layers, *prefix.positions.shape))
             prefix = prefix._replace(positions=spread)
         items = Item(prefix, np.array(c.is_local))
@@ -331,6 +341,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     positions = read_positions(hf)
     usual = "gelu_pytorch_tanh" if kind.gemma else "silu"
     act = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
+    # Gemma 2 and 3 name their scale, and it need not be that of the head's width.
     scale = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5 if kind.sandwich else None
     fields = dict(
         vocab=read_size(hf, "vocab_size"),
@@ -351,6 +362,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         head_norms=kind.head_norms,
         sandwich=kind.sandwich,
         norm_offset=float(kind.gemma),
+        # Gemma multiplies embeddings by sqrt(H), as Vaswani et al. 2017, section 3.4, do.
         embed_scale=width**0.5 if kind.gemma else 1.0,
         cap=read_cap(hf, "attn_logit_softcapping", 50.0),
         logit_cap=read_cap(hf, "final_logit_softcapping", 30.0),
@@ -363,6 +375,6 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
 def _read_turnings(hf: Mapping[str, Any], name: str, size: int, positions: int):
     if name != "gemma3_text":
         return (read_turning(hf, size, positions),) * 2
-    bases = 1e6, 1e4
+    bases = 1e6, 1e4  # of global and of local layers, where the config names none
     pairs = zip(KINDS, bases, strict=True)
     return tuple(read_turning(hf, size, positions, kind=k, theta=theta) for k, theta in pairs)

@@ -80,7 +80,9 @@ class Layer(nn.Module):
         choose = lambda one, other: jax.tree.map(
             lambda a, b: jnp.where(item.is_global, a, b), one, other
         )
+        # A mask alone: which kind a layer is may be traced, and no kernel is told of windows.
         seen, own = Seen(choose(everything, near)), choose(*turns)
+        # A choice and no branch: under scan all layers are one program.
         y = jnp.where(item.is_first, x, normalize(x, item.scale, item.bias, c.eps))
         k, v, seen = put_in_front(item.prefix, *attention.keys(y, own), seen)
         y = attention(y, k, v, seen, own, deterministic=deterministic)
@@ -155,6 +157,7 @@ class _Later(nn.Module):
     cfg: ModernBertConfig
 
     def setup(self):
+        # Apart from the stack: the checkpoint's first layer has no such norm.
         self.attention_norm = _Norms(self.cfg)
 
 
@@ -187,6 +190,7 @@ class Backbone(Encoder):
         everything = jnp.broadcast_to(
             mask if mask.ndim == 3 else mask[:, None], (*places.shape, places.shape[1])
         )
+        # The window has half of `local_attention` on either side, both ends included.
         near = everything & (jnp.abs(places[:, :, None] - places[:, None]) <= c.window)
         turns = tuple(
             make_turns(places, make_rates(c.width // c.heads, theta))
@@ -200,6 +204,7 @@ class Backbone(Encoder):
             self.layer, self.layers, x, items, near, everything, turns, first=first, last=last,
             **self._way(deterministic),
         )  # fmt: skip
+        # What `enter` gives goes into a layer, so the last norm is not for it.
         return self.norm(x) if last is None else x
 
 
@@ -208,10 +213,12 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> ModernBertConfig:
     refuse(hf, "is_decoder", "add_cross_attention", "is_encoder_decoder")
     width, layers = read_size(hf, "hidden_size"), read_size(hf, "num_hidden_layers")
     heads = read_size(hf, "num_attention_heads")
+    # Rotary positions turn pairs of numbers, so the width of a head is even.
     if width % heads or width // heads % 2:
         raise InputError(
             f"hidden_size={width} must be an even multiple of num_attention_heads={heads}"
         )
+    # One layer alone has no norm before its attention, and `later_layers` would be empty.
     if layers < 2:
         raise InputError(f"num_hidden_layers={layers} is not supported; at least 2 are")
     rate = read_share(hf, "attention_dropout", 0.0)

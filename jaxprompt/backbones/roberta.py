@@ -16,6 +16,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> EncoderConfig:
             f"pad_token_id={offset - 1} leaves no row of max_position_embeddings="
             f"{hf['max_position_embeddings']} to text; give the config.json of these weights"
         )
+    # In transformers RobertaLMHead has gelu, whatever hidden_act says.
     return config_from_hf(hf, **({"offset": offset, "lm_activation": "gelu"} | changes))
 
 

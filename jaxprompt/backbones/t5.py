@@ -119,6 +119,7 @@ class DecoderLayer(nn.Module):
         x = x + self.drop(y, deterministic=deterministic)
         cross_keys = self.cross.keys(source)
         k, v, seen = put_in_front(cross, *cross_keys, source_seen)
+        # Without a bias: T5 has one for a stream's attention to itself alone.
         y = self.cross(self.cross_norm(x), k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
@@ -175,6 +176,7 @@ class Backbone(nn.Module):
         init = init_stack(self.decoder_layer, c.decoder_layers, *example)
         self.decoder_layers = declare(self, "decoder_layers", init)
         shape = (c.buckets, c.max_distance, c.heads)
+        # One table serves all layers of a stack (Raffel et al. 2020, section 2.1).
         self.bias, self.decoder_bias = RelativeBias(*shape, True), RelativeBias(*shape, False)
         self.norm, self.decoder_norm = RMSNorm(c.eps), RMSNorm(c.eps)
         self.drop = Dropout(c.dropout)
@@ -245,6 +247,7 @@ class Backbone(nn.Module):
         int [B], int [B], int scalar -> its state [B, H], the cache
         """
         x, own = self.embed.word(ids), []
+        # Before the bias is looked up: the token sees itself, at distance 0.
         cache = write_positions(cache, positions, column)
         bias = self.decoder_bias(positions[:, None], cache.positions)[:, :, 0]  # [B, N, S]
         for params, memory, cross in zip(layers, cache.own, cache.cross, strict=True):
@@ -262,6 +265,7 @@ class Backbone(nn.Module):
         """Scales the decoder's states for the output table. [..., H] -> [..., H]"""
         c = self.cfg
         factor = c.width**-0.5 if c.scaled_output else 1.0
+        # A tied table is divided with the stream; as the output table it must not be.
         return x * (factor * c.rescale if c.tied else factor)
 
     def lm_table(self):
@@ -296,6 +300,7 @@ class Backbone(nn.Module):
         if prefix is None:
             return bias
         length = prefix.k.shape[2]
+        # Outside of the relative bias a prefix has 0.
         if prefix.positions is None:
             return jnp.pad(bias, [(0, 0)] * 3 + [(length, 0)])
         front = table(positions, prefix.positions[None])  # [B, N, T, P]
@@ -350,6 +355,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     rescale = changes.get("rescale", 1.0)
     buckets = read_size(hf, "relative_attention_num_buckets", 32)
     distance = read_size(hf, "relative_attention_max_distance", 128)
+    # Below 4 no bucket of a side is exact, and the formula divides by how many are.
     if buckets < 4 or not buckets // 2 < distance < 2**20:
         raise InputError(
             f"relative_attention_num_buckets={buckets} and relative_attention_max_distance="
@@ -373,6 +379,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
         activation=act,
         gated=bool(gate),
         eps=eps / rescale**2,  # of the mean square of a stream that is divided
+        # T5 has one rate for hidden states and probabilities.
         dropout=rate,
         attention_dropout=rate,
         scaled_output=scaled,

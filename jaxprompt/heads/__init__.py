@@ -160,6 +160,7 @@ class Kind:
         """Encodes examples; `targets` says whether they are to be learned from."""
         del targets
         labels = np.array([example.label for example in examples], np.int32)
+        # Examples of one task may have different numbers of choices; classes are always all there.
         counts = [len(e.choices) if task.choices else classes for e in examples]
         rows = encoder.encode_all(examples)
         texts = [example.references for example in examples]
@@ -245,6 +246,7 @@ class Kind:
             names = task.labels
             if task.choices:
                 names = (names or example.choices)[: len(example.choices)]
+            # Of equal chances the class that comes first, as `decide` picks it.
             shown = np.argsort(-values, kind="stable")[:MANY] if classes > MANY else range(classes)
             known = {names[i]: float(values[i]) for i in shown if i < len(names)}
             yield {"prediction": names[index], "score": float(values[index]), "scores": known}

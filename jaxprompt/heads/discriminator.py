@@ -114,6 +114,7 @@ class Head(Kind):
         names = [f"{' ' * task.spaced}{name}" for name in tree.names[len(words) :]]
         ids = [tuple(own[0][own[0] >= 0].tolist()) for own in verbalizer.ids]
         ids += map(tuple, encode_texts(tokenizer, names))
+        # The space behind it belongs to the first subword of the next class.
         (between,) = encode_texts(tokenizer, [self.separator.rstrip()])
         starts = np.cumsum([0, *map(len, ids[: len(words)])])  # rows of the copies, class by class
         row = lambda number: int(starts[number]) if self.copies and number < len(words) else -1
@@ -159,6 +160,7 @@ class Head(Kind):
         tree = self.tree(task)
         if len(tree.lists) == 1:
             return super().encode(encoder, task, examples, classes=classes, targets=targets)
+        # Scores stand in the order of task.labels, in whatever order a list writes its classes.
         members = [sorted(own) for own in tree.lists]
         width = max(map(len, members))
         every = range(len(tree.lists))
@@ -261,6 +263,7 @@ def log_scores(split: Split, found: np.ndarray, classes: int) -> np.ndarray:
     """
     if split.parts is None:
         logits = drop_absent(found, split.counts, classes)[:, :classes]
+        # The log of a sigmoid, which stays finite where s rounds to 0.
         return -np.logaddexp(0.0, -logits.astype(np.float64))
     owner, lists, _, tree = split.parts
     scores = np.full((split.size, len(tree.names)), np.nan)

@@ -52,6 +52,7 @@ class Head(ByWords):
         said, sentinels = read_answer(asked.answer or default_answer(style))
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(asked.task, style, asked.form)
+        # A template that ends with a space has written it already.
         spaced = asked.task.spaced and not asked.template.ends_with_space
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
@@ -99,6 +100,7 @@ class LabelRows(Scores):
         own = np.repeat(np.arange(classes), counts)  # the class of each row
         logits = einsum("bx,rx->br", features, rows.astype(features.dtype), jnp.float32)
         cap = logit_cap(backbone)
+        # The bias is not capped: the cap is the backbone's, the bias is trained here.
         logits = soft_cap(logits, cap) + bias[own]
         if not several:
             logits = mask_absent(logits, batch.counts)
@@ -110,6 +112,7 @@ class LabelRows(Scores):
             words = words if more is None else words + more.astype(jnp.float32)
             whole = jnp.concatenate([logits, words], axis=-1)
         whole = jax.nn.log_softmax(whole)
+        # Cut after normalising, so that "full" is over the vocabulary too.
         scores = whole[:, : len(own)]
         if several:
             means = np.eye(classes, dtype=np.float32)[own] / np.asarray(counts, np.float32)

@@ -83,6 +83,7 @@ class Classifier(Scores):
         if self.pooler != "mean":
             return super().state(hidden, batch)
         tokens = batch.read
+        # Soft tokens are no part of the text whose states are averaged.
         keep = (tokens.mask & (tokens.roles != Role.SOFT))[..., None]  # [B*K, T, 1]
         total = jnp.where(keep, hidden.astype(jnp.float32), 0.0).sum(1)
         return total / jnp.maximum(keep.sum(1), 1)
@@ -94,6 +95,7 @@ class Classifier(Scores):
         pooled = self.state(hidden, batch)  # [B*K, H]
         if self.pooler == "checkpoint":
             pooled = backbone.pool(pooled)
+        # The head trains in float32, whatever the backbone computes in.
         pooled = pooled.astype(jnp.float32)
         if self.pooler == "trained":
             dense = nn.Dense(
@@ -101,6 +103,7 @@ class Classifier(Scores):
             )
             pooled = jnp.tanh(dense(pooled))
         pooled = Dropout(self.dropout)(pooled, deterministic=deterministic)
+        # As BERT's own layers are drawn, whose initializer_range is 0.02.
         init = nn.initializers.normal(0.02)
         scores = nn.Dense(self.classes, kernel_init=init, name="out")(pooled)  # [B*K, C]
         if self.classes == 1:  # an example with fewer choices has rows without a token

@@ -88,6 +88,7 @@ class Head(InText):
         """Marks the tokens of the answer. -> int32 [tokens], -1 = not known"""
         right = np.full(len(places), 0 if example.references else -1, np.int32)
         for start, end in example.spans[: 1 if self.single else None]:
+            # Any overlap counts: a subword may reach beyond the ends of an answer.
             right[(places[:, 1] > start) & (places[:, 0] < end)] = 1
         return right
 
@@ -97,6 +98,7 @@ class Head(InText):
         """Reads the tokens that no other window reads; [CLS], as nothing, where there are none."""
         first, _, begin, behind = window
         read = np.arange(at + begin - first, at + behind - first, dtype=np.int32)
+        # A row must read something; its label, -1, leaves that out of the loss.
         read = read if len(read) else np.array([cls_at], np.int32)
         labels = np.full(len(read), -1, np.int32)
         labels[: behind - begin] = right[begin:behind]
@@ -128,6 +130,7 @@ class Head(InText):
         if not self.tune:
             return self._compare(metric, split.references, words, self.threshold)
         tried = {at: self._compare(metric, split.references, words, at) for at in _TRIED}
+        # Of equally good thresholds the one nearest to the config's.
         best = max(tried, key=lambda at: (tried[at][metric], -abs(at - self.threshold)))
         return tried[best] | {"threshold": best}
 
@@ -169,6 +172,7 @@ class Head(InText):
         passes = scores > 1 - threshold
         if not self.no_answer and len(scores) and not passes.any():
             passes = np.arange(len(scores)) == scores.argmax()
+        # A run of words begins and ends where `passes` changes, padded with False on both sides.
         edges = np.flatnonzero(np.diff(passes.astype(int), prepend=0, append=0)).reshape(-1, 2)
         found: dict[str, Found] = {}
         for first, last in edges:
@@ -186,6 +190,7 @@ def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:
     words do.
     """
     owner, offsets, texts = split.parts
+    # Windows of one text follow one another, so a bisection finds where each text's begin.
     bounds = np.searchsorted(owner, np.arange(split.size + 1))
     for number, text in enumerate(texts):
         places = np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)

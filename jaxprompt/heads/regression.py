@@ -43,6 +43,7 @@ class Head(linear.Head):
     ) -> Split:  # fmt: skip
         """Encodes examples with their numbers."""
         del classes, targets
+        # Every number may be a right one, so NaN says that none is known.
         known = [np.nan if example.number is None else example.number for example in examples]
         counts = np.ones(len(examples), np.int32)
         rows = encoder.encode_all(examples)

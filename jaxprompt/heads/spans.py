@@ -86,6 +86,7 @@ class InText(Kind):
         for number, (example, gap) in enumerate(pairs):
             ids, places = texts[example.fields[field]]
             right = self.answer_of(example, places)
+            # Cut by tokens, each a unit of its own: words need not stay whole.
             for window in cut_windows([1] * len(ids), gap.room, self.stride):
                 row, at = encoder.place(gap, ids[window.first : window.last])
                 read, own, inside = self.read_window(window, at, encoder.cls_at, right)
@@ -165,6 +166,7 @@ class Head(InText):
         labels = np.full(len(read), -1 if right is None else 0, np.int32)
         if right is not None:
             inside = first <= right[0] and right[1] < last
+            # Behind [CLS], which is read first. An answer that this window cuts is at [CLS], too.
             start, end = (1 + x - first for x in right) if inside else (0, 0)
             labels[start] |= START
             labels[end] |= END
@@ -227,12 +229,16 @@ class Head(InText):
     def _answers(self, split: Split, found: np.ndarray) -> Iterator[Found]:
         """Yields the answer of each example; `found` is [windows, M, 2]."""
         owner, offsets, texts = split.parts
+        # Windows of one text follow one another, so a bisection finds where each text's begin.
         bounds = np.searchsorted(owner, np.arange(split.size + 1))
         for number, text in enumerate(texts):
             scores, spans, null = [], [], np.inf
             for window in range(bounds[number], bounds[number + 1]):
                 start, end = found[window, : split.counts[window]].T  # [M]
+                # The window that most looks like it has an answer decides, as in BERT's script for
+                # SQuAD 2.0.
                 null = min(null, start[0] + end[0])
+                # [CLS] comes first and is no part of a span.
                 own_scores, own = _best_spans(start[1:], end[1:], self.n_best, self.max_answer)
                 scores.append(own_scores)
                 spans.append(offsets[window][own])  # [spans, 2, 2]
@@ -241,6 +247,7 @@ class Head(InText):
                 yield Found("", -1, -1, 1.0, "", np.inf)
                 continue
             best = int(every.argmax())
+            # Subtracted before the exponentials, which would overflow.
             top = max(float(every[best]), float(null)) if self.no_answer else float(every[best])
             total = np.exp(every - top).sum() + (np.exp(null - top) if self.no_answer else 0.0)
             first, last = int(places[best, 0, 0]), int(places[best, 1, 1])
@@ -261,6 +268,7 @@ def _best_threshold(
     """
     score = lambda right, text: metrics.score_spans(metric, [right], [text])[metric]
     pairs = list(zip(references, answers, strict=True))
+    # The metric is a mean over questions, so the gains of single ones add up.
     gains = np.array([score(right, own.span) - score(right, "") for right, own in pairs])
     margins = np.array([own.margin for own in answers])
     order = np.argsort(margins, kind="stable")
@@ -271,8 +279,10 @@ def _best_threshold(
         return 0.0
     # Cut k answers the first k questions.
     cuts = [margins[0] - 1.0, *((margins[:-1] + margins[1:]) / 2), margins[-1] + 1.0]
+    # No threshold tells questions of equal margins apart.
     apart = [True, *(margins[:-1] < margins[1:]), True]
     total = np.where(apart, np.concatenate([[0.0], np.cumsum(gains)]), -np.inf)
+    # Equal totals may differ by rounding.
     best = np.flatnonzero(total >= total.max() - 1e-9)
     return float(min((cuts[i] for i in best), key=abs))
 

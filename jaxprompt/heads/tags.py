@@ -98,11 +98,13 @@ class Head(Kind):
         (field,) = task.fields
         index = {name: number for number, name in enumerate(task.labels)}
         rows, owner, labels = [], [], []
+        # Each distinct word is tokenized once.
         words = list({word: 0 for e in examples for word in (*e.words, *encoder.markers)})
         tokens = dict(zip(words, encoder.tokenise(words), strict=True))
         gaps = encoder.gaps([_with_space(example) for example in examples], field)
         pairs = zip(examples, gaps, strict=True)
         for number, (example, gap) in enumerate(pairs):
+            # A word whose characters the tokenizer drops still needs a token to be read at.
             pieces = [tokens[word] or [encoder.tokenizer.unk_token_id] for word in example.words]
             marked = Marked(-1, [], [], [])
             if encoder.markers:
@@ -115,6 +117,7 @@ class Head(Kind):
                 row, at = encoder.place(gap, ids)
                 read = slice(window.read - window.first, window.end - window.first)
                 label_pos = (at + starts[read]).astype(np.int32)
+                # Only a word that is alone in its window can be longer than the room.
                 cut = window.last - window.first == 1 and len(pieces[window.first]) > room
                 cut = cut and window.first != marked.word
                 rows.append([row._replace(label_pos=label_pos, cut=cut)])
@@ -214,6 +217,7 @@ class Head(Kind):
         lengths = [len(ids) for ids in pieces]
         if marked.word < 0:
             return cut_windows(lengths, room, self.stride), room
+        # It stands in every window, whose room is less by its tokens below.
         lengths[marked.word] = 0
         room -= len(marked.ids)
         if room < 1:
@@ -232,6 +236,7 @@ class Head(Kind):
             own = range(starts[number], starts[number + 1])
             # Windows read each word once, and in order.
             scores = np.concatenate([found[w, : split.counts[w]] for w in own])  # [words, C]
+            # Less the maximum, so that no exponential overflows.
             scores = scores - scores.max(-1, keepdims=True)
             scores -= np.log(np.exp(scores).sum(-1, keepdims=True))
             viterbi = self.decode == "viterbi"

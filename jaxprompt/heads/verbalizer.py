@@ -91,6 +91,7 @@ class Head(ByWords):
         said, sentinels = read_answer(asked.answer or default_answer(style, asked.form))
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(task, style, asked.form)
+        # A template that ends with a space has written it already.
         spaced = task.spaced and not asked.template.ends_with_space
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"
@@ -133,6 +134,7 @@ class Head(ByWords):
         def on_words(scores, *given):
             return count_classes(scores.words, *given)
 
+        # The main module and the target's, in the order of `lay_out`.
         both = {"main": AnswerHead(*modules.values())}
         return both, Objective("main", on_whole, sums=on_words)
 
@@ -153,6 +155,7 @@ def log_probabilities(backbone, hidden, rows=None):
     features = constrain(backbone.lm_features(hidden), "act_batch", None, None)  # [B, M, X]
     table, bias = backbone.lm_table()
     if rows is not None:
+        # A row of -1 reads the last one of the table and is made ABSENT below.
         table, bias = table[rows], None if bias is None else bias[rows]
     logits = einsum("bmx,rx->bmr", features, table.astype(features.dtype), jnp.float32)
     logits = soft_cap(logits, logit_cap(backbone))
@@ -194,16 +197,19 @@ class LabelWords(Scores):
         logp = log_probabilities(backbone, read, rows if restricted else None)
         columns = where if restricted else rows[where]
         picked = logp[:, jnp.maximum(at, 0), jnp.maximum(columns, 0)]  # [B, C, W, J]
+        # Indices of -1 were read at 0, and count nothing.
         picked = jnp.where(where >= 0, picked, 0.0)
         count = (where >= 0).sum(-1)  # [C, W]
         words = picked.sum(-1)  # [B, C, W]
         if self.pieces == "mean":
             words = words / jnp.maximum(count, 1)
         some = (count > 0).sum(-1)  # [C]
+        # A sum of no words is 0, which would be the best of all log-probabilities.
         classes = jnp.where(some > 0, words.sum(-1) / jnp.maximum(some, 1), ABSENT)  # [B, C]
         if restricted:
             return mask_absent(classes, batch.counts)
         inside = jnp.zeros(logp.shape[2], bool)
+        # An index of -1 would mark the last token: it is moved out of range, and dropped.
         inside = inside.at[jnp.where(rows >= 0, rows, logp.shape[2])].set(True, mode="drop")
         outside = jnp.where(inside, -jnp.inf, logp[:, at[0, 0, 0]]).max(-1)  # [B]
         return jnp.concatenate([classes, outside[:, None]], axis=-1)

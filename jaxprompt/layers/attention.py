@@ -26,6 +26,7 @@ def attend(
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    # Neither cuDNN's call in JAX nor the Pallas kernel caps scores.
     kernel = "einsum" if cap else kernel
     chosen = kernels.choose(
         kernel, sharding.target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
@@ -72,6 +73,7 @@ def _spread_heads(x, heads: int):
 
     By a product: the gradient of a repetition would gather all heads on every device.
     """
+    # Head n reads the keys of head n // (N / G), as transformers' repeat_kv lays them out.
     own = jnp.repeat(jnp.eye(x.shape[2], dtype=x.dtype), heads // x.shape[2], axis=1)
     spread = jnp.einsum("bsgd,gn->bsnd", x, own, precision=jax.lax.Precision.HIGHEST)
     return sharding.constrain(spread, "act_batch", None, "act_heads", None)
@@ -84,8 +86,11 @@ def _repeat(mask, times: int):
 
 def _probabilities(q, k, seen, bias, scale, cap=0.0):
     """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
+    # q is scaled and not the scores, which are an array more to pass over.
     scores = einsum("btnd,bsnd->bnts", q if scale == 1.0 else q * scale, k, jnp.float32)
+    # Capped before the mask: a tanh would bring the mask's minimum back to -cap.
     scores = soft_cap(scores, cap)
+    # The least finite number: with -inf a row that sees nothing would be NaN.
     scores = scores + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
     if bias is not None:
         scores = scores + bias
@@ -109,6 +114,7 @@ def recall(q, memory: Memory, bias=None, *, scale=None, cap=0.0):
     folded = _fold(beams, heads)
     scores = einsum("bjnd,bnsd->bnjs", folded, memory.k, jnp.float32)
     hidden = jnp.where(memory.mask, 0.0, jnp.finfo(jnp.float32).min)
+    # As in `_probabilities`: capped first, masked then.
     scores = soft_cap(scores, cap) + hidden[:, None, None]
     if bias is not None:
         scores = scores + bias.reshape(len(memory.k), -1, heads, columns).swapaxes(1, 2)
@@ -200,6 +206,7 @@ class Attention(nn.Module):
         """Computes the softmax of the scores. [B, T, N, D], [B, S, N, D] -> [B, N, T, S]"""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         if k.shape[2] < q.shape[2]:
+            # Not folded as in `attend`: each head has probabilities of its own to look at.
             k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
         return _probabilities(q, k, _spread(seen), bias, scale, self.cap)
 
@@ -221,6 +228,7 @@ def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
         return k, v, seen
     rows, length = k.shape[0], prefix.k.shape[1]
     spread = functools.partial(jnp.broadcast_to, shape=(rows, *prefix.k.shape[1:]))
+    # Trained numbers are float32, and would widen the keys of the text with them.
     k = jnp.concatenate([spread(prefix.k.astype(k.dtype)), k], axis=1)
     v = jnp.concatenate([spread(prefix.v.astype(v.dtype)), v], axis=1)
     mask = jnp.ones((1, length), bool) if prefix.mask is None else prefix.mask
@@ -232,6 +240,7 @@ def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
         wide = front if own.ndim == 2 else front[:, None]
         return jnp.concatenate([jnp.broadcast_to(wide, (*own.shape[:-1], length)), own], axis=-1)
 
+    # With a masked column in front the keys that are seen are no longer the first so many.
     counts = prefix.mask is None and seen.lengths is not None
     seen = seen._replace(
         mask=join(seen.mask),
@@ -247,6 +256,7 @@ def seen_of(queries: Tokens, keys: Tokens) -> Seen:
     """Lets each token see the real ones of its document."""
     if queries.segments is keys.segments is None:
         return Seen(keys.mask, keys.mask, lengths=keys.lengths)
+    # Padding shares document 0, so the keys' own mask has to hide it.
     own = queries.segments[:, :, None] == keys.segments[:, None, :]  # [B, T, S]
     segments = queries.segments, keys.segments
     return Seen(own & keys.mask[:, None, :], keys.mask, segments=segments)  # lengths do not tell
@@ -257,7 +267,9 @@ def seen_before(tokens: Tokens) -> Seen:
     number = jnp.arange(tokens.mask.shape[1])
     order = number[:, None] >= number  # [T, T]
     own = seen_of(tokens, tokens)
+    # By columns and not by positions, which several tokens may share.
     mask = order & (own.mask[:, None, :] if own.mask.ndim == 2 else own.mask)  # [B, T, T]
+    # Where lengths tell the mask no token is of a branch, see `Tokens`.
     if tokens.lengths is not None:
         return own._replace(mask=mask, causal=True)
     branch = tokens.types

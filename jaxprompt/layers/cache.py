@@ -23,10 +23,12 @@ def remember(prefix: Prefix | None, k, v, mask, room: int = 0) -> tuple[Memory, 
 
     [L, B, T, N, D] x 2, bool [B, T] -> L memories of columns S = P + T + room
     """
+    # They have no axis of layers to be taken apart by.
     prefix = prefix and prefix._replace(positions=None)
     found = []
     for front, own_k, own_v in unstack((prefix, k, v), k.shape[0]):
         own_k, own_v, seen = put_in_front(front, own_k, own_v, Seen(mask))
+        # The mask is padded with False, so a column is hidden until a token is written there.
         k_all, v_all, seen = (_grow(x, room) for x in (own_k, own_v, seen.mask))
         heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
         found.append(Memory(heads_first(k_all), heads_first(v_all), seen))
@@ -48,6 +50,7 @@ def place(prefix: Prefix | None, positions, room: int):
 
 def write(memory: Memory, k, v, column) -> Memory:
     """Writes one token of each row into a column. [B, N, D] x 2, int scalar"""
+    # All rows write the same column, so that a slice will do and no scatter is needed.
     put = jax.lax.dynamic_update_slice_in_dim
     seen = jnp.ones((len(memory.mask), 1), bool)
     return Memory(

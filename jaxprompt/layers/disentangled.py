@@ -29,7 +29,9 @@ def distance_rows(length: int, span: int, buckets: int, limit: int) -> np.ndarra
     distance = np.minimum(np.arange(length - 1, -length - 1, -1), length - 1)
     if buckets > 0:
         middle = buckets // 2
+        # At least `middle`: the logarithm of 0 would be computed though it is not taken.
         size = np.maximum(np.abs(distance), middle).astype(np.float32)
+        # In float32 as in transformers: at the edge of a bucket float64 rounds differently.
         far = np.log(size / np.float32(middle)) / np.log(np.float32((limit - 1) / middle))
         far = np.ceil(far * np.float32(middle - 1)) + middle
         near = np.abs(distance) <= middle
@@ -102,6 +104,7 @@ class Disentangled(Attention):
             self.query, self.key, self.value = dense(shape), dense(shape), dense(shape)
         if self.span and not self.shared:
             if "c2p" in self.terms:
+                # In transformers v1's pos_proj has no bias and its pos_q_proj has one.
                 self.position_key = dense(shape, use_bias=not self.joined)
             if "p2c" in self.terms:
                 self.position_query = dense(shape)
@@ -111,6 +114,7 @@ class Disentangled(Attention):
     def keys(self, x):
         """Projects what is attended to. [B, S, H] -> k, v [B, S, N, D]"""
         if self.joined:
+            # v1 has biases of queries and values, none of keys.
             return self.in_proj(x, 1), self.value(self.in_proj(x, 2))
         return self.key(x), self.value(x)
 
@@ -121,6 +125,7 @@ class Disentangled(Attention):
         """
         q = self._queries(x)
         if relative is not None:
+            # As transformers' pos_dropout, which every layer draws anew.
             relative = self.drop(relative, deterministic=deterministic)
         return self.mix(q, k, v, seen, self._bias(q, k, relative), deterministic=deterministic)
 
@@ -139,9 +144,11 @@ class Disentangled(Attention):
         length = q.shape[1]
         front = k.shape[1] - length
         rows = distance_rows(length, self.span, self.buckets, self.limit)
+        # The divisor counts all terms, since each adds a variance of its own to the score.
         scale, found = 1 / math.sqrt(self.head_dim * (1 + len(self.terms))), 0.0
         if "c2p" in self.terms:
             table = (self.key if self.shared else self.position_key)(relative[rows])  # [2T, N, D]
+            # q is scaled here as `attend` scales it for the content's term.
             found = by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32))
         if "p2c" in self.terms:
             # Seen from the keys the order of distances is the other one.

@@ -18,6 +18,7 @@ def draw_keep(shape, rate: float, key):
         keys = key
         for size in reversed(rows):
             keys = _fold(keys, size)
+        # Threefry gives word i the same bits in a draw of any length.
         draw = lambda key: jax.random.bits(key, (words,), jnp.uint32)
         for _ in rows:
             draw = jax.vmap(draw)

@@ -23,6 +23,7 @@ def write_slots(x, slot, slots):
     """
     pick = jax.nn.one_hot(slot, slots.shape[1], dtype=x.dtype)  # [B, T, S], zero row where slot < 0
     spread = jnp.broadcast_to(slots.astype(x.dtype), (x.shape[0], *slots.shape[1:]))
+    # At a TPU's default precision float32 rows would be rounded to bfloat16.
     rows = jnp.einsum("bts,bse->bte", pick, spread, precision=jax.lax.Precision.HIGHEST)
     return jnp.where((slot >= 0)[..., None], rows, x)
 
@@ -32,6 +33,7 @@ def hide_slots(tokens: Tokens, slots_mask) -> Tokens:
     if slots_mask is None:
         return tokens
     spread = jnp.broadcast_to(slots_mask, (tokens.slot.shape[0], slots_mask.shape[-1]))
+    # An index of -1 would read the last row; the next line leaves these out.
     there = jnp.take_along_axis(spread, jnp.maximum(tokens.slot, 0), axis=1)  # [B, T]
     # What is left need not stand in front.
     return tokens._replace(mask=tokens.mask & ((tokens.slot < 0) | there), lengths=None)
@@ -43,6 +45,7 @@ def output_bias(table, bias, vocab: int):
     if rows == vocab:
         return bias
     own = jnp.zeros(rows) if bias is None else bias.astype(jnp.float32)
+    # With -inf a row of padding has no share of a softmax and is never the best.
     return jnp.where(jnp.arange(rows) < vocab, own, -jnp.inf)
 
 
@@ -60,4 +63,5 @@ class Table(nn.Module):
 
     def __call__(self, ids):
         """Looks rows up."""
+        # The rows that are looked up are cast, not the whole table at every step.
         return self.table[ids].astype(self.dtype)

@@ -26,10 +26,12 @@ def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
     """
     rows, length = tokens.ids.shape
     text = (tokens.roles == Role.TEXT) & tokens.mask
+    # 2.0 is above every draw: what is no text comes last and is never chosen.
     chance = jnp.where(text, jax.random.uniform(key, (rows, length)), 2.0)  # [B, T]
     most = min(length, max(1, math.ceil(2 * share * length)))
     places = jnp.argsort(chance, axis=1)[:, :most]  # [B, M], the least chances first
     least = jnp.take_along_axis(chance, places, axis=1)
+    # The first place is taken whatever its chance, unless the row has no text at all.
     chosen = (least < share) | ((jnp.arange(most) == 0) & (least < 2.0))
     targets = jnp.where(chosen, jnp.take_along_axis(tokens.ids, places, axis=1), -1)
     hidden = jnp.zeros(text.shape, bool).at[jnp.arange(rows)[:, None], places].set(chosen)

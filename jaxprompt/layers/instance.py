@@ -32,6 +32,7 @@ def first_words(tokens: Tokens, share: float, count: int = 0) -> Words:
     count = count or max(_part_of(text.shape[1], share), 1)
     order = jnp.argsort(~text, axis=1, stable=True)[:, :count]  # those of the text in front
     ids = jnp.take_along_axis(tokens.ids, order, axis=1)
+    # More words may be asked for than the batch has columns.
     ids = jnp.pad(ids, ((0, 0), (0, count - ids.shape[1])))
     used = _part_of(text.sum(1, dtype=jnp.int32), share)
     mask = jnp.arange(count) < used[:, None]
@@ -63,6 +64,8 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, x, mask):
         """Computes them."""
+        # Convolutions read beyond the last word, and the mean sums all columns: zeros must stand
+        # there.
         x = jnp.where(mask[..., None], x, 0.0)
         count = jnp.maximum(mask.sum(1, keepdims=True), 1)  # [B, 1]
         if self.kind == "cnn":
@@ -83,6 +86,8 @@ class Encoder(nn.Module):
 
     def _pool(self, x, mask, size: int):
         """Convolves, and takes the maximum over the words that a window begins at. -> [B, X]"""
+        # Padded behind alone, so that a window begins at every word, even of a text that is shorter
+        # than the window.
         conv = nn.Conv(self.hidden, (size,), padding=[(0, size - 1)], name=f"conv{size}")
         found = nn.relu(conv(x))  # [B, W, X], at least 0
         return jnp.where(mask[..., None], found, 0.0).max(1)

@@ -31,6 +31,8 @@ def choose(
     """
     if kernel == "einsum" or dropped:  # no kernel drops as the rest of this code does
         return "einsum"
+    # cuDNN's flash attention takes 16-bit numbers alone, and on every GPU from capability 8.0 on
+    # heads of up to 128 numbers, in multiples of 8.
     narrow = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
     if narrow and target.platform == "gpu" and target.capability >= 8:
         return "cudnn"
@@ -57,6 +59,7 @@ def cudnn(q, k, v, seen: Seen, bias, scale: float):
     front = keys - queries if counts and seen.causal else 0
     more = (front + queries) % _EVEN, keys % _EVEN
     q = jnp.pad(q, [(0, 0), (front, more[0]), (0, 0), (0, 0)])
+    # Fewer heads of keys pass as they are: cuDNN shares them among the queries' heads.
     k, v = (jnp.pad(x, [(0, 0), (0, more[1]), (0, 0), (0, 0)]) for x in (k, v))
     # Far larger numbers, as JAX says in its own code, meet a fault of cuDNN's.
     low = -(2.0**41) if q.dtype == jnp.bfloat16 else -(2.0**14)
@@ -69,6 +72,8 @@ def cudnn(q, k, v, seen: Seen, bias, scale: float):
         hidden = jnp.where(jnp.broadcast_to(mask, (rows, 1, queries, keys)), 0.0, low)
         bias = hidden if bias is None else bias + hidden
     if bias is not None:
+        # Padding lies below what is masked, so that a row that sees nothing attends evenly over
+        # real keys. 2 * low is finite in float16 still.
         bias = jnp.pad(
             bias.astype(q.dtype), [(0, 0), (0, 0), (0, 0), (0, more[1])], constant_values=2 * low
         )
@@ -129,6 +134,7 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
         arrays.append(jnp.pad(bias.astype(q.dtype), pads))
         axes.append(("act_batch" if len(bias) > 1 else None, "act_heads", None, None))
     run = functools.partial(_flash, causal=seen.causal)
+    # GSPMD cannot divide a Pallas call: each device runs it on its own part.
     run = sharding.divide(run, [("act_batch", "act_heads", None, None)] * 3 + axes)
 
     def attend(q, k, v, arrays):
@@ -162,6 +168,7 @@ _anew.defvjp(
 
 def _flash(q, k, v, own, others, bias=None, *, causal: bool):
     """Attends row by row, so that rows share a bias. [B, N, T, D], [B, N, S, D] x 2, ..."""
+    # Imported where a TPU needs it, and nowhere else.
     from jax.experimental.pallas.ops.tpu import flash_attention as pallas
 
     rows, columns = (_block(x.shape[2]) for x in (q, k))

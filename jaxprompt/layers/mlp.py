@@ -18,6 +18,7 @@ def gelu(x):
 
 
 def _gelu_and_slope(x):
+    # Float32 inside: the value and the slope are each rounded once, to the type of x.
     wide = x.astype(jnp.float32)
     cdf = 0.5 + 0.5 * jax.lax.erf(wide * 2**-0.5)
     slope = cdf + wide * jnp.exp(-0.5 * wide * wide) * (2 * jnp.pi) ** -0.5
@@ -46,6 +47,7 @@ def _tanh_gelu_and_slope(x):
 
 tanh_gelu.defvjp(_tanh_gelu_and_slope, lambda slope, g: (g * slope,))
 
+# By the names that transformers' configs have.
 ACTIVATIONS = {
     "gelu": gelu,
     "gelu_new": tanh_gelu,

@@ -33,9 +33,12 @@ def score_targets(
     time, in float32; the backward pass computes them again.
     """
     rows, width = targets.shape
+    # Blocks are cut inside of each device's rows: across devices every block would have its
+    # features sent around.
     devices = parts("act_batch")
     devices = devices if rows % devices == 0 else 1
     own = rows // devices * width  # positions of a device
+    # Blocks of even size: else the last one might be padding for the most part.
     count = -(-own // block)
     size = -(-own // count)
 
@@ -79,6 +82,7 @@ def _run(features, table, bias, targets, chances, cap):
     def one(_, part):
         x, target, chance = part
         logits = _logits(x, narrow, bias, cap)  # [D, R, V]
+        # Kept besides the results: the backward pass needs a norm per position to compute p again.
         norm = jax.nn.logsumexp(logits, axis=-1)
         own = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
         drawn = None if chance is None else _draw(logits, norm, chance)
@@ -94,6 +98,7 @@ def _forward(cap, *args):
     found, norms = _run(features, table, bias, targets, chances, cap)
     # Of a frozen table no gradient is summed up, which takes as much room in float32.
     trains = any(x.perturbed for x in jax.tree.leaves(args[1:3]))
+    # What is kept must be arrays: an empty one says yes.
     return found, (features, table, bias, targets, norms, jnp.zeros(0) if trains else None)
 
 
@@ -101,6 +106,7 @@ def _backward(cap, kept, given):
     features, table, bias, targets, norms, trains = kept
     devices, (vocab, width) = features.shape[1], table.shape
     narrow, slopes = table.astype(features.dtype), given[0]
+    # A loss may read `hit` or `drawn` alone, which have no gradient.
     if isinstance(slopes, jax.custom_derivatives.SymbolicZero):
         slopes = jnp.zeros(slopes.shape, slopes.dtype)
 
@@ -111,7 +117,9 @@ def _backward(cap, kept, given):
         wide = slope[..., None] * (own - p)  # [D, R, V]
         through = wide
         if cap:
+            # The derivative of the cap. It is not the bias's: that is added behind the cap.
             through = wide * (1.0 - jnp.tanh(_logits(x, narrow, None, 0.0) / cap) ** 2)
+        # The products of the backward pass are in the type of the forward one, and sum in float32.
         g = through.astype(x.dtype)
         dx = jnp.einsum("drv,vx->drx", g, narrow, preferred_element_type=jnp.float32)
         if sums is not None:
@@ -159,8 +167,10 @@ def _draw(logits, norm, chance):
 def _fall(shares, chance):
     """Lays shares end to end. -> the one in which a chance of the whole falls, and where in it"""
     ends = shares.cumsum(-1)
+    # Of their sum, which is not 1: that of a group is a part of it, and rounding moves the whole.
     goal = (chance * ends[..., -1])[..., None]
     at = (ends > goal).argmax(-1)
     pick = lambda x: jnp.take_along_axis(x, at[..., None], axis=-1)
+    # Where in its share the chance falls is uniform again, and serves as the next chance.
     inside = (goal - pick(ends)) / jnp.maximum(pick(shares), TINY) + 1.0
     return at, jnp.clip(inside[..., 0], 0.0, BELOW_ONE)

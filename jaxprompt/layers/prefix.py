@@ -87,11 +87,13 @@ def place_vectors(
     """
     first, last = span
     pairs = vectors.reshape(*vectors.shape[:2], 2, dims.heads, dims.head_dim)
+    # Zero, so that the task's own keys stay as they are where a text has no word.
     pairs = jnp.where(there[..., None, None, None], pairs, 0.0)  # [B, P, 2, N, D]
     k, v = (jnp.broadcast_to(pairs[:, :, i], (last - first, *pairs[:, :, i].shape)) for i in (0, 1))
     own = place_prefix(k, v, first, dims.layers, inside)
     if task is None:
         return own._replace(mask=own.mask & there)
+    # In numpy, so that `segments` knows when compiling that no layer is without it.
     everywhere = np.ones((dims.layers, 1, task.shape[2]), bool)
     return own._replace(k=own.k + task[:, :1], v=own.v + task[:, 1:], mask=everywhere)
 

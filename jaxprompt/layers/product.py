@@ -64,6 +64,7 @@ def _forward(equation, dtype, x, y):
 def _backward(equation, dtype, kept, g):
     (x, y, like), (left, right, result) = kept, re.split(",|->", equation)
     g = jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
+    # `like` is empty and tells the type of x, which may not have been kept.
     g, narrow = g.astype(like.dtype), like.dtype
     dx = None if y is None else _narrow(f"{result},{right}->{left}", narrow, g, y)
     dy = None if x is None else _narrow(f"{left},{result}->{right}", narrow, x, g)

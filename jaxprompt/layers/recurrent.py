@@ -32,6 +32,7 @@ class BiLstm(nn.Module):
 
         What stands behind a sequence's end has a state that means nothing.
         """
+        # torch draws all weights of an LSTM from U(-k, k) with k = 1 / sqrt(hidden).
         length, gates, limit = x.shape[1], 4 * self.hidden, self.hidden**-0.5
         at = jnp.arange(length)
         ends = jnp.full(x.shape[:1], length) if lengths is None else lengths
@@ -45,6 +46,7 @@ class BiLstm(nn.Module):
             kernel, recurrent = weight("input", 1, x.shape[-1]), weight("recurrent", 1, self.hidden)
             bias = weight("bias", 2)  # torch has two where one is enough
             both = jnp.stack([x, turn(x)])  # [2, B, T, E]
+            # One large product for the inputs of all steps: the recurrent one alone is in the loop.
             terms = jnp.einsum("dbte,deg->tdbg", both, kernel) + bias[:, None]
             states = _scan(terms, recurrent)  # [2, B, T, hidden]
             x = jnp.concatenate([states[0], turn(states[1])], -1)
@@ -63,6 +65,7 @@ def _scan(terms, recurrent):
 
     start = jnp.zeros((*terms.shape[1:3], recurrent.shape[1]), terms.dtype)
     _, found = jax.lax.scan(step, (start, start), terms)
+    # [T, D, B, H] -> [D, B, T, H]
     return jnp.moveaxis(found, 0, 2)
 
 

@@ -24,6 +24,7 @@ def bucket(distance, *, buckets: int, max_distance: int, both_ways: bool):
     # On the host: at the edge of a bucket a device's logarithm may round to the other side.
     steps = np.arange(max_distance + 1)  # log(0) is left out; the exact buckets stand there
     ratio = np.log(np.maximum(steps, 1).astype(np.float32) / exact) / math.log(max_distance / exact)
+    # Truncated, not rounded, and in float32, as transformers computes it.
     far = exact + (ratio * (buckets - exact)).astype(np.int32)
     rows = np.where(steps < exact, steps, np.minimum(far, buckets - 1))
     return first + jnp.asarray(rows)[jnp.minimum(distance, max_distance)]
@@ -50,6 +51,7 @@ class RelativeBias(nn.Module):
         rows = bucket(
             distance, buckets=self.buckets, max_distance=self.max_distance, both_ways=self.both_ways
         )
+        # Float32 even where the table is frozen in bfloat16: it is added to float32 scores.
         found = self.table.astype(jnp.float32)[rows]  # [B|1, T, S, N]
         found = jnp.where((keys >= 0)[:, None, :, None], found, 0.0)
         return found.transpose(0, 3, 1, 2)

@@ -17,6 +17,7 @@ def make_turns(positions, rates, factor: float = 1.0):
 
     `factor` lengthens what is turned (YaRN).
     """
+    # In bfloat16 positions above 256 would not be exact.
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(rates, jnp.float32)
     angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -26,6 +27,7 @@ def make_turns(positions, rates, factor: float = 1.0):
 def turn(x, turns):
     """Turns each pair of x[d], x[d + D / 2], in float32. [B, T, N, D] -> [B, T, N, D]"""
     cos, sin = turns
+    # Halves and not neighbours are pairs: so transformers lays the projections out.
     low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     wide = jnp.concatenate([low, high], axis=-1) * cos
     return (wide + jnp.concatenate([-high, low], axis=-1) * sin).astype(x.dtype)

@@ -23,6 +23,7 @@ def join(parts: Sequence[Injection], rows: Sequence[Rows]) -> Injection:
     encoder = _join_streams([part.encoder for part in parts], [own.count for own in rows])
     decoder = _join_streams([part.decoder for part in parts], [own.decoder for own in rows])
     cross = _join_streams([part.cross for part in parts], [0] * len(parts))
+    # At most one part has rows for the head.
     (trained, *_) = [*(part.rows for part in parts if part.rows is not None), None]
     return Injection(encoder, decoder, cross, trained)
 
@@ -42,6 +43,7 @@ def _join_streams(streams: Sequence[Stream], counts: Sequence[int]) -> Stream:
     pairs = [(own, n) for own, n in zip(streams, counts, strict=True) if own.slots is not None]
     slots = mask = None
     if pairs:
+        # What the template places comes first, of all parts: it is numbered from 0 on.
         cut = lambda of: [of(own)[:, :n] for own, n in pairs] + [of(own)[:, n:] for own, n in pairs]
         slots = _beside(cut(lambda own: own.slots))
         if any(own.slots_mask is not None for own, _ in pairs):
@@ -58,7 +60,9 @@ def _mask_of(stream: Stream):
 def _join_prefixes(prefixes: Sequence[Prefix]) -> Prefix:
     k, v = (_beside([getattr(own, name) for own in prefixes], axis=2) for name in ("k", "v"))
     masks = [own.mask for own in prefixes]
+    # One array that is traced makes the whole unknown: numpy cannot hold it.
     known = all(isinstance(mask, np.ndarray) for mask in masks)  # when compiling
+    # Those of one stream are all inside of a bias or all outside of it.
     inside = prefixes[0].positions is not None
     return Prefix(
         k, v, _beside(masks, axis=2, xp=np if known else jnp),

@@ -64,10 +64,12 @@ def run_stack(
     if first == last:
         return x, None
     follows = behind_first is not None and first == 0
+    # A scan cannot stop behind its first layer: that one becomes a scan of its own.
     cut = {1} & set(range(first + 1, last)) if follows and stack == "scan" else set()
     params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last, cut)
     # Slices of the stack would be copies of the weights.
     in_place = len(parts) > 1 or last - first < length or (takes is not None and stack == "scan")
+    # Under scan the index is traced, and can pick from an array alone.
     owner = lambda index: index if takes is None else jnp.asarray(takes)[index]
 
     def apply(x, item):
@@ -77,11 +79,14 @@ def run_stack(
             own = owner(index)
             pick = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, own, keepdims=False)
             layer_params = jax.tree.map(pick, params)
-        # Behind the gathering, which then moves codes.
+        # Inside of what is checkpointed: the backward pass gathers and dequantizes again, and keeps
+        # no whole layer. Codes are gathered, which are smaller than numbers.
         layer_params = restore(sharding.gather(layer_params), x.dtype)
         x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **flags)
         return sharding.constrain(x, "act_batch", None, None), more
 
+    # Even without remat: else the weights of every layer, read, gathered or dequantized, would be
+    # kept for the backward pass.
     if remat != "none" or in_place or sharding.gathers() or has_quantized(params):
         # Merging of common subexpressions would undo the recomputation, except in a loop's body.
         apply = jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=stack == "unroll")
@@ -107,6 +112,7 @@ def run_stack(
 
 def _cast_kernels(params, dtype):
     """Casts what products multiply: in a loop the casts would be kept for the backward pass too."""
+    # Biases and norms stay: they are small, and the norms' scales are used in float32.
     is_kernel = lambda path: path[-1].key == "kernel"
     cast = lambda path, leaf: leaf.astype(dtype) if is_kernel(path) else leaf
     return jax.tree_util.tree_map_with_path(cast, params)
@@ -119,6 +125,7 @@ def take_kept(kept, dtype):
 
 def _keep_but_weights(primitive, *_, **__) -> bool:
     """Keeps all for the backward pass but weights read from the stack, gathered or dequantized."""
+    # The first two are what `dynamic_index_in_dim` consists of, the third is `sharding.gather`'s.
     return primitive.name not in ("dynamic_slice", "squeeze", "sharding_constraint", "dequantize")
 
 
@@ -143,6 +150,7 @@ def segments(
     prefixes = [p for p in jax.tree.leaves(per_layer, is_leaf=is_prefix) if is_prefix(p)]
     known = [p for p in prefixes if isinstance(p.mask, np.ndarray)]
     stands = [p.mask.any(axis=(1, 2)) for p in known]
+    # Only where a mask begins or ends: every cut is one more loop to compile.
     inner = {i for there in stands for i in range(first + 1, last) if there[i] != there[i - 1]}
     bounds = [first, *sorted(inner | set(more)), last]
 

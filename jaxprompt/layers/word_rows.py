@@ -24,9 +24,12 @@ def hash_rows(ids, width: int, scale: float, xp=jnp):
     of a word that was never trained need not be stored. The mixing is MurmurHash3's finaliser.
     """
     at = xp.asarray(ids).astype(xp.uint32)[..., None] * xp.uint32(width)
+    # The finaliser maps 0 to 0: without a constant, here 2^32 / golden ratio, the first number of
+    # word 0 would be -scale.
     x = at + xp.arange(width, dtype=xp.uint32) + xp.uint32(0x9E3779B9)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> shift)) * xp.uint32(factor)
+    # The upper 24 bits, which a float32 holds exactly.
     unit = ((x ^ (x >> 16)) >> 8).astype(xp.float32) * xp.float32(2.0**-24)  # [0, 1)
     return (2.0 * unit - 1.0) * xp.float32(scale)
 
@@ -83,6 +86,7 @@ class WordRows(nn.Module):
     def __call__(self, ids):
         """Looks them up."""
         number, rows = rows_of(self.seen, self.vocab), None
+        # A text without a known word still needs an array to train.
         stored = max(int(number.max() + 1), 1)
         count = -(-stored // _MULTIPLE) * _MULTIPLE if self.seen else self.vocab
         if self.has_base:
@@ -97,6 +101,7 @@ class WordRows(nn.Module):
         if self.fixed:
             return rows
         at = jnp.asarray(number)[ids]
+        # An index of -1 would read the last row, which the choice leaves out anyway.
         return jnp.where((at >= 0)[..., None], own[jnp.maximum(at, 0)], rows)
 
     def _draw(self, key, shape):

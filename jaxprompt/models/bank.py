@@ -40,6 +40,7 @@ class Bank:
 
         `added` is what `stack` gives, `params` has "backbone".
         """
+        # A prompt is chosen by example, and the backbone sees K rows of each, example-major.
         injection = pick(added, jnp.repeat(batch.prompt, self.choices))
         variables = {"params": params["backbone"]}
         hidden = self.backbone.apply(variables, batch, injection, deterministic=True)
@@ -60,6 +61,7 @@ class Bank:
                 continue
             # Every prompt's numbers see every row, and each row keeps what its own give: a head is
             # small beside the backbone, and so nothing depends on how many rows each prompt has.
+            # In turn and not by jax.vmap: one prompt's activations of a head are held at a time.
             every = jax.lax.map(judge(head), (own.params, own.rows))  # [G, B, ...]
             mine = own.number[batch.prompt].reshape(1, -1, *[1] * (every.ndim - 2))
             found.append(jnp.take_along_axis(every, mine, axis=0)[0])
@@ -101,6 +103,7 @@ def _stack_streams(streams: Sequence[Stream]) -> Stream:
     rows = [own.slots for own in streams if own.slots is not None]
     if rows:
         most = max(own.shape[1] for own in rows)
+        # Slots need no mask: a shorter prompt's template places no number beyond its own rows.
         nothing = np.zeros((1, most, rows[0].shape[2]), np.float32)
         filled = [nothing if own.slots is None else _fill(own.slots, 1, most) for own in streams]
         slots = jnp.concatenate(filled)
@@ -108,14 +111,17 @@ def _stack_streams(streams: Sequence[Stream]) -> Stream:
     if known:
         first, most = known[0], max(own.k.shape[2] for own in known)
         shape = (first.k.shape[0], 1, most, *first.k.shape[3:])
+        # Masked, since a key of zeros still takes its share of a softmax.
         none = Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32), False)
         filled = []
         for own in streams:
             mine = own.prefix or none
             k, v = (_fill(x, 2, most) for x in (mine.k, mine.v))
             mask = np.broadcast_to(np.asarray(mine.mask), (shape[0], 1, mine.k.shape[2]))
+            # A mask is filled up with False.
             filled.append((k, v, _fill(mask, 2, most)))
         k, v, mask = (jnp.concatenate(parts, 1) for parts in zip(*filled, strict=True))
+        # Positions are those of the first, since what is stacked has equal `places_of`.
         prefix = Prefix(k, v, mask, first.positions)
     return Stream(slots, prefix)
 
@@ -147,6 +153,7 @@ def group_heads(
     kinds: list[Any] = []
     of = []
     for number, (head, own) in enumerate(zip(heads, rows, strict=True)):
+        # The number of label rows is part of the kind: those of different shapes do not stack.
         kind = (*_plain(head), None if own is None else own.shape)
         if kind not in kinds:
             kinds.append(kind)

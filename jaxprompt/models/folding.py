@@ -23,6 +23,8 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
     its parts those that compute constants become these. Raises TypeError for one that reads what it
     does not say: constants would be wrong for others.
     """
+    # Checked whatever the method says: a dependence that it hides would be frozen into the export
+    # at the values of this batch.
     found = reads_of(model, params, batch)
     if secret := set(found) - set(model.prompt.reads):
         name = type(model.prompt).__module__
@@ -31,6 +33,7 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
         own = jax.device_get(params.get("prompt", {}))
         own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
         return _fold_parts(model, own, params, batch)
+    # On the host, where `as_constants` asks the masks in which layers the prefix stands.
     return as_constants(model.prompt, jax.device_get(model.inject(params, batch)))
 
 
@@ -51,6 +54,7 @@ def _fold_parts(
         methods.append(method)
         numbers.append(held)
     prompt = model.prompt.clone(parts=write_parts(methods))
+    # What went together as computed need not as constants.
     prompt.check()
     names = [part.name for part in prompt.components()]
     return prompt, {name: held for name, held in zip(names, numbers, strict=True) if held}
@@ -60,8 +64,12 @@ def reads_of(model: Model, params: Params, batch: Batch) -> tuple[str, ...]:
     """Finds the fields of a batch whose numbers the injection depends on; nothing is computed."""
     leaves, form = jax.tree.flatten_with_path(batch)
     places, leaves = [path[0].name for path, _ in leaves], [leaf for _, leaf in leaves]
+    # Read off the data flow, not off two batches compared: these may differ in nothing that the
+    # method reads.
     traced = jax.make_jaxpr(lambda own: model.inject(params, jax.tree.unflatten(form, own)))(leaves)
     needed = {var for var in traced.jaxpr.outvars if isinstance(var, Var)}
+    # An inner program, as of a scan, counts as a whole: a field too many may be found, never one
+    # too few.
     for equation in reversed(traced.jaxpr.eqns):
         if needed.intersection(equation.outvars):
             needed |= {var for var in equation.invars if isinstance(var, Var)}
@@ -85,8 +93,12 @@ def as_constants(prompt: Method, streams: Injection) -> tuple[Method, dict[str, 
             )
         if slots is not None and counts[stream]:
             fields[f"{name}slots"] = counts[stream]
+            # Rows behind those that the template places serve heads and views of objectives, which
+            # an export does not have in its slots.
             arrays[f"{name}slots"] = np.asarray(slots[0, : counts[stream]], np.float32)
         if prefix is not None:
+            # Layers outside of the prefix hold padding. It stands in one interval, which parts that
+            # are side by side have alike.
             inside = np.flatnonzero(prefix.mask.any(axis=(1, 2)))
             first, last = int(inside[0]), int(inside[-1]) + 1
             span = {"length": prefix.k.shape[2], "first": first, "last": last}
@@ -101,6 +113,7 @@ def unfold(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     slots = [arrays[name] for name in ("slots", "decoder_slots") if name in arrays]
     if slots or "rows" in arrays:
         more = {"rows": arrays["rows"]} if "rows" in arrays else {}
+        # One table holds the decoder's rows behind the input's, see `soft`.
         return ({"table": np.concatenate(slots)} if slots else {}) | more
     prefixes = [name for name in PARTS.values() if f"{name}k" in arrays]
     pair = lambda name: np.stack([arrays[f"{name}k"], arrays[f"{name}v"]], axis=1)

@@ -51,7 +51,9 @@ def generate(
     states, cache = backbone.prefill(batch, injection, room)
     layers, opened = backbone.reading_layers(), cache.positions.shape[1] - room
     columns = jnp.arange(tokens.mask.shape[1])
+    # Padding may stand on either side, so the last real column is looked for.
     last = jnp.where(tokens.mask, columns, 0).max(1)[:, None]  # [B, 1]
+    # Positions are data, and hold the shift of a prefix already.
     start = jnp.take_along_axis(jnp.asarray(tokens.positions), last, axis=1) + 1  # [B, 1]
     state = jnp.take_along_axis(states, last[:, :, None], axis=1)[:, 0]  # [B, H]
 
@@ -64,12 +66,14 @@ def generate(
 
     # On the host, in float64: index is the length.
     penalties = jnp.float32(np.arange(1, max_new + 1, dtype=np.float64) ** length_penalty)
+    # Rows of length 0, which only fill the batch, divide by 1.
     penalties = jnp.concatenate([jnp.ones(1), penalties])
     idle = jnp.asarray(batch.weights) == 0  # [B]
     found = jnp.full((len(start), max_new), pad, jnp.int32)
     if beams == 1:
         return _greedy(read, _score(backbone, state), cache, found, idle, eos, penalties)
     longest = early_stopping == "never" and length_penalty > 0
+    # None: an open continuation is not compared; 0: by its own length.
     reach = None if early_stopping is True else max_new if longest else 0
     return _beam_search(
         read, _score(backbone, state), cache, found, idle, eos, penalties, beams, reach
@@ -126,7 +130,10 @@ def _beam_search(read, scores, cache, ids, idle, eos, penalties, beams, reach) -
         """Takes the best 2 K continuations: K of them go on, whichever of the others end."""
         vocab = scores.shape[-1]
         logp = jax.nn.log_softmax(scores).reshape(rows, -1, vocab)  # [B, K, V], at first [B, 1, V]
+        # At first all beams are the same text: one of them is continued, else each would choose the
+        # same tokens.
         total = (beam.sums[:, : logp.shape[1], None] + logp).reshape(rows, -1)
+        # Each beam has one end id, so of 2 K continuations K at least are still open.
         sums, index = jax.lax.top_k(total, 2 * beams)
         parents, tokens = index // vocab, index % vocab  # [B, 2 K]
         ids, count = pick(beam.ids, parents).at[:, :, beam.count].set(tokens), beam.count + 1
@@ -146,6 +153,7 @@ def _beam_search(read, scores, cache, ids, idle, eos, penalties, beams, reach) -
 
     def step(carry):
         beam, cache = carry
+        # Before the token is read: its column goes behind those of the beam that it continues.
         cache = pick_beams(cache, beam.parents)
         scores, cache = read(beam.ids[:, :, beam.count - 1], beam.count - 1, cache)
         return choose(beam, scores), cache
@@ -156,6 +164,7 @@ def _beam_search(read, scores, cache, ids, idle, eos, penalties, beams, reach) -
     cache = repeat_rows(cache, beams)
     beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
+    # The first end id is meant, since the pad id may be the same.
     ends = ids == eos
     lengths = jnp.where(ends.any(1), jnp.argmax(ends, axis=1) + 1, max_new)
     lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
@@ -170,6 +179,7 @@ def _goes_on(carry):
 def _score(backbone, x):
     """Multiplies states by the whole output table. [R, H] -> float32 [R, V]"""
     features, (table, bias) = backbone.lm_features(x), backbone.lm_table()
+    # Float32 whatever the features are: rounded to 16 bits near scores would be equal.
     scores = jnp.einsum(
         "rx,vx->rv", features, table.astype(features.dtype), preferred_element_type=jnp.float32
     )

@@ -38,6 +38,7 @@ class Model:
         where = None if placement is None else placement.replicated
         return {"backbone": backbone, **_compile_draw(self, choices, where)(key, backbone)}
 
+    # The one that a dataclass makes would hash the heads' mapping, which has no hash.
     def __hash__(self) -> int:
         """Is that of all equal models, which are the same program."""
         return hash((self.backbone, self.prompt, frozenset(self.heads.items()), self.is_kept))
@@ -47,6 +48,7 @@ class Model:
         batch = _dummy_batch(choices, decodes=self.backbone.dims.decoder_layers > 0)
         hidden = jnp.zeros((choices, 2, self.backbone.dims.width))
         bound = self.backbone.bind({"params": backbone})
+        # Heads are drawn with what the method adds, since some score by its rows.
         injection, prompt = self.prompt.init_with_output(
             prompt_key, batch, bound.words(), deterministic=True
         )
@@ -62,6 +64,7 @@ class Model:
         """Computes what the method adds for a batch."""
         words = self.backbone.bind({"params": params["backbone"]}).words()
         return self.prompt.apply(
+            # A method reads the words and does not train them, even where the backbone trains too.
             {"params": params.get("prompt", {})}, batch, jax.lax.stop_gradient(words),
             deterministic=deterministic, rngs=_rngs(key, 0),
         )  # fmt: skip
@@ -126,7 +129,7 @@ def _rngs(key, part: int):
 
 def _dummy_batch(choices: int, decodes: bool) -> Batch:
     zeros = jnp.zeros((choices, 2), jnp.int32)
-    tokens = Tokens(zeros, zeros == 0, zeros - 1, zeros, zeros, zeros)
+    tokens = Tokens(zeros, zeros == 0, zeros - 1, zeros, zeros, zeros)  # all seen, no slots
     one = jnp.zeros(1, jnp.int32)
     decoder = tokens if decodes else None
     return Batch(tokens, zeros[:, :1], one, jnp.ones(1), one, decoder, zeros[:, :1], prompt=one)

@@ -47,6 +47,7 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
         module = context.module
         if not isinstance(module, Attention) or context.method_name != "__call__":
             return next_call(*args, **kwargs)
+        # What follows is a bias, a table of distances or turns, by kind of attention.
         x, k, _, seen, *bias = args
         probs = module.weigh(x, k, seen, *bias)
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
@@ -98,6 +99,7 @@ def _sort(
         if prefix is not None:
             front = jnp.ones((len(is_prompt), prefix.k.shape[2]), bool)
             is_prompt = jnp.concatenate([front, is_prompt], axis=1)  # [B, P+S]
+        # Where there is a decoder the head reads it alone, and so no query of the encoder.
         reads = batch.label_pos[:, 0] if (name != "encoder") == decodes else None
         found[name] = _measure(layers, is_prompt, queries, reads)
     return found

@@ -35,6 +35,7 @@ def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tup
     layers = backbone.dims.layers
     parts = {"encoder": found[:layers]}
     if decodes:
+        # A layer of the decoder projects its own keys before those of the encoder's output.
         parts |= {"decoder": found[layers::2], "cross": found[layers + 1 :: 2]}
     return {
         stream: tuple(jnp.stack(each)[:, 0] for each in zip(*own, strict=True))

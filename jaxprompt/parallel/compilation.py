@@ -30,6 +30,7 @@ def shared(make: Callable) -> Callable:
     @functools.wraps(make)
     def call(*given: Any, **named: Any) -> Any:
         try:
+            # Hashed by itself: a TypeError that `make` raises must not be taken for a missing hash.
             hash((given, *named.items()))
         except TypeError:
             return make(*given, **named)
@@ -51,6 +52,7 @@ def _options(dropped: bool) -> dict[str, Any] | None:
     if jax.default_backend() != "cpu" or not dropped:
         return None
     options = {"xla_cpu_use_fusion_emitters": False}
+    # An unknown option is an error at compilation, so a program of nothing is compiled first.
     try:
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except jax.errors.JaxRuntimeError:  # an XLA that has no such option
@@ -104,5 +106,6 @@ def _machine() -> str:
         return kind
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
+    # x86 calls them flags, Arm Features.
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return f"cpu-{hashlib.sha256((platform.processor() + flags).encode()).hexdigest()[:12]}"

@@ -58,14 +58,17 @@ _TABLE = (
     _tpu("v6e", 32, 918, 1638, 800),
 )
 DEVICES = {device.name: device for device in _TABLE}
+# What JAX calls otherwise than the data sheets do.
 _TPU_KINDS = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
 
 
 def of_kind(kind: str) -> Device | None:
     """Finds a device by its name in JAX ("NVIDIA H200", "TPU v5 lite"), None = it is not here."""
     kind = _TPU_KINDS.get(kind, kind).lower()
+    # By the first part of the name: sizes are written otherwise in JAX ("80GB").
     found = [own for name, own in DEVICES.items() if re.search(rf"\b{name.split('-')[0]}\b", kind)]
     sized = [own for own in found if f"{own.name.partition('-')[2]}gb" in kind]
+    # A name without a size is taken for the largest form, which is listed last.
     return (sized or found or [None])[-1]
 
 
@@ -75,6 +78,7 @@ def parse_devices(text: str) -> tuple[int, Device]:
     if not found or int(found[1]) < 1:
         raise InputError(f'--devices={text!r} must be COUNT x NAME, as in "8x v5e" or "4x V100-32"')
     name = re.sub(r"^(nvidia|google|tpu)[\s-]+|^tpu(?=v)", "", found[2].lower())
+    # "32GB", "32GiB" and "32G" are all 32.
     name = re.sub(r"(?<=\d)\s*gi?b?$", "", re.sub(r"\s+", "-", name))
     if name not in DEVICES:
         raise InputError(f"--devices={text!r}: unknown device {found[2]!r}; {_near(name)}")

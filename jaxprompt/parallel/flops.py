@@ -26,6 +26,7 @@ def _count(jaxpr: Any) -> float:
             total += 2.0 * math.prod(line.outvars[0].aval.shape) * summed
         parts = [_count(part) for part in _inner(line.params)]
         pick = max if line.primitive.name == "cond" else sum
+        # A scan has a length. A while loop, of which nobody knows how often it runs, counts once.
         total += line.params.get("length", 1) * pick(parts or [0.0])
     return total
 

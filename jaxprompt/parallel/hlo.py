@@ -60,6 +60,7 @@ def read_work(text: str) -> DeviceWork:
     computations, entry = _parse(text)
     parts = _parts(computations)
 
+    # A computation that is called from several places is read once and counted each time.
     @functools.cache
     def total(name: str) -> DeviceWork:
         work, types = DeviceWork(0.0, Counter(), Counter()), {}
@@ -83,6 +84,7 @@ def _parts(computations: dict[str, list[_Instruction]]) -> set[str]:
     """Names the parts of collectives that are counted already: libtpu cuts them into several."""
     seen, parts = set(), set()
     for own in (own for steps in computations.values() for own in steps):
+        # All parts of one collective have its channel.
         channel = _CHANNEL.search(own.rest) if own.kind.removesuffix("-start") in _SENT else None
         if channel and (own.kind, channel[1]) in seen:
             parts.add(own.name)
@@ -99,6 +101,7 @@ def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> i
     steps = computations.get(condition[1], []) if condition else []
     bounds = [step.rest for step in steps if step.kind == "constant"]
     counts_up = any("direction=LT" in step.rest for step in steps)
+    # Of several constants it is not known which one the counter is compared with.
     bound = re.match(r"(\d+)\)", bounds[0]) if len(bounds) == 1 and counts_up else None
     return int(bound[1]) if bound else 1
 
@@ -118,6 +121,7 @@ def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
 
 def _work(own: _Instruction, types: dict[str, str]) -> DeviceWork:
     if own.kind == "dot":
+        # Some printers write the type of an operand in front of its name.
         lhs = re.match(r"[^%)]*%?([\w.\-]+)", own.rest)[1]
         sizes = _sizes(types[lhs])[0][1]
         axes = _CONTRACTED.search(own.rest)
@@ -131,8 +135,10 @@ def _work(own: _Instruction, types: dict[str, str]) -> DeviceWork:
     arrays, starts = _sizes(own.result), own.kind.endswith("-start")
     if starts and own.result.startswith("("):  # operands, then results
         half = len(arrays) // 2
+        # Its start may give two counters besides operand and result.
         arrays = arrays[:1] if kind == "collective-permute" else arrays[half:]
     size = sum(width * math.prod(sizes) for width, sizes in arrays)
+    # Its result is one device's part of the array that it reads.
     if kind == "reduce-scatter":
         size *= devices
     sent = round(_SENT[kind](devices) * size)
@@ -148,6 +154,7 @@ def _sizes(kind: str) -> list[tuple[int, list[int]]]:
 
 def _width(dtype: str) -> int:
     bits = re.search(r"\d+", dtype)
+    # Types of less than 8 bits count a byte.
     return max(1, int(bits[0]) // 8) if bits else 1  # pred has no number
 
 
@@ -162,5 +169,6 @@ def _group(rest: str) -> int:
         parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])
         return math.prod(int(part or sizes[axis]) for axis, part in parts)
     if "source_target_pairs" in rest:
+        # Any number will do, since a permutation sends all of its array.
         return 2
     raise ValueError(f"a collective without groups that are known: {rest[:200]}")

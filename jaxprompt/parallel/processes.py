@@ -68,6 +68,7 @@ def start(
             process,
             # JAX's own default is every address of this host.
             coordinator_bind_address=_bound(coordinator) if process == 0 else None,
+            # All have met and come at once, except on a cluster, where JAX itself waits for them.
             initialization_timeout=max(HEARTBEAT, round(timeout)) if cluster else HEARTBEAT,
             heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=HEARTBEAT,
@@ -83,6 +84,7 @@ def start(
             f"{where}: the processes did not all come in {timeout:g} s; start them all, or raise "
             "--timeout"
         ) from error
+    # `Placement.share` gives every process an equal part of a batch.
     _check_even()
     if jax.default_backend() == "cpu":
         _silence_gloo()
@@ -100,6 +102,7 @@ def guard() -> Iterator[None]:
         if jax.distributed.is_initialized():
             is_input = isinstance(error, InputError) or out_of_memory(error)
             code = 2 if is_input else signals.exit_code(1)
+            # The newest is run first, and so before JAX's own shutdown, which waits.
             atexit.register(_leave, code)
         raise
 
@@ -117,6 +120,7 @@ def gather(text: str) -> list[str]:
 
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = process_allgather(np.asarray(own.size, np.int32)).reshape(-1)
+    # All processes must give arrays of one shape, so the texts are filled up to the longest.
     rows = process_allgather(np.pad(own, (0, int(sizes.max()) - own.size)))  # [process, byte]
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
@@ -243,12 +247,14 @@ def _receive(
                 "--timeout"
             )
             break
+        # A second at most, so that processes which went away are noticed meanwhile.
         server.settimeout(min(left, 1))
         try:
             connection, place = server.accept()
         except OSError:  # nobody in this second
             continue
         finally:
+            # A process that was killed and started anew signs in again under its number.
             came = {known: other for known, other in came.items() if not _is_gone(other)}
         number, count = _read_greeting(connection)
         if not number:
@@ -264,8 +270,10 @@ def _receive(
             )
         elif number in came:
             refusal = f"--process={number} was given twice; number them 0 to {processes - 1}"
+        # The second one of a number stands under -1, so that it is told of the refusal too.
         came[-1 if number in came else number] = connection
     for connection in came.values():
+        # One that has gone just now is missed by JAX's own start.
         with contextlib.suppress(OSError):
             connection.sendall(f"{REFUSED + refusal if refusal else COME}\n".encode())
     if refusal:
@@ -299,6 +307,7 @@ def _reason(error: OSError) -> str:
 def _is_gone(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
+        # At its end a connection gives nothing, without any error.
         return connection.recv(1) == b""
     except BlockingIOError:
         return False

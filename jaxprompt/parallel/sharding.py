@@ -47,6 +47,7 @@ PARAMETERS = (
     (r"(.*/)?mlp/down/kernel", ("mlp", "embed")),
     (r"(embed/project|pooler|mlm/dense|rtd/dense|rtd/out)/kernel", (None, None)),
     (r"conv/kernel", (None, None, None)),
+    # The first rule that fits counts: this one takes the biases that no rule above names.
     (r".*/bias", (None,)),
 )
 # Those of a prompt that are as large as a vocabulary; all others are on every device.
@@ -114,6 +115,7 @@ class Placement:
         if part not in MODELS:
             return self.replicated
         axes = next((axes for rule, axes in PARAMETERS if re.fullmatch(rule, path)), None)
+        # Stacked layers have an axis in front that no rule names.
         stacked = (None,) * (path.split("/")[0] in STACKED)
         if axes is None or len(stacked + axes) != ndim:
             raise ValueError(f"no rule of sharding.PARAMETERS fits {name} with {ndim} axes")
@@ -161,6 +163,7 @@ def make_placement(
     rest = len(devices) // given if -1 in (data, model) else 1
     data, model = rest if data == -1 else data, rest if model == -1 else model
     fits = data * model == len(devices) or (
+        # One process may leave devices over; of several each must have its part of the mesh.
         len(devices) % given == 0 and jax.process_count() == 1 and data * model
     )
     if not fits:
@@ -171,6 +174,7 @@ def make_placement(
     if data % slices:
         raise InputError(f"mesh.data={data} must divide by mesh.slices={slices}")
     grid = arrange(data, model, slices, devices[: data * model])
+    # Auto: where `constrain` is silent the compiler chooses.
     return Placement(Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto)), fsdp)
 
 
@@ -180,6 +184,7 @@ def arrange(data: int, model: int, slices: int, devices: Sequence[Any]) -> np.nd
         lay = functools.partial(mesh_utils.create_device_mesh, (data, model), devices)
     else:
         # Between slices the network is slow: only the data axis, which sums gradients, crosses it.
+        # Devices without slices, such as CPUs: there each process counts as one.
         by_process = not hasattr(devices[0], "slice_index")
         lay = functools.partial(
             mesh_utils.create_hybrid_device_mesh, (data // slices, model), (slices, 1), devices,
@@ -199,6 +204,7 @@ def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
     sizes = placement.mesh.shape
     for name, leaf in shapes.items():
         spec = placement.parameter(name, leaf.shape).spec
+        # A spec may leave the last axes out, as that of what is on every device does.
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis and size % sizes[axis]:
                 fits = [n for n in range(1, size + 1) if size % n == 0 and n <= 2 * sizes[axis]]
@@ -236,6 +242,7 @@ def like(placement: Placement, tree: Any, own: Mapping[str, NamedSharding]) -> A
     def place(path, leaf):
         keys = [getattr(key, "key", None) for key in path]
         name = next((key for key in reversed(keys) if key in own), None)
+        # A factored second moment has fewer axes than its parameter.
         fits = name is not None and len(own[name].spec) <= len(leaf.shape)
         return own[name] if fits else placement.replicated
 
@@ -264,6 +271,7 @@ def put_batch(placement: Placement, batch: Any) -> Any:
 def put_flag(placement: Placement, flag: int) -> jax.Array:
     """Makes an array with a number per device, each process's own `flag` on its devices."""
     sharding = NamedSharding(placement.mesh, PartitionSpec((DATA, MODEL)))
+    # JAX asks for the parts of this process's devices alone, so each puts its own flag.
     mine = np.full(placement.mesh.size, flag, np.int32)
     return jax.make_array_from_callback(mine.shape, sharding, lambda index: mine[index])
 
@@ -315,6 +323,7 @@ def divide(function: Callable, specs: Sequence[Sequence[str | None]]) -> Callabl
     if placement is None or placement.mesh.size == 1:
         return function
     named = tuple(PartitionSpec(*(placement.rules.get(axis) for axis in axes)) for axes in specs)
+    # Unchecked: the results of a Pallas call do not say on which axes they vary.
     return jax.shard_map(
         function, mesh=placement.mesh, in_specs=named, out_specs=named[0], check_vma=False
     )
@@ -340,6 +349,7 @@ def gather(params: Any) -> Any:
     whole = dataclasses.replace(_ACTIVE.get(), fsdp=False)
 
     def join(path, leaf):
+        # Names of one layer begin below the stack, so that rules fit them without its axis.
         name = "/".join(["backbone", *(key.key for key in path)])
         return jax.lax.with_sharding_constraint(leaf, whole.parameter(name, leaf.shape))
 

@@ -82,6 +82,7 @@ def find_devices(device: Device, count: int) -> list[Any]:
         return list(found.devices)
     slices = _SLICES[device.name]
     size = next((size for size in slices if size >= count), None)
+    # Slices come in powers of two.
     if size is None or count & (count - 1):
         raise InputError(
             f"no slice has {count} of {device.name}; take 1, 2, 4, ... up to {max(slices)}"
@@ -91,7 +92,7 @@ def find_devices(device: Device, count: int) -> list[Any]:
     own = {"chip_config_name": "megacore"} if device.name == "v4" else {}
     with quiet():
         found = get_topology_desc(platform="tpu", topology_name=name, **own)
-    return list(found.devices)[:count]
+    return list(found.devices)[:count]  # the smallest slice may have more
 
 
 def _describe(device: Device) -> str:
@@ -119,6 +120,7 @@ def standing_in(target: Target) -> Iterator[None]:
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     answers = {
+        # cuDNN 9.10.2, as `_describe` says.
         "check_cudnn_version": lambda: 91002,
         "check_compute_capability": lambda text: target.capability >= float(text),
         "is_cuda_compute_capability_equal": lambda text: target.capability == float(text),
@@ -165,6 +167,7 @@ def compile_for(placement: Any, step: Any, *given: Any, **settings: Any) -> Comp
 def quiet() -> Iterator[None]:
     """Drops what the compilers' libraries write to stderr: that no device answers them."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    # The libraries write to the descriptor itself, past Python's sys.stderr.
     os.dup2(nothing, 2)
     try:
         yield

@@ -115,9 +115,11 @@ def _optimizer(run: AbstractRun, trainable: tree.Flat) -> Any:
     return from_config.build_optimizer(run.config, trainable, plan, _STEPS)
 
 
+# The meshes of a search ask for few of these: only the padding of the vocabulary differs.
 @functools.lru_cache(maxsize=8)
 def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, tree.Flat, Any]:
     """Tells the shapes of what trains, of what is frozen, and of the state."""
+    # Neither remat nor the kernel of attention changes the shape of a number.
     module = _module(run, rows, "none", "", as_it_runs)
     model = dataclasses.replace(run.scorer.model, backbone=module)
 
@@ -140,6 +142,7 @@ def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, 
 def weigh(shapes: Shapes, placement: Placement) -> Sizes:
     """Counts what is there before anything is computed."""
     trainable, frozen = shapes.state.trainable, shapes.frozen
+    # A layer's weights are joined over the data axis before a product reads them.
     whole = dataclasses.replace(placement, fsdp=False)
     joined = _placed(frozen, whole.parameters(frozen))
     return Sizes(

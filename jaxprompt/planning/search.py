@@ -16,7 +16,7 @@ from jaxprompt.planning.cost import Cost, compile_run, cost_of, make_shapes, wei
 
 UTILISATION = 0.4  # of a device's peak that products reach
 RESERVE = 0.08  # of a device's memory that the framework and gaps between arrays take
-_THREADS = 2
+_THREADS = 2  # a compilation holds no lock of Python's
 
 
 class Mesh(NamedTuple):
@@ -128,6 +128,7 @@ def fastest(run: AbstractRun, device: Device, count: int) -> Plan | None:
         if not found:
             # "dots" holds less than "none" and more than "full".
             full = fitting("full", places)
+            # Tried only where the least memory is enough.
             found = fitting("dots", full) or full
     step = lambda plan: plan.time(run.settings.dtype).step
     return min(found.values(), key=step, default=None)
@@ -154,6 +155,7 @@ def _ways(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
     s = run.settings
     for model in (m for m in range(1, count + 1) if count % m == 0):
         data = count // model
+        # Both batches have to divide over the data axis, that of a step after accumulation.
         if not (s.batch // s.accumulate % data or s.eval_batch % data):
             yield data, model
 
@@ -161,6 +163,7 @@ def _ways(run: AbstractRun, count: int) -> Iterator[tuple[int, int]]:
 def _places(run: AbstractRun, device: Device, count: int) -> Iterator[Placement]:
     """Lays `count` devices out in every way whose weights alone are no more than the room."""
     for data, model in _ways(run, count):
+        # On a data axis of one device there is nothing for FSDP to divide.
         for fsdp in (False, True)[: min(data, 2)]:
             place = make_placement(data, model, fsdp=fsdp, devices=jax.devices()[:count])
             try:

@@ -179,7 +179,9 @@ def read_parts(text: str) -> list[tuple[str, dict[str, Any]]]:
     A text without quotes must be one word. Raises InputError for anything else.
     """
     try:
+        # Parsed and never evaluated: the text may come from someone else's card.
         left, calls = ast.parse(text.strip(), mode="eval").body, []
+        # a + b + c is (a + b) + c: the last part is outermost.
         while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add):
             calls.append(left.right)
             left = left.left
@@ -192,6 +194,7 @@ def write_parts(parts: Sequence[Method]) -> str:
     """Writes methods and their fields, as `read_parts` reads them."""
     shown = []
     for part in parts:
+        # `seen` is of all parts together, and stands beside this text.
         fields = {k: v for k, v in part.block().items() if k not in ("name", "seen")}
         own = ",".join(f"{field}={value!r}" for field, value in fields.items())
         shown.append(f"{part.block()['name']}({own})")
@@ -203,6 +206,7 @@ def _read_part(node: Any) -> tuple[str, dict[str, Any]]:
         return node.id, {}
     if not isinstance(node, ast.Call) or node.args or None in [own.arg for own in node.keywords]:
         raise ValueError
+    # A bare word is a text: start=labels needs no quotes.
     value = lambda x: x.id if isinstance(x, ast.Name) else ast.literal_eval(x)
     return node.func.id, {own.arg: value(own.value) for own in node.keywords}
 
@@ -249,6 +253,7 @@ class OnePart(NamedTuple):
     init: str  # the export that it starts from; "" = what its fields say
 
 
+# Kept, since nearly every hook asks for the parts anew.
 @functools.cache
 def make_parts(text: str, dims: Dims, asks: Asks, seen: str = "") -> tuple[OnePart, ...]:
     """Makes the methods of a text that `read_parts` reads.

@@ -61,6 +61,7 @@ class Prompt(Method):
     def with_vocabulary(self, ids: np.ndarray) -> Method:
         """Tells the parts of the words of the training text."""
         return self.clone(
+            # Parts that ask have the same ids; of others it is "", the least of strings.
             seen=max(part.method.with_vocabulary(ids).seen for part in self.components())
         )
 
@@ -98,6 +99,7 @@ class Prompt(Method):
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Lays side by side what the parts add. -> slots [1|B, S, E], k, v [L, 1|B, P, N, D]"""
         return join([
+            # The parts are cached without a parent, and a clone takes its parameters from here.
             method.clone(parent=self, name=name)(batch, embed, deterministic=deterministic)
             for name, method, _ in self.components()
         ], self._rows())  # fmt: skip

@@ -68,6 +68,7 @@ class Prompt(Method):
         if rows is not None:
             slots = rows[None] if slots is None else jnp.concatenate([slots[0], rows])[None]
         return Injection(
+            # A prefix that moved the text stood inside of a relative bias, see `prefix`.
             Stream(slots, self._prefix("encoder", self.shift > 0)),
             Stream(self._rows("decoder_slots"), self._prefix("decoder", self.shift_decoder > 0)),
             Stream(prefix=self._prefix("cross", False)),

@@ -116,4 +116,5 @@ class Prompt(Method):
         rows = part("rows", count) if count else None
         whole = parts + ([] if rows is None else [rows])
         slots = jnp.concatenate(whole)[None] if whole else None
+        # Without either, neither the template nor a view writes a slot.
         return Injection(Stream(slots=slots if self.length or self.fluency else None), rows=rows)

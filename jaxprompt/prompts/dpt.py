@@ -41,6 +41,7 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """-> slots [1, S + R, E], of which the template places S; rows [R, E]"""
+        # In this order: the template numbers its rows from 0, and those of the classes follow.
         names = {"table": self.length, "rows": len(self._subwords())}
         draw = nn.initializers.normal(self.scale)
         parts = {

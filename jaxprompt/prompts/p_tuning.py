@@ -49,6 +49,7 @@ class Prompt(Method):
         """Writes the same rows into every example. -> slots [1, S, E]"""
         width = self.dims.embed
         draw = nn.initializers.normal(self.scale)
+        # One sequence serves all examples, so the encoder runs once per step and not per row.
         rows = self.param("table", draw, (self.length, width))[None]  # [1, S, E]
         if self.encoder == "lstm":
             rows = BiLstm(self.hidden or width, self.lstm_layers, name="lstm")(rows)

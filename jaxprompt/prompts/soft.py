@@ -71,6 +71,7 @@ class Prompt(Method):
             vocab_size=self.dims.vocab, counts=source.counts, words=source.words, text=self.text,
             top=self.top,
         )  # fmt: skip
+        # Each id is embedded once, however many rows take it.
         ids = sorted({i for row in rows for i in row})
         return warm_start(params, source.embed(ids), [[ids.index(i) for i in row] for row in rows])
 

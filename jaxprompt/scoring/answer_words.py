@@ -10,6 +10,7 @@ HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese is written without s
 
 def answer_words(text: str) -> list[str]:
     """Splits an answer: lower case, without punctuation and articles, Chinese by character."""
+    # ASCII's marks alone, as the script has them.
     kept = "".join(c for c in text.lower() if c not in string.punctuation)
     return re.sub(rf"([{HAN}])", r" \1 ", re.sub(r"\b(a|an|the)\b", " ", kept)).split()
 

@@ -13,6 +13,7 @@ def decide(scores: np.ndarray, classes: int) -> np.ndarray:
 
 def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
     """Turns class scores into probabilities over the classes. [B, C or C + 1] -> [B, C]"""
+    # Less the maximum: the exponential of a large score would overflow.
     scores = scores[:, :classes] - scores[:, :classes].max(-1, keepdims=True)
     return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
 
@@ -20,4 +21,5 @@ def probabilities(scores: np.ndarray, classes: int) -> np.ndarray:
 def drop_absent(scores: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
     """Takes out the classes that an example does not have. [B, C or C + 1], [B] -> the same"""
     column = np.arange(scores.shape[1])
+    # The column behind the classes is that of no class, which every example has.
     return np.where((column >= counts[:, None]) & (column < classes), -np.inf, scores)

@@ -29,6 +29,7 @@ def cross_entropy(scores, labels, weights, *, smoothing: float = 0.0):
 def nll(logp, labels, weights, *, smoothing: float = 0.0):
     """Sums -log p at the label, for normalised scores. [B, C], [B], [B] -> (scalar, scalar)"""
     at_label = jnp.take_along_axis(logp, jnp.maximum(labels, 0)[:, None], axis=-1)[:, 0]
+    # Half of ABSENT lies below any real score, and above ABSENT after a log-softmax.
     there = logp > 0.5 * ABSENT  # choices that the example has
     spread = jnp.where(there, logp, 0.0).sum(-1) / jnp.maximum(there.sum(-1), 1)
     loss = -(1.0 - smoothing) * at_label - smoothing * spread
@@ -55,6 +56,7 @@ def binary_cross_entropy(scores, labels, weights, *, smoothing: float = 0.0, is_
         labels = jax.nn.one_hot(labels, scores.shape[1], dtype=jnp.int32)
     there = (scores > 0.5 * ABSENT) & (labels >= 0)
     scores = jnp.where(there, scores, 0.0)
+    # Spread over the two answers, right and wrong.
     right = (1.0 - smoothing) * (labels == 1) + 0.5 * smoothing
     loss = -right * jax.nn.log_sigmoid(scores) - (1.0 - right) * jax.nn.log_sigmoid(-scores)
     total = jnp.where(there, loss, 0.0).sum(-1)
@@ -77,6 +79,7 @@ def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
     """
     known = weights * (labels >= 0).any(-1)
     there = jnp.maximum(labels, 0)
+    # The first of the tokens that carry the bit.
     ends = [((there & bit) > 0).argmax(-1) for bit in (START, END)]
     sums = [
         cross_entropy(scores[..., i], own, known, smoothing=smoothing) for i, own in enumerate(ends)
@@ -87,6 +90,7 @@ def span_ends(scores, labels, weights, *, smoothing: float = 0.0):
 
 def full_vocabulary(scores, labels, weights, *, smoothing: float = 0.0):
     """Sums -log p over a full-vocabulary head's class columns; its last column is no class."""
+    # Normalised over the vocabulary already: a softmax of these columns would forget the rest.
     return nll(scores[:, :-1], labels, weights, smoothing=smoothing)
 
 

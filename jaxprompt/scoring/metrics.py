@@ -229,6 +229,7 @@ def score_targets(sums: Mapping[str, float]) -> dict[str, float]:
     """
     n = float(sums["n"]) or math.nan
     loss = float(sums["loss"]) / n
+    # A loss above 709 has a perplexity of infinity, which is no cause for a warning.
     with np.errstate(over="ignore"):
         perplexity = float(np.exp(loss))
     return {"loss": loss, "accuracy": float(sums["hits"]) / n, "perplexity": perplexity}
@@ -276,6 +277,7 @@ def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:
     if name == "matthews":
         return metrics.matthews_corrcoef(gold, pred)
     classes = [1] if name == "f1" else np.setdiff1d(np.union1d(gold, pred), [-1])
+    # The macro average over one class is its F1.
     return metrics.f1_score(gold, pred, labels=classes, average="macro", zero_division=0)
 
 

@@ -68,6 +68,7 @@ def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
     base = [_DIRECTED.sub(r"\1", name) for name in judged.names]
     of = lambda index: "" if index in (-1, judged.negative) else base[index]
     golds, preds = [of(int(g)) for g in gold], [of(int(p)) for p in pred]
+    # Compared with the direction, which `golds` and `preds` leave out.
     exact = [g for g, a, b in zip(golds, gold, pred, strict=True) if a == b]
     found = []
     for name in dict.fromkeys(own for i, own in enumerate(base) if i != judged.negative):
@@ -89,6 +90,7 @@ def conversational(
     sums: Mapping[int, list[int]] = {pair: [0, 0, 0] for pair in judged.pairs}
     for pair, own, told, found in zip(judged.pairs, right, judged.told, said, strict=True):
         known = set(told) - {judged.negative}
+        # What is right and not told up to this turn is not held against what was said.
         counted = {name for name in found if name in known or name not in own}
         for place, more in enumerate((found & known, counted, known)):
             sums[pair][place] += len(more)

@@ -26,6 +26,7 @@ def find_arguments(tags: Sequence[str]) -> set[tuple[str, tuple[tuple[int, int],
             latest[role].append((start, end))
         else:
             latest[role] = [(start, end)]
+            # The list itself, which later parts of the argument extend.
             found.append((role, latest[role]))
     return {(role, tuple(parts)) for role, parts in found if role != VERB}
 

@@ -29,6 +29,7 @@ def separate(states: np.ndarray, labels: np.ndarray) -> Separation | None:
     classes = np.unique(labels)
     if len(classes) < 2:
         return None
+    # In float64: squares of states that lie close cancel below.
     parts = [states[labels == one].astype(np.float64) for one in classes]
     means = np.array([[_mean_distance(a, b) for b in parts] for a in parts])  # [C, C]
     own = np.eye(len(parts), dtype=bool)
@@ -40,9 +41,11 @@ def _mean_distance(a: np.ndarray, b: np.ndarray) -> float:
     squares, total = (b**2).sum(-1), 0.0
     for at in range(0, len(a), _BLOCK):
         rows = a[at : at + _BLOCK]
+        # By (a - b)^2 = a^2 + b^2 - 2ab: a product, and no array of all differences.
         found = (rows**2).sum(-1)[:, None] + squares - 2 * rows @ b.T
         if a is b:  # rounding would leave a distance to itself
             found[np.arange(len(rows)), at + np.arange(len(rows))] = 0.0
+        # Rounding may leave a square slightly below 0.
         total += np.sqrt(np.maximum(found, 0.0)).sum()
     return total / (len(a) * len(b))
 
@@ -66,6 +69,7 @@ def embed(states: np.ndarray, dims: int) -> np.ndarray:
     """Embeds states by t-SNE, the same for the same states. [n, H] -> [n, dims]; n is at least 4"""
     from sklearn.manifold import TSNE
 
+    # scikit-learn asks for a perplexity below the number of states.
     perplexity = min(30.0, (len(states) - 1) / 3)
     reduced = project(states, min(_DIMS, *states.shape)).astype(np.float32)
     # At scikit-learn's own rate, 50 or more, few points fly apart in three dimensions.
@@ -82,5 +86,6 @@ def count_confusion(right: np.ndarray, said: np.ndarray, classes: int) -> np.nda
     known = right >= 0
     found = np.zeros((classes, classes + 1), np.int64)
     columns = np.where(said[known] < 0, classes, said[known])
+    # Unlike +=, it counts a pair as often as it occurs.
     np.add.at(found, (right[known], columns), 1)
     return found

@@ -78,6 +78,7 @@ def _word(part: str) -> str:
     part = part.lower()
     if not _is_number(part):
         part = "".join(letter for letter in part if letter not in string.punctuation)
+    # Asked again: without its comma 1,000 is a number.
     if _is_number(part):
         part = str(float(part))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", part).split())

@@ -17,10 +17,12 @@ def best_tags(chances: np.ndarray, names: Sequence[str]) -> np.ndarray:
     words, classes = chances.shape
     place = {name: number for number, name in enumerate(names)}
     inside = np.array([n for n, name in enumerate(names) if split_tag(name)[0] == "I"], np.int64)
+    # Where the tags have no B-X, I-X follows itself alone.
     begins = np.array([place.get(f"B-{split_tag(names[n])[1]}", n) for n in inside], np.int64)
     first, second = np.minimum(begins, inside), np.maximum(begins, inside)
     sums = chances.astype(np.float64)  # [words, C], of the best legal tags up to each word
     before = np.zeros((words, classes), np.int64)  # the tag before it there
+    # No text begins inside of an entity; `:1` also serves a text without words.
     sums[:1, inside] = -np.inf
     for word in range(1, words):
         old = sums[word - 1]

@@ -69,6 +69,7 @@ class BatchedRuns:
                 open_now.enter_context(lock(member.run.folder))
                 guard_workdir(member.run.folder, member.run.config.to_dict(), from_config.FREE)
                 write_record(member.run.folder, member.record)
+                # Bests newer than the checkpoint are of steps that come once more.
                 best.rewind(self.step if resumed else -1)
                 logs.append(RunLog(member.run.folder, tracker=self.settings.tracker))
                 open_now.enter_context(logs[-1])
@@ -113,6 +114,7 @@ class BatchedRuns:
                 self._end_broken(measured, self.step)
             if self.step % plan.evaluate == 0 or last:
                 self._evaluate(last)
+                # After a regrouping the rows of `pending` are no longer those of the state.
                 pending = pending if self._regroup() else None
                 if not plan.save or not self._live():
                     self._save()
@@ -179,12 +181,14 @@ class BatchedRuns:
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
             value = self.scorer.value(dev)
             values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
+            # Finished rows go on training beside the others, so their best must not be renewed.
             better[row] = stand.note_dev(
                 self.step, value, dev, last=last, patience=self.settings.patience
             )
         self.log.show(dev=_span(values))
         if better.any():
             self.best = self.programs.renew(self.best, self.state.trainable, better)
+        # After the renewal: what a run that ends leaves on disk is the newest best.
         for row in live:
             if self.stands[self.rows[row]].done:
                 self._end(row)
@@ -192,12 +196,16 @@ class BatchedRuns:
     def _regroup(self) -> bool:
         """Leaves finished runs out once a smaller program holds the rest. Tells if all stay."""
         live, total = self._live(), len(self.members)
+        # Runs that lie apart on the data axis stay so: else each step would send gradients over it.
         sizes = [n for n in halves(total) if self.programs.is_apart(n) >= self._is_apart()]
         size = min((n for n in sizes if n >= len(live)), default=len(self.rows))
         saved = (len(self.rows) - size) * (self.plan.total - self.step)
+        # Steps of single runs: a smaller program pays only if it spares more than it costs to
+        # compile.
         if not live or saved < max(WORTH, 1):
             return True
         spare = [row for row in range(len(self.rows)) if row not in live]
+        # A program may have more rows than runs go on: finished ones fill them up.
         keep = sorted(live + spare[: size - len(live)])
         self.state, self.best = self.programs.take(self.state, self.best, keep)
         self.rows = [self.rows[row] for row in keep]
@@ -238,6 +246,7 @@ class BatchedRuns:
         done = [i for i, stand in enumerate(self.stands) if not stand.error]
         for i in set(range(len(self.members))) - set(done):
             write_atomic(self.members[i].run.folder / "error.txt", self.stands[i].error + "\n")
+        # Their room is needed to score with the best numbers of all runs.
         self.state = self.best = None
         if not done:
             return

@@ -53,6 +53,7 @@ def make_group_step(model: Model, tx: Any, objectives: Sequence[Any], *, accumul
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
         return step(state, frozen | own.frozen, batch)
 
+    # With the axis's name constraints inside of a run leave the runs where they lie.
     return jax.vmap(one, in_axes=(0, None, 0, 0), spmd_axis_name=axis)
 
 
@@ -74,6 +75,7 @@ def make_group_counts(model: Model, objectives: Sequence[Any], *, is_shared: boo
 
     def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun):
         count = make_count_step(with_words(model, own.words), objectives)
+        # Any key will do, since nothing is drawn.
         return count(trainable, frozen | own.frozen, batch, jax.random.key(0))
 
     return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
@@ -98,7 +100,10 @@ class Programs:
         self._specs = like(placement, self._one, placement.parameters(state.trainable))
         data = placement.mesh.shape[DATA]
         divided = any(DATA in str(s.spec) for s in jax.tree.leaves(self._specs))
+        # An axis of the mesh cannot divide two axes of one array.
         self._divisor = 0 if data == 1 or divided else data
+        # Kept per object: a cache on the method would hold every object as long as the process
+        # lives.
         self._jitted = functools.cache(self._make_jitted)
         self._scores = functools.cache(self._make_scores)
         self._counts = functools.cache(self._make_counts)
@@ -141,6 +146,7 @@ class Programs:
         """Puts a batch [R, ...], or one [B, ...] for all runs, where the steps expect it."""
         apart = self.is_apart(runs)
         if is_shared:
+            # Devices with runs of their own score the whole of a shared batch each.
             where = self.placement.replicated if apart else self.placement.batch
         else:
             where = self._lay(runs) if apart else self._lay(runs, DATA)
@@ -177,6 +183,7 @@ class Programs:
         key = tuple(x.shape for x in jax.tree.leaves(batch))
         if key not in self.compiled:
             step = self._jitted(batch.index.shape[0])
+            # Compiled ahead, so that `memory` can read what a step takes before any is run.
             self.compiled[key] = step.lower(state, self.frozen, batch, own).compile()
         return self.compiled[key]
 

@@ -17,7 +17,7 @@ SHARE = 0.9  # of the memory that is free: evaluation and the allocator need som
 def available(mesh: Any) -> int:
     """Tells the bytes that are free on one device of a mesh; CPU devices share the RAM."""
     devices = mesh.local_mesh.devices.flatten()
-    stats = devices[0].memory_stats() or {}
+    stats = devices[0].memory_stats() or {}  # None of a CPU
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return _free_ram() // len(devices)
@@ -37,6 +37,7 @@ def needed(programs: Programs, runs: int, batch: Batch, own: PerRun) -> int | No
 
     `batch` and `own` are one run's. None where the device refuses to compile so large a program.
     """
+    # A view: the batches of many runs take no memory on the host.
     spread = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
     state, best = programs.template(runs)
     put = programs.put_batch(jax.tree.map(spread, batch), runs)
@@ -47,10 +48,12 @@ def needed(programs: Programs, runs: int, batch: Batch, own: PerRun) -> int | No
             raise
         return None
     found = program.memory_analysis()
+    # Arguments that are donated count among the results too, and are aliases there.
     used = (
         found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
         - found.alias_size_in_bytes
     )  # fmt: skip
+    # The best numbers of the runs are held besides, and no argument of the step.
     return used - local_bytes(programs.frozen) + local_bytes(best)
 
 
@@ -68,6 +71,7 @@ def fitting(programs: Programs, wanted: int, batch: Batch, own: PerRun, free: in
     """
     limit = SHARE * free
     whole = needed(programs, wanted, batch, own)
+    # One run is tried in any case: if it does not fit, nothing smaller would.
     if wanted == 1 or (whole is not None and whole <= limit):
         return wanted
     one, two = (needed(programs, runs, batch, own) for runs in (1, 2))

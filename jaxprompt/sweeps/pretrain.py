@@ -169,6 +169,7 @@ class HeldOutScorer:
         for each, batch in side_by_side(passes, layout):
             batch = each[0] if same else batch
             sums = self._programs.counts(trainable, batch, own, len(rows), is_shared=same)
+            # Sums over many batches: float32 would round away what is small beside them.
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
         own_sums = lambda row: jax.tree.map(lambda x: x[row], total)

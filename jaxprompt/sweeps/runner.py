@@ -124,6 +124,7 @@ def _train(work: "_Work", command: str, ready: Callable[[], None]) -> bool:
         try:
             shared, members = KINDS[command].prepare(group, work.workdir, work.fail)
         except InputError as error:
+            # With one config alone there is no other run that could go on.
             if len(groups) == 1:
                 raise
             for run in group:
@@ -156,6 +157,7 @@ class _Work:
                 f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
                 "runs; take another --workdir, or delete its checkpoints"
             )
+        # A kill between the last result and its clearing leaves a checkpoint that nobody needs.
         if self.started and all(_is_over(by_name[name]) for name in self.started):
             self._clear()
 
@@ -211,6 +213,8 @@ class _Work:
             words = varying_words(some)
             # From the runs of a chunk alone: on a restart the others may be over.
             own_words = jax.tree.map(np.shape, words[some[0].run.name])
+            # Words that are the same in all runs are part of the program, others by their shapes
+            # alone.
             key = str(own_words or jax.tree.map(np.ndarray.tolist, some[0].words))
             if key not in made:
                 made[key] = Programs(
@@ -230,6 +234,7 @@ class _Work:
                 return fitting(programs, len(some), longest(rest), first, free)
 
             for chunk in self._chunks(members, shared.placement, fit, log):
+                # The checkpoint is of exactly one chunk.
                 resumed = {member.run.name for member in chunk} == set(self.started)
                 newest = self.checkpoints.latest() if resumed else -1
                 where = f"resumed at step {newest}" if resumed else "from the start"
@@ -256,6 +261,7 @@ class _Work:
         """Cuts members into those that train at once, as before where this is a restart."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
         saved = read_json(path) if path.exists() else {"size": self.size, "chunks": []}
+        # With another size only the runs of the checkpoint have to stay together.
         known = saved["chunks"] if saved["size"] == self.size else [self.started]
         chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
         chunks.sort(key=lambda chunk: chunk != self.started)

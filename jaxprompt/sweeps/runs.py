@@ -117,6 +117,7 @@ def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member
 
 def longest(members: Sequence[Member]) -> Batch:
     """Makes a training batch of one run as long as any of all runs."""
+    # Runs with the same batches are asked once.
     each = [m.longest() for m in {id(member.source): member for member in members}.values()]
     layout = members[0].scorer.layout
     return jax.tree.map(lambda x: x[0], stack(each, layout.pad_id, layout.side))

@@ -152,6 +152,7 @@ class SplitScorer:
             return self._score_texts(split, members, trainable)
         parts = [m.held[split] for m in members]
         same = all(part is parts[0] for part in parts)
+        # Runs with the same examples share one pass over them, and each scores it.
         laid = list(zip(members, parts, strict=True))[: 1 if same else None]
         passes = [from_config.eval_batches(m.scorer, part) for m, part in laid]
         example = scorer.one_batch(parts[0].rows[:1])
@@ -164,6 +165,7 @@ class SplitScorer:
             values = np.asarray(values, np.float32)  # [R, B, C]
             for row, part in enumerate(parts):
                 if scores[row] is None:
+                    # NaN, so that an example which no batch holds cannot pass for one with a score.
                     scores[row] = np.full((len(part.rows), *values.shape[2:]), np.nan, np.float32)
                 at = each[0 if same else row].index
                 scores[row][at[at >= 0]] = values[row][at >= 0]

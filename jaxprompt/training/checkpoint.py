@@ -106,6 +106,7 @@ class Checkpoints:
 
         Errors as in `restore`.
         """
+        # A best has no optimizer state, so there is less to check and to read.
         if step in _agreed_steps(self._best):
             return self.restore_best(template, step)[0]
         return _read(self._root, step, template, part="trainable/")[0]
@@ -139,10 +140,12 @@ class Checkpoints:
             return
         steps, bests = _steps(self._root), _steps(self._best)
         kept = steps[-self._keep :]
+        # A run that resumes from a kept step ends with the best of that time.
         needed = {max((b for b in bests if b <= step), default=None) for step in kept}
         for old in steps[: -self._keep]:
             _remove(self._root / str(old))
         for old in bests:
+            # A newer best is of a step whose state is still to be saved.
             if old not in needed and old <= kept[-1]:
                 _remove(self._best / str(old))
 
@@ -231,6 +234,7 @@ def _write(folder: Path, step: int, tree: Tree, position: dict) -> None:
 
     processes.on_first(lambda: _try(prepare, path))
     with _checkpointer() as checkpointer:
+        # A save that was killed may have left the folder, which force writes over.
         _try(lambda: checkpointer.save(partial, args=args, force=True), path)
     processes.on_first(lambda: _try(seal, path))
 
@@ -259,6 +263,7 @@ def _find(folder: Path, step: int | None) -> Path:
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise InputError(f"{what} in {folder} ({there}); train first, or give another --workdir")
     path = folder / str(steps[-1] if step is None else step)
+    # Every process reads a part, so each of them has to see the folder.
     _check_seen(path)
     processes.on_first(lambda: _check_whole(path, older=[s for s in steps if s < int(path.name)]))
     return path
@@ -311,6 +316,7 @@ def _check_whole(path: Path, older: list[int]) -> None:
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None)
+    # Without a sharding orbax takes the saved one, of devices that may not be here.
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

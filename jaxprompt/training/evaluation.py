@@ -18,6 +18,7 @@ from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
 _T = TypeVar("_T")
+# A field of a config has one type, so the words stand for what `generate` takes.
 _EARLY = {"true": True, "false": False, "never": "never"}
 
 
@@ -34,6 +35,7 @@ def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Arr
     def whole(trainable: Flat, frozen: Flat, batch: Batch):
         return batch.index, step(trainable, frozen, batch)
 
+    # On every device, since a process cannot read the parts of another one.
     compiled = jax.jit(within(placement, whole), out_shardings=placement.replicated)
     return lambda trainable, frozen, batch: compiled(trainable, frozen, put_batch(placement, batch))
 
@@ -66,6 +68,7 @@ def predict_scores(
     for index, value in ahead(step(trainable, frozen, batch) for batch in batches):
         index, value = np.asarray(index), np.asarray(value, np.float32)
         if scores is None:
+            # NaN, so that a unit which no batch holds cannot pass for one with a score.
             scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
         scores[index[index >= 0]] = value[index >= 0]
     return scores

@@ -51,6 +51,7 @@ class Store:
         if (found != expected).any():
             raise ValueError(f"rows of {found} tokens, of which {expected} states are kept")
         before = np.cumsum(found) - found
+        # A row of -1 has no token, so the number that it reads is repeated 0 times.
         return np.repeat(self._starts[rows] - before, found) + np.arange(found.sum())
 
 
@@ -74,6 +75,7 @@ class DiskStore(Store):
         except OSError as error:
             raise write_error(self._scratch, error) from error
         try:
+            # The system drops the lock when the process ends, also one that is killed.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file.truncate(size)
             # Taken now: a full disk met later, through the map, would end the process.
@@ -94,6 +96,7 @@ class DiskStore(Store):
         """Puts the file in its place and binds it to facts. Returns the store to read from."""
         data, index = _files(self._path)
         try:
+            # The states are on disk before the file that calls them whole.
             self.states.flush()
             os.fsync(self._file.fileno())
             os.replace(self._scratch, data)

@@ -80,6 +80,7 @@ class RunLog:
         record = {"step": int(step), **{name: _plain(value) for name, value in values.items()}}
         try:
             with open(self._path, "ab") as file:
+                # A whole line at once, so that a kill tears the last line at most.
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         except OSError as error:
             raise write_error(self._path, error) from error

@@ -112,6 +112,7 @@ def take_up(job: Job, workdir: str) -> RunState:
         state, position = checkpoints.restore(state)
         progress = Progress.read(position)
         if progress.best is not None:
+            # Checked at the start: at the end it would be too late to say that the best is lost.
             checkpoints.check_best(progress.best["step"])
         job.batches.set_state(position["data"])
         for leaf in jax.tree.leaves(job.state):  # else both would stay in memory
@@ -145,10 +146,12 @@ def run(job: Job, stand: RunState, log: RunLog, heard: Callable[[], int]) -> End
     while step < plan.total and not progress.done:
         batch = job.take()
         shape = batch.encoder.ids.shape
+        # jit compiles one program per shape.
         if is_new := shape not in seen:
             seen.add(shape)
             log.say(f"compiling the step for {shape[0]} sequences x {shape[1]} tokens")
         if not alone:
+            # Each process gives what it heard, and the step itself takes the highest of all.
             flags = sharding.put_flag(place, heard())
         batch = sharding.put_batch(place, batch)
         # Nothing is lost before the first step, which compiles; of several processes all must stop.
@@ -177,22 +180,27 @@ def run(job: Job, stand: RunState, log: RunLog, heard: Callable[[], int]) -> End
             log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
             value = job.value(dev)
             if progress.note_dev(step, value, dev, last=last, patience=job.settings.patience):
+                # Before any state of this step is saved, so that each has the best of its time.
                 checkpoints.save_best(step, state.trainable, progress.best)
             if progress.done or not plan.save:
                 save()
+            # A rate leaves out what evaluating and saving take.
             since = step, time.monotonic()
         if plan.save and step % plan.save == 0:
             save()
             since = step, time.monotonic()
+        # Several processes stop at one step: by the flags that they exchanged in the step before.
         number = heard() if alone else stop
         if number and not progress.done:
             save()
             log.say(signals.stopped(number, f"at step {step}; saved, the same command resumes"))
             return None
+    # No step is left to look at the last one.
     if pending is not None:
         _stop_if_broken(pending[0], job.settings.max_streak, save, step)
     job.batches.close()
     progress.steps, progress.skipped = step, int(state.skipped)
+    # From disk: what is in memory is of the last step.
     numbers, progress.best = checkpoints.restore_best(state.trainable, progress.best["step"])
     spent = {"seconds": time.monotonic() - clock, "compilations": len(seen)}
     return Ended(progress, numbers, spent)

@@ -55,6 +55,7 @@ def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):
     def make(lr, weight_decay):
         return optax.chain(
             optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+            # Behind Adam, so that its second moment does not divide the decay.
             optax.add_decayed_weights(weight_decay, mask),
             optax.scale_by_schedule(schedule),
             optax.scale(-lr),
@@ -70,8 +71,10 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
     trained: factored, with rates relative to each matrix (algorithms 4 and 5, section 8).
     """
     rms = optax.scale_by_factored_rms(factored=scaled, decay_rate=decay_rate)
+    # Update clipping with d = 1 (section 6).
     steps = [rms, optax.clip_by_block_rms(1.0)]
     if scaled:
+        # The least root mean square of a matrix that scales its rate, epsilon_2 of algorithm 4.
         steps = [_by_matrix(optax.chain(*steps, optax.scale_by_param_block_rms(1e-3)))]
 
     def make(lr, weight_decay):
@@ -79,6 +82,7 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
             *steps,
             optax.scale_by_schedule(schedule),
             optax.scale(lr),
+            # Behind the rate, so that neither the rate nor the schedule scales the decay.
             optax.add_decayed_weights(weight_decay, mask),
             optax.scale(-1.0),
         )
@@ -100,6 +104,7 @@ def _keep_rate(rate: Schedule) -> optax.GradientTransformation:
         return RateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
 
     def update(updates, state, _=None):
+        # Of the count before the update, which is the one that scale_by_schedule reads.
         now = jnp.asarray(rate(state.count), jnp.float32)
         return updates, RateState(state.count + 1, now)
 
@@ -142,6 +147,7 @@ def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation
             for name, g in own(grads).items()
         }
         moved = {name: updates[name] for name, (updates, _) in found.items()}
+        # Leaves of other parts go back as they came, as optax.partition expects them.
         return {**grads, **moved}, {name: after for name, (_, after) in found.items()}
 
     return optax.GradientTransformation(init, update)

@@ -34,6 +34,8 @@ class Progress:
 
         The run is done at its last step, or after `patience` evaluations without gain (0 = never).
         """
+        # Strictly better: of equal evaluations the earliest stands, so a longer run changes
+        # nothing.
         better = self.best is None or value > self.best["value"]
         if better:
             self.best, self.since = {"step": step, "value": value, "dev": dev}, 0

@@ -91,10 +91,12 @@ def generator_config(
         **hf,
         "model_type": "electra",
         "architectures": ["ElectraForMaskedLM"],
+        # The embeddings are the discriminator's own, so they are as wide as there.
         "embedding_size": hf.get("embedding_size", hf["hidden_size"]),
         "hidden_size": hidden,
         "num_hidden_layers": max(round(read_size(hf, "num_hidden_layers") * layers), 1),
         "intermediate_size": 4 * hidden,
+        # The most heads of 64 or more that divide the width.
         "num_attention_heads": next(n for n in range(most, 0, -1) if hidden % n == 0),
     }
 
@@ -111,6 +113,7 @@ def replace(batch: Batch, scored: Scored) -> Batch:
     ids = write(jnp.asarray(tokens.ids), at, scored.drawn)
     differs = scored.drawn != batch.targets
     labels = write(jnp.zeros_like(tokens.ids), at, differs.astype(tokens.ids.dtype))
+    # The discriminator is asked of every real token, not of the masked ones alone (section 2).
     return batch._replace(
         encoder=tokens._replace(ids=ids), targets=jnp.where(tokens.mask, labels, -1)
     )

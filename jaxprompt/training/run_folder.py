@@ -85,6 +85,7 @@ def _acquire(path: Path) -> int:
     """Opens and locks a file. -> its descriptor"""
     while True:
         try:
+            # No link is followed: the file that it names would be truncated below.
             held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise write_error(path, error) from error
@@ -147,6 +148,7 @@ def check_workdir(
     if old_text is None:
         _check_new(Path(workdir))
         return None
+    # As it would be read back: a tuple becomes a list, and equals the saved one.
     given = _leaves(json.loads(json.dumps(resolved)))
     is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
     if differing := _differences(saved, given, "given", is_free):
@@ -199,6 +201,7 @@ def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
     saved = read_record(workdir)
     if saved is None:
         return
+    # As in `check_workdir`.
     now = json.loads(json.dumps(record))
     if differing := _differences(_leaves(saved), _leaves(now), "now"):
         raise InputError(

@@ -39,6 +39,7 @@ def make_shared_step(steps: Mapping[str, Callable]) -> Callable:
         new, measured = steps[given.task](state, frozen, given.batch)
 
         def keep(path: Any, moved: Any, old: Any) -> Any:
+            # The optimizer's state holds leaves under the same flat names, so one rule serves both.
             names = [str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey)]
             others = [name for name in names if name.startswith("head/")]
             return old if any(name.split("/")[1] != given.task for name in others) else moved
@@ -82,6 +83,7 @@ class TaskBatches(Iterator[TaskBatch]):
         draw = float(jax.random.uniform(jax.random.fold_in(self._key, self._at)))
         self._at += 1
         number = np.searchsorted(np.cumsum(list(self.shares.values())), draw, side="right")
+        # Rounding may leave the last of the sums below 1.
         name = self._names[min(int(number), len(self._names) - 1)]
         return TaskBatch(next(self._streams[name]), name)
 

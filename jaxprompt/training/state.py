@@ -25,6 +25,7 @@ class TrainState(NamedTuple):
 def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:
     """Starts a run."""
     zero = lambda: jnp.zeros((), jnp.int32)  # one buffer each: the state is donated
+    # Plain numbers, so that checkpoints hold nothing but ordinary arrays.
     numbers = jax.random.key_data(key)
     return TrainState(zero(), trainable, tx.init(trainable), zero(), zero(), numbers)
 
@@ -34,6 +35,8 @@ def place_state(
 ) -> TrainState:
     """Starts a run on a mesh: what belongs to a parameter lives where it does."""
     make = functools.partial(make_state, tx=tx, key=key)
+    # Shapes first: where a leaf lives must be known before any is made.
     shapes = jax.eval_shape(make, trainable)
     shardings = like(placement, shapes, placement.parameters(trainable))
+    # Made where it belongs: no device ever holds the whole of it.
     return jax.jit(make, out_shardings=shardings)(trainable)

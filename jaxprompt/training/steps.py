@@ -57,6 +57,7 @@ def make_train_step(
             (total, (n, sums, after)), grads = grad(trainable, frozen, batch, objective, own)
             found.append((total, n, grads))
             counted.append(sums)
+            # What a term leaves for the next, as a generator its draws for the discriminator.
             batch = batch if after is None else after
         return found, counted
 
@@ -78,14 +79,17 @@ def make_train_step(
                 more, counted = terms(state.trainable, frozen, *part)
                 return jax.tree.map(jnp.add, carry, more), counted
 
+            # In a loop, so that the activations of one part are held at a time.
             found, counted = jax.lax.scan(add, [nothing] * len(objectives), parts)
             counted = jax.tree.map(lambda x: x.sum(0), counted)
         # Divided here and not in each part: parts may have counted different numbers of labels.
         loss, grads = 0.0, jax.tree.map(jnp.zeros_like, state.trainable)
         for objective, (total, n, more) in zip(objectives, found, strict=True):
+            # A batch without a label adds nothing, instead of 0 / 0.
             share = objective.weight / jnp.maximum(n, 1e-9)
             loss += share * total
             grads = jax.tree.map(lambda g, m, share=share: g + share * m, grads, more)
+        # Before `tx` clips it, so that what is logged and judged is the gradient's own.
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.trainable)
@@ -96,6 +100,7 @@ def make_train_step(
         trainable, opt_state = jax.tree.map(keep, moved, (state.trainable, state.opt_state))
         bad = 1 - finite.astype(jnp.int32)
         new = TrainState(
+            # A skipped step counts: its batch is used up, and keys and data follow the number.
             state.step + 1,
             trainable,
             opt_state,

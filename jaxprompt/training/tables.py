@@ -13,7 +13,11 @@ def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     Beside what result.json holds a result may have "lr", its learning rate, "data_seed" and "fold".
     """
     every = [result for results in rows.values() for result in results]
-    first = lambda split: lambda r: next(iter(r[split].values())) if split in r else None
+
+    def first(split: str) -> Callable[[Mapping[str, Any]], float | None]:
+        """Reads the first metric of a split, None where a result lacks the split."""
+        return lambda result: next(iter(result[split].values())) if split in result else None
+
     shown = {split: first(split) for split in ("dev", "test")}
     metrics = {next(iter(result["dev"])) for result in every if "dev" in result}
     if any("held_out" in result for result in every):

@@ -43,7 +43,9 @@ class Meter:
         """
         said = {name: value for name, value in measured.items() if name != "sums"}
         said["scores"] = self._score(jax.tree.map(np.float64, measured["sums"]))
+        # Right behind a pause there is no step to time.
         if steps and self._taken:
+            # Every process reads as many examples: its own tokens stand for those of the others.
             rate = self._tokens / self._taken * steps / seconds * jax.process_count()
             flops = self._flops * steps / seconds / jax.device_count()
             said["time"] = {

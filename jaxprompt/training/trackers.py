@@ -72,10 +72,12 @@ class TensorBoard(Tracker):
             for name, number in flat_numbers(values).items()
         ]
         with self._errors():
+            # Opened by the first write: `resume` has said by then where the session starts.
             if self._writer is None:
                 # The start of a session hides what a killed run wrote after the step resumed from.
                 start = SessionLog(status=SessionLog.START)
                 events.insert(0, Event(wall_time=now, step=self._first, session_log=start))
+                # The first event of a file names its format.
                 events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
                 self._writer = _open_events(make_folder(self._folder), self._first)
             for event in events:

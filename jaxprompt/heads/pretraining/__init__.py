@@ -45,6 +45,7 @@ class LikeliestHead(Scores):
 
         def one(row):  # [M, X]
             logits = jnp.einsum("mx,vx->mv", row, table.astype(row.dtype))
+            # Not capped: a tanh keeps the order of the logits.
             return (logits if bias is None else logits + bias).argmax(-1)
 
         return jax.lax.map(one, features)
@@ -73,6 +74,7 @@ class ReplacedHead(Scores):
         """Scores the tokens."""
         logits = backbone.rtd(hidden).astype(jnp.float32)  # [B, T]
         replaced = batch.targets == 1
+        # log(1 - sigmoid(x)) is log sigmoid(-x), which does not round to log 0.
         logp = jax.nn.log_sigmoid(jnp.where(replaced, logits, -logits))
         hit = (logits > 0) == replaced
         return Detected(jnp.where(batch.targets >= 0, logp, ABSENT), hit, replaced)
