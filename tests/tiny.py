@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.convert.quantize import quantize
+from jaxprompt.layers.quantized import PLANES, input_axis
+from jaxprompt.tree import flatten, unflatten
 from jaxprompt.types import Batch, Role, Tokens
 
 # What takes most of the compilation is left out: tiny programs do not miss it.
@@ -185,3 +188,35 @@ def assert_equal(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+# Sizes that blocks of 32 divide, by the names of each family.
+_BLOCKS = {
+    "gpt2": dict(n_embd=64), "glm": dict(hidden_size=64),
+    "t5": dict(d_model=32, d_kv=32, d_ff=64),
+    "llama": dict(hidden_size=128, intermediate_size=64),
+}  # fmt: skip
+
+
+def make_quantizable(family="bert", **how):
+    """Makes a tiny backbone whose matrices consist of whole blocks. -> (module, params)"""
+    sizes = _BLOCKS.get(family, dict(hidden_size=64, intermediate_size=32))
+    if family in ("albert", "electra"):
+        sizes = sizes | dict(embedding_size=32)
+    return make_tiny(family, **sizes, **how)
+
+
+def quantize_params(params, bits):
+    """Quantizes a backbone's parameters as `load_backbone` does."""
+    flat = {}
+    for name, leaf in flatten({"backbone": params}).items():
+        axis = input_axis(name.partition("/")[2])
+        if axis is None:
+            flat[name] = leaf
+            continue
+        last = np.moveaxis(np.asarray(leaf), axis, -1)
+        planes = quantize(last.reshape(-1, last.shape[-1]), bits)
+        for plane, found in zip(PLANES, planes, strict=True):
+            found = np.moveaxis(found.reshape(*last.shape[:-1], -1), -1, axis)
+            flat[f"{name}/{plane}"] = jnp.asarray(found)
+    return unflatten(flat)["backbone"]

@@ -1,0 +1,169 @@
+"""Quantized matrices: what a code stands for, and what is never kept."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import assert_close, make_batch, make_params, make_quantizable, quantize_params
+
+from jaxprompt.backbones import families
+from jaxprompt.convert.quantize import quantize
+from jaxprompt.heads import linear
+from jaxprompt.layers.quantized import (
+    BITS,
+    BLOCK,
+    QuantizedTable,
+    dequantize,
+    input_axis,
+    quantized_shapes,
+    restore,
+)
+from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.prompts import make_prompt
+from jaxprompt.scoring.losses import cross_entropy
+from jaxprompt.tree import count, flatten
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_a_number_moves_by_half_a_step_at_most(bits, scale):
+    numbers = np.random.default_rng(0).normal(0.1, scale, (6, 3 * BLOCK)).astype(np.float32)
+    found = np.asarray(dequantize(*quantize(numbers, bits), dtype=jnp.float32))
+    blocks = numbers.reshape(6, 3, BLOCK)
+    spread = np.ptp(blocks, axis=-1, keepdims=True)
+    moved = np.abs(found.reshape(blocks.shape) - blocks)
+    rounding = 2.0**-10 * np.abs(blocks).max(-1, keepdims=True)  # of float16, minimum and scale
+    assert (moved <= 0.5 * spread / (2**bits - 1) + rounding).all()
+    assert found.std() > 0.9 * numbers.std()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_are_what_the_definition_says(bits):
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 2**bits, (2, 2, BLOCK))
+    scale, minimum = (rng.normal(size=(2, 2)).astype(np.float16) for _ in range(2))
+    expected = codes * scale[..., None].astype(float) + minimum[..., None]
+    bytes_ = codes if bits == 8 else codes[..., :16] + 16 * codes[..., 16:]
+    found = dequantize(bytes_.reshape(2, -1).astype(np.uint8), scale, minimum, jnp.float32)
+    np.testing.assert_allclose(found, expected.reshape(2, -1), rtol=1e-6, atol=1e-6)
+
+
+def test_constant_and_empty_blocks_are_exact():
+    numbers = np.repeat(np.float32([[0.0, -1.5, 1e-9]]), BLOCK, axis=1)
+    found = dequantize(*quantize(numbers, 4), dtype=jnp.float32)
+    np.testing.assert_allclose(found, numbers, atol=1e-7)
+
+
+def test_numbers_beyond_float16_are_refused():
+    with pytest.raises(ValueError, match="float16"):
+        quantize(np.full((1, BLOCK), 1e5, np.float32), 8)
+
+
+def test_a_table_is_looked_up_as_an_array():
+    numbers = np.random.default_rng(2).normal(size=(11, 2 * BLOCK)).astype(np.float32)
+    table = QuantizedTable(*quantize(numbers, 8), dtype=jnp.dtype(jnp.float32))
+    whole = table.astype(jnp.float32)
+    assert table.shape == whole.shape == numbers.shape and len(table) == 11
+    ids = np.array([[0, 10], [3, -1]])
+    np.testing.assert_array_equal(table[ids], whole[ids])
+
+
+def make_both(family, bits, **how):
+    """-> model, its params quantized, and the same as numbers"""
+    backbone, weights = make_quantizable(family, **how)
+    codes = quantize_params(weights, bits)
+    prompt = make_prompt("compose", backbone.dims, parts="soft(length=2)+prefix(length=3)")
+    model = Model(backbone, prompt, {"main": linear.Classifier(3)})
+    params = make_params(model, codes)
+    return model, params, params | {"backbone": restore(codes, jnp.float32)}
+
+
+@pytest.mark.parametrize("family", families())
+def test_every_matrix_of_a_layer_is_quantized(family):
+    backbone, weights = make_quantizable(family)
+    names = flatten({"backbone": weights})
+    kept = {name for name in names if input_axis(name.partition("/")[2]) is None}
+    stacks = ("backbone/layers/", "backbone/decoder_layers/", "backbone/later_layers/")
+    left = {name for name in kept if name.startswith(stacks) and name.endswith("kernel")}
+    assert not left and "backbone/embed/word/table" not in kept
+    for kind, bits in BITS.items():
+        found = {n: (x.shape, x.dtype) for n, x in backbone_shapes(backbone, kind).items()}
+        made = flatten({"backbone": quantize_params(weights, bits)})
+        assert found == {n: (x.shape, x.dtype) for n, x in made.items()}
+        assert count(made) == count(names)
+        assert quantized_shapes(names, bits).keys() == made.keys()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def scores_and_slopes(model, params, batch):
+    def loss(own):
+        scores = model.forward(params | own, batch)
+        return cross_entropy(scores, batch.labels, batch.weights)[0], scores
+
+    return jax.grad(loss, has_aux=True)({"prompt": params["prompt"]})
+
+
+CASES = [(family, "scan", "none", 4) for family in families()] + [
+    ("bert", "unroll", "none", 8), ("bert", "scan", "full", 8), ("t5", "unroll", "dots", 4),
+    ("llama", "unroll", "full", 8), ("modernbert", "unroll", "none", 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, stack, remat, bits", CASES)
+def test_the_function_is_that_of_the_numbers(family, stack, remat, bits):
+    model, codes, numbers = make_both(family, bits, stack=stack, remat=remat)
+    prompt = model.prompt
+    batch = make_batch(
+        slots=prompt.num_slots(), shift=prompt.position_shift(), family=family,
+        decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
+    )  # fmt: skip
+    found, expected = (scores_and_slopes(model, p, batch) for p in (codes, numbers))
+    assert_close(found, expected, 1e-6 if family != "t5" else 1e-5)
+    assert float(jnp.abs(jax.tree.leaves(expected[0])[0]).max()) > 0
+
+
+@pytest.mark.parametrize("stack, remat", [("scan", "none"), ("scan", "dots"), ("unroll", "none")])
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_no_number_of_a_matrix_is_kept_for_the_backward_pass(family, stack, remat):
+    model, codes, _ = make_both(family, 4, stack=stack, remat=remat)
+    prompt = model.prompt
+    batch = make_batch(slots=prompt.num_slots(), shift=prompt.position_shift(), family=family)
+
+    def loss(own):
+        scores = model.forward(codes | {"prompt": own}, batch)
+        return cross_entropy(scores, batch.labels, batch.weights)[0]
+
+    _, slopes = jax.vjp(loss, codes["prompt"])
+    kept = [x for x in jax.tree.leaves(slopes) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert kept and not any(x.dtype == jnp.float32 and is_matrix(model, x.shape) for x in kept)
+
+
+def is_matrix(model, shape):
+    """Tells whether a shape is that of a layer's matrix, or of a stack of these."""
+    leaves = backbone_shapes(model.backbone)
+    whole = {x.shape for n, x in leaves.items() if input_axis(n.partition("/")[2]) is not None}
+    whole |= {own[1:] for own in whole if len(own) > 2}
+    return shape in whole
+
+
+def test_the_guard_sees_what_numbers_keep():
+    """The test above would fail if a matrix were kept: without codes it is."""
+    model, _, numbers = make_both("bert", 4, stack="unroll", remat="none")
+    batch = make_batch(slots=model.prompt.num_slots(), shift=model.prompt.position_shift())
+
+    def loss(own):
+        scores = model.forward(numbers | {"prompt": own}, batch)
+        return cross_entropy(scores, batch.labels, batch.weights)[0]
+
+    _, slopes = jax.vjp(loss, numbers["prompt"])
+    assert any(is_matrix(model, x.shape) for x in jax.tree.leaves(slopes))
+
+
+def test_what_is_quantized_has_no_gradient():
+    table = quantize(np.ones((2, BLOCK), np.float32), 8)
+    with pytest.raises(NotImplementedError, match="dequantize"):
+        jax.grad(lambda s: dequantize(table.codes, s, table.minimum, jnp.float32).sum())(
+            jnp.float32(table.scale)
+        )
