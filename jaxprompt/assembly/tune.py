@@ -91,6 +91,9 @@ class Tuning(Work):
         log.say(f"  heads in the checkpoint: {', '.join(report.heads) or 'none'}")
         if report.unused:
             log.say(f"  unused: {len(report.unused)} tensors, {', '.join(report.unused[:5])}")
+        if report.requantized:
+            given = c.backbone.quantize
+            log.say(f"  {report.requantized} matrices have other codes in the file than {given}'s")
         for line in tell_init(c, scorer.model.backbone.dims):
             log.say(line)
         log.say(f"task {scorer.task.name}, template {scorer.template!r}")

@@ -28,6 +28,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     read: Read
+    is_quantized: bool = False  # in the file; `read` gives its numbers
     # Rows and columns, in whole blocks of 32 -> Planes of so many bits as they stand in the file;
     # None = has none that they hold.
     read_planes: Callable[[slice, slice, int], Any] | None = None

@@ -124,7 +124,7 @@ def _entry(header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place:
     dtype = packing.dtype
     if header.architecture in GEMMAS and name.endswith("norm.weight"):
         read, dtype = _less_one(read), "float32"
-    return Entry(path, place.shape, dtype, read, planes)
+    return Entry(path, place.shape, dtype, read, packing.unpack is not None, planes)
 
 
 def _planes(read: Read, kind: int) -> Callable[[slice, slice, int], Planes | None] | None:

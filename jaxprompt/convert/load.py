@@ -39,6 +39,7 @@ class Report(NamedTuple):
     # The same for the same weights, however they are named and sharded; "int8-" or "int4-" stands
     # in front where they are quantized.
     fingerprint: str
+    requantized: int = 0  # matrices that the file has in other codes than those asked for
 
 
 class Loaded(NamedTuple):
@@ -116,6 +117,7 @@ def load_backbone(
             unused=names.unused({*wanted, table.decoder} if writes else wanted, sizes),
             tied=tied,
             bytes=sum(array.nbytes for array in flat.values()),
+            requantized=len(filler.requantized),
             fingerprint=f"{quantize}-" * (quantize in BITS) + digest(*sorted(digests)),
         )
     return Loaded(unflatten(flat), report)

@@ -84,6 +84,7 @@ class Filler:
         self.weights, self.sizes, self.dtype = weights, sizes, dtype
         self.rescale, self.placement, self.quantize = rescale, placement, quantize
         self.bits = BITS.get(quantize, 0)
+        self.requantized: set[str] = set()  # names in the file
         devices = [] if placement is None else placement.mesh.devices.flat
         self.processes = sorted({device.process_index for device in devices})
 
@@ -295,6 +296,8 @@ class Filler:
             found = self.weights.read_planes(name, rows, columns, self.bits)
             if found is not None:
                 return found
+        if self.weights.is_quantized(name):
+            self.requantized.add(name)
         try:
             if along_columns:
                 return quantize(block, self.bits)

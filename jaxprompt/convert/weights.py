@@ -80,6 +80,10 @@ class Weights:
         """Reads part of a tensor as a matrix. -> [rows, columns], contiguous"""
         return self._entries[name].read(rows, columns)
 
+    def is_quantized(self, name: str) -> bool:
+        """Tells whether the file has codes in the place of a tensor's numbers."""
+        return self._entries[name].is_quantized
+
     def read_planes(self, name: str, rows: slice, columns: slice, bits: int) -> Planes | None:
         """Reads part of a tensor that is quantized in the file, as it stands there.
 
