@@ -28,6 +28,7 @@ def load_backbone(path: str, *, mesh: tuple[int, int] = (1, 1), **fields: Any) -
             known = [field for field in block if field not in _OWN]
             raise InputError(f"load_backbone has no {name}; {nearest(name, known)}")
     block |= {"path": str(path), **fields}
+    # Before anything is looked up: a wrong value is told without the hub.
     check_fields(block, "backbone")
     opened = open_backbone(block)
     placement = make_placement(*mesh)

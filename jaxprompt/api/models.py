@@ -93,6 +93,7 @@ def attach(
             raise InputError(
                 f"{prompt.path} says nothing of its task; give task=, and head= if it needs one"
             )
+        # A head that came along is taken, unless another is given.
         if prompt.adopted.head and head is None:
             name, fields_of_head = prompt.adopted.head["name"], dict(prompt.adopted.head)
             del fields_of_head["name"]
@@ -106,6 +107,7 @@ def attach(
         )
     card = with_encoder(prompt.card, sentence_encoder)
     check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
+    # Soft tokens stand among the embeddings, which `rescale` divides.
     held, known = backbone.backbone.block, card["backbone"]
     if held["rescale"] != known["rescale"]:
         raise InputError(
@@ -157,6 +159,7 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
     """
     held = writing(model.prompt.card["generate"], how)
     scorer, asked = model.scorer.writing(held["max_new"]), tuple(sorted(held.items()))
+    # Other lengths or beams are other programs; equal ones are compiled once.
     if asked not in model.writers:
         model.writers[asked] = make_answers(scorer, how=held, placement=model.placement)
     examples, (column,) = model.read(rows), scorer.head.COLUMNS

@@ -86,6 +86,7 @@ def save_prompt(
     """
     choose("format", format, FORMATS)
     if format == "npy":
+        # What has no card is as the unmodified backbone takes it.
         rows = plain_tokens(prompt.tensors, prompt.card or {"backbone": {"rescale": 1.0}})
         if rows is None:
             raise InputError("format='npy': the prompt has no soft tokens; take 'jaxprompt'")
@@ -100,6 +101,7 @@ def save_prompt(
         return write_artifact(path, dict(prompt.tensors), dict(prompt.card))
     if format == "delta":
         whole = backbone or load_own_backbone(prompt)
+        # Differences from other weights would add up to other numbers.
         check_fingerprint(prompt.card, whole.loaded.report.fingerprint, force=False)
         own = as_delta(prompt.tensors, whole, "format='delta'").tensors
         return write_artifact(path, own, dict(prompt.card))

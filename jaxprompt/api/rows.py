@@ -16,6 +16,7 @@ AnyRows = Iterable[Mapping[str, Any]] | str | Path | Any
 
 def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
     """Takes the rows of a split. Raises InputError for what holds no rows."""
+    # Others are told by what they offer: neither pandas nor datasets is imported for it.
     if isinstance(given, str | Path):
         return read_file(given)
     if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas: a column is a Series
@@ -38,6 +39,7 @@ def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
 
     Raises InputError for the first that is no example of the task.
     """
+    # A lone string is a text here, not the path of a file.
     texts: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     if texts and all(isinstance(text, str) for text in texts):
         records = from_texts(texts, task.fields)

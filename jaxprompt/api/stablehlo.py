@@ -58,6 +58,7 @@ def write_stablehlo(
     batch = _encode(model.scorer)
     program = _export(model, batch, platforms)
     classes = model.scorer.classes
+    # By the model itself, not by the program that run.py compares with it.
     expected = jax.jit(scores, static_argnums=1)(model.params, model, batch)[:, :classes]
     flat = _flatten(batch)
     example = {name: flat[name] for name in program.inputs} | {"scores": np.asarray(expected)}
@@ -125,7 +126,9 @@ def _export(model: PromptedModel, batch: Batch, platforms: Sequence[str]) -> _Pr
     # What is compiled for a CPU runs everywhere; other targets have kernels of their own.
     placement = dataclasses.replace(make_placement(1, 1), compiled_for=Target("cpu"))
     score = jax.jit(within(placement, _make_score(model, params, batch)))
+    # Lowered once to see which arguments the scores depend on; the others are dropped.
     whole = export.export(score, platforms=platforms[:1])(_specs(params), _specs(arrays))
+    # JAX flattens dicts by sorted name, and arguments in their order.
     names = [*sorted(params), *sorted(arrays)]
     used = {names[i] for i in whole.module_kept_var_idx}
     weights = {name: params[name] for name in sorted(used & params.keys())}
@@ -171,6 +174,7 @@ def _flatten(batch: Batch) -> dict[str, Any]:
     encoder, decoder = flat.pop("encoder")._asdict(), flat.pop("decoder")
     more = {} if decoder is None else decoder._asdict()
     flat |= encoder | {_DECODER + name: array for name, array in more.items()}
+    # Which arrays a batch has depends on the backbone and the template, not on the texts.
     return {name: array for name, array in flat.items() if array is not None}
 
 

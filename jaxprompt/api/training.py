@@ -59,6 +59,7 @@ def train(
     )
     if is_grid(c):
         raise InputError("train learns one run; call it once per run, or take the command sweep")
+    # Not from the rows: which columns hold the label must be known to name its classes.
     asked = asked_task(c)
     parts = {"train": train, "dev": dev, "test": test}
     rows = {name: make_rows(x, name, asked) for name, x in parts.items() if x is not None}
@@ -78,5 +79,6 @@ def _folder(workdir: str | Path | None) -> Iterator[Path]:
     if workdir is not None:
         yield Path(workdir)
         return
+    # A run needs a folder while it lasts: its best numbers are read back from there.
     with tempfile.TemporaryDirectory(prefix="jaxprompt-") as folder:
         yield Path(folder)

@@ -116,6 +116,7 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
         examples = from_config.Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = from_config.scorer_from_config(c, backbone, examples, alone)
         model, objectives = scorer.model, from_config.build_objectives(c, scorer.model)
+    # Every row is the longest one, so the shapes are those of the largest batch.
     split = scorer.encode([example], targets=True)
     widens = device is not None and not device.bfloat16
     if widens and c.backbone.dtype == "bfloat16":
@@ -131,6 +132,7 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
     """Opens a backbone that is on this machine, else takes the published shape of its hub id."""
     name = block["path"]
     known = published().get(name)
+    # What is here goes before what was published: its config may differ.
     if known is None or os.path.isdir(name) or _is_cached(name, block["revision"] or None):
         try:
             return open_backbone(block), (f"backbone {name}, as it is on this machine",)

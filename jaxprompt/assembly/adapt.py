@@ -33,6 +33,7 @@ def score(c: Any, workdir: str) -> dict[str, Any]:
     with run_folder.lock(workdir):
         processes.agree(facts(c))
         work.prepare(None, None)
+        # Nothing trains here: the threads that make batches ahead are ended.
         work.batches.close()
         return {"held_out": work.scores()(work.adapted.trainable), "rows": work.dev.size}
 
@@ -55,6 +56,7 @@ class Adapting(CorpusWork):
         denoiser = denoising.make_denoiser(c, self.tokenizer, backbone)
         corpus = self.read_corpus(self.tokenizer, backbone.module.cfg.vocab, started)
         if saved is not None:
+            # Before rows are planned: with other text the saved position would mean other rows.
             check_unchanged(saved["corpus"], corpus.fingerprint)
         self.rows, self.held = denoising.read_rows(c, corpus, denoiser, self.tokenizer)
         share = placement.share()
@@ -127,9 +129,11 @@ class Adapting(CorpusWork):
         own, folder = adapted.backbone, Path(self.workdir)
         save_backbone(folder / "backbone", own.family, own.hf, params["backbone"], **given)
         if adapted.generator is not None:
+            # The embeddings that it shares are the discriminator's, and its file needs them too.
             own, both = adapted.generator, tie(params["generator"], params["backbone"])
             save_backbone(folder / "generator", own.family, own.hf, both, **given)
         if c.objective.examples:
+            # All processes fill, for the step runs on all devices; the first writes.
             text = denoising.fill(
                 c, self.placement, adapted, ended.numbers, self.held, self.tokenizer
             )

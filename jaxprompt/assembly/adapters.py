@@ -105,6 +105,7 @@ def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[s
         )
     tensors = {}
     for name, own in layers[frozenset(names)].items():
+        # torch's [out, in] -> [in, out]
         tensors[f"head/main/{own}/kernel"] = np.ascontiguousarray(adapter.head[f"{name}.weight"].T)
         tensors[f"head/main/{own}/bias"] = adapter.head[f"{name}.bias"]
     pooler = "trained" if "classifier.dense" in names else "checkpoint"

@@ -113,8 +113,10 @@ def _digest(trained: from_config.Trained) -> str:
     scorer = trained.scorer
     read_as = [scorer.task.labels, scorer.task.words, scorer.template]
     digest = hashlib.sha256(json.dumps(read_as).encode())
+    # Sorted, so that equal numbers give equal digests.
     for name, leaf in sorted(trained.weights.trainable.items()):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+        # A trained leaf may lie on the devices of several hosts.
         digest.update(process_allgather(leaf, tiled=True).tobytes())
     return digest.hexdigest()
 
@@ -146,6 +148,7 @@ def make_labeller(annotator: Annotator, corpus: Corpus) -> Callable[[int], Itera
                 batches = EvalBatches(rows, [-1] * len(rows), scorer.layout)
                 scores = predict_scores(step, trainable, frozen, batches, len(rows))
                 found[chosen] = probabilities(scores, classes)
+            # The first part is computed whole, and what is written already is left out of it.
             yield found[max(first - units.start, 0) :]
 
     return label
@@ -196,6 +199,7 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
         if writer:
             stack.callback(writer.close)
         say = tell if writer else lambda line: None
+        # Only the first process has opened the file: the others learn from it where to go on.
         first = done = int(processes.gather(str(writer.done if writer else ""))[0])
         signals.note(_kept(done, total))
         say(f"annotator {annotator.mark}")

@@ -245,17 +245,21 @@ def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[
         rows += [[_shift(row, layout) for row in unit] for unit in split.rows]
         owners += [shelf.members.index(number)] * len(split.rows)
     if any(row.count for unit in rows for row in unit):
+        # Counts are one array of a batch: where no row limits the classes, all of them count.
         rows = [[row._replace(count=row.count or NO_LIMIT) for row in unit] for unit in rows]
     layouts = [bank.scorers[number].layout for number in splits]
+    # The shift is in the rows themselves: prompts of one batch may shift by different numbers.
     layout = dataclasses.replace(
         layouts[0], max_len=max(own.max_len for own in layouts), shift=0, decoder_shift=0,
         multiple=max(own.multiple for own in layouts),
     )  # fmt: skip
     batches = EvalBatches(rows, [-1] * len(rows), layout)
+    # By unit, in the order of `rows`; a batch picks its own by index.
     prompts = np.array(owners, np.int32)
     given = shelf.added, shelf.held
     every: list[np.ndarray | None] = [None] * len(shelf.bank.heads)
     for index, scored in _each(shelf.step, given, bank.backbone, batches, prompts):
+        # Rows that only fill the batch have no place among the units.
         there = index >= 0
         for kind, value in enumerate(scored):
             if every[kind] is None:
@@ -264,6 +268,7 @@ def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[
     parts = {}
     for number in splits:
         member = shelf.members.index(number)
+        # Every head has scored every row: a prompt takes what its own kind of head gave.
         parts[number] = every[shelf.kinds[member]][prompts == member]
     return parts
 

@@ -36,6 +36,7 @@ def make_block(block: str, name: str, config: ConfigDict) -> ConfigDict:
     """Makes the block of a method or head: as its part fills it, else with its class's defaults."""
     part = part_of(block)
     if hasattr(part, name):
+        # On a copy, of which only the block is taken: a part may set other fields too.
         scratch = config.copy_and_resolve_references()
         with scratch.unlocked():
             getattr(part, name)(scratch)

@@ -134,6 +134,7 @@ def make_config(
             raise InputError(f"{name} is of the backbone; give it to load_backbone")
     c, shape = load_config("base"), backbone.placement.mesh.shape
     with c.unlocked():
+        # What is loaded decides, and the run's record says so.
         c.backbone.update(backbone.backbone.block)
         c.mesh.data, c.mesh.model = shape["data"], shape["model"]
         values = {"name": task} if isinstance(task, str) else task or _CUSTOM

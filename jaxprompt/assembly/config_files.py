@@ -54,7 +54,9 @@ def load_module(file: str) -> Any:
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     if home not in sys.path:
+        # Behind all else: a `configs` package of the user's own goes before the shipped one.
         sys.path.append(home)
+    # Imported by its place, since a config need not be part of any package.
     spec = importlib.util.spec_from_file_location(f"jaxprompt_config_{path.stem}", path)
     if spec is None:
         raise InputError(f"config {file!r} is no Python file; give a .py file or a config.json")

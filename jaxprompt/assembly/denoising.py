@@ -131,6 +131,7 @@ def read_rows(
     """Cuts the documents into rows. -> those to train on, those of held-out documents"""
     shares = divide(len(corpus), c.corpus.held_out, c.data.seed)
     pad = tokenizer.pad_token_id
+    # Padding is masked, so any id will do where a tokenizer has none, as GPT-2's.
     pad = tokenizer.eos_token_id if pad is None else pad
     train, held = (
         DenoisingRows(corpus, share, objective, packed=c.objective.packed, pad_id=pad)
@@ -210,6 +211,7 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         module = backbone.module
         model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
         objectives = [Objective("main", on_targets, sums=count_hits)]
+    # All of it trains unless the config says otherwise, unlike in tuning.
     patterns = tuple(c.trainable) or tuple(rf"{part}/.*" for part in params)
     trainable, frozen = tree.split(params, tree.trainable_mask(params, patterns))
     check_padding(placement, trainable, backbone.module.cfg.vocab)
@@ -230,6 +232,7 @@ def _open_generator(c: Any, backbone: Backbone) -> Backbone:
     block |= {"path": o.generator_path, "revision": "", "family": "", "init": ""}
     opened = open_backbone(block)
     words = [load_tokenizer(folder).get_vocab() for folder in (opened.folder, backbone.folder)]
+    # What the generator draws is fed to the discriminator by its id.
     if words[0] != words[1]:
         raise InputError(
             f"objective.generator_path={o.generator_path!r} has another vocabulary than "
@@ -302,6 +305,7 @@ def build_scores(
                 trainable, adapted.frozen, put_batch(placement, batch),
                 jax.random.fold_in(key, number),
             )  # fmt: skip
+            # In float64, on the host: in float32 counts beyond 2^24 would stop growing.
             add = lambda old, new: old + np.float64(new)
             own = jax.device_get(own)
             total = jax.tree.map(add, total, own) if total else jax.tree.map(np.float64, own)
@@ -320,6 +324,7 @@ def fill(
 ) -> str:
     """Fills the first of the held-out rows, and writes them out."""
     devices = placement.mesh.shape[DATA]
+    # A batch must divide over the devices; the rows beyond are filling.
     size = -(-c.objective.examples // devices) * devices
     given = dict(batch=size, seed=c.data.seed, limit=c.objective.examples)
     own = next(iter(Pass(held, share=placement.share(), **given)))
@@ -328,5 +333,6 @@ def fill(
     )
     key = rng.key_for(c.seed, "held out")
     found = step(trainable, adapted.frozen, put_batch(placement, own), key)
+    # Once more without `share`, because the report shows the rows of all processes.
     whole = next(iter(Pass(held, **given)))
     return "\n\n".join(render(c.objective.name, tokenizer, whole, *jax.device_get(found))) + "\n"

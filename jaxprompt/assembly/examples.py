@@ -61,6 +61,7 @@ def read_task(block: Mapping[str, Any]) -> Task:
     if not given:
         return task
     first = tuple(entry[0] for entry in given)
+    # Words that are given serve every kind of backbone: the task's own for causal ones go.
     return dataclasses.replace(task, words=given, causal_words=(), targets=first)
 
 
@@ -164,6 +165,7 @@ def read_examples(
         known = _read_vocabulary(c, task)
         task, notes = with_words(task, known), [known.tell()]
 
+    # It sees the task as that is by then: dev and test are read by the labels of train.
     def read(split: str) -> sources.Rows:
         rows = sources.read_split(task, split, **place)
         if c.task.vocabulary:

@@ -58,6 +58,7 @@ class FeatureCache:
         return batch._replace(kept=kept)
 
     def _find(self, split: Split) -> feature_store.Store | None:
+        # By identity: == would compare the arrays of two splits.
         return next((store for own, store in self._stores if own is split), None)
 
 
@@ -92,6 +93,7 @@ def plan_keeping(
     parts = {n: splits[n] for n in ("train", "dev") if n == "train" or not scorer.head.WRITES}
     sizes = {name: _sizes(scorer, part, what) for name, part in parts.items()}
     width, dtype = scorer.model.backbone.dims.width, jnp.dtype(c.cache.dtype)
+    # From lengths alone, so that a run that needs too much is refused before anything is computed.
     room = sum(int(own.sum()) for own in sizes.values()) * width * dtype.itemsize / 2**30
     if room > c.cache.limit:
         raise InputError(

@@ -137,6 +137,7 @@ def check_value(name: str, field: Field, value: Any) -> None:
     check_kind(name, value, field.kind)
     if field.is_path:
         user_path(value, f"config field {name}:")
+    # Whole numbers are int32 on the devices; seeds have a range of their own.
     if field.kind is int and field.limit != SEED and abs(value) >= 2**31:
         raise InputError(f"{name}={brief(value)} must be below 2**31")
     if not isinstance(field.limit, str):

@@ -82,6 +82,7 @@ def _inline(
         else:
             pieces[at] = tokenizer.convert_ids_to_tokens(int(new))
             continue
+        # The original's mark of a space, so that the words around stay apart as in the text.
         front = tokenizer.convert_ids_to_tokens(int(old))
         pieces[at] = next((mark for mark in _MARKS if front.startswith(mark)), "") + f"[{shown}]"
     return tokenizer.convert_tokens_to_string(pieces)

@@ -71,6 +71,7 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
         for field, value in changes.items():
             _set(own, field, value)
         from_config.check_config(own)
+        # By the whole config: different values on the axes may still make the same run.
         text = json.dumps(own.to_dict(), sort_keys=True)
         if text in names:
             raise InputError(
@@ -106,6 +107,7 @@ def alike(config: Any) -> str:
         block = given
         for name in blocks:
             block = block[name]
+        # A method may not have the field at all.
         block.pop(last, None)
     return json.dumps(given, sort_keys=True)
 
@@ -176,6 +178,7 @@ def _set(c: Any, field: str, value: Any) -> None:
         c = c[block]
     if field == "task.words":
         value = tuple(part.strip() for part in value.split(","))
+    # A list of rates may hold whole numbers, which a field of floats refuses.
     c[last] = float(value) if isinstance(c[last], float) else value
 
 

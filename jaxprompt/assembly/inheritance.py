@@ -142,6 +142,7 @@ def _fit(found: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
         pairs = list(enumerate(zip(own.shape, shape, strict=False)))
         other = [axis for axis, (x, y) in pairs if x != y]
         if own.ndim == len(shape) and len(other) == 1:
+            # The first rows, or all of them over and over.
             count = np.arange(shape[other[0]]) % own.shape[other[0]]
             has[name] = np.take(own, count, axis=other[0])
     return tree.unflatten(has)

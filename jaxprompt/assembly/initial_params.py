@@ -44,6 +44,7 @@ def start(
         rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
         placement=placement,
     )  # fmt: skip
+    # What is frozen of a prompt is in no checkpoint: it is made again in any case.
     frozen = [name for name in divide(c, scorer, params)[1] if name.startswith("prompt/")]
     if restored and not frozen:
         pass
@@ -53,6 +54,7 @@ def start(
         source = _make_source(c, scorer, params, counts, placement, loaded.report.fingerprint)
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     for head in params["head"].values():
+        # A head's own pooler starts as that of the checkpoint.
         if "pooler" in head and "pooler" in loaded.params:
             head["pooler"] = loaded.params["pooler"]
     trainable, frozen = divide(c, scorer, params)
@@ -76,6 +78,7 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
             f"backbone.quantize={c.backbone.quantize} keeps {codes.rpartition('/')[0]} as codes, "
             "which cannot train; take backbone.quantize=none, or let config.trainable leave it out"
         )
+    # What another export holds never trains, whatever the patterns hit.
     base = {name: trainable.pop(name) for name in [*trainable] if BASE.fullmatch(name)}
     return trainable, frozen | base
 

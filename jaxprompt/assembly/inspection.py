@@ -184,6 +184,7 @@ def _choose_steps(
             )
     if asked:
         return tuple(sorted(set(asked)))
+    # Evenly over the run; then the nearest of them gives way to the best step.
     places = np.linspace(0, len(steps) - 1, min(PICTURED, len(steps))).round().astype(int)
     chosen = [steps[place] for place in dict.fromkeys(places.tolist())]
     if best in steps and best not in chosen:
@@ -225,6 +226,7 @@ def _some(split: Split, limit: int) -> Split:
     """Draws units of a split at random, the same ones each time, in their order."""
     if len(split.rows) <= limit:
         return split
+    # A fixed seed, so that a run that is looked at twice shows the same examples.
     numbers = np.sort(np.random.default_rng(0).permutation(len(split.rows))[:limit])
     rows = [split.rows[number] for number in numbers]
     return split._replace(rows=rows, labels=split.labels[numbers], counts=split.counts[numbers])
@@ -271,6 +273,7 @@ def _find_states(
         batches = from_config.eval_batches(scorer, part)
         states = predict_scores(step_of, numbers, trained.weights.frozen, batches, len(part.rows))
         states = states.reshape(-1, states.shape[-1])[there]
+        # In the full width: distances of the projections would not be those of the states.
         separations[step] = separate(states, labels[there])
         if step in pictured:
             kept[step] = states

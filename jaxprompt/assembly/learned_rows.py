@@ -55,6 +55,7 @@ def starting_numbers(c: Any, trained: Any) -> tuple[tree.Flat | None, str]:
     texts = [start for start in starts_of(c) if start in FROM_TEXT]
     if texts and "train" not in trained.splits:
         return None, f"prompt.start={texts[0]} needs its text, which is not read here"
+    # Other examples may mean other starting words.
     if any(line.startswith("train:") for line in trained.others):
         return None, "the training examples are not those of the run"
     tuned = any(name.startswith("backbone/") for name in weights.trainable)
@@ -138,6 +139,7 @@ def _search(words, rows, vocab: int, top: int):
     """Ranks the vocabulary by cosine. [V, E], [R, E] -> [R, top], ids [R, top], [R, top, E]"""
     table = words[:vocab].astype(jnp.float32)  # without the padding of a mesh
     norms = jnp.maximum(jnp.linalg.norm(table, axis=-1), 1e-30)
+    # Accelerators round the factors of a product by default, which would reorder close words.
     cosines, ids = jax.lax.top_k(jnp.dot(rows, table.T, precision="highest") / norms, top)
     return cosines, ids, table[ids]
 

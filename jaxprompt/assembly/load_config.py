@@ -35,6 +35,7 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
 
 def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
     """Sets fields from text, in any order: a method that is named brings its block first."""
+    # As text in any case, so that a flag and a call from Python are read alike.
     overrides = [(field, str(value)) for field, value in overrides]
     replace_blocks(config, overrides)
     for field, value in overrides:
@@ -79,11 +80,13 @@ def _parse(field: str, text: str, kind: type) -> Any:
     if text == "None" and kind is float:
         return None
     if field in _NUMBERS and text[:1] not in ("(", "["):
+        # Numbers with commas between, as a command line has them; one alone is a list too.
         text = f"({text},)"
     elif kind is tuple and text[:1] not in ("(", "["):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         value = ast.literal_eval(text)
+        # To Python, True is a whole number.
         if isinstance(value, bool) or kind is int and not isinstance(value, int):
             raise wrong
         return kind(value)

@@ -20,6 +20,7 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
     """
     whole = c.copy_and_resolve_references()
     with whole.unlocked():
+        # On a copy: what is scored is still chosen by the protocol.
         whole.data.protocol = ""
     full = read_examples(whole, ["train"])
     task = full.task

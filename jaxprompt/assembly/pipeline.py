@@ -108,6 +108,7 @@ class Scorer(NamedTuple):
             shown = [own for samples in self.demos.sample(examples) for own in samples]
             repeated = [example for example in examples for _ in range(count)]
             split = self._encode(self.encoder.showing(shown), repeated, targets)
+            # Units of one example stand side by side, and are compared with its references once.
             split = split._replace(references=split.references[::count], samples=count)
         if self.task.kind != "classes" or not self.task.labels:
             return split
@@ -321,6 +322,7 @@ def build_scorer(
     laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)
     follows = laid.answer
     if facts.style in FED:
+        # What is fed apart from the input begins with a token of the tokenizer or the backbone.
         stem = (start_of(laid.specials, facts.start), *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = ExampleEncoder(
@@ -334,6 +336,7 @@ def build_scorer(
         batch=batch, max_len=max_len, pad_id=laid.specials.pad, stop_id=laid.specials.stop,
         side=side, multiple=multiple,
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
+        # Choices that the template lists stand in one row.
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip

@@ -77,6 +77,7 @@ def check_learner(c: Any) -> None:
     """Raises InputError where `pretrain` cannot learn what a config says, whatever the text."""
     if not method_of(c).LEARNS:
         raise InputError(f"prompt.name={c.prompt.name} has nothing to learn; take soft or prefix")
+    # A made-up vocabulary tells whether the method would store the words of one.
     if method_of(c).with_vocabulary(np.zeros(1, int)).seen:
         raise InputError(
             "prompt.rows=seen stores the rows of words of training examples, and pretrain has "

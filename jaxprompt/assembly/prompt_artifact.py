@@ -78,9 +78,11 @@ def pack(
     Trained weights of the backbone, where there are any, go along. The rest as in `describe`.
     """
     params = tree.merge(trainable, frozen)
+    # Any example will do: what is folded depends on no text.
     batch = scorer.one_batch(_encode(scorer, ""))
     prompt, arrays = fold(scorer.model, params, batch)
     own = tree.flatten({"prompt": arrays})
+    # What another export holds is not exported once more, unless it was trained on.
     tensors = {n: x for n, x in own.items() if n in trainable or not BASE.fullmatch(n)}
     tensors |= {
         name: np.asarray(leaf, np.float32)
@@ -214,6 +216,7 @@ def _base_reader(path: str, card: Mapping[str, Any], moved: str = "") -> Take:
     known = {own["path"]: own for own in (origins, *origins.get("more", ())) if "path" in own}
 
     def take(named: str) -> tuple[Method, dict[str, Any]]:
+        # Its digest is compared below, wherever it was moved to.
         where = moved or named
         if named not in known:
             raise InputError(
@@ -251,6 +254,7 @@ def with_base(
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     prompt = tree.unflatten(own).get("prompt", {})
     whole = method.with_base(prompt, _base_reader(path, card, moved))
+    # The export's own numbers go before those of the one that it depends on.
     return {**tree.flatten({"prompt": whole}), **tensors}
 
 
@@ -266,6 +270,7 @@ def join(
     flat = tree.flatten({"backbone": loaded.params})
     tensors = without_delta(path, tensors, flat)
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
+    # Shapes alone: nothing is drawn that the tensors would replace.
     shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)
     wanted = tree.flatten({name: shapes[name] for name in ("prompt", "head")}) | {
         name: leaf for name, leaf in flat.items() if name in tensors

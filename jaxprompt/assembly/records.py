@@ -23,6 +23,7 @@ def make_record(
 
 def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike) -> None:
     """Raises InputError where an export that a run started from is another one now."""
+    # Through JSON, as the saved record was.
     saved, now = record.get("init"), json.loads(json.dumps(_origins(c))).get("init")
     if _digests(saved) != _digests(now):
         raise InputError(
@@ -116,6 +117,7 @@ def read_trained(workdir: str, c: Any, free: tuple[str, ...]) -> tuple[dict[str,
     """
     check_workdir(workdir, c.to_dict(), free)
     checkpoints, record, result = Checkpoints(workdir), read_record(workdir), read_result(workdir)
+    # A finished run says which step was best; of an unfinished one the checkpoints do.
     step = checkpoints.best() if result is None else result["best_step"]
     checkpoints.check_best(step)
     if result is None and (saved := checkpoints.latest()) is not None:

@@ -54,6 +54,7 @@ class SentenceEncoder:
         def embed(params, batch: Batch) -> jax.Array:
             hidden = module.apply({"params": params}, batch, Injection(), deterministic=True)
             real = batch.encoder.mask[..., None]  # [B, T, 1]
+            # The mean over all real tokens, [CLS] and [SEP] included, as Sentence-BERT has it.
             total = jnp.where(real, hidden.astype(jnp.float32), 0.0).sum(1)
             return total / jnp.maximum(real.sum(1), 1)
 
@@ -80,6 +81,7 @@ class SentenceEncoder:
         """Embeds texts, each cut to the length that the model reads. -> float32 [texts, H]"""
         dims, (encoder, pad) = self._opened.module.dims, self._tokens
         rows = encoder.encode_all([Example({"text": text}) for text in texts])
+        # In steps of 32 tokens: few programs, for texts that are embedded once.
         layout = Layout(batch=_BATCH, max_len=dims.max_len, pad_id=pad, multiple=32)
         batches = EvalBatches(rows, [-1] * len(rows), layout)
         _, embed = self._loaded

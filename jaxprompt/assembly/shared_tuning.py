@@ -71,6 +71,7 @@ def task_configs(c: Any) -> dict[str, Any]:
                 'their whole names, as in {"task.name": "conll2003"}'
             )
         made = c.copy_and_resolve_references()
+        # So that a task's file cannot name a field that no config has.
         made.lock()
         try:
             apply(made, [(field, _written(value)) for field, value in own.items()])
@@ -138,6 +139,7 @@ class SharedTuning(Work):
             digests |= {f"{part} of {name}": x.digest() for part, x in self.splits[name].items()}
         self._check_prompts()
         if jax.process_count() > 1:
+            # Every process reads for itself, and takes its share of the same rows.
             processes.agree(digests)
         streams = {
             name: from_config.train_batches(own, self.scorers[name], self.splits[name]["train"])
@@ -150,6 +152,7 @@ class SharedTuning(Work):
         )
         steps = self.batches.steps_per_epoch
         self.milestones = from_config.make_plan(c.train, steps, self.batches.mean_batch)
+        # Tasks may not change the block of the backbone, so any of those opened will do.
         self.backbone, self.loaded = NOTHING.load(backbone, placement)
         for name, scorer in self.scorers.items():
             self.scorers[name] = scorer.with_backbone(self.backbone)
@@ -191,6 +194,7 @@ class SharedTuning(Work):
             for name, own in self.configs.items()
         }
         self.set_training(self.placement, model, [], weights.trainable, weights.frozen)
+        # In place of the step that `set_training` made of no objectives: the state is that of all.
         self.step = make_shared_step({name: self._step_of(model, name) for name in self.scorers})
 
     def _step_of(self, model: Model, name: str) -> Any:
@@ -217,6 +221,7 @@ class SharedTuning(Work):
             measured = score(self.splits[name][split], *numbers)
             own.append(measured[self.scorers[name].task.metric])
             found |= {f"{name}/{metric}": value for metric, value in measured.items()}
+        # Each task counts alike, however many examples it has.
         return {"mean": sum(own) / len(own), **found} if own else {}
 
     def value(self, dev: dict[str, float]) -> float:
@@ -248,6 +253,7 @@ class SharedTuning(Work):
         for name, scorer in self.scorers.items():
             fitted[name] = scorer.fitted(_own(best, name))
             own = self.configs[name]
+            # Another threshold, say, is another program; the one that is compiled serves otherwise.
             same = fitted[name].head == scorer.head
             scores[name] = self.scores[name] if same else from_config.build_measure(
                 own, fitted[name], self.placement

@@ -36,6 +36,7 @@ class Tuning(Work):
 
     def prepare(self, saved: dict[str, Any] | None, started: int | None) -> None:
         """Reads and encodes the splits, and reads the backbone."""
+        # `check_repeated` compares the records, once this run's own is made.
         del saved, started
         c = self.config
         placement = from_config.build_placement(c)
@@ -45,6 +46,7 @@ class Tuning(Work):
         self.splits = from_config.encode_splits(scorer, examples)
         scorer, self.notes = scorer.with_vocabulary_of(self.splits["train"]), examples.notes
         if jax.process_count() > 1:
+            # Every process reads for itself, and takes its share of the same rows.
             rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}
             processes.agree(rows)
         self.batches = from_config.train_batches(c, scorer, self.splits["train"])
@@ -115,6 +117,7 @@ class Tuning(Work):
         c, trained = self.config, tree.count(self.weights.trainable)
         has_test = c.train.test and "test" in self.splits
         fitted, score = self.scorer.fitted(ended.progress.best["dev"]), self.score
+        # A head may choose something on dev, as a threshold: then it is another program.
         if fitted.head != self.scorer.head:
             score = from_config.build_measure(c, fitted, self.placement, self.kept)
         test = score(self.splits["test"], ended.numbers, self.frozen) if has_test else None

@@ -56,6 +56,7 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
         parts = {_DELTA + name: moved.astype(np.float16)}
         if moved.ndim > 1 and 2 * len(rows) < len(moved):
             parts = {_DELTA + name: moved[rows].astype(np.float16), _ROWS + name: rows}
+        # What a reader will get, to tell how far the rounding moves it.
         back = _apply(start, parts[_DELTA + name], parts.get(_ROWS + name))
         error = max(error, float(np.abs(back - end).max(initial=0.0)))
         before, after = before + end.nbytes, after + sum(x.nbytes for x in parts.values())
@@ -101,6 +102,7 @@ def _need_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
 def _apply(start: np.ndarray, moved: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
     if rows is None:
         return start + moved.astype(np.float32)
+    # The backbone's own array may be shared with other prompts.
     whole = start.copy()
     whole[rows] += moved.astype(np.float32)
     return whole

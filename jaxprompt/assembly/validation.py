@@ -49,6 +49,7 @@ def validate(c: Any) -> Iterator[str]:
     params = jax.eval_shape(init, jax.random.key(0), shapes)
     yield tree.overview(*divide(c, scorer, params))
     batches = from_config.train_batches(c, scorer, splits["train"])
+    # The plan needs the length of an epoch, not the batches.
     batches.close()
     plan = from_config.plan_of(c, batches.steps_per_epoch)
     longest = from_config.longest_batch(c, scorer, splits["train"]).encoder.ids.shape

@@ -22,6 +22,7 @@ def main(argv: Sequence[str]) -> int:
     need(args, "config", "workdir", "output")
     c = load_config(args.config, overrides)
     own = [given for given in overrides if not given[0].startswith(("corpus.", "ppt.thresholds"))]
+    # The classifier's own config: what is said of the text alone must not bind its workdir.
     classifier = load_config(args.config, own)
     from jaxprompt.assembly import annotate  # only here, so that a bad flag is answered at once
 

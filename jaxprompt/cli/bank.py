@@ -61,6 +61,7 @@ def open_bank(args: Any) -> Any:
     }
     block = backbone_block(args)
     placement = make_mesh(args.mesh, args.batch)
+    # One prompt names the backbone, and make_bank refuses those of other weights.
     first = next(iter(exports.values()))
     opened = open_backbone(block_of_card(first.card, block))
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
@@ -70,6 +71,7 @@ def open_bank(args: Any) -> Any:
 def _split_name(given: str) -> tuple[str, str]:
     """Splits NAME=PATH. A path may have a = too, as in runs/seed=0/export: its name is "" then."""
     name, equals, path = given.partition("=")
+    # A name has no slash, so a path with a = behind one is told from NAME=PATH.
     is_path = not equals or "/" in name or Path(given).exists()
     return ("", given) if is_path else (name, path)
 

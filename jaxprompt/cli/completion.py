@@ -40,6 +40,7 @@ def make_parser(commands: Iterable[str], command: str) -> argparse.ArgumentParse
         if name != command:
             kinds.add_parser(name)
             continue
+        # Only of the command that is typed: each import takes time, and the shell waits.
         own = parser_of(name)
         kinds.add_parser(name, parents=[own], add_help=False)
         if any(action.dest == "config" for action in own._actions):
@@ -53,6 +54,7 @@ def parser_of(command: str) -> Parser:
     def catch(self: Parser, argv: list[str]) -> None:
         raise _Caught(self)
 
+    # A command makes its parser in main, which is run up to the reading of flags and no further.
     read, Parser.read = Parser.read, catch
     try:
         importlib.import_module(f"{cli.__name__}.{command}").main([])

@@ -64,9 +64,11 @@ def evaluate(
         raise InputError(
             f"task {trained.scorer.task.name} has no {split} split here; give data.files"
         )
+    # Scored all the same, and told: the files may have been mended since.
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
     scorer, part = trained.scorer, trained.splits[split]
+    # Before anything is scored: rows with a column of that name are refused at once.
     records = _read(c, scorer, split, prefix) if output else []
     judge = from_config.build_judge(c, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)

@@ -45,11 +45,13 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.convert.peft import write_peft
 
     if args.push:
+        # Before the run is read: a wrong name must not be found out after minutes of work.
         check_name(args.push)
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
         raise InputError(f"--npy: a prompt of {card['method']} has no soft tokens")
+    # First, because --delta and --tuned take weights out that the program holds.
     program = ()
     if args.stablehlo:
         prompt = Prompt(tensors, card, args.workdir)
@@ -57,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
         program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
     if args.delta or args.tuned:
         tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))
+    # Before anything is written: PEFT may have no form for the prompt.
     adapter = as_peft(scorer, tensors, card) if args.peft else {}
     folder = args.output or Path(args.workdir) / "export"
     paths = write_artifact(folder, tensors, card)
@@ -84,6 +87,7 @@ def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, An
         place = str(Path(args.tuned).absolute())
         line = f"the prompt stands on {place}, which is to go along with it"
         print(escape(line), file=sys.stderr)
+        # Of the folder as others will read it.
         mark = load_backbone(place).loaded.report.fingerprint
         card["backbone"] = card["backbone"] | {"id": place, "revision": "", "fingerprint": mark}
         return tensors, card

@@ -15,6 +15,7 @@ def train_grid(c: Any, workdir: str, command: str = "train") -> int:
     grid, outcome = runner.train_grid(c, workdir, command, heard=signals.heard)
     if outcome is None:
         return 0
+    # All failed for one reason, which is told once, as the command's own error.
     if not outcome.results and len(set(outcome.failed.values())) == 1:
         raise InputError(next(iter(outcome.failed.values())))
     for name, error in outcome.failed.items():

@@ -51,6 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         """Parses the flags and sets the overrides (field, value) of the config apart."""
+        # By hand: which fields there are depends on the config, which argparse has not read.
         plain, overrides, rest = [], [], list(argv)
         while rest:
             word = rest.pop(0)
@@ -64,6 +65,7 @@ class Parser(argparse.ArgumentParser):
                 value = rest.pop(0)
             overrides.append((field, value))
         args = self.parse_args(plain)
+        # What no file can be called is refused here, before a system call fails on it.
         for name in _PATHS:
             given = getattr(args, name, None)
             for path in given if isinstance(given, list) else [given]:

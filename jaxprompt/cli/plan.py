@@ -68,6 +68,7 @@ def simulate(count: int) -> None:
     if "jax" not in sys.modules:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}"
+        # Offline, because a plan is of what is on this machine, or of published shapes.
         os.environ |= {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
         # What its plugin asks for as JAX starts, where there is one and no GPU.
         os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}

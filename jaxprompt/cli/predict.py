@@ -76,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
         check_single(args.workdir)
     where = args.prompt[0] if args.prompt else str(Path(args.workdir) / "export")
     _, card = read_export(where)
+    # Before the weights: what is wrong with the input is told at once.
     given = _read_texts(args, card["task"]["fields"])
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
@@ -92,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
     scorer = exported.scorer
     if head.WRITES:
         scorer = scorer.writing(card["generate"]["max_new"])
+    # Rows of which some become several examples: each of these has a line of its own.
     given = records.with_examples(scorer.task, given)
     _check(given, args.on_error)
     for line in records.tell_unknown(scorer.task, given):

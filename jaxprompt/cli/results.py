@@ -34,6 +34,7 @@ def runs_below(folder: str | Path) -> list[Path]:
     for path, folders, files in os.walk(folder):
         if _CONFIG in files and _is_run(_read_config(Path(path))):
             found.append(Path(path))
+            # In place, which os.walk heeds: checkpoints have many files and no runs.
             folders[:] = [name for name in folders if name != "checkpoints"]
     return sorted(found)
 
@@ -85,6 +86,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     if not found:
         raise InputError(f"{folder} holds no finished run, no {_RESULT}; give a folder of workdirs")
     leaves = [fields(load_config(str(path / _CONFIG))) for path in found]
+    # Free within one workdir, the backbone does tell runs apart.
     free = tuple(name for name in FREE if name != "backbone.path")
     names = dict.fromkeys([*_TELLING, *(name for own in leaves for name in own)])
     names = [name for name in names if not name.startswith((*free, "runs."))]
@@ -94,6 +96,7 @@ def read_folder(folder: str) -> list[SweepRun]:
     groups = [_name(own, telling) for own in leaves]
     runs = []
     for path, own, group in zip(found, leaves, groups, strict=True):
+        # A field that was searched elsewhere only would lengthen the names of these rows.
         alike = [other for other, name in zip(leaves, groups, strict=True) if name == group]
         tried = [name for name in searched if len({other.get(name) for other in alike}) > 1]
         row = " ".join([group, *(f"{name}={own.get(name)}" for name in tried)])

@@ -81,6 +81,7 @@ def _scores(values: dict[str, float]) -> str:
 
 def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str:
     """Draws values over steps as bars, the lowest and the highest beside them."""
+    # A bar is the mean of so many points, where there are more than columns.
     size = -(-len(points) // WIDTH)
     means = [
         sum(value for _, value in points[i : i + size]) / len(points[i : i + size])

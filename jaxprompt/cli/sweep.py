@@ -74,6 +74,7 @@ def execute(
 
     loaded = [load(run, overrides) for run in runs]
     keep_programs(programs_folder(loaded[0]))
+    # Taken out of the configs, so that runs are grouped and recorded without it.
     size = max(map(take_size, loaded), default=0)
     together, single = divide(runs, loaded)
     failed = {}
@@ -89,6 +90,7 @@ def execute(
     ]
     for run in over:
         run_folder.check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
+    # Finished runs are not trained again, and still must be of this config and data.
     runner.verify(over, workdir)
     finished = {run.name for run in over}
     for run, c in single:
@@ -151,6 +153,7 @@ def list_runs(
         changes = dict(point)
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"
+        # Thrown away: an unknown field is to be told before the first run.
         apply(load_config(path, overrides), changes.items())
         parts = [] if argument is None else [argument]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]

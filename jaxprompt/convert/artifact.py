@@ -58,9 +58,11 @@ def write_artifact(
     # One metadata key only: safetensors writes several in a random order.
     data = save(plain, metadata={"jaxprompt_format": str(FORMAT)})
     card = {"format": FORMAT, **card, "sha256": hashlib.sha256(data).hexdigest()}
+    # NaN is no JSON: a card with one could not be read by other parsers.
     text = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     folder = make_folder(folder)
     write_atomic(folder / TENSORS, data)
+    # The card last: with the hash in it, a kill between the two is found out on reading.
     write_atomic(folder / CARD, text)
     return folder / TENSORS, folder / CARD
 
@@ -127,6 +129,7 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
     """
     path = user_path(path)
     try:
+        # np.load opens a zip archive too, as an object that is no array.
         with open(path, "rb") as file:
             if file.read(2) == b"PK":
                 raise InputError(
@@ -150,6 +153,7 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
         raise InputError(f"{path} has shape {list(prompt.shape)}; {wanted}")
     if not np.isfinite(prompt).all():
         raise InputError(f"{path} holds NaN or infinity; save a prompt that is finite")
+    # A copy: the mapped file is closed with the array that maps it.
     return prompt.astype(np.float32)
 
 

@@ -62,6 +62,8 @@ def _fill(path: Path, file: BinaryIO, array: np.ndarray, offset: int) -> None:
     left = memoryview(array.reshape(-1).view(np.uint8))
     while left:
         try:
+            # preadv leaves the file's own position alone, so that threads can share it, and
+            # may read less than it was asked for.
             count = os.preadv(file.fileno(), [left], offset)
         except OSError as error:
             raise unreadable(path, error) from error

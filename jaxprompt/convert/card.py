@@ -69,4 +69,5 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _plain(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    # A line break or a bar would end the cell of the table.
     return " ".join(text.split()).replace("|", "\\|")

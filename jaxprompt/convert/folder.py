@@ -67,6 +67,7 @@ def package_folder(package: str, sub: str = "model") -> Path:
     root = Path(next(iter(spec.submodule_search_locations))).resolve()
     found = (root / sub).resolve()
     is_one = lambda path: path.is_file() if is_gguf(path) else path.is_dir()
+    # Resolved, because `sub` could climb out of the package by dots or a link.
     if not is_one(found) or not found.is_relative_to(root):
         inside = sorted(p.name for p in root.iterdir() if is_one(p) and p.name[0] not in "_.")
         what = "file" if is_gguf(sub) else "folder"
@@ -93,6 +94,7 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     cure = "check the name and the network, or give the path of a downloaded folder."
     with asking(f"backbone {repo!r}{at} is no folder here and the hub did not give it", cure):
+        # Many repositories hold both formats; torch's is fetched only where it is the only one.
         folder = fetch(_SAFETENSORS)
         if not any(folder.glob("*.safetensors")):
             folder = fetch(_SAFETENSORS + _TORCH_FILES)

@@ -20,6 +20,7 @@ from jaxprompt.data.gguf_header import Header, Place, read_header
 from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BLOCK
 
+# By ggml's numbers of types (ggml.h); all others are quantized.
 _PLAIN = {
     0: np.dtype(np.float32), 1: np.dtype(np.float16), 28: np.dtype(np.float64),
     30: np.dtype(ml_dtypes.bfloat16),
@@ -119,9 +120,11 @@ def _entry(header: Header, file: BinaryIO, hf: dict[str, Any], name: str, place:
     if packing.unpack is not None:
         planes = _planes(read, place.kind)
         read = _unpacked(read, packing)
+    # A bias is one row, so its numbers are permuted as the kernel's rows are.
     if order is not None and is_vector:
         read = _vector_in_order(read, order, width)
     dtype = packing.dtype
+    # The reader of a Gemma adds the 1 itself, as transformers does.
     if header.architecture in GEMMAS and name.endswith("norm.weight"):
         read, dtype = _less_one(read), "float32"
     return Entry(path, place.shape, dtype, read, packing.unpack is not None, planes)
@@ -187,6 +190,7 @@ def _order(header: Header, hf: dict[str, Any], name: str, place: Place) -> np.nd
             f"{name} in {header.path} has {rows} rows, which must divide by twice the {heads} "
             "heads of its metadata; fetch the file anew"
         )
+    # Our row j is the file's 2j, our row j + D/2 its 2j + 1.
     return np.arange(rows // heads).reshape(-1, 2).T.reshape(-1)
 
 
@@ -195,6 +199,7 @@ def _in_order(read: Read, order: np.ndarray) -> Read:
     size = len(order)
 
     def read_rows(rows: slice, columns: slice) -> np.ndarray:
+        # From the beginning of a head to the end of one: its rows are permuted within it.
         start = rows.start // size * size
         block = read(slice(start, -(-rows.stop // size) * size), columns)
         heads, place = np.divmod(np.arange(rows.start, rows.stop), size)
@@ -243,6 +248,8 @@ def _quantized(kind: int) -> _Packing:
         with np.errstate(all="ignore"):
             return dequantize(data, known).astype(np.float32, copy=False)
 
+    # A quantized block as one opaque item, by which the plain reader can count.
     item = np.dtype((np.void, size))
+    # A trial: gguf knows the sizes of types that it cannot unpack, and says so only when asked to.
     unpack(np.zeros((1, 1), item))
     return _Packing(numbers, item, "float32", unpack)

@@ -67,6 +67,7 @@ class _Fields:
         sizes = {ours: self.whole(key) for key, ours in _SIZES.items()}
         heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
         sizes["num_key_value_heads"] = self.whole("attention.head_count_kv", heads)
+        # Heads that are turned in part, or whose values differ in size, are refused below.
         turned = self.whole("rope.dimension_count", width // heads)
         sizes["head_dim"] = self.whole("attention.key_length", turned)
         for key in ("rope.dimension_count", "attention.value_length"):
@@ -111,6 +112,7 @@ class _Fields:
             return own | {"hidden_act": "silu", "sliding_window": window or None}
         part = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
         fields = {"llama": tuple(part), "qwen3": ("attention_bias",)}.get(self.kind, ())
+        # The metadata does not tell of biases; the tensors of the first layer do.
         biases = {name: f"blk.0.{part[name]}.bias" in self.header.tensors for name in fields}
         return {"hidden_act": "silu"} | biases
 
@@ -153,6 +155,7 @@ class _Fields:
     def _scaling(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
         name = self.get("rope.scaling.type", "none")
         older = self.number("rope.scale_linear", 1.0)
+        # Factors for each number, as of Phi-3, stand in tensors and not in the metadata.
         if any(tensor.startswith("rope_factors") for tensor in self.header.tensors):
             name = "longrope"
         if "rope_freqs.weight" in self.header.tensors:
@@ -183,10 +186,13 @@ class _Fields:
         """
         place = self.header.tensors["rope_freqs.weight"]
         low, high, trained = 1.0, 4.0, 8192
+        # How far, in radians, each pair of numbers turns over the positions of pre-training.
         turns = trained * theta ** (-np.arange(0, sizes["head_dim"], 2) / sizes["head_dim"])
+        # 0 is ggml's number of float32.
         if place.kind != 0 or place.shape != turns.shape:
             raise self.refused("rope_freqs.weight", f"{len(turns)} factors of type F32", place)
         factors = np.frombuffer(self.header.part(place.start, place.start + 4 * len(turns)), "<f4")
+        # What turns slowest is scaled by the whole factor, so the largest number is the factor.
         factor = float(factors.max())
         smooth = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
         if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):

@@ -56,6 +56,7 @@ def refuse(hf: Mapping[str, Any], *fields: str) -> None:
 
 def _read(hf: Mapping[str, Any], field: str, default, kind: type, limit: str, holds) -> Any:
     value = hf.get(field)
+    # transformers writes null for a field without a value, which counts as left out.
     if value is None and default is not None:
         return default
     if not is_kind(value, kind) or not holds(value):

@@ -60,6 +60,7 @@ def asking(what: str, cure: str) -> Iterator[None]:
     try:
         yield
     except (HFValidationError, HTTPError, OSError) as error:
+        # Of several lines, the first says what failed.
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise InputError(f"{what} ({reason}); {cure}") from error
 

@@ -30,6 +30,7 @@ class ModelType(NamedTuple):
     head_dim: int = 0  # 0 = width / heads
 
 
+# The defaults are those of each configuration class of transformers.
 MODEL_TYPES = {
     "llama": ModelType(mlp_bias=True),
     "mistral": ModelType(heads_of_keys=8),
@@ -116,11 +117,13 @@ def read_windows(hf: Mapping[str, Any], name: str, layers: int) -> tuple[tuple[b
         return (window > 0,) * layers, window
     if qwen:
         first = _read_first(hf)
+        # The first `max_window_layers` see everything, as in Qwen2Config.
         kinds = [KINDS[bool(window) and i >= first] for i in range(layers)]
     else:
         every = _EVERY[name]
         if name == "gemma3_text":
             every = read_size(hf, "sliding_window_pattern", every)
+        # Global are the layers whose number, counted from 1, divides by `every`.
         kinds = [KINDS[(i + 1) % every > 0] for i in range(layers)]
     local = tuple(kind == KINDS[1] for kind in _read_kinds(hf, kinds))
     if any(local) and not window:

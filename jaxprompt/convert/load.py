@@ -93,6 +93,7 @@ def load_backbone(
     with open_weights(folder) as weights:
         names = _Names(weights, table, sizes.get("I", 1))
         heads = names.heads()
+        # Told here, not as tensors that are missing: it is the config that is wrong.
         spare = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
         if any(spare):
             raise InputError(
@@ -114,11 +115,13 @@ def load_backbone(
             heads=heads,
             fresh=fresh,
             missing=tuple(map(names.today, lacking)),
+            # A tied file may hold its word table as the output's too: that is not unused.
             unused=names.unused({*wanted, table.decoder} if writes else wanted, sizes),
             tied=tied,
             bytes=sum(array.nbytes for array in flat.values()),
-            requantized=len(filler.requantized),
+            # Sorted, because threads and processes end in any order.
             fingerprint=f"{quantize}-" * (quantize in BITS) + digest(*sorted(digests)),
+            requantized=len(filler.requantized),
         )
     return Loaded(unflatten(flat), report)
 
@@ -151,6 +154,7 @@ class _Names:
         self.family, self.weights, self.inner = family, weights, inner
         self.folder = weights.folder
         self.names = set(weights.names())
+        # A bare model is saved without the prefix, a model with a head with it.
         prefixed = any(name.startswith(family.prefix) for name in self.names)
         self.prefix = family.prefix if prefixed else ""
 
@@ -212,6 +216,7 @@ class _Names:
             for i in range(copies(tensor, sizes))
             for name in (*self._candidates(tensor, i), self.find(tensor, i))
         }
+        # T5's files hold the word table under up to three names.
         word, *others = (n for n in self._candidates(self.family.trunk[0], 0) if n in self.names)
         read -= {name for name in others if name != word and not _same(self.weights, name, word)}
         return tuple(sorted(n for n in self.names - read if not n.endswith(IGNORED)))
@@ -237,6 +242,7 @@ def _same(weights: Weights, one: str, other: str) -> bool:
     alike = weights.shape(one) == weights.shape(other)
     if not alike or {weights.dtype(one), weights.dtype(other)} - set(FLOATS):
         return False
+    # Block by block: a table may be gigabytes.
     columns = slice(0, weights.matrix(one)[1])
     return all(
         np.array_equal(*(weights.read_block(name, rows, columns) for name in (one, other)))

@@ -45,6 +45,7 @@ def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list
     scores = [
         f"| {split} | {name} | {value:.4f} |"
         for split, values in card["metrics"].items()
+        # A run without a test split has null there.
         for name, value in (values or {}).items()
         if isinstance(value, int | float)
     ]

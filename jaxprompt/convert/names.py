@@ -57,6 +57,7 @@ def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
     def attention(name: str, at: str) -> tuple[Tensor, ...]:
         return (
             *(linear(f"{name}/{x}", f"{at}.{x[0]}", "H", "ND") for x in ("query", "key", "value")),
+            # It writes into the residual stream, which `rescale` divides.
             linear(f"{name}/out", f"{at}.o", "ND", "H", 1.0),
         )
 
@@ -73,6 +74,7 @@ def _t5_layers(path: str, source: str, *, cross: bool) -> tuple[Tensor, ...]:
         linear("mlp/gate", f"{dense}wi_0", "H", "F", when="gated"),
         # A gated product is divided half by its linear factor and half by what follows.
         linear("mlp/up", f"{dense}wi_1", "H", "F", 0.5, "gated"),
+        # A relu passes a factor through, so that it too can be divided in front and behind.
         linear("mlp/up", f"{dense}wi", "H", "F", 0.5, "ungated"),
         linear("mlp/down", f"{dense}wo", "F", "H", 0.5),
         norm("mlp_norm", last),
@@ -83,12 +85,14 @@ _T5 = Family(
     prefix="transformer.",
     trunk=(
         *make_table(
+            # `shared` twice: the first name that is there is read, the last is written.
             "embed/word", "shared", "encoder.embed_tokens", "decoder.embed_tokens", "shared",
             axes="VE", residual=1.0,
         ),
         *_t5_layers("layers", "encoder", cross=False),
         Tensor("norm/scale", ("encoder.final_layer_norm.weight",), "H", ("H",)),
         *make_table(
+            # T5 keeps the biases of distances in its first layer, and all layers use them.
             "bias", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", axes="RN"
         ),
         *_t5_layers("decoder_layers", "decoder", cross=True),

@@ -20,6 +20,7 @@ TERMS = ("c2p", "p2c")
 def read_terms(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Reads which terms of position the scores have, `pos_att_type`. Raises InputError."""
     given = config.get("pos_att_type") or []
+    # Released configs write "p2c|c2p".
     if isinstance(given, str):
         given = [word.strip() for word in given.lower().split("|")]
     if not isinstance(given, list | tuple) or any(term not in TERMS for term in given):
@@ -79,6 +80,7 @@ def _traits(config: Mapping[str, Any]) -> set[str]:
         found.add("typed")
     if read_flag(config, "relative_attention", False):
         found.add("relative")
+        # Where keys are shared, the maps of the contents serve the positions too.
         if not read_flag(config, "share_att_key", False):
             found.update(read_terms(config))
     if norms_positions(config):
@@ -127,6 +129,7 @@ def _mlm() -> tuple[Tensor, ...]:
     return tuple(found)
 
 
+# Of a sequence classifier, whose pooler stands outside of the model with the prefix.
 _POOLER = tuple(t._replace(outside=True) for t in make_linear("pooler", "pooler.dense", "H", "H"))
 _LAYER = "encoder.layer.{i}."
 _SELF = _LAYER + "attention.self."

@@ -35,6 +35,7 @@ def _layers() -> tuple[Tensor, ...]:
 
 
 def _derive(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    # One more position than the longest sequence, in both tables.
     return {"P": sizes["M"] + 1, "F": 4 * sizes["H"]}
 
 

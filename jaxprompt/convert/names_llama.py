@@ -41,6 +41,7 @@ def _layers() -> tuple[Tensor, ...]:
         norm("attention/query_norm", "self_attn.q_norm", axis="D", when="head_norms"),
         norm("attention/key_norm", "self_attn.k_norm", axis="D", when="head_norms"),
         norm("attention_norm", "input_layernorm"),
+        # One name, two places: with a sandwich it is the norm behind the attention.
         norm("mlp_norm", "post_attention_layernorm", when="plain"),
         norm("behind_attention_norm", "post_attention_layernorm", when="sandwich"),
         norm("mlp_norm", "pre_feedforward_layernorm", when="sandwich"),

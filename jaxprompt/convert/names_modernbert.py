@@ -26,6 +26,7 @@ def read_biases(config: Mapping[str, Any]) -> set[str]:
 
 
 def _derive(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    # The first layer has no norm in front of its attention: that of the embeddings stands there.
     return {"J": sizes["L"] - 1}
 
 
@@ -84,6 +85,7 @@ MODERNBERT = Family(
         "F": "intermediate_size", "L": "num_hidden_layers", "E": "H", "X": "E",
     },
     classes={"mlm": "ForMaskedLM"},
+    # A classifier's head has the names of the masked-LM head.
     unless={"mlm": "classifier.weight"},
     derive=_derive,
     traits=read_biases,

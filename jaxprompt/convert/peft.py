@@ -63,6 +63,7 @@ def tie_layers(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     layers = k.shape[0]
     rows = np.stack([k, v], axis=1).reshape(2 * layers, *k.shape[1:])  # k_0, v_0, k_1, ...
+    # Modulo, because the rows are there twice.
     first = 4 * np.arange(layers) % (2 * layers)
     return rows[first], rows[first + 1]
 
@@ -110,6 +111,7 @@ def read_peft(folder: str | Path) -> Adapter:
                 f"{folder / _TENSORS} holds {len(table)} rows, {_CONFIG} tells of {modules} x "
                 f"{brief(config.get('num_virtual_tokens', length))}; save the adapter anew."
             )
+        # Of an encoder-decoder the second half is never used.
         return Adapter("soft", table[:length], None, None, head, config)
     shape = [config.get(field) for field in ("num_layers", "num_attention_heads", "token_dim")]
     if not all(is_kind(size, int) and size > 0 for size in shape) or shape[2] % shape[1]:
@@ -173,6 +175,7 @@ def write_peft(
 
     folder = make_folder(folder)
     write_atomic(folder / _TENSORS, save(tensors, metadata={"format": "pt"}))
+    # The config last: without it the folder is no adapter yet.
     write_atomic(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
     return folder / _TENSORS, folder / _CONFIG
 
@@ -195,6 +198,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     for name, tensor in tensors.items():
         if tensor.dtype.name not in FLOATS:
             raise InputError(f"{path}: {name} is {tensor.dtype}, no float; save the adapter anew.")
+    # Before the check: a number beyond float32's range is an infinity from here on.
     tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():

@@ -101,6 +101,7 @@ def published() -> dict[str, Published]:
 
     def add(owner: str, name: str, hf: dict[str, Any], *heads: str, bare: bool = True) -> None:
         found[f"{owner}/{name}"] = Published(hf, heads)
+        # The hub knows the oldest checkpoints without an owner too.
         if bare:
             found[name] = found[f"{owner}/{name}"]
 

@@ -61,6 +61,7 @@ class Draw(NamedTuple):
         if tensor.path == "embed/word/table":
             return factor
         inputs = tensor.file_axes[-1] if tensor.transposed else "H"
+        # The inputs are the last axis in the file where a kernel is transposed.
         scale = math.prod(self.sizes[axis] for axis in inputs)
         if "/query/" in tensor.path:
             scale *= self.sizes["D"]
@@ -132,6 +133,7 @@ def with_heads(
     out = [head for head in params if head in _HEADS and head not in heads]
     for head in out:
         del params[head]
+    # Heads of `always` have no tensors of their own that could be lacking.
     fresh = [head for head in heads if head in table.heads and head not in params]
     tied = old.tied
     tensors = select(table._replace(trunk=()), config, sizes, fresh, tied=True)
@@ -145,6 +147,7 @@ def with_heads(
         heads=tuple(head for head in old.heads if head in heads),
         fresh=tuple(fresh),
         missing=tuple(names_of(tensor, 0, table.prefix)[-1] for tensor in tensors),
+        # Without the head, nothing is left that would need a table of its own.
         tied=tied or "mlm" in out,
         bytes=_bytes(flat),
         fingerprint=_mark(old.fingerprint, draw, tensors, **given) if tensors else old.fingerprint,
@@ -181,12 +184,15 @@ def _draw(
         place = placement.parameter(f"{part}/{tensor.path}", shape)
         if (value := draw.constant(tensor)) is not None:
             whole = np.broadcast_to(np.asarray(value, DTYPES[dtype]), shape)
+            # Of a view of one number, so that no host makes the whole array.
             flat[tensor.path] = jax.make_array_from_callback(shape, place, whole.__getitem__)
             continue
         pad = draw.zero_row(tensor)
         program = _program(shape, place, DTYPES[dtype])
         deviation = draw.deviation(tensor) / rescale**tensor.residual
+        # By its name: a parameter more or less leaves the draws of all others.
         key = rng.for_name(base, tensor.path)
+        # Arguments and no constants: tables of one shape share a program whatever their numbers.
         flat[tensor.path] = program(key, deviation, own[0], -1 if pad is None else pad)
     return flat
 

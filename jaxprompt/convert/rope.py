@@ -89,6 +89,7 @@ def _find(hf: Mapping[str, Any], kind: str, theta: float) -> dict[str, Any]:
         found = dict(found or {})
     else:
         found = dict(whole or {}) if not local else {}
+    # rope_scaling is the form before transformers 5, and never concerned local layers.
     if older and not local:
         found = found | older if nested else dict(older)
     return {key: value for key, value in (top | found).items() if value is not None}
@@ -121,12 +122,14 @@ def _yarn(rates, own: Mapping[str, Any], base: float, positions: int) -> Turning
     size = 2 * len(rates)
 
     def place(times: float) -> float:
+        # The pair that turns so many times over the trained length: theta^(-2i/D) solved for i.
         return size * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(base))
 
     low = place(read_positive(own, "beta_fast", 32.0))
     high = place(read_positive(own, "beta_slow", 1.0))
     if read_flag(own, "truncate", True):
         low, high = math.floor(low), math.ceil(high)
+    # As transformers bounds it, though there are only size / 2 pairs; 0.001 avoids a division by 0.
     low, high = max(low, 0), min(high, size - 1)
     slowed = np.clip((np.arange(len(rates)) - low) / (max(high - low, 0) or 0.001), 0.0, 1.0)
     rates = rates / factor * slowed + rates * (1 - slowed)
@@ -142,4 +145,5 @@ def _yarn(rates, own: Mapping[str, Any], base: float, positions: int) -> Turning
 
 
 def _length(factor: float, scale: float = 1.0) -> float:
+    # The temperature of attention, sqrt(1/t) = 0.1 ln(factor) + 1 (Peng et al. 2024).
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -72,6 +72,7 @@ def save_backbone(
     _check_complete(flat, tensors, sizes)
     entries = _entries(table, tensors, sizes, tied=tied)
     files = _divide(entries, DTYPES[dtype], file_bytes)
+    # Before anything is written: a config that transformers refuses ends it here.
     saved = describe(family, config, heads, dtype)
     card = {**card, "versions": package_versions()}
     texts = {
@@ -107,6 +108,7 @@ def save_backbone(
         for file, names in files.items():
             with _opened(partial / file) as out:
                 for name in names:
+                    # A collective: all processes run this loop alike, and the first writes.
                     array = _gather(flat, entries[name], sizes, rescale)
                     if out is not None:
                         array = array.astype(DTYPES[dtype], order="C", copy=False)
@@ -141,6 +143,7 @@ def describe(
     ending = next((classes[head] for head in classes if head in heads), "Model")
     name = type(filled).__name__.removesuffix("Config") + ending
     own = json.loads(filled.to_json_string())
+    # The config replaces the class's defaults, and what is renewed replaces both.
     return own | given | {"architectures": [name], "dtype": dtype}
 
 
@@ -214,6 +217,7 @@ def _reserve(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> N
         begin, end = end, end + math.prod(shape) * DTYPES[dtype].itemsize
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
+    # Padded with spaces to 8 bytes, as safetensors does, so that tensors are aligned.
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -242,18 +246,21 @@ def _gather(
     parts = []
     for tensor in entry.parts:
         array = _fetch(flat[tensor.path], entry.layer if tensor.stack else None)
+        # Only a vocabulary is padded; all other axes are whole.
         array = array[tuple(slice(sizes[axis]) for axis in tensor.axes)]
         if tensor.residual and rescale != 1.0:
             array = array.astype(np.float32) * np.float32(rescale**tensor.residual)
         merged = tensor.file_axes[::-1] if tensor.transposed else tensor.file_axes
         array = array.reshape([math.prod(sizes[axis] for axis in axes) for axes in merged])
         parts.append(array.T if tensor.transposed else array)
+    # Parts stand side by side on the axis of the outputs, wherever the file has it.
     axis = 0 if entry.parts[0].transposed else -1
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
 @jax.jit
 def _take(stacked, layer):
+    # The layer is an argument: indexing by a constant would compile a program for each.
     return jax.lax.dynamic_index_in_dim(stacked, layer, keepdims=False)
 
 
@@ -272,6 +279,7 @@ def _fetch(leaf: Any, layer: int | None) -> np.ndarray:
 def _tokenizer_files(folder: Path) -> list[Path]:
     folder = tokenizer_folder(folder) if is_gguf(folder) else folder
     found = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
+    # Other files of the patterns, as a chat template, are no tokenizer by themselves.
     if not any(path.suffix in (".json", ".txt", ".model") for path in found):
         raise InputError(f"{folder} holds no tokenizer; give the folder with tokenizer.json")
     return sorted(path for path in found if path.is_file())
@@ -294,6 +302,7 @@ def _take_place(partial: Path, target: Path) -> None:
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
+        # A folder cannot be renamed onto one that is not empty.
         target.rename(old)
     partial.rename(target)
     shutil.rmtree(old, ignore_errors=True)

@@ -23,11 +23,13 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     """Reads the size of every axis letter from config.json."""
     sizes: dict[str, int] = {"1": 1, "3": 3}
     for letter, field in family.sizes.items():
+        # It names another letter, whose size it has.
         if field in sizes:
             sizes[letter] = sizes[field]
             continue
         value = config.get(field)
         if value is None:  # what a config may leave out
+            # What transformers takes for a field that is left out.
             value = {
                 "relative_attention_num_buckets": 32,
                 "num_decoder_layers": sizes.get("L"),
@@ -36,6 +38,7 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
             }.get(field)
         sizes[letter] = read_size({field: value}, field)
     derived = family.derive(config, sizes)
+    # Most configs do not tell the size of a head.
     if "D" not in sizes | derived:
         width, heads = sizes["H"], sizes["N"]
         if width % heads:

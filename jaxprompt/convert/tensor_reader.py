@@ -32,6 +32,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Makes an array, not filled, at an address that JAX takes over on the CPU without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     space = np.empty(size + 64, np.uint8)
+    # numpy promises less; XLA's CPU client takes over buffers that are aligned to 64 bytes.
     start = -space.ctypes.data % 64
     return space[start : start + size].view(dtype).reshape(shape)
 
@@ -105,6 +106,7 @@ class Filler:
         try:
             with ThreadPoolExecutor(_THREADS) as pool:
                 for tensor, names in found.items():
+                    # Allocated as its turn comes: few parameters wait beside those placed.
                     shards = self._shards(tensor)
                     copy = lambda i, name, t=tensor, s=shards: self._copy(
                         t, i, name, s, (t, i) in hashed
@@ -125,6 +127,7 @@ class Filler:
         if error:
             raise error
         if len(self.processes) > 1:
+            # Vectors are hashed by all: where they differ, there are too many digests.
             digests = list(set(" ".join(processes.gather(" ".join(digests))).split()))
             if len(digests) != sum(map(len, found.values())):
                 raise InputError(
@@ -144,6 +147,7 @@ class Filler:
         size = lambda tensor: math.prod(self.sizes[axis] for axis in tensor.axes)
         loads = dict.fromkeys(self.processes, 0)
         own = {(tensor, i) for tensor, i in layers if len(tensor.axes) == 1}
+        # A total order, so that all processes divide alike without asking each other.
         for tensor, i in sorted(layers, key=lambda one: (-size(one[0]), one[0].path, one[1])):
             process = min(loads, key=loads.get)
             loads[process] += size(tensor)
@@ -205,6 +209,7 @@ class Filler:
         ranges, spans = iter(index), []
         for axes in merged:
             (start, end), *inner = (next(ranges) for _ in axes)
+            # A merged axis of the file is contiguous only where its inner axes are whole.
             if inner != [(0, self.sizes[axis]) for axis in axes[1:]]:
                 raise ValueError(f"{tensor.path}: of the axes {axes} only the first can be divided")
             size = math.prod(self.sizes[axis] for axis in axes[1:])
@@ -258,13 +263,16 @@ class Filler:
             file_rows = slice(rows.start + here.start, rows.stop + here.start)
             block = self.weights.read_block(name, file_rows, stored)
             if is_hashed:
+                # As it stands in the file, before any cast or division.
                 data.update(block.view(np.uint8))
+                # Each block is hashed by some process, so it is enough to look here.
                 if not is_finite(block):
                     raise InputError(
                         f"{name} in {self.weights.file(name)} holds NaN or infinite numbers; the "
                         "checkpoint is damaged: fetch it anew, or take another"
                     )
             if tensor.residual and self.rescale != 1.0:
+                # In float32 or wider, and rounded to the parameter's dtype once, in the copy below.
                 block = block / np.float32(self.rescale**tensor.residual)
             sources = (block,)
             if users and parts[0].plane:

@@ -37,6 +37,7 @@ class Tensor(NamedTuple):
         """Writes a layer into a name; `inner` layers make up a group, {g}, of those shared."""
         if "{g}" in source:
             return source.format(g=layer // inner, i=layer % inner)
+        # The first of the later layers is the file's number 1.
         return source.format(i=layer + (self.stack == "J"))
 
 

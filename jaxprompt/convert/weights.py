@@ -97,6 +97,7 @@ def is_finite(block: np.ndarray) -> bool:
     """Tells whether a block of a dtype in FLOATS has neither NaN nor infinity, as float32."""
     if block.dtype == np.float64:
         with np.errstate(over="ignore"):
+            # It will be float32 at most, where it may be infinite.
             block = block.astype(np.float32)
     least = _EXPONENTS[block.dtype.name]
     # Of whole numbers the greatest is found fastest: as signed among the positive, else among all.
@@ -120,6 +121,7 @@ def open_weights(folder: str | Path) -> Iterator[Weights]:
         if is_gguf(folder):
             yield Weights(folder, open_gguf(folder, stack))
             return
+        # A single file goes before an index, as in transformers.
         for single, open_file in ((_SAFETENSORS, _open_safetensors), (_TORCH, _open_torch)):
             index = f"{single}.index.json"
             if single in present:
@@ -140,11 +142,13 @@ def _open_shards(index: Path, open_file: Callable, stack: ExitStack) -> dict[str
         raise InputError(f"{index} has no 'weight_map' of tensor to file; fetch the folder anew.")
     entries = {}
     for shard in sorted(set(where.values())):
+        # An index may come from anyone: it must not lead to other files of this machine.
         if Path(shard).name != shard:
             raise InputError(f"{index} names {shard!r}, outside its folder; fetch the folder anew.")
         path = index.parent / shard
         if not path.exists():
             raise InputError(f"{index.name} names {shard!r}, absent from {index.parent}; fetch it.")
+        # Names come from the files themselves; the index is held against them below.
         entries |= open_file(path, stack)
     lost = sorted(set(where) - set(entries))
     if lost:
@@ -184,6 +188,7 @@ def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
 
     def read(rows: slice, columns: slice) -> np.ndarray:
         width = as_matrix(shape)[1]
+        # Made here, as numpy may lack the dtype: such a tensor is listed, and never read.
         return make_reader(path, file, data + begin, width, _NUMPY[name])(rows, columns)
 
     return Entry(path, shape, name, read)

@@ -38,10 +38,12 @@ class TextEncoder:
         self._one_space = starts_with_space(tokenizer)  # white space of any length is a space
         self._space = self._one_space or "ByteLevel" in str(getattr(backend, "pre_tokenizer", ""))
         self._settings = settings
+        # Either the slow tokenizer itself is sent to the processes, or the Rust half as JSON.
         self._plain = None if backend is not None else tokenizer
         self._state = None if backend is None else _state(backend)
         self._backend = None
         highest = max(tokenizer.get_vocab().values(), default=0)
+        # Little-endian in name, so that a store can be copied to any machine.
         self.dtype = "<u2" if highest < 2**16 else "<u4"
 
     def fingerprint(self) -> str:
@@ -63,6 +65,7 @@ class TextEncoder:
         sizes = accumulate(map(len, texts))
         groups: dict[int, list[str]] = {}
         for text, size in zip(texts, sizes, strict=True):
+            # By the running size: as many texts together as the bound allows, in their order.
             groups.setdefault(size // _AT_ONCE, []).append(text)
         parts = [self._encode(group) for group in groups.values()]
         none = np.zeros(0, np.int64)
@@ -76,10 +79,12 @@ class TextEncoder:
         if self._one_space:
             texts = [re.sub(r"\s+", " ", text) for text in texts]
         if self._space:
+            # As behind another word: "Ġthe" has another id than the "the" that begins a text.
             texts = [f" {text}" for text in texts]
         if self._plain is not None:
             ids = encode_texts(self._plain, texts)
         else:
+            # It computes no offsets, which nobody reads here.
             found = self._load().encode_batch_fast(texts, add_special_tokens=False)
             ids = [encoding.ids for encoding in found]
         lengths = np.array([len(own) for own in ids], np.int64)
@@ -121,6 +126,7 @@ def start_worker(encoder: TextEncoder) -> None:
 
     def follow() -> None:
         parent.join()
+        # Not sys.exit, which would end this thread alone.
         os._exit(1)
 
     # A parent that was killed cannot say so, and its queues stay open in its other children.

@@ -25,6 +25,7 @@ from jaxprompt.files import make_folder, open_scratch, write_error
 
 _MOST = 6  # processes unless told; each takes some 100 MB
 _BATCH = 2**19  # characters that a process gets at once
+# One at work and one waiting, so that no process is idle.
 _AHEAD = 2  # batches a process
 _PAUSE = 10.0  # seconds between two reports
 _GRACE = 0.3  # seconds
@@ -52,6 +53,7 @@ def index_corpus(
     root = make_folder(folder)
     texts = Source(source, settings, cache_dir)
     encoder = TextEncoder(tokenizer, settings)
+    # Text that another store has read, by another tokenizer for example, is not read again.
     known = _known_files(root)
     fingerprint = {
         "files": texts.fingerprint(known),
@@ -64,6 +66,7 @@ def index_corpus(
         # Processes before the lock: those of a script without a guard would wait for it for ever.
         note = "while it indexed the corpus; nothing of that is kept, the same command begins anew"
         with signals.noted(note), _workers(encoder, processes) as encode, _locked(root, path.name):
+            # Again, under the lock: whoever held it before may have built this very store.
             if read_meta(path) is None:
                 _build(texts, encode, path, encoder.dtype, fingerprint, report or _say_nothing)
     corpus = Corpus(path)
@@ -96,6 +99,7 @@ def _settings(settings: TextSettings) -> dict[str, Any]:
     found = dataclasses.asdict(settings)
     del found["on_error"]  # changes nothing in what can be read
     if settings.units == "sentence":
+        # Another release may cut sentences elsewhere: the numbers of units would mean other text.
         found["sentencex"] = check_sentences()
     return found
 
@@ -115,6 +119,8 @@ def _locked(root: Path, name: str) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         raise write_error(path, error) from error
+    # The file stays behind: were it removed, a process that waits for it would hold a lock that
+    # nobody else can see.
     with file:
         yield
 
@@ -140,11 +146,13 @@ def _build(
                 if time.monotonic() - said > _PAUSE:
                     said = time.monotonic()
                     report(_progress(writer, said - start))
+            # Before the seal: a file that changed meanwhile would be in the store half and half.
             _check(writer, texts)
             writer.seal(
                 fingerprint=fingerprint, stats=texts.stats, source=texts.place,
                 skipped=texts.skipped, first_skipped=texts.first_skipped,
             )  # fmt: skip
+        # Other processes see no store or a whole one, never a part.
         os.rename(scratch, path)
         report(_progress(writer, time.monotonic() - start))
     except OSError as error:
@@ -189,8 +197,10 @@ def _workers(
 ) -> Iterator[Callable[[Iterable[list[str]]], Iterator[EncodedDocuments]]]:
     """Starts the processes; gives what encodes batches with them, in order."""
     if processes == 1:
+        # In this process: no start of processes, and nothing is pickled.
         yield partial(map, encoder)
         return
+    # Not fork: this process may run JAX's threads, and a child would inherit their locks as held.
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, spawn, initializer=start_worker, initargs=(encoder,))
     try:
@@ -219,6 +229,7 @@ def _in_order(
     waiting = deque()
     for batch in batches:
         waiting.append(_submit(pool, encode_here, batch))
+        # The oldest first: the store has the documents in their order, whichever is ready.
         if len(waiting) == ahead:
             yield waiting.popleft().result()
     while waiting:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxprompt.errors import InputError
 
+# 4 rounds are enough with ideal round functions (Luby & Rackoff 1988); the mixer below is none.
 _ROUNDS = 8
 _MASK = 2**32 - 1
 
@@ -36,12 +37,15 @@ class Shuffle(Sequence[int]):
         """The number at `place`."""
         if not 0 <= place < self._n:
             raise IndexError(f"place {place} of a shuffle of {self._n}")
+        # For more than 256 numbers the range holds over a quarter of the network's, so that a walk
+        # takes fewer than 4 steps on average.
         bits = self._bits
         low = (1 << bits) - 1
         number = place
         while True:
             left, right = number >> bits, number & low
             for key in self._keys:
+                # The first two primes of xxHash32, as multipliers modulo 2^32.
                 mixed = (right ^ key) * 0x9E3779B1 & _MASK
                 mixed = (mixed ^ mixed >> 15) * 0x85EBCA77 & _MASK
                 left, right = right, left ^ ((mixed ^ mixed >> 13) & low)
@@ -71,6 +75,7 @@ class Share(Sequence[int]):
     def draw(self, index: int, seed: int) -> int:
         """The document of visit `index` in endless epochs, each in an order of its own."""
         epoch, place = divmod(index, len(self))
+        # One permutation of the places inside the one that divided the corpus.
         return self[_epoch(len(self), seed, epoch)[place]]
 
 

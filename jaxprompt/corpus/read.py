@@ -70,6 +70,7 @@ class Source:
         self.files: dict[str, Path] = {}
         self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of the files as last seen
         if place.startswith(("hub:", "tfds:")):
+            # A task of one field, by which the readers of examples also read plain text.
             task = custom_task(fields=[settings.field])
             self._rows = read_split(task, settings.split, source=place, cache_dir=cache_dir)
         else:
@@ -101,6 +102,7 @@ class Source:
         `known` has the CRC-32 of files seen before, by `stat_key`; they are not read again.
         """
         if self._rows is not None:
+            # Evenly over all rows: reading a whole data set would take as long as indexing it.
             places = range(0, len(self._rows), max(1, len(self._rows) // _SAMPLED))
             rows = [str(_of_row(self._rows, i, self.settings)) for i in places]
             crc = zlib.crc32("\0".join(rows).encode("utf-8", "backslashreplace"))
@@ -108,6 +110,7 @@ class Source:
         found = {}
         for name, path in self.files.items():
             with reading(path):
+                # Size and time tell whether a file is as another store has seen it.
                 key, size = stat_key(path), path.stat().st_size
                 self.stats[key] = known[key] if key in known else _crc(path)
             found[name] = [size, self.stats[key]]
@@ -146,6 +149,7 @@ def _find_files(place: str) -> dict[str, Path]:
         return {folder.name: folder}
     if os.path.isdir(folder):
         paths = [path for path in folder.rglob("*") if path.is_file()]
+        # Names inside the place: a corpus that is moved keeps its fingerprint.
         name_of = lambda path: path.relative_to(folder).as_posix()
     elif glob.has_magic(str(folder)):
         found = glob.glob(str(folder), recursive=True)
@@ -164,6 +168,7 @@ def _find_files(place: str) -> dict[str, Path]:
         raise InputError(
             f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it holds: {there}"
         )
+    # Their order numbers the documents, so it must not be the file system's.
     return dict(sorted(files.items()))
 
 
@@ -204,12 +209,15 @@ def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, byt
     begins = True  # a line
     with open(path, "rb") as raw:
         file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        # A chunk is a line, or a part of one that is longer: a file without line ends must not be
+        # read at once.
         for chunk in iter(partial(file.readline, _CHUNK), b""):
             ends = chunk.endswith(b"\n")
             if size <= limit:
                 held.append(chunk)
             size += len(chunk)
             offset, number = offset + len(chunk), number + ends
+            # White space ends a document only as a whole line, not as the rest of a long one.
             if ends and (parted == "line" or (parted == "blank" and begins and not chunk.strip())):
                 if not all(map(bytes.isspace, held)):
                     yield line, start, b"".join(held)
@@ -223,6 +231,7 @@ def _decoded(data: bytes, where: str, offset: int, limit: int) -> Document:
     if len(data) > limit:
         return _too_long(where, limit)
     try:
+        # A byte order mark is no text. Not utf-8-sig, whose errors count bytes behind the mark.
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         return InputError(
@@ -241,6 +250,7 @@ def _of_parquet(path: Path, settings: TextSettings) -> Iterator[Document]:
             if settings.field not in names:
                 raise _no_field(str(path), settings.field, names)
             row = 0
+            # In small batches: a row is a document of any length.
             for batch in file.iter_batches(batch_size=64, columns=[settings.field]):
                 for value in batch.column(0):
                     row += 1
@@ -279,6 +289,7 @@ def _field(row: Any, where: str, settings: TextSettings) -> Document:
     if not isinstance(text, str):
         return InputError(f"{where}: field {settings.field!r} must be a text, got {text!r:.40}")
     try:
+        # JSON can write half of a surrogate pair, which only encoding finds.
         size = len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         return InputError(

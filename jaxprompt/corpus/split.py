@@ -51,5 +51,6 @@ def _pieces(text: str):
         space = text.rfind(" ", start, start + _LONGEST)
         end = space if space > start else start + _LONGEST
         yield text[start:end]
+        # The space that is cut at belongs to neither piece.
         start = end + (end == space)
     yield text[start:]

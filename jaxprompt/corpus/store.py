@@ -85,6 +85,7 @@ class Corpus:
         """Counts how often each id stands in the corpus. int64 [max_id + 1]"""
         total = np.zeros(self.max_id + 1, np.int64)
         for start in range(0, self.num_tokens, _AT_ONCE):
+            # In parts: bincount makes an int64 copy of what it counts.
             part = np.bincount(self._ids[start : start + _AT_ONCE], minlength=len(total))
             total += part
         return total
@@ -106,6 +107,7 @@ class Corpus:
 
     def __reduce__(self):
         """Sends the folder, not the ids, to other processes."""
+        # A pickled memory map would be all of its bytes.
         return Corpus, (self.folder,)
 
 
@@ -129,6 +131,7 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
 
 def key_of(fingerprint: Mapping[str, Any]) -> str:
     """Names the store of a fingerprint."""
+    # The format is part of the name: another layout is another store.
     text = json.dumps([FORMAT, fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -148,12 +151,14 @@ class StoreWriter:
                 for name, file in _FILES.items()
             }
             for name in ("units", "documents"):
+                # n units have n + 1 bounds, the first of which is 0.
                 self._write(name, np.zeros(1, "<i8"))
             self._open = stack.pop_all()
 
     def add(self, part: EncodedDocuments) -> None:
         """Appends documents, those without units left out."""
         counts = part.units[part.units > 0]
+        # Bounds go on from what is written, so each part is appended as it comes.
         self._write("documents", self.num_units + np.cumsum(counts))
         self._write("units", self.tokens + np.cumsum(part.lengths))
         self._write("ids", part.ids)
@@ -211,6 +216,7 @@ def check_unchanged(
             changes.append(f"{name} is new")
         elif old[name] != new[name]:
             sizes = f"{old[name][0]} -> {new[name][0]}"
+            # Of equal size, so that the CRC alone differs.
             same = old[name][0] == new[name][0]
             changes.append(
                 f"{name} has other text" if same else f"{name} has another size, {sizes}"

@@ -59,6 +59,7 @@ def train_tokenizer(
     if (folder / "tokenizer.json").exists():
         raise InputError(f"{folder} has a tokenizer.json already; delete it or take another folder")
     texts = Source(source, settings or TextSettings(), cache_dir)
+    # A pass for the size alone: which documents are taken depends on it.
     size = sum(map(len, texts))
     if not size:
         raise InputError(f"corpus {source!r} is empty: there is nothing to train a tokenizer on")
@@ -79,7 +80,9 @@ def _train(family: str, texts: Iterator[str], vocab_size: int, options: dict[str
         "roberta": transformers.RobertaTokenizer, "gpt2": transformers.GPT2Tokenizer,
         "t5": transformers.T5Tokenizer,
     }  # fmt: skip
+    # Made without a vocabulary, it still has the family's normalizer and pre-tokenizer.
     steps = classes[family](**options).backend_tokenizer
+    # Trainers put special tokens in front; those that stand behind all words are added afterwards.
     last = _LAST.get(family, [])
     model, trainer = _trainer(_FAMILIES[family], vocab_size - len(last), _FIRST[family])
     backend = tokenizers.Tokenizer(model)
@@ -88,6 +91,7 @@ def _train(family: str, texts: Iterator[str], vocab_size: int, options: dict[str
     backend.pre_tokenizer = steps.pre_tokenizer
     try:
         backend.train_from_iterator(texts, trainer)
+    # The texts are read inside of the trainer, and their errors pass through it.
     except InputError:
         raise
     except Exception as error:  # the Rust trainers know no other kind
@@ -98,6 +102,7 @@ def _train(family: str, texts: Iterator[str], vocab_size: int, options: dict[str
         ) from error
     found = json.loads(backend.to_str())["model"]
     if _FAMILIES[family] == "unigram":
+        # Unigram's vocabulary is a list of pieces with scores; the others map a token to its id.
         vocab = [tuple(piece) for piece in found["vocab"]] + [(name, 0.0) for name in last]
         return classes[family](vocab=vocab, **options)
     vocab = found["vocab"] | {name: len(found["vocab"]) + i for i, name in enumerate(last)}
@@ -115,6 +120,7 @@ def _trainer(kind: str, size: int, specials: list[str]) -> tuple[Any, Any]:
         trainer = trainers.WordPieceTrainer(limit_alphabet=size // 3, **common)
         return models.WordPiece(unk_token="[UNK]"), trainer
     if kind == "bpe":
+        # All 256 bytes, so that no text is unknown whatever the corpus lacks.
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         return models.BPE(), trainers.BpeTrainer(initial_alphabet=alphabet, **common)
     return models.Unigram(), trainers.UnigramTrainer(unk_token="<unk>", **common)

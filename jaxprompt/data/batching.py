@@ -96,6 +96,7 @@ def collate(
         apart = sample.decoder.segments is not None
         decoder = _pad(inner, total, decoder_length, pad_id, "right", decoder_shift, apart)
     for r, row in flat.items():
+        # With a decoder, label_pos counts its places, and its rows are padded on the right.
         moved = length - len(row.ids) if side == "left" and decoder is None else 0
         label_pos[r, : len(row.label_pos)] = row.label_pos + moved
         if targets is not None:
@@ -159,6 +160,7 @@ class _Examples:
         self.layout = layout
         every = [row for example in rows for row in example]
         self.label_width = max(len(row.label_pos) for row in every)  # M
+        # One width for all batches: only the encoder's lengths make programs.
         self.decoder_length = max(len(row.decoder.ids) if row.decoder else 0 for row in every)
         self.lengths = np.array([max(len(row.ids) for row in example) for example in rows])
 
@@ -172,6 +174,7 @@ class _Examples:
             self.labels[mine],
             mine,
             batch=share,
+            # The longest of all hosts' examples: every process must run the same program.
             length=at.length(self.lengths[chosen].max()),
             pad_id=at.pad_id,
             label_width=self.label_width,
@@ -210,10 +213,12 @@ class TrainBatches(BatchStream):
         self._examples = _Examples(rows, labels, layout)
         self._seed = seed
         self._group = group
+        # Two: batches made ahead lie on both sides of the end of an epoch.
         self._epoch = lru_cache(maxsize=2)(self._plan_epoch)
         self._shapes: set[tuple[int, int]] = set()
         self.steps_per_epoch = -(-len(rows) // layout.batch)
         total = ENDLESS if epochs is None else epochs * self.steps_per_epoch
+        # What the order of batches depends on; a run that resumes must have the same.
         settings = {"examples": len(rows), "batch": layout.batch, "seed": seed, "group": group}
         super().__init__(self._at, total, prefetch, settings, "data")
 
@@ -243,8 +248,10 @@ class TrainBatches(BatchStream):
             return _cut(order, size)
         plan = []
         for pool in _cut(order, size * self._group):
+            # Stable: equal lengths keep the shuffled order, on every machine.
             by_length = np.argsort(self._examples.lengths[pool], kind="stable")
             plan += _cut(pool[by_length], size)
+        # Otherwise every group would be trained from short to long.
         return [plan[i] for i in rng.permutation(len(plan))]
 
 
@@ -254,6 +261,7 @@ class EvalBatches:
     def __init__(self, rows: Rows, labels: Sequence[int], layout: Layout):
         """Plans the pass; iterating builds the batches, as often as wanted."""
         self._examples = _Examples(rows, labels, layout)
+        # Stable, so that batches, and with them sums of floats, are the same in every pass.
         order = np.argsort(-self._examples.lengths, kind="stable")
         self._plan = _cut(order, layout.batch)
 
@@ -276,6 +284,7 @@ class EvalBatches:
 
 def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:
     """Lays a few examples into one batch, in the order given."""
+    # Whole on every process: it is for shapes and for what no batch changes.
     layout = replace(layout, batch=len(rows), host=0, hosts=1)
     return _Examples(rows, labels, layout).batch(np.arange(len(rows)))
 
@@ -287,6 +296,7 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
     reads = max(batch.label_pos.shape[1] for batch in batches)
     moves = side == "left" and first.decoder is None  # what is read moves with the text
     counted = any(batch.counts is not None for batch in batches)
+    # Runs are stacked array by array, so what one of them lacks is left out of all.
     told = all(batch.encoder.lengths is not None for batch in batches)
     wide = []
     for batch in batches:
@@ -335,6 +345,7 @@ def _widen(x: np.ndarray, length: int, fill: int, side: str = "right") -> np.nda
 def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarray:
     """Lays labels into an array: classes are int32, numbers float32."""
     found = np.asarray(labels)
+    # numpy takes an empty list for floats.
     return found.astype(np.float32 if found.dtype.kind == "f" and found.size else np.int32)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxprompt.errors import InputError
 
+# A control character, which chat templates neither write nor change.
 _MARK = "\x02"  # stands for the user's turn while the tokenizer lays the chat out
 _AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
 
@@ -24,6 +25,7 @@ def in_chat(tokenizer: Any, template: str) -> str:
     turns = [{"role": "user", "content": _MARK}]
     try:
         laid = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    # transformers imports jinja2 only here.
     except ImportError:
         raise InputError("task.chat=True needs jinja2; run: pip install jinja2") from None
     except Exception as error:  # of Jinja, or of what its template calls

@@ -97,9 +97,11 @@ def make_tree(
         paths[label] = (*path, label)
     parents, lists = [], []
     for parent, members in children.items():
+        # A list of one leaves nothing to decide.
         if len(members) < 2:
             continue
         count = -(-len(members) // (group or len(members)))
+        # Of nearly equal sizes, not full lists and a short rest.
         for part in np.array_split(np.array(members), count):
             parents.append(parent)
             lists.append(tuple(map(int, part)))

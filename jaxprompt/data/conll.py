@@ -130,6 +130,7 @@ def _read_lines(lines: Sequence[str], path: str) -> tuple[list[Row], list[int]]:
 def _sentences(lines: Iterable[str], path: str) -> Iterator[Sentence]:
     """Yields what blank lines and the ends of documents divide."""
     first, own = 0, []
+    # A blank line at the end closes the last sentence.
     for number, line in enumerate([*lines, ""], 1):
         cells = line.split()
         if not cells or line.startswith(_DOCUMENT) or cells[0] == _START:

@@ -98,6 +98,7 @@ class Demonstrations:
         own = _texts(example)
         candidates = []
         for label, rows in enumerate(self._classes):
+            # By texts, not by number: a training set may hold an example twice, with its label.
             rows = rows[~np.isin(rows, self._same.get(own, []))]
             self._enough(label, len(rows), " other than the example itself")
             if similarity is not None:
@@ -134,6 +135,7 @@ def _texts(example: Example) -> str:
 def _seeds(seed: int, texts: str) -> np.ndarray:
     """Turns a seed and the texts of an example into what RandomState is seeded with."""
     digest = hashlib.sha256(f"{seed} {texts}".encode()).digest()
+    # Little-endian by name: the same seeds on every machine.
     return np.frombuffer(digest, "<u4")
 
 
@@ -186,6 +188,7 @@ def lay(
             f"text, over the {room} that data.max_len leaves; raise it by {needed - room} or more, "
             "or take fewer demonstrations"
         )
+    # The example's own texts come first, with a token kept back for each text of a demonstration.
     kept = kept_lengths(ours, room - fixed - least)
     kept_theirs = kept_lengths(theirs, room - fixed - sum(kept))
     own = _shorten(own, kept)

@@ -19,6 +19,7 @@ def describe(examples: Sequence[Example], labels: Sequence[str]) -> dict[str, An
     counts = Counter(example.label for example in examples)
     total = hashlib.sha256()
     for example in examples:
+        # Later fields are hashed only where they are used: runs recorded without them stay valid.
         held = example if example.entities or example.number is not None else example[:_PLAIN]
         total.update(json.dumps(held, ensure_ascii=True).encode() + b"\n")
     return {

@@ -157,6 +157,7 @@ def fraction(
         needs[label] = takes[label] + dev_takes[label]
     _enough(groups, needs, f"ratio = {ratio} with holdout = {holdout}", names)
     for label, rows in groups.items():
+        # Seeded anew for each class: its rows do not depend on which other classes there are.
         random.Random(seed).shuffle(rows)
         train += rows[: takes[label]]
         dev += rows[takes[label] : needs[label]]
@@ -184,9 +185,11 @@ def kfold(
         _at_least("k", k, 1)
         if scarce == "raise":
             _enough(groups, dict.fromkeys(groups, k), f"K = {k}", names)
+    # [:None] takes them all.
     groups = {label: rows[:k] for label, rows in groups.items()}
     _enough(groups, dict.fromkeys(groups, folds), f"folds = {folds}, a row in each,", names)
     dealt = np.array([row for rows in groups.values() for row in rows], np.int64)
+    # Dealt like cards, class after class, so that each part gets its share of every class.
     parts = [np.sort(dealt[fold::folds]) for fold in range(folds)]
     return [
         SplitRows(np.sort(np.concatenate(parts[:fold] + parts[fold + 1 :])), parts[fold])
@@ -237,6 +240,7 @@ def _shuffled(count: int, seed: int) -> list[int]:
     if not 0 <= seed < 2**32:
         raise InputError(f"data seed {seed} is out of range; give 0 to {2**32 - 1}")
     rows = list(range(count))
+    # A seeded shuffle of the list, as in LM-BFF's generate_k_shot_data.py.
     np.random.RandomState(seed).shuffle(rows)
     return rows
 
@@ -253,6 +257,7 @@ def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
     total = sum(sizes.values())
     shares = {label: size * own // total for label, own in sizes.items()}
     by_remainder = sorted(sizes, key=lambda label: -(size * sizes[label] % total))
+    # This ends: `size` is at most what the classes can give with a row left in each.
     for label in itertools.cycle(by_remainder):
         if sum(shares.values()) == size:
             return shares

@@ -19,6 +19,7 @@ from jaxprompt.files import parse_json, user_path
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
+# Parquet is packed by itself.
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
 
 
@@ -194,6 +195,7 @@ def _row(value: Any, where: str) -> dict[str, Any]:
 def _read_csv(path: Path) -> Rows:
     """Reads CSV with double quotes, its cells divided by commas, semicolons or tabs."""
     lines = list(_lines(path))
+    # Lines keep their ends, which a quoted cell may hold.
     header = next((line for line in lines if line.strip()), "")
     return _table(path, lines, delimiter=_delimiter(header), strict=True)
 
@@ -226,6 +228,7 @@ def _read_tsv(path: Path) -> Rows:
         except InputError:
             pass
         raise
+    # Read without quotes first: that fails on no quote, and shows the cells as they stand.
     return quoted() if _is_quoted(rows) else rows
 
 
@@ -262,6 +265,7 @@ def _table(path: Path, lines: Sequence[str], **style: Any) -> Rows:
             else:
                 rows.append(dict(zip(header, cells, strict=True)))
                 numbers.append(start)
+            # A quoted cell may span lines: messages name the line where its row begins.
             start = reader.line_num + 1
     except csv.Error as error:
         raise InputError(f"{path}:{start}: broken row ({error}); mend its quotes") from None

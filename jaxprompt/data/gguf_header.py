@@ -20,7 +20,7 @@ _TEXT, _ARRAY = 8, 9  # kinds of values; the others are numbers of a fixed size
 _NUMBERS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-_MOST_AXES = 4
+_MOST_AXES = 4  # GGML_MAX_DIMS
 _ALIGNMENT = 32  # where general.alignment says nothing
 
 
@@ -99,6 +99,7 @@ def _read_header(path: str, size: int, changed: int) -> Header:
             )
         version = reader.number("I")
         if version not in (2, 3):
+            # A big-endian 3, read as little-endian, is 3 * 2^24.
             shown = "of the other byte order" if version % 2**16 == 0 else f"of version {version}"
             raise InputError(
                 f"{path} is a GGUF file {shown}, and those of version 2 and 3 are read, "
@@ -120,6 +121,7 @@ def _read_header(path: str, size: int, changed: int) -> Header:
     step = fields.get("general.alignment", _ALIGNMENT)
     if not isinstance(step, int) or step < 1:
         raise reader.damaged(f"general.alignment={brief(step)}")
+    # Tensors are placed from the first aligned byte behind the header.
     first = -(-reader.at // step) * step
     tensors = {name: at._replace(start=first + at.start) for name, at in tensors.items()}
     return Header(Path(path), size, fields, spans, tensors)
@@ -137,6 +139,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         try:
+            # Against the file's size first: a damaged count must not take memory.
             data = self.file.read(count) if count <= self.size - self.at else b""
         except OSError as error:
             raise _unreadable(self.path, error) from error
@@ -187,6 +190,7 @@ class _Reader:
         axes = self.number("I")
         if axes > _MOST_AXES:
             raise self.damaged(f"a tensor of {axes} axes")
+        # ggml lists the contiguous axis first.
         shape = tuple(self.number("Q") for _ in range(axes))[::-1]
         # No type has less than one bit a number, so that a header of any sizes is found out here.
         if math.prod(shape) > 8 * self.size:

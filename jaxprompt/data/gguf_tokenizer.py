@@ -38,6 +38,7 @@ def tokenizer_folder(path: str | os.PathLike) -> Path:
     try:
         tokenizer.save_pretrained(scratch)
         try:
+            # Whole or not at all: other processes may look for the folder meanwhile.
             scratch.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was faster, and made the same

@@ -59,6 +59,7 @@ def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
         return kept
     level = 0
     left = room
+    # The shortest first: what it leaves unused raises the level of the longer ones.
     for rank, length in enumerate(sorted(lengths)):
         level = min(length, left // (len(lengths) - rank))
         if level < length:
@@ -81,6 +82,7 @@ def fit(lengths: Sequence[int], sides: Sequence[int], room: int) -> list[tuple[i
     """
     inner = [own * (side == _BETWEEN) for own, side in zip(lengths, sides, strict=True)]
     outer = [own - mid for own, mid in zip(lengths, inner, strict=True)]
+    # Texts between entities come first: what they need is taken off the outer ones.
     inner = kept_lengths(inner, room)
     outer = kept_lengths(outer, room - sum(inner))
     found = []

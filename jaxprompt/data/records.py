@@ -45,6 +45,7 @@ def from_rows(rows: Rows) -> list[Record]:
 
 def from_stdin(fields: Sequence[str]) -> list[Record]:
     """Reads lines of JSON, or plain ones that are the one field of the task."""
+    # Bytes where there are any: a line that is not UTF-8 then is an error of its own record.
     return list(_from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields))
 
 
@@ -62,6 +63,7 @@ def _from_lines(lines: Iterable[bytes | str], name: str, fields: Sequence[str]) 
             else:
                 yield Record(origin, parse_row(text, origin))
         except InputError as error:
+            # A broken line keeps its place: outputs have a line for each line of the input.
             yield Record(origin, error=str(error))
 
 

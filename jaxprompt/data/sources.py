@@ -51,6 +51,7 @@ def read_split(
                 rows = read_file(_file_of(Path(folder), split))
         else:
             rows = read_file(_file_of(user_path(source), split), task.columns)
+    # Local files may have the rows spread out already.
     if task.nested and len(rows) and task.nested in rows[0]:
         rows = rows.unnest(task.nested)
     rows = spread(task, rows)
@@ -163,6 +164,7 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
             f"hub data set {name or task.hub} has no {split} split with public labels; it has: "
             f"{', '.join(parts)}; give data.files, or draw dev rows from train"
         )
+    # Sorted: the order of a set of texts differs from process to process.
     (part,) = sorted(found)[:1]
     data = parts[part]
     names = getattr(data.features.get(task.label), "names", None)
@@ -177,6 +179,7 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
     import datasets
 
     hub, _, subset = name.partition(":") if name else (task.hub, "", task.subset)
+    # The pinned revision is of the task's own data set, not of one that the user names.
     revision = None if name else task.revision or None
     try:
         try:
@@ -234,6 +237,7 @@ def _tfds_builder(name: str, cache_dir: str | None) -> Any:
     import tensorflow_datasets as tfds
 
     with _tfds_errors(name):
+        # A format with random access, which TFDS's default, TFRecord, is not.
         builder = tfds.builder(name, data_dir=cache_dir, file_format="array_record")
         if not builder.is_prepared():
             builder.download_and_prepare()
@@ -278,6 +282,7 @@ def name_labels(task: Task, names: Sequence[str] | None) -> Callable[[dict], dic
 
     def convert(row: dict[str, Any]) -> dict[str, Any]:
         value = row.get(task.label)
+        # Outside of the range are hidden labels, -1, which stay as they are.
         if isinstance(value, int) and 0 <= value < len(names):
             return {**row, task.label: names[value]}
         return row

@@ -39,9 +39,11 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
         inner = tokenizer.num_special_tokens_to_add(pair=True) - 2
         return Specials(style, (cls,), (sep,), (sep,) * inner, mask, pad)
     last = _need(tokenizer, "eos")
+    # Padding is masked, so any id will do where a tokenizer has none for it.
     pad = last if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if style == "causal":
         first = tokenizer.bos_token_id
+        # By what it does: many tokenizers have a <s> and do not write it.
         begins = first is not None and tokenizer("a")["input_ids"][:1] == [first]
         cls = (first,) if begins else ()
         return Specials(style, cls, (), (last,), (), pad, stop=last)

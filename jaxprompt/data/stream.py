@@ -6,6 +6,7 @@ from typing import Any
 from jaxprompt.errors import InputError
 from jaxprompt.types import Batch
 
+# grain's ranges have an end; no run gets there.
 ENDLESS = 2**40
 
 
@@ -24,6 +25,7 @@ class BatchStream(Iterator[Batch]):
         import grain
 
         self._settings, self._source = settings, source
+        # Without threads grain makes batches where they are asked for.
         threads = grain.ReadOptions(num_threads=min(prefetch, 2), prefetch_buffer_size=prefetch)
         self._iterator = iter(grain.MapDataset.range(total).map(make).to_iter_dataset(threads))
 
@@ -33,6 +35,7 @@ class BatchStream(Iterator[Batch]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position, to be saved as JSON beside what it was trained with."""
+        # The position counts batches handed out: those made ahead are made again.
         return {**self._settings, "iterator": self._iterator.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -109,6 +109,7 @@ def _superglue(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict
         if task.name == "copa":
             found = task.labels.index(found)
         elif task.name == "wsc":
+            # The server reads WSC's answers as "True" and "False", those of others in lower case.
             found = found.capitalize()
         yield {"idx": _whole(record), "label": found}
 
@@ -130,6 +131,7 @@ def _record(task: Task, pairs: Sequence[tuple[Record, Any]]) -> Iterator[dict[st
     best: dict[int, tuple[float, str]] = {}
     for record, answer in pairs:
         query, chance = _whole(record, "query"), answer["scores"][task.labels[1]]
+        # The class behind "false" is "true": how likely the candidate is the right one.
         if query not in best or chance > best[query][0]:
             best[query] = chance, record.row[task.candidate]
     for query, (_, candidate) in best.items():

@@ -67,8 +67,10 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
                     f"{where(number)}: word {word + 1} has the tag {tag!r}; tags are O, B-TYPE, "
                     "I-TYPE, and E-TYPE or S-TYPE in BIOES"
                 ) from None
+            # No other scheme has these, so the first of them decides.
             if letter in ("E", "S"):
                 return "bioes"
+            # Behind an entity of its own type, B- and I- are right in both schemes.
             if letter != OUTSIDE and (old == OUTSIDE or kind != old_kind):
                 begun.setdefault(letter, (number, word))
                 odd |= {number} if letter == "I" else set()
@@ -90,6 +92,7 @@ def find_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
     """
     found: list[Entity] = []
     kind, start = "", 0  # of the entity that is open, "" = none
+    # An O behind all closes the entity that is open.
     for word, tag in enumerate([*tags, OUTSIDE]):
         letter, own = split_tag(tag)
         goes_on = letter in ("I", "E") and own == kind

@@ -110,13 +110,16 @@ def branch_plan(words: np.ndarray, around: Frame, *, whole: bool) -> Branches:
         if not word:
             continue
         said = word + list(around.end if whole else ())
+        # The first token is read at the stem's end, each other one where the one before it is fed.
         places = [0] + [len(fed) + i for i in range(1, len(said))]
         if len(said) > 1:
             number += 1
+            # The last token is predicted, never fed.
             fed += said[:-1]
             branch += [number] * (len(said) - 1)
             depth += range(1, len(said))
         pairs = list(zip(said, places, strict=True))
+        # The stem is read in all branches alike, at the places before its end.
         inner[c, w], outer[c, w] = pairs[: len(word)], stem + pairs
     reads = sorted({place for pairs in (outer if whole else inner).values() for _, place in pairs})
     return Branches(
@@ -131,6 +134,7 @@ def say(row: Row, plan: Branches | None, target: list[int] | None):
     last = len(row.ids) - 1
     branch, depth, targets, reads = (), (), None, np.zeros(1, np.int32)
     if target is not None:
+        # Shifted by one: the row's last token predicts the first of the target.
         fed, targets = target[:-1], np.array(target, np.int32)
         reads = np.arange(len(target), dtype=np.int32)
         branch, depth = [0] * len(fed), reads[1:]
@@ -138,6 +142,7 @@ def say(row: Row, plan: Branches | None, target: list[int] | None):
         fed, branch, depth, reads = plan.fed, plan.branch, plan.depth, plan.reads
     if len(depth):
         count = len(depth)
+        # Branches start over at the same position, as if each alone stood behind the row.
         places = row.positions[-1] + depth
         behind = make_row(fed, [-1] * count, branch, [Role.LABEL] * count, places)
         pairs = zip(row[:-1], behind[:-1], strict=True)  # all but the segments, which are None

@@ -46,6 +46,7 @@ OPTION = " {name}. {text}"
 _ONCE = ("mask", "cls", "classes")  # kinds of parts of which a template has one at most
 
 _LEXER = re.compile(
+    # The first that fits counts: an escape, then text in quotes, which may hold brackets itself.
     r"\\(?P<escape>[{}\[\]\\])"
     r'|\[(?P<exact>"(?:[^"\\]|\\.)*")\]'
     r"|\{(?P<brace>[^{}\[\]]*)\}"
@@ -141,6 +142,7 @@ def parse(text: str) -> Template:
         else:
             parts += _hard_words(words)
             read = _READERS[kind]
+            # Byte-level tokenizers tell "word" from " word", so a part keeps the space before it.
             parts.append(read(value, text)._replace(space=words[-1:].isspace()))
             words = ""
     return Template(text, tuple(parts + _hard_words(words)))

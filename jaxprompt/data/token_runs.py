@@ -83,4 +83,5 @@ def join_runs(runs: Sequence[TokenRun]) -> Row:
 
 
 def _ends(ids: list[int], first: int, last: int) -> list[int]:
+    # Not ids[-last:], which for 0 would be all of them.
     return ids[:first] + ids[len(ids) - last :]

@@ -90,6 +90,7 @@ def encode_with_offsets(
         return_token_type_ids=False, verbose=False,
     )  # fmt: skip
     places = (np.array(own, np.int32).reshape(-1, 2) for own in found["offset_mapping"])
+    # Characters of the text itself, without the space that was put in front.
     places = (np.maximum(own - len(front), 0) for own in places)
     return dict(zip(texts, zip(found["input_ids"], places, strict=True), strict=True))
 
@@ -102,6 +103,7 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     if not texts:
         return []
     if starts_with_space(tokenizer):  # SentencePiece takes white space of any length for one space
+        # A space at the end would be a token of its own.
         texts = [re.sub(r"\s+", " ", text.rstrip()) for text in texts]
     try:
         return tokenizer(

@@ -41,6 +41,7 @@ def make_verbalizer(
         pieces.append(list(islice(encoded, len(entry))))
         for word, ids in zip(entry, pieces[-1], strict=True):
             _check_word(tokenizer, word, ids, c)
+            # By tokens: two words that a vocabulary writes alike would share their score.
             other, known = owner.setdefault(tuple(ids), (c, word))
             if (other, known) != (c, word) or entry.count(word) > 1:
                 raise InputError(

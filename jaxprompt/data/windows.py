@@ -41,6 +41,7 @@ def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:
         first = start
     found = []
     for number, (first, last) in enumerate(windows):
+        # The middle of what two windows share: each word is read where it has more context.
         read = 0 if number == 0 else (first + windows[number - 1][1] + 1) // 2
         end = count if number + 1 == len(windows) else (windows[number + 1][0] + last + 1) // 2
         found.append(Window(first, last, read, end))

@@ -20,6 +20,7 @@ KINDS = ("vocab", "frequent", "labels", "text", "task")
 FROM_TEXT = ("frequent", "task")  # those that need a text
 TOP = 1000  # tokens that "frequent" draws from, unless told
 
+# As BERT, Gemma, fairseq and T5 write them.
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
 
 
@@ -47,6 +48,7 @@ def sampled_vocab(
     A vocabulary is sorted by frequency; Lester et al. (2021) take the 5,000 most common, PPT (Gu et
     al. 2022, table 2) the whole.
     """
+    # Sorted, so that a seed draws the same whatever the order of the vocabulary.
     known = np.setdiff1d(np.arange(min(first or vocab_size, vocab_size)), list(specials))
     return _draw(rng, known, length, "the vocabulary")
 
@@ -128,6 +130,7 @@ def choose_rows(
     """
     if kind not in KINDS:
         raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
+    # Its streams are frozen by numpy's policy: a seed starts from the same rows for good.
     rng = np.random.RandomState(seed)
     specials = special_ids(tokenizer)
     size = min(vocab_size or len(tokenizer), len(tokenizer))  # an embedding is padded beyond

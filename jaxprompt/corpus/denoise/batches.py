@@ -25,6 +25,7 @@ class DenoisingRows:
         self._corpus, self._objective, self._pad_id = corpus, objective, pad_id
         self._documents = np.fromiter(documents, np.int64, len(documents))
         lengths = corpus.lengths()[self._documents] + len(objective.tail)
+        # Lengths alone decide: planning reads where units begin, never the tokens themselves.
         self._plan = plan_rows(lengths, objective.fit, packed=packed)
 
     def __len__(self) -> int:
@@ -44,9 +45,11 @@ class DenoisingRows:
         inner = self._objective.lengths[1:]
         return collate(
             [[row] for row in made], np.zeros(len(made), np.int32), rows[mine],
+            # As many rows in every process, also where the last batch leaves one of them none.
             batch=mine.stop - mine.start,
             length=self._objective.lengths[0], pad_id=self._pad_id,
             label_width=self._objective.reads, decoder_length=inner[0] if inner else 0,
+            # A process without a row of its own still needs arrays of the others' form.
             like=made[0] if made else self._make(*pairs[0], seed),
         )  # fmt: skip
 
@@ -70,6 +73,7 @@ class Visits(BatchStream):
     ):  # fmt: skip
         """Starts at batch 0. `prefetch` batches are made ahead, 0 = in the caller's thread."""
         self._rows, self._batch, self._seed, self._share = rows, batch, seed, share
+        # Two: batches made ahead lie on both sides of the end of an epoch.
         self._order = lru_cache(maxsize=2)(lambda epoch: Shuffle(len(rows), seed, epoch))
         self.steps_per_epoch = -(-len(rows) // batch)
         settings = {"rows": len(rows), "batch": batch, "seed": seed}
@@ -80,6 +84,7 @@ class Visits(BatchStream):
         places = range(number * self._batch, min((number + 1) * self._batch, len(self._rows)))
         order = self._order(epoch)
         return self._rows.batch(
+            # Visits are numbered through all epochs, so each epoch hides other tokens of a row.
             [order[place] for place in places], [epoch * len(self._rows) + at for at in places],
             self._seed, size=self._batch, share=self._share,
         )  # fmt: skip
@@ -105,4 +110,6 @@ class Pass:
         """Yields the batches; `Batch.index` tells which row each is."""
         for first in range(0, self.size, self._batch):
             places = list(range(first, min(first + self._batch, self.size)))
+            # The row's own number stands for the visit: every pass hides the same tokens, so that
+            # losses of one step compare with those of another.
             yield self._rows.batch(places, places, self._seed, size=self._batch, share=self._share)

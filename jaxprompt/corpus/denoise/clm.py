@@ -34,6 +34,7 @@ class Denoiser:
     @property
     def reads(self) -> int:
         """Most tokens of a row that are predicted."""
+        # The last token of a row has nothing behind it to predict.
         return self.length - 1
 
     @property

@@ -18,6 +18,7 @@ def predictions(candidates: int, rate: float) -> int:
 
     At least one, where there is any.
     """
+    # As create_pretraining_data.py of BERT, which counts the specials among the tokens; here not.
     return min(candidates, max(1, round(candidates * rate)))
 
 
@@ -66,12 +67,14 @@ class Denoiser:
     @property
     def reads(self) -> int:
         """Most tokens of a row that are predicted."""
+        # A row that holds one document has the fewest specials, and so the most to predict.
         return predictions(self.length - len(self.cls) - len(self.end), self.rate)
 
     @property
     def fit(self) -> Fit:
         """How much text a row takes."""
         front = len(self.cls)
+        # Apart, each document has its own [CLS]; otherwise the row has one, taken off its room.
         around = len(self.end) + front * self.apart
         room = self.length - front * (not self.apart)
         return Fit(np.arange(room + 1)[None] + around, (room,))
@@ -86,7 +89,9 @@ class Denoiser:
         text = join(documents, self.apart)
         at = np.flatnonzero((text.roles == Role.TEXT) & (text.ids != self.unknown))
         chosen = self._words(text, at, rng) if self.starts is not None else self._tokens(at, rng)
+        # Indexing by an array copies: the originals outlive the writing below.
         targets = text.ids[chosen]
+        # Both are drawn for every token, used or not: what becomes of one does not move the others.
         kind, word = rng.random_sample((2, len(chosen)))
         any_word = self.words[(word * len(self.words)).astype(np.intp)]
         shown = np.where(kind < self.masked + self.random, any_word, targets)
@@ -99,12 +104,14 @@ class Denoiser:
     def _words(self, text: Text, at: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         """Chooses words until no further one fits the number of tokens to be predicted."""
         begins = self.starts[text.ids[at]]
+        # A document may be cut inside a word; the slice also serves a row without candidates.
         begins[:1] = True
         begins[1:] |= at[1:] != at[:-1] + 1  # behind a special
         sizes = np.bincount(begins.cumsum() - 1)
         left, taken = predictions(len(at), self.rate), np.zeros(len(sizes), bool)
         order = rng.permutation(len(sizes))
         for word, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+            # As in BERT's code: a word that is too long is skipped, and a shorter one may fit.
             if size <= left:
                 taken[word] = True
                 left -= size

@@ -45,13 +45,16 @@ def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Packi
     """
     most = _most(fit)
     least, streams = fit.least, range(len(fit.room))
+    # Lists, because the loop reads single numbers, which numpy hands out many times slower.
     cost = fit.cost.tolist()
+    # 8 bytes per number; a list of Python's integers would take 36.
     first, documents, starts, stops = (array("q") for _ in range(4))
     left: list[int] = []  # places left in each stream of the open row
     for document, length in enumerate(np.asarray(lengths).tolist()):
         start = 0
         while length - start >= least:
             fits = min(most[s][left[s]] for s in streams) if left else 0
+            # An empty row holds `least` tokens, as `_most` has checked, so the loop always gets on.
             if fits < least:
                 first.append(len(documents))
                 left = list(fit.room)
@@ -60,6 +63,7 @@ def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Packi
             documents.append(document)
             starts.append(start)
             stops.append(stop)
+            # Nothing left makes the next piece open a row.
             left = [left[s] - cost[s][stop - start] for s in streams] if packed else []
             start = stop
     if not documents:
@@ -73,6 +77,7 @@ def plan_rows(lengths: Sequence[int], fit: Fit, *, packed: bool = True) -> Packi
 def cut(document: np.ndarray, start: int, stop: int, tail: tuple[int, ...] = ()) -> np.ndarray:
     """Takes tokens start to stop of a document that ends with `tail`. -> int32 [stop - start]"""
     ids = np.asarray(document[start:stop], np.int32)
+    # The tail counts among the document's tokens here, so that a piece may end inside of it.
     end = len(document)
     if stop <= end:
         return ids
@@ -83,6 +88,8 @@ def _most(fit: Fit) -> list[list[int]]:
     """Tabulates how many tokens fit into each number of places. [S, room + 1]"""
     found = []
     for cost, room in zip(fit.cost, fit.room, strict=True):
+        # The last n with cost[n] <= places, which needs costs that never fall; -1 where not even
+        # the cost of no token fits.
         found.append((np.searchsorted(cost, np.arange(room + 1), side="right") - 1).tolist())
     if min(row[-1] for row in found) < fit.least:
         raise InputError(

@@ -58,15 +58,18 @@ class Denoiser:
         if self.share:
             front = self._front(tokens)
             return front + self._behind, len(self.mark) + tokens - front + 1
+        # A split that is drawn may leave either side all tokens but one.
         return tokens - 1 + self._behind, len(self.mark) + tokens
 
     def _front(self, tokens: int) -> int:
+        # Each side keeps a token: an encoder cannot read nothing, nor a decoder be asked for it.
         return min(max(round(tokens * self.share), 1), tokens - 1)
 
     @cached_property
     def tokens(self) -> int:
         """Tokens of a row's text, where it is one."""
         tokens = 2
+        # With a fixed share the decoder's width follows from the split; otherwise it is `length`.
         while self._sizes(tokens + 1)[0] <= self.length and (
             self.share or self._sizes(tokens + 1)[1] <= self.length
         ):
@@ -88,12 +91,14 @@ class Denoiser:
         """How much text a row takes."""
         if not self.apart:
             return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
+        # A piece has 2 tokens or more; the entries below keep the costs from falling.
         sizes = [self._sizes(max(n, 2)) for n in range(self.tokens + 1)]
         return Fit(np.array(sizes).T, self.lengths, least=2)
 
     def __call__(self, pieces: Sequence[np.ndarray], rng: np.random.RandomState) -> Sample:
         """Makes a row of pieces of documents."""
         texts = pieces if self.apart or len(pieces) == 1 else [np.concatenate(pieces)]
+        # randint leaves its upper bound out, so that the rest has a token at least.
         fronts = [
             self._front(len(text)) if self.share else rng.randint(1, len(text)) for text in texts
         ]

@@ -38,12 +38,14 @@ def row_rng(seed: int, index: int) -> np.random.RandomState:
 def own_part(size: int, share: tuple[int, int]) -> slice:
     """Tells which rows of a batch are those of part `share` (which, of how many)."""
     host, hosts = share
+    # Batch sizes divide over the processes, which the callers check.
     own = size // hosts
     return slice(host * own, (host + 1) * own)
 
 
 def join(documents: Iterable[Sequence[Run]], apart: bool) -> Text:
     """Puts the runs of each document in a row; with `apart` a document is a segment."""
+    # numpy takes an empty tuple, as of a [CLS] that is not there, for float64.
     groups = [[run for run in document if len(run[0])] for document in documents]
     tokens, kinds = zip(*(run for group in groups for run in group), strict=True)
     ids = np.concatenate(tokens, dtype=np.int32)
@@ -61,6 +63,7 @@ def write(
 ) -> Sample:
     """Makes a decoder say the target of each document and `eos`, one token after the other."""
     ends = [np.append(target, eos).astype(np.int32) for target in targets]
+    # Shifted right by one: each place is fed the token in front of what it says.
     fed = join([[((start,), Role.SPECIAL), (t, Role.LABEL)] for t in targets], apart)
     said = np.concatenate(ends)
     return Sample(encoder, np.arange(len(said), dtype=np.int32), said, fed)
@@ -74,6 +77,7 @@ def encoded(sample: Sample) -> Encoded:
 
 
 def _row(text: Text) -> Row:
+    # No soft tokens: these rows pre-train or adapt the backbone itself.
     none = np.full(len(text.ids), -1, np.int32)
     types = np.zeros(len(text.ids), np.int32)
     return Row(text.ids, none, types, text.roles, text.positions, text.segments)

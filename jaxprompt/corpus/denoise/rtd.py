@@ -41,6 +41,7 @@ def replace(
     A token drawn that is the original counts as original. int [..., T], [..., M] x 3, targets -1
     where nothing is predicted.
     """
+    # Rows predict different numbers of tokens; the rest of each is padding.
     there = targets >= 0
     rows = np.indices(targets.shape)[:-1]
     at = (*(axis[there] for axis in rows), label_pos[there])

@@ -22,6 +22,7 @@ from jaxprompt.types import Role
 
 def noise_counts(tokens: int, density: float, span: float) -> tuple[int, int]:
     """Tells how many of 2 or more tokens are noise, and in how many spans."""
+    # As T5's random_spans_noise_mask; the last bound leaves each span a token of text before it.
     noise = min(max(round(tokens * density), 1), tokens - 1)
     return noise, min(max(round(noise / span), 1), tokens - noise)
 
@@ -39,6 +40,7 @@ def tokens_for(length: int, density: float, span: float) -> int:
         raise InputError(
             f"length {length} is too short for a token, a sentinel and an end; raise it to 3"
         )
+    # The search of T5's random_spans_helper: both counts are rounded, so there is no closed form.
     while corrupted_lengths(tokens + 1, density, span)[0] <= length:
         tokens += 1
     return tokens
@@ -48,6 +50,7 @@ def noise_mask(tokens: int, density: float, span: float, rng: np.random.RandomSt
     """Draws which tokens are noise, all ways to lay the spans alike. -> bool [tokens]"""
     noise, spans = noise_counts(tokens, density, span)
     lengths = np.empty(2 * spans, np.int64)
+    # Noise first, as in T5's code: the other order would make other rows of the same seed.
     lengths[1::2] = _divide(noise, spans, rng)
     lengths[::2] = _divide(tokens - noise, spans, rng)
     return (np.arange(2 * spans) % 2 == 1).repeat(lengths)
@@ -61,6 +64,7 @@ def corrupt(ids: np.ndarray, noise: np.ndarray, marks: np.ndarray) -> tuple[np.n
 def _mark(ids: np.ndarray, hidden: np.ndarray, marks: np.ndarray) -> np.ndarray:
     """Puts the next mark in the place of each span hidden."""
     first = hidden.copy()
+    # Only the first token of a run becomes a sentinel, the others vanish.
     first[1:] &= ~hidden[:-1]
     shown = ids.copy()
     shown[first] = marks[: np.count_nonzero(first)]
@@ -69,6 +73,8 @@ def _mark(ids: np.ndarray, hidden: np.ndarray, marks: np.ndarray) -> np.ndarray:
 
 def _divide(total: int, parts: int, rng: np.random.RandomState) -> np.ndarray:
     """Draws `parts` lengths of 1 or more that sum to `total`. -> int [parts]"""
+    # Cuts at `parts - 1` different places of the `total - 1` between tokens: no part is empty, and
+    # all divisions are equally likely, as in T5's _random_segmentation.
     ends = np.sort(rng.permutation(total - 1)[: parts - 1]) + 1
     return np.diff(np.concatenate(([0], ends, [total])))
 
@@ -95,6 +101,7 @@ class Denoiser:
     @property
     def lengths(self) -> tuple[int, int]:
         """Width of the encoder's and the decoder's arrays."""
+        # A full row has the longest target, so its width is enough for all.
         return self.length, corrupted_lengths(self.tokens, self.density, self.span)[1]
 
     @property
@@ -107,6 +114,7 @@ class Denoiser:
         """How much text a row takes."""
         if not self.apart:
             return Fit(np.arange(self.tokens + 1)[None], (self.tokens,), least=2)
+        # A piece has 2 tokens or more; the entries below keep the costs from falling.
         sizes = [
             corrupted_lengths(max(n, 2), self.density, self.span) for n in range(self.tokens + 1)
         ]

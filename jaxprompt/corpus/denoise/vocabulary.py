@@ -25,6 +25,7 @@ def need(tokenizer: Any, name: str, objective: str) -> int:
 
 def plain_words(tokenizer: Any) -> np.ndarray:
     """Lists the ids that are neither special nor unused, ascending. int32 [R]"""
+    # Sorted: get_vocab has no fixed order, and every process and resumed run must draw alike.
     known = np.array(sorted(tokenizer.get_vocab().values()), np.int32)
     return np.setdiff1d(known, list(special_ids(tokenizer))).astype(np.int32)
 
@@ -37,8 +38,10 @@ def word_starts(tokenizer: Any) -> np.ndarray:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     inner = getattr(getattr(backend, "model", None), "continuing_subword_prefix", None)
+    # By its class: a BPE model has a continuing_subword_prefix too, which is None.
     if type(getattr(backend, "model", None)).__name__ == "WordPiece":
         begins = lambda token: not token.startswith(inner)
+    # By its text, which also shows a step inside a Sequence.
     elif "ByteLevel" in str(getattr(backend, "pre_tokenizer", "")):
         begins = lambda token: token.startswith(_SPACES)
     elif starts_with_space(tokenizer):

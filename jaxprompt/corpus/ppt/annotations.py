@@ -131,6 +131,7 @@ class AnnotationWriter:
         begun = _read(self.folder / _PART)
         if begun is None:
             write_atomic(self.folder / _PART, json.dumps(work, indent=1))
+        # Told apart from the other fields, because its error can name the files that changed.
         elif begun["corpus"] != work["corpus"]:
             cure = f"delete {self.folder} to annotate anew"
             check_unchanged(begun["corpus"], work["corpus"], cure)
@@ -142,7 +143,9 @@ class AnnotationWriter:
         self._work, self._row = work, len(classes) * _DTYPE.itemsize
         path = self.folder / _LABELS
         with _writing(path):
+            # Rows without a part.json are of unknown origin: they are overwritten.
             self._file = open(path, "ab" if begun else "wb")
+            # Opened to append, a file is at its end.
             self.done = self._file.tell() // self._row  # units
             self._file.truncate(self.done * self._row)  # a row may have been cut by the end
 
@@ -155,6 +158,7 @@ class AnnotationWriter:
             raise ValueError(f"more than the {self._work['units']} units of the corpus")
         with _writing(self.folder):
             self._file.write(np.ascontiguousarray(probabilities, _DTYPE).data)
+            # What a process that is killed has appended is there for the one that goes on.
             self._file.flush()
         self.done += len(probabilities)
 
@@ -163,9 +167,11 @@ class AnnotationWriter:
         if self.done != self._work["units"]:
             raise ValueError(f"{self.done} of {self._work['units']} units are annotated")
         with _writing(self.folder):
+            # The rows reach the disk before the file that vouches for them.
             os.fsync(self._file.fileno())
             self._file.close()
             write_atomic(self.folder / _META, json.dumps(self._work, indent=1))
+            # Last: with neither of the two files, the next writer would begin anew.
             (self.folder / _PART).unlink()
         return Annotations(self.folder)
 

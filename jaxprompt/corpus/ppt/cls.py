@@ -24,6 +24,7 @@ class Classification:
         self._offered = offered
         self._corpus, self._units, self._labels, self._form = corpus, units, labels, form
         self.counts = np.bincount(labels, minlength=classes)  # [C] units of each class
+        # The baseline that the held-out accuracy is told beside.
         self.majority = float(self.counts.max() / len(labels))
 
     def __len__(self) -> int:
@@ -59,6 +60,7 @@ def make(
     for document in documents:
         own = corpus.units(document)
         offered += len(own)
+        # Labels are numbered like the units of the corpus, not like those chosen here.
         sure = labels[own.start : own.stop] >= 0
         chosen.append(own.start + np.flatnonzero(sure & (corpus.unit_lengths(document) >= _LEAST)))
     units = np.concatenate(chosen)

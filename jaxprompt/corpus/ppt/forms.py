@@ -44,6 +44,8 @@ class Form:
         example = Example(dict.fromkeys(self._names, _PROBE), (_PROBE,) * options)
         (row,) = encoder.encode(example)
         is_text = row.roles == Role.TEXT
+        # The probe may be several tokens, of which the first is kept. Texts that touch would become
+        # one, which their number tells below.
         goes_on = is_text & np.concatenate([[False], is_text[:-1]])
         before = goes_on.cumsum()
         kept = ~goes_on
@@ -52,6 +54,7 @@ class Form:
             ids=row.ids[kept], slot=row.slot[kept], types=row.types[kept], roles=row.roles[kept],
             positions=row.positions[kept] - before[kept].astype(np.int32),
         )  # fmt: skip
+        # With a decoder, label_pos counts places of the decoder, which no text moves.
         if row.decoder is None:
             moved = row.label_pos - before[row.label_pos]
             self._row = self._row._replace(label_pos=moved.astype(np.int32))
@@ -85,6 +88,7 @@ class Form:
         shift = more - np.arange(len(counts), dtype=np.int32)
         within = np.arange(more[-1] + counts[-1], dtype=np.int32) - more.repeat(counts)
         label_pos = row.label_pos
+        # The positions read move with the texts, unless they are a decoder's.
         if row.decoder is None:
             label_pos = label_pos + shift[label_pos]
         return row._replace(
@@ -121,6 +125,7 @@ def make_forms(
     verbalizer = make_verbalizer(tokenizer, pattern.words, leading_space=pattern.space)
     around = frame(said, specials) if style in FED else Frame((), ())
     if style == "masked":
+        # One position per piece of a word; a decoder has branches instead.
         plan = masked_plan(verbalizer.ids)
     else:
         plan = branch_plan(verbalizer.ids, around, whole=whole)
@@ -131,6 +136,7 @@ def make_forms(
         _check_fields(task, template, number)
         encoder = ExampleEncoder(
             tokenizer, template, specials, num_slots=num_slots, num_masks=verbalizer.num_masks,
+            # The probes must come through whole: `Form.fill` cuts, by the lengths of real texts.
             max_len=NO_LIMIT, needs_mask=True, num_types=num_types,
             answer=Answer(plan, stem, decoder_slots),
         )  # fmt: skip

@@ -31,6 +31,7 @@ class NextSentence(OfUnits):
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
         """Makes an example and its label, a pure function of the row and the randomness."""
         draws = Draws(rng)
+        # Once per example, not per row tried: rows passed over must not shift the shares.
         label = draws.below(3)
         draw = lambda at, alike: self._draw(at, label, draws, alike)
         return self._form.fill(first_found(draw, row, len(self))), label

@@ -25,6 +25,7 @@ class Pattern(NamedTuple):
 
     def text(self, options: int = 0) -> str:
         """Writes the template out for a number of options, whose fields are option0, option1 ..."""
+        # By replace, not format: the template's own braces are left for the template's parser.
         parts = (
             self.option.replace("{name}", word).replace("{text}", f"{{option{i}}}")
             for i, word in enumerate(self.words[:options])

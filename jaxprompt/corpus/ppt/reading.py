@@ -46,6 +46,8 @@ class Reader:
         """Lays units out. -> those that are not left out, counted from units.start; their rows"""
         ids = [self._corpus.unit(unit) for unit in units]
         chosen = [at for at, own in enumerate(ids) if len(own) >= LEAST]
+        # To characters and back where needed: the limits are in characters, and the ids stored
+        # are those of a text behind a space.
         texts = self._tokenizer.batch_decode(
             [ids[at].tolist() for at in chosen], skip_special_tokens=False,
             clean_up_tokenization_spaces=False,

@@ -18,6 +18,7 @@ class PptRows:
         """Takes a task, and how rows are laid into arrays; size and share come with each batch."""
         self._task, self._layout = task, layout
         # A Pass takes the first rows, which then are of many documents.
+        # The seed is fixed, so that runs of any seed are evaluated on the same rows.
         self._order = Shuffle(len(task), 0)
         form = next(iter(forms.forms.values()))
         self._reads, self._decoder_length = form.reads, form.decoder_length

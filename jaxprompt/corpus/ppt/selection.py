@@ -54,6 +54,7 @@ class Selection(OfUnits):
         self, name: str, units: Units, forms: Mapping[int, Form], shares: Mapping[int, Shares]
     ):
         """Raises InputError where there are too few documents for the options."""
+        # The query's own document, and one for each entry of `others`.
         units.need(1 + max(len(own.others) for own in shares.values()), name)
         self.units, self._forms = units, forms
         self._numbers = tuple(sorted(shares))
@@ -62,16 +63,19 @@ class Selection(OfUnits):
             number: own._replace(option=min(own.option, forms[number].room // (number + 1)))
             for number, own in shares.items()
         }
+        # Any number n of options is equally likely, and a blind guess is right in 1 / n of cases.
         self.majority = sum(1 / number for number in shares) / len(shares)
 
     def __call__(self, row: int, rng: np.random.RandomState) -> tuple[Encoded, int]:
         """Makes an example and its label, a pure function of the row and the randomness."""
         draws = Draws(rng)
+        # Before any row is tried: a number that is hard to fill must not become rare.
         number = self._numbers[draws.below(len(self._numbers))]
         own = self._shares[number]
         draw = lambda at, alike: self._draw(at, own, draws, alike)
         query, options = first_found(draw, row, len(self))
         order = list(range(number))
+        # A Fisher-Yates shuffle by the example's own numbers; option 0 is the neighbour.
         for last in range(number - 1, 0, -1):
             other = draws.below(last + 1)
             order[last], order[other] = order[other], order[last]
@@ -115,6 +119,7 @@ def make(
         known = ", ".join(map(str, table))
         raise InputError(f"{odd[0]} options: {task} has {known}; give numbers of these")
     shares = {number: table[number] for number in forms.forms}
+    # No option is shown longer, so lengths beyond need not be told apart.
     cap = max(own.option for own in shares.values())
     units = Units(
         corpus, documents, least=_LEAST, count=_COUNT[task], cap=cap, matched=matched

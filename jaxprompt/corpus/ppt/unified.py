@@ -37,6 +37,7 @@ def ask(
             f"task.form={name} asks of {len(wanted)} texts, task {task.name} has {len(own)} "
             f"({', '.join(own)}); name {len(wanted)} in task.fields"
         )
+    # The pattern's texts are called by the pre-training task, and get the task's own columns.
     named = dict(zip(wanted, own, strict=True))
     template = re.sub(r"\{(\w+)\}", lambda found: f"{{{named[found[1]]}}}", pattern.text())
     return _laid_out(task, template, pattern)

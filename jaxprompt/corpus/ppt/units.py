@@ -32,6 +32,7 @@ class Draws:
     def below(self, n: int) -> int:
         """Draws from range(n)."""
         if not self._left:
+            # A call of numpy takes far longer than to make the number.
             self._left = self._rng.random_sample(64).tolist()
         return int(self._left.pop() * n)
 
@@ -57,6 +58,7 @@ class Units:
             sizes = corpus.unit_lengths(document)
             usable = np.flatnonzero(sizes >= least)
             self.short += len(sizes) - len(usable)
+            # Negatives of the same document need more than the unit and its neighbours.
             if len(usable) >= count:
                 numbers.append(usable + corpus.units(document).start)
                 lengths.append(sizes[usable])
@@ -66,6 +68,8 @@ class Units:
         self._edges = np.array(_edges(least, cap) if matched else [least])
         classes = self._edges.searchsorted(np.concatenate(lengths), side="right") - 1
         self._classes = classes.astype(np.int16)
+        # Stable: among equal classes numpy's default order may depend on the processor, and so may
+        # which units a seed draws.
         self._order = self._classes.argsort(kind="stable")
         ends = self._classes[self._order].searchsorted(np.arange(len(self._edges)), side="right")
         self._bounds = [0, *ends.tolist()]  # of each class in the order
@@ -151,6 +155,7 @@ class Query:
         self._span, self._barred = units.span(document), {document}
         self._beside = [i for i in (at - 1, at + 1) if i in self._span]
         self.at, self.neighbour = at, self._beside[draws.below(len(self._beside))]
+        # 0 makes all classes one, so that any length will do.
         self._top = units.class_of(cut) if alike else 0
         self._shown = {self._text(i) for i in (at, *self._beside)}
 
@@ -165,11 +170,13 @@ class Query:
         for _ in range(_TRIES):
             one = int(found[self._draws.below(len(found))])
             document = self._units.document(one)
+            # A class may be of one document alone, so drawing again is given up after some tries.
             if document in self._barred or not self._show(one):
                 continue
             self._barred.add(document)
             if count == 1:
                 return [one]
+            # The document stays barred where it has too few: it is not tried again.
             rest = self._pick(count - 1, self._near(self._units.span(document)))
             if rest is not None:
                 return [one, *rest]
@@ -185,6 +192,7 @@ class Query:
             return texts
         length = min(map(len, texts))
         texts = [text[:length] for text in texts]
+        # Cut like the options: two texts may become the same only by the cut.
         beside = [self._units.ids(unit)[:length] for unit in (self.at, *self._beside)]
         known = {text.tobytes() for text in beside}
         for unit, text in zip(units, texts, strict=True):
@@ -237,5 +245,6 @@ def _edges(least: int, cap: int) -> list[int]:
     """Shortest lengths of the classes."""
     edges = [least]
     while edges[-1] < cap:
+        # Steps in proportion, but at least a token: 1.25 times a short length is the same length.
         edges.append(min(max(edges[-1] + 1, int(edges[-1] * _STEP)), cap))
     return edges

@@ -60,6 +60,7 @@ def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]
             name: value.replace(task.placeholder, own) if task.placeholder else value
             for name, value in texts.items()
         }
+        # Hidden answers give no label, where an empty list would make every candidate wrong.
         told = {} if known is None else {task.label: int(own in known)}
         made.append({**row, **filled, task.candidate: own, **told, _ASKED: asked})
     return made
@@ -69,6 +70,7 @@ def question_of(task: Task, row: Mapping[str, Any]) -> str:
     """Names the question that a row answers, "" where the task asks none."""
     if not task.question:
         return ""
+    # Filled in, candidates have put themselves into the columns that the question is named by.
     if task.candidates and _ASKED in row:
         return row[_ASKED]
     asked = "\n".join(spelling(row.get(column)) for column in task.question)

@@ -120,6 +120,7 @@ def _of_tags(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marke
     kept, at, removed = [], 0, 0
     ends: list[list[int]] = [[] for _ in task.entities]
     for place, length, i in sorted(places):
+        # Places in the text as it is without the tags before them.
         ends[i].append(place - removed)
         kept.append(text[at:place])
         at, removed = place + length, removed + length
@@ -144,6 +145,7 @@ def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: s
         first, last = _read_span(task, row, i, where)
         last += task.offsets == "last_word"
         _check((first, last), i + 1, len(words), "words", where)
+        # Words are joined by one space, which the end of an entity leaves out.
         spans.append((starts[first], starts[last] - 1))
     return _trimmed(" ".join(words), spans, where)
 
@@ -159,6 +161,7 @@ def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Mark
         names.append(read_text(_column(task, row, column, i, where), column, where).strip())
         if not names[-1]:
             raise InputError(f"{where}: entity {i}, column {column!r}, is empty; give its text")
+        # Absent comes last: of combinations that mark as many, the one of the first places is best.
         every.append([*_places(names[-1], text), ABSENT])
     best = (ABSENT,) * len(every)  # of the places that mark most entities the first
     for spans in filter(_are_apart, itertools.product(*every)):

@@ -77,6 +77,7 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
     value = row.get(task.target or task.tags or task.answers or task.number or task.label)
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
+    # The hub's data sets hide labels as -1; a class may be called so all the same.
     hidden = whole(spelling(value)) == "-1" and "-1" not in task.label_table
     return not is_blank(value) and not hidden
 
@@ -97,6 +98,7 @@ def read_example(
     if task.entities:
         marked = read_entities(task, row, where)
         fields, spans = {task.fields[0]: marked.text} | marked.names(), marked.spans
+    # The first field is read already where entities stand in it.
     for name in task.fields[bool(spans) :]:
         column, texts = task.derive.get(name, (name, None))
         value = _column(task, row, column, where)
@@ -109,6 +111,7 @@ def read_example(
     if task.number:
         return Example(fields, number=read_number(task, row, where, need_label))
     own = () if task.options else _choices(task, row, where)
+    # Options that all rows have are classes, and their labels are read like those of classes.
     choices, asked = task.options or own, question_of(task, row)
     if need_label and task.label not in row:
         if task.candidates and task.candidates[1] in row:
@@ -125,6 +128,7 @@ def read_example(
         if found[-1] < 0 and need_label:
             check_label(value, task.label, lambda: where)
             raise _no_label(task, value, own or task.labels, where)
+    # One unknown label among several leaves the example without any.
     label = found[0] if min(found) >= 0 else -1
     right = tuple(task.labels[i] for i in found) if len(found) > 1 and label >= 0 else ()
     return Example(fields, choices, label, references=right, entities=spans, question=asked)

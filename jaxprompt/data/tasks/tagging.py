@@ -32,6 +32,7 @@ def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
     """Finds the characters of each word in the text that they were read from."""
     found, at = [], 0
     for word in words:
+        # From the last word's end on: a word may stand in the text more than once.
         at = text.index(word, at)
         found.append((at, at + len(word)))
         at += len(word)
@@ -90,6 +91,7 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
             f"{where}: {len(words)} words in column {task.fields[0]!r}, but {len(tags)} tags in "
             f"{task.tags!r}; give each word one"
         )
+    # Any tag is right in IOB1: without training rows there is no scheme to check by.
     tags = tuple(to_iob2(tags, task.scheme or "iob1", where)) if tags else ()
     unknown = next((tag for tag in tags if tag not in task.labels), None)
     if unknown is not None:

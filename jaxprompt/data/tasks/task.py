@@ -149,6 +149,7 @@ class Task:
             for written in str(value).split("|"):
                 table.setdefault(written, i)
         indices = {str(i): i for i in range(len(names))}
+        # Where a name looks like an index, as "1" of ("1", "2"), numbers mean names alone.
         return table if table.keys() & indices.keys() else table | indices
 
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
