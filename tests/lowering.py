@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import probes
-from tiny import CAUSAL, CONFIGS, MODEL_HEADS, make_batch
+from tiny import CAUSAL, CONFIGS, MODEL_HEADS, block_sizes, make_batch
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.heads import linear, make_head, verbalizer
@@ -39,7 +39,7 @@ from jaxprompt.sweeps.batched_steps import PerRun, RunsPlacement, make_group_ste
 from jaxprompt.training import replaced_tokens
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
-from jaxprompt.tree import cast, split, trainable_mask, unflatten
+from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
 from jaxprompt.types import Asks
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
@@ -68,6 +68,18 @@ _ENCODER = dict(
     hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=MLP, vocab_size=VOCAB,
     max_position_embeddings=PLACES,
 )  # fmt: skip
+# Llamas whose local layers see a window, with caps or norms of heads.
+KINDS = {
+    "gemma2": dict(
+        model_type="gemma2", head_dim=SIZE, sliding_window=7, query_pre_attn_scalar=8,
+        attn_logit_softcapping=20.0,
+    ),
+    "gemma3": dict(
+        model_type="gemma3_text", head_dim=SIZE, sliding_window=12, query_pre_attn_scalar=8,
+        sliding_window_pattern=2,
+    ),
+    "qwen3": dict(model_type="qwen3", head_dim=SIZE),
+}  # fmt: skip
 WEIGHTS = {
     (WIDTH, MLP), (MLP, WIDTH), (WIDTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (VOCAB, WIDTH),
     (WIDTH, VOCAB), (WIDTH, WIDTH), (WIDTH, KEYS, SIZE),
@@ -104,19 +116,25 @@ class Case:
     target: Target = H100
     attention: str = "auto"
     head: str = ""  # of HEAD_MODULES; "" = what the work has
+    quantize: str = "none"
+    kind: str = ""  # of KINDS; "" = the plainest of a family
 
     def __str__(self):
         data, model, fsdp = self.mesh
         words = [self.target.platform, self.family, self.work, f"{self.method}{self.length}"]
         words += [f"T{self.tokens}", f"{data}x{model}" + "fsdp" * fsdp]
         words += ["dropout"] * (self.dropout > 0) + [self.side] * (self.side != "right")
-        words += [self.head] * bool(self.head)
+        words += [self.head] * bool(self.head) + [self.quantize] * (self.quantize != "none")
+        words += [self.kind] * bool(self.kind)
         return "-".join(words)
 
 
 def make_model(case: Case):
     """Makes the model of a case and the terms of its loss."""
     hf = CONFIGS[case.family] | _SIZES.get(case.family, _ENCODER)
+    hf |= KINDS.get(case.kind, {})
+    if case.quantize != "none":
+        hf |= block_sizes(case.family)
     make = lambda hf, heads: make_backbone(
         "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
         stack="scan", dropout=case.dropout, attention=case.attention,
@@ -185,9 +203,13 @@ def make_method(case: Case, dims):
 
 def make_numbers(case: Case, model):
     """Describes what trains, what is frozen, and a batch."""
-    narrow = lambda module: unflatten(
-        {n: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for n, x in backbone_shapes(module).items()}
-    )["backbone"]
+
+    def narrow(module):
+        shapes = backbone_shapes(module, case.quantize)
+        kind = lambda name, x: x.dtype if is_plane(name) else jnp.bfloat16
+        laid = {n: jax.ShapeDtypeStruct(x.shape, kind(n, x)) for n, x in shapes.items()}
+        return unflatten(laid)["backbone"]
+
     laid = dict(rows=8, length=case.tokens, family=case.family, side=case.side)
     if isinstance(model, replaced_tokens.Pair):
         whole = narrow(model.discriminator.backbone)

@@ -190,20 +190,26 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-# Sizes that blocks of 32 divide, by the names of each family.
+# Sizes that blocks of 32 divide, by the names of each family; of encoders the last.
 _BLOCKS = {
-    "gpt2": dict(n_embd=64), "glm": dict(hidden_size=64),
+    "gpt2": dict(n_embd=64, n_head=2, n_inner=128), "glm": dict(hidden_size=64, num_attention_heads=2),
     "t5": dict(d_model=32, d_kv=32, d_ff=64),
     "llama": dict(hidden_size=128, intermediate_size=64),
 }  # fmt: skip
 
 
+_ENCODER_BLOCKS = dict(hidden_size=64, num_attention_heads=2, intermediate_size=128)
+
+
 def make_quantizable(family="bert", **how):
     """Makes a tiny backbone whose matrices consist of whole blocks. -> (module, params)"""
-    sizes = _BLOCKS.get(family, dict(hidden_size=64, intermediate_size=32))
-    if family in ("albert", "electra"):
-        sizes = sizes | dict(embedding_size=32)
-    return make_tiny(family, **sizes, **how)
+    return make_tiny(family, **block_sizes(family), **how)
+
+
+def block_sizes(family):
+    """Gives the sizes of a backbone whose matrices consist of whole blocks."""
+    sizes = _BLOCKS.get(family, _ENCODER_BLOCKS)
+    return sizes | (dict(embedding_size=32) if family in ("albert", "electra") else {})
 
 
 def quantize_params(params, bits):

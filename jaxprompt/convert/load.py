@@ -20,7 +20,7 @@ from jaxprompt.convert.tensor_reader import Filler, digest
 from jaxprompt.convert.tensors import IGNORED, Family, Tensor
 from jaxprompt.convert.weights import FLOATS, Weights, open_weights
 from jaxprompt.errors import InputError
-from jaxprompt.layers.quantized import BITS, BLOCK, input_axis
+from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
@@ -106,7 +106,10 @@ def load_backbone(
         names.require(wanted, sizes)
         found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
         if quantize in BITS:
-            _check_blocks(wanted, sizes, quantize)
+            for tensor in wanted:
+                if (axis := input_axis(tensor.path)) is not None:
+                    size = sizes[(tensor.stack + tensor.axes)[axis]]
+                    check_blocks(f"backbone/{tensor.path}", size, quantize)
         filler = Filler(weights, sizes, DTYPES[dtype], rescale, placement, quantize)
         flat, digests = filler.fill(found)
         fresh = tuple(head for head in table.heads if head not in heads)
@@ -130,21 +133,6 @@ def present_heads(folder: str | Path, family: str) -> set[str]:
     """Lists the heads that a checkpoint holds, from its tensor names alone."""
     with open_weights(folder) as weights:
         return set(_Names(weights, family_of(family)).heads())
-
-
-def _check_blocks(wanted: Iterable[Tensor], sizes: Mapping[str, int], quantize: str) -> None:
-    """Raises InputError where blocks do not divide what a product sums over."""
-    for tensor in wanted:
-        axis = input_axis(tensor.path)
-        if axis is None:
-            continue
-        size = sizes[(tensor.stack + tensor.axes)[axis]]
-        if size % BLOCK:
-            raise InputError(
-                f"backbone.quantize={quantize} codes blocks of {BLOCK} numbers, which do not "
-                f"divide the {size} that the product of backbone/{tensor.path} sums over; take "
-                "backbone.quantize=none"
-            )
 
 
 class _Names:

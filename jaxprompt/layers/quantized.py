@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from jaxprompt.errors import InputError
 from jaxprompt.tree import BLOCK
 
 BITS = {"int8": 8, "int4": 4}
@@ -43,10 +44,20 @@ def plane_shape(shape: tuple[int, ...], axis: int, plane: str, bits: int) -> tup
     return (*shape[:axis], shape[axis] // per, *shape[axis + 1 :])
 
 
-def quantized_shapes(shapes: Mapping[str, Any], bits: int) -> dict[str, Any]:
+def check_blocks(name: str, size: int, kind: str) -> None:
+    """Raises InputError where blocks do not divide what the product of a parameter sums over."""
+    if size % BLOCK:
+        raise InputError(
+            f"backbone.quantize={kind} codes blocks of {BLOCK} numbers, which do not divide the "
+            f"{size} that the product of {name} sums over; take backbone.quantize=none"
+        )
+
+
+def quantized_shapes(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Gives the leaves that a flat tree of a backbone has when it is quantized.
 
-    `shapes` are arrays or jax.ShapeDtypeStruct by name, in which "backbone/" stands in front.
+    `shapes` are arrays or jax.ShapeDtypeStruct by name, in which "backbone/" stands in front;
+    `kind` is of BITS. Raises InputError for sizes that blocks do not divide.
     """
     found: dict[str, Any] = {}
     for name, leaf in shapes.items():
@@ -54,8 +65,9 @@ def quantized_shapes(shapes: Mapping[str, Any], bits: int) -> dict[str, Any]:
         if axis is None:
             found[name] = leaf
             continue
+        check_blocks(name, leaf.shape[axis], kind)
         for plane in PLANES:
-            shape = plane_shape(leaf.shape, axis, plane, bits)
+            shape = plane_shape(leaf.shape, axis, plane, BITS[kind])
             found[f"{name}/{plane}"] = jax.ShapeDtypeStruct(shape, DTYPES[plane])
     return found
 

@@ -118,7 +118,7 @@ def backbone_shapes(backbone: nn.Module, quantize: str = "none") -> dict[str, An
     batch = _dummy_batch(1, decodes=backbone.dims.decoder_layers > 0)
     init = lambda key: backbone.init(key, batch, method="init_all")["params"]
     shapes = flatten({"backbone": jax.eval_shape(init, jax.random.key(0))})
-    return quantized_shapes(shapes, BITS[quantize]) if quantize in BITS else shapes
+    return quantized_shapes(shapes, quantize) if quantize in BITS else shapes
 
 
 def _rngs(key, part: int):

@@ -45,8 +45,11 @@ CHAT = (
 DROPS = {"prompt.dropout": 0.1, "head.dropout": 0.1}
 
 
-def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
-    """Writes random weights with an MLM head and a tokenizer of some 150 words."""
+def make_backbone(folder: Path, family: str = "bert", seed: int = 0, **changes: int) -> Path:
+    """Writes random weights with an MLM head and a tokenizer of some 150 words.
+
+    `changes` are other sizes, of encoders.
+    """
     import torch
     import transformers
 
@@ -62,6 +65,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0) -> Path:
         intermediate_size=48, max_position_embeddings=66, type_vocab_size=2, initializer_range=0.1,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
+    sizes |= changes
     if family == "roberta":
         sizes |= dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
     if family in ("electra", "discriminator", "albert"):

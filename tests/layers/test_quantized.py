@@ -93,7 +93,7 @@ def test_every_matrix_of_a_layer_is_quantized(family):
         made = flatten({"backbone": quantize_params(weights, bits)})
         assert found == {n: (x.shape, x.dtype) for n, x in made.items()}
         assert count(made) == count(names)
-        assert quantized_shapes(names, bits).keys() == made.keys()
+        assert quantized_shapes(names, kind).keys() == made.keys()
 
 
 @functools.partial(jax.jit, static_argnums=0)

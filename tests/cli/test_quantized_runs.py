@@ -1,0 +1,157 @@
+"""Runs on a backbone that is kept as codes, from training to serving, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_run import (
+    flags,
+    jaxprompt,
+    make_backbone,
+    make_config,
+    read_lines,
+    split_scores,
+    tiny_fields,
+    train_and_export,
+)
+
+import jaxprompt as jp
+from jaxprompt.assembly.tune import run
+from jaxprompt.cli.grid import train_grid
+from jaxprompt.errors import InputError
+
+SIZES = dict(hidden_size=64, intermediate_size=64)
+LEARNS = {"train__total_steps": 60, "train__eval_steps": 20, "optim__lr": 0.1}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A BERT folder whose matrices consist of whole blocks."""
+    return make_backbone(tmp_path_factory.mktemp("whole") / "bert", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def served(whole, data, tmp_path_factory):
+    """-> config, folder and result of a run on 4 bits"""
+    folder = tmp_path_factory.mktemp("served")
+    c = make_config(whole, data, "prefix", backbone__quantize="int4", **LEARNS)
+    return c, folder / "run", run(c, str(folder / "run"))
+
+
+def test_it_learns_exports_and_predicts(whole, data, tmp_path, capsys):
+    c = make_config(whole, data, "prefix", backbone__quantize="int8", **LEARNS)
+    result, workdir, told = train_and_export(capsys, tmp_path, c)
+    assert result["test"]["accuracy"] >= 0.8 and ", weights int8-" in told
+    plain = run(make_config(whole, data, "prefix", **LEARNS), str(tmp_path / "plain"))
+    assert result["total"] == plain["total"] and result["trained"] == plain["trained"]
+    card = json.loads((workdir / "export/prompt.json").read_text())
+    assert card["backbone"]["quantize"] == "int8"
+    out = tmp_path / "out.jsonl"
+    words = [f"--workdir={workdir}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    code, _, err = jaxprompt(capsys, "predict", *words)
+    assert code == 0, err
+    lines = read_lines(out)
+    right = np.mean([line["prediction"] == line["label"] for line in lines])
+    assert right == pytest.approx(result["test"]["accuracy"])
+
+
+def test_a_prompt_is_served_on_the_codes_that_it_learned_on(served, whole, data, tmp_path, capsys):
+    c, workdir, _ = served
+    config = tmp_path / "c.json"
+    config.write_text(c.to_json())
+    assert jaxprompt(capsys, "export", f"--config={config}", f"--workdir={workdir}")[0] == 0
+    prompt = jp.load_prompt(workdir / "export")
+    rows = read_lines(data / "test.jsonl")
+    own = jp.attach(jp.load_backbone(whole, quantize="int4"), prompt)
+    found = [row["scores"] for row in jp.predict(own, rows)]
+    expected = split_scores(c, workdir, "test")
+    scores = np.array([list(row.values()) for row in found])
+    probs = np.exp(expected - expected.max(1, keepdims=True))
+    np.testing.assert_allclose(scores, probs / probs.sum(1, keepdims=True), atol=1e-5)
+    for other in ("none", "int8"):
+        with pytest.raises(InputError, match="int4-"):
+            jp.attach(jp.load_backbone(whole, quantize=other), prompt)
+
+
+def test_other_codes_are_another_run(served, capsys, tmp_path):
+    c, workdir, _ = served
+    config = tmp_path / "c.json"
+    config.write_text(c.to_json())
+    again = ["train", f"--config={config}", f"--workdir={workdir}"]
+    code, _, err = jaxprompt(capsys, *again, "--config.backbone.quantize=int8")
+    assert code == 2 and "backbone.quantize" in err
+
+
+@pytest.mark.parametrize(
+    "changes", [
+        dict(mesh__data=2, mesh__model=2), dict(mesh__data=2, mesh__fsdp=True),
+        dict(backbone__stack="unroll"), dict(backbone__remat="full"),
+    ], ids=str,
+)  # fmt: skip
+def test_it_is_the_same_run_however_it_is_laid_out(served, whole, data, tmp_path, changes):
+    c, workdir, result = served
+    other = make_config(whole, data, "prefix", backbone__quantize="int4", **LEARNS, **changes)
+    found = run(other, str(tmp_path / "run"))
+    assert found["dev"] == pytest.approx(result["dev"], abs=0.04)
+    np.testing.assert_allclose(
+        split_scores(other, tmp_path / "run"), split_scores(c, workdir), atol=0.05
+    )
+
+
+def test_a_grid_and_kept_states_give_the_same(whole, data, tmp_path):
+    fields = dict(backbone__quantize="int4", backbone__dropout=0, train__total_steps=8)
+    fields |= dict(train__eval_steps=4)
+    alone = run(make_config(whole, data, "head_only", **fields), str(tmp_path / "alone"))
+    kept = make_config(whole, data, "head_only", cache__where="host", **fields)
+    assert run(kept, str(tmp_path / "kept"))["dev"] == pytest.approx(alone["dev"], abs=0.04)
+    grid = make_config(whole, data, "head_only", runs__seeds="0,1", **fields)
+    assert train_grid(grid, str(tmp_path / "grid")) == 0
+    found = json.loads((tmp_path / "grid/seed=0/result.json").read_text())
+    assert found["dev"] == pytest.approx(alone["dev"], abs=0.04)
+
+
+def test_rows_of_the_vocabulary_start_soft_prompts(whole, data, tmp_path, capsys):
+    c = make_config(
+        whole, data, "soft", arguments=dict(start="text", text="the old cat was"),
+        backbone__quantize="int8", train__total_steps=2,
+    )  # fmt: skip
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    assert result["steps"] == 2
+    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
+    assert code == 0, err
+
+
+def test_codes_do_not_train(whole, data, tmp_path, capsys):
+    message = "backbone.quantize=int8 keeps backbone/embed/word/table as codes, which cannot train"
+    c = make_config(whole, data, "full", backbone__quantize="int8")
+    config = tmp_path / "c.json"
+    config.write_text(c.to_json())
+    code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}/run")
+    assert code == 2 and message in err and not out
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_biases_train_beside_codes_and_make_no_folder(whole, data, tmp_path, capsys):
+    c = make_config(whole, data, "bias_only", backbone__quantize="int8", train__total_steps=2)
+    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    code, _, err = jaxprompt(
+        capsys, "export", f"--config={tmp_path / 'config.json'}", f"--workdir={workdir}",
+        f"--tuned={tmp_path / 'tuned'}",
+    )  # fmt: skip
+    assert code == 2 and "backbone.quantize=int8" in err and "--tuned" in err
+
+
+def test_sizes_that_no_block_divides_are_refused(backbone, data, tmp_path, refused):
+    fields = tiny_fields(backbone, data) | {"backbone.quantize": "int8"}
+    line = refused("train", "--config=base", f"--workdir={tmp_path / 'run'}", *flags(fields))
+    assert "32 numbers, which do not divide the" in line and "backbone.quantize=none" in line
+
+
+def test_adapt_takes_floats(whole, tmp_path, refused):
+    (tmp_path / "a.txt").write_text("the old cat was near it. " * 200)
+    line = refused(
+        "adapt", "--config=configs/adapt/mlm.py", f"--workdir={tmp_path / 'run'}",
+        f"--config.backbone.path={whole}", f"--config.corpus.path={tmp_path / 'a.txt'}",
+        "--config.backbone.quantize=int8", "--config.data.max_len=32",
+    )  # fmt: skip
+    assert "adapt trains all" in line and "backbone.quantize=none" in line
