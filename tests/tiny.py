@@ -192,7 +192,8 @@ def assert_equal(found, expected):
 
 # Sizes that blocks of 32 divide, by the names of each family; of encoders the last.
 _BLOCKS = {
-    "gpt2": dict(n_embd=64, n_head=2, n_inner=128), "glm": dict(hidden_size=64, num_attention_heads=2),
+    "gpt2": dict(n_embd=64, n_head=2, n_inner=128),
+    "glm": dict(hidden_size=64, num_attention_heads=2),
     "t5": dict(d_model=32, d_kv=32, d_ff=64),
     "llama": dict(hidden_size=128, intermediate_size=64),
 }  # fmt: skip

@@ -5,11 +5,12 @@ its end the run exports the prompt once for each task, with that task's head.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records, starting_text
@@ -184,9 +185,8 @@ class SharedTuning(Work):
             )
             for name, scorer in self.scorers.items()
         ]  # fmt: skip
-        known = None if any(own is None for own in counts) else sum(counts)
         weights = from_config.start(
-            c, first._replace(model=model), self.loaded, known, self.placement
+            c, first._replace(model=model), self.loaded, _sum_counts(counts), self.placement
         )
         self.weights = weights
         self.scores = {
@@ -305,3 +305,14 @@ def _of_task(flat: Flat, name: str) -> Flat:
         elif not leaf.startswith("head/"):
             found[leaf] = value
     return found
+
+
+def _sum_counts(counts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Adds the counts of token ids of all tasks, each [up to its greatest id]. None = not asked"""
+    found = [own for own in counts if own is not None]
+    if len(found) < len(counts):
+        return None
+    total = np.zeros(max(map(len, found)), np.int64)
+    for own in found:
+        total[: len(own)] += own
+    return total

@@ -28,7 +28,11 @@ def complete(commands: Iterable[str]) -> None:
         import argcomplete
     except ImportError:
         return
-    words = shlex.split(os.environ.get("COMP_LINE", ""), posix=False)
+    line = os.environ.get("COMP_LINE", "")
+    try:
+        words = shlex.split(line, posix=False)
+    except ValueError:  # a quote that is still open
+        words = line.split()
     argcomplete.autocomplete(make_parser(commands, words[1] if len(words) > 1 else ""))
 
 

@@ -87,13 +87,13 @@ def read_artifact(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]
         raise InputError(
             f"{folder / TENSORS} is no whole safetensors file ({error}); export or copy it again"
         ) from error
-    for name, tensor in tensors.items():
-        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
-            raise InputError(f"{folder / TENSORS}: {name} holds NaN or infinity; train it again")
     if hashlib.sha256(data).hexdigest() != card["sha256"]:
         raise InputError(
             f"{folder / TENSORS} is not the file that {CARD} was written for; export both again"
         )
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+            raise InputError(f"{folder / TENSORS}: {name} holds NaN or infinity; train it again")
     return tensors, card
 
 

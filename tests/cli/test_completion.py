@@ -35,6 +35,7 @@ def offered(line: str, tmp_path) -> list[str]:
         ("jaxprompt train --config.optim.l", {"--config.optim.lr", "--config.optim.lr_head"}),
         ("jaxprompt train --config.backbone.dtype ", {"float32", "bfloat16"}),
         ("jaxprompt predict --on", {"--on-error"}),
+        ('jaxprompt predict --text="a --on', set()),  # of an open quote nothing is known
     ],
 )
 def test_what_is_offered(line, some, tmp_path):

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 from test_token_heads import tagged
-from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
+from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
 from jaxprompt.assembly.load_config import load_config
-from jaxprompt.assembly.shared_tuning import SharedTuning
+from jaxprompt.assembly.shared_tuning import SharedTuning, _sum_counts
 from jaxprompt.convert.artifact import read_artifact
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
@@ -94,6 +94,24 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     assert code == 2 and "give one of beasts, tags, topics in that folder" in err, err
     again = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
     assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
+
+
+def test_soft_tokens_start_from_the_words_of_all_tasks(backbone, folder, tmp_path, capsys):
+    soft = {"prompt.name": "soft", "train.total_epochs": 0, "train.total_steps": 3}
+    named = ",".join(str(folder / f"{name}.json") for name in ("topics", "tags"))
+    words = [f"--config.{name}={value}" for name, value in (SHORT | soft).items()]
+    words += ["--config.prompt.start=task", "--config.prompt.length=3"]
+    code, _, err = jaxprompt(
+        capsys, "train", f"--config={ROOT / 'configs/base.py'}", f"--workdir={tmp_path / 'run'}",
+        f"--config.backbone.path={backbone}", f"--config.shared.tasks={named}", *words,
+    )  # fmt: skip
+    assert code == 0, err
+
+
+def test_counts_of_tasks_add_up():
+    counts = [np.array([1, 2]), np.array([0, 3, 0, 5])]
+    np.testing.assert_array_equal(_sum_counts(counts), [1, 5, 0, 5])
+    assert _sum_counts([None, counts[0]]) is None
 
 
 def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
