@@ -137,7 +137,7 @@ def open_training(c, rows: int | None):
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     splits = from_config.encode_splits(scorer, examples)
     backbone, loaded = load_weights(backbone, placement)
-    scorer = scorer.with_backbone(backbone).knowing(splits["train"])
+    scorer = scorer.with_backbone(backbone).with_vocabulary_of(splits["train"])
     weights = from_config.start(c, scorer, loaded, splits["train"], placement)
     batches = from_config.train_batches(c, scorer, splits["train"])
     per_epoch = batches.steps_per_epoch
