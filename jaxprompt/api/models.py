@@ -10,7 +10,7 @@ import jax
 from jaxprompt.api.banks import BankedModel, attach_several
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
-from jaxprompt.assembly.adapters import card_of_adopted
+from jaxprompt.assembly.adapters import Adopted, card_of_adopted
 from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, make_config, writing
 from jaxprompt.assembly.demonstrations import with_encoder
@@ -59,7 +59,7 @@ class PromptedModel:
 
 
 def attach(
-    backbone: LoadedBackbone, prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt], *,
+    backbone: LoadedBackbone, prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None, *,
     task: str | Mapping[str, Any] | None = None, head: Choice | None = None, batch: int = 64,
     force: bool = False, sentence_encoder: str = "", pretrained: str = "", by: str = "prompt",
     **fields: Any,
@@ -69,9 +69,10 @@ def attach(
     Args:
         backbone: what `load_backbone` gives. Several prompts may share it.
         prompt: what `train` or `load_prompt` gives. Several of them, each of its own task, answer
-            rows in shared batches; a list names them by their folders, a dict by its keys.
-        task, head, **fields: for a PEFT adapter or an .npy array, which say nothing of their task:
-            as in `train`. Of an export the card says all.
+            rows in shared batches; a list names them by their folders, a dict by its keys. None is
+            the backbone by itself, zero-shot.
+        task, head, **fields: for a PEFT adapter, an .npy array or None, which say nothing of their
+            task: as in `train`. Of an export the card says all.
         batch: how many examples are computed at once.
         force: takes a backbone of other weights than the prompt was learned on.
         sentence_encoder: what compares sentences to choose demonstrations, if not where the card
@@ -81,6 +82,8 @@ def attach(
 
     Raises InputError where the two do not fit.
     """
+    if prompt is None:
+        prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
     if not isinstance(prompt, Prompt):
         if task is not None or head is not None or fields or sentence_encoder or pretrained:
             raise InputError(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import jaxprompt, make_backbone, read_lines, write_rows
+from tiny_run import ROOT, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
 from jaxprompt.training.evaluation import scoring_step
@@ -170,6 +170,27 @@ def test_soft_tokens_of_an_array_stand_in_front(backbone, folder, texts, tmp_pat
 
 def refused(*told):
     return pytest.raises(jp.InputError, match=".*".join(told))
+
+
+def test_none_is_the_backbone_by_itself(backbone, folder, rows, tmp_path, capsys):
+    names = ("beast", "food", "tool")
+    task = jp.task("text", labels=names, words=names, template="{text} about [mask] .")
+    model = jp.attach(backbone, None, task=task, head=jp.verbalizer(), max_len=24, multiple=24)
+    write_rows(tmp_path / "dev.jsonl", rows[1])
+    fields = {
+        "backbone.path": folder, "data.source": tmp_path, "task.name": "custom",
+        "task.fields": "text", "task.labels": ",".join(names), "task.words": ",".join(names),
+        "task.template": "{text} about [mask] .", "data.max_len": 24,
+    }  # fmt: skip
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    where = f"--config={ROOT / 'configs/base.py'}:zero_shot"
+    code, out, err = jaxprompt(capsys, "evaluate", where, "--split=dev", *words)
+    assert code == 0, err
+    found = jp.evaluate(model, rows[1])
+    assert found["accuracy"] == pytest.approx(json.loads(out)["accuracy"])
+    assert model.params.keys() == {"backbone"}
+    with pytest.raises(jp.InputError, match="a backbone by itself.*give task="):
+        jp.attach(backbone, None)
 
 
 def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_path):
