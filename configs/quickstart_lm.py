@@ -1,7 +1,7 @@
 """The six-topic set on SmolLM2, a language model of 135 M parameters that pip can fetch.
 
-The argument is prefix or zero_shot: `--config=configs/quickstart_lm.py:zero_shot`. Classes are words
-that the model would write next; the frozen matrices stay as the file's own codes.
+The argument is prefix or zero_shot: `--config=configs/quickstart_lm.py:zero_shot`. Classes are
+words that the model would write next; the frozen matrices stay as the file's own codes.
 """
 
 from configs.base import get_config as base

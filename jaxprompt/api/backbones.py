@@ -14,7 +14,7 @@ def load_backbone(path: str, *, mesh: tuple[int, int] = (1, 1), **fields: Any) -
     """Loads the weights of a pre-trained model onto the devices.
 
     Args:
-        path: a folder of save_pretrained, a hub id, or pkg:PACKAGE/FOLDER.
+        path: a folder of save_pretrained, a .gguf file, a hub id, or pkg:PACKAGE/FOLDER.
         mesh: the devices that it lies on, data x model; -1 takes the rest.
         **fields: of the config's block `backbone`: dtype="bfloat16", remat="full", dropout=0.0,
             revision="main" and so on, as docs/config.md lists them.

@@ -159,7 +159,9 @@ def family_of(model_type: str) -> str:
 def open_backbone(block: Mapping[str, Any]) -> Backbone:
     """Finds a backbone and reads its config and the names of its heads."""
     if not block["path"]:
-        raise InputError("backbone.path is empty; give a folder, a hub id or pkg:PACKAGE/FOLDER")
+        raise InputError(
+            "backbone.path is empty; give a folder, a .gguf file, a hub id or pkg:PACKAGE/FOLDER"
+        )
     check_fields(block, "backbone")
     where = folder.resolve(block["path"], block["revision"] or None)
     return shape_backbone(block, where, folder.read_config(where))

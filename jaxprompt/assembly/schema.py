@@ -36,7 +36,7 @@ FIELDS = Block(
     seed=whole(0, "train seed: initial values, order of examples, dropout", SEED),
     backbone=Block(
         "the frozen model",
-        path=path("", "folder of save_pretrained, hub id, or pkg:PACKAGE/FOLDER"),
+        path=path("", "folder of save_pretrained, .gguf file, hub id, or pkg:PACKAGE/FOLDER"),
         revision=text("", "of a hub id"),
         init=path("", "adapt: a config.json whose weights are drawn; `path` gives the tokenizer"),
         family=word("", Words("backbones", "families"), 'empty = model_type of config.json'),

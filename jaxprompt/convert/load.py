@@ -19,11 +19,14 @@ from jaxprompt.convert.shapes import (
 from jaxprompt.convert.tensor_reader import Filler, digest
 from jaxprompt.convert.tensors import IGNORED, Family, Tensor
 from jaxprompt.convert.weights import FLOATS, Weights, open_weights
+from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.layers.quantized import BITS, check_blocks, input_axis
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import unflatten
 
+_COMPLETE = "give a complete checkpoint whose config.json belongs to it."
+_ANEW = "the file is damaged, or of a kind that is not known: fetch it anew, or give another."
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -140,7 +143,7 @@ class _Names:
 
     def __init__(self, weights: Weights, family: Family, inner: int = 1):
         self.family, self.weights, self.inner = family, weights, inner
-        self.folder = weights.folder
+        self.folder, self.is_gguf = weights.folder, is_gguf(weights.folder)
         self.names = set(weights.names())
         # A bare model is saved without the prefix, a model with a head with it.
         prefixed = any(name.startswith(family.prefix) for name in self.names)
@@ -172,8 +175,7 @@ class _Names:
         if lost:
             raise InputError(
                 f"{self.folder} lacks {len(lost)} of the needed tensors: {', '.join(lost[:5])}"
-                f"{', ...' if len(lost) > 5 else ''}; give a complete checkpoint whose config.json "
-                "belongs to it."
+                f"{', ...' if len(lost) > 5 else ''}; " + (_ANEW if self.is_gguf else _COMPLETE)
             )
 
     def checked(self, tensor: Tensor, sizes: Mapping[str, int]) -> list[str]:
@@ -184,7 +186,8 @@ class _Names:
             if self.weights.shape(name) != shape:
                 raise InputError(
                     f"{name} in {self.folder} has shape {list(self.weights.shape(name))}, "
-                    f"config.json says {list(shape)}; give the config.json of these weights."
+                    f"{'its metadata' if self.is_gguf else 'config.json'} says {list(shape)}; "
+                    + (_ANEW if self.is_gguf else "give the config.json of these weights.")
                 )
             if self.weights.dtype(name) not in FLOATS:
                 raise InputError(

@@ -8,6 +8,7 @@ import pytest
 
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.gguf import _quantized
+from jaxprompt.convert.load import load_backbone
 from jaxprompt.convert.weights import open_weights
 from jaxprompt.data.gguf_header import read_header
 from jaxprompt.errors import InputError
@@ -125,3 +126,35 @@ def test_one_of_several_files(tmp_path):
     path = write_model(tmp_path / "model.gguf", make_model("llama"), "llama", more=more)
     with pytest.raises(InputError, match="is one of 3 files of a model; join them"):
         open_it(path)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ((48, 32), r"has shape \[48, 32\], its metadata says \[64, 32\]; the file is damaged"),
+        (None, r"lacks 1 of the needed tensors: model.layers.1.mlp.gate_proj.weight; the file is"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_the_metadata_is_named(given, message, tmp_path):
+    model = make_model("llama", intermediate_size=64)
+    path = write_model(tmp_path / "whole.gguf", model, "llama")
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            value = field.contents()
+            if isinstance(value, list):
+                writer.add_array(name, value)
+            else:
+                writer.add_key_value(name, value, field.types[0])
+    for tensor in reader.tensors:
+        data = np.array(tensor.data)
+        if tensor.name == "blk.1.ffn_gate.weight":
+            if given is None:
+                continue
+            data = np.zeros(given, np.float32)
+        writer.add_tensor(tensor.name, data)
+    finish(writer, tmp_path / "other.gguf")
+    with pytest.raises(InputError, match=message):
+        path = tmp_path / "other.gguf"
+        load_backbone(path, "llama", read_config(path))
