@@ -20,7 +20,9 @@ from jaxprompt.layers.quantized import (
     quantized_shapes,
     restore,
 )
+from jaxprompt.models.generation import generate
 from jaxprompt.models.model import Model, backbone_shapes
+from jaxprompt.models.prompt_attention import attend_prompt
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.tree import count, flatten
@@ -167,3 +169,27 @@ def test_what_is_quantized_has_no_gradient():
         jax.grad(lambda s: dequantize(table.codes, s, table.minimum, jnp.float32).sum())(
             jnp.float32(table.scale)
         )
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_attention_is_looked_at_through_codes(family):
+    model, codes, numbers = make_both(family, 8)
+    prompt = model.prompt
+    batch = make_batch(slots=prompt.num_slots(), shift=prompt.position_shift(), family=family)
+    found, expected = (attend_prompt(model, p, batch) for p in (codes, numbers))
+    assert found.keys() == {"encoder"}
+    assert_close(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "glm", "llama"])
+def test_texts_are_written_through_codes(family):
+    model, codes, numbers = make_both(family, 4)
+    prompt = model.prompt
+    batch = make_batch(
+        rows=4, slots=prompt.num_slots(), shift=prompt.position_shift(), family=family,
+        decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
+    )  # fmt: skip
+    write = jax.jit(lambda p: generate(model, p, batch, max_new=6, eos=1, pad=0, beams=2))
+    found, expected = write(codes), write(numbers)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)

@@ -114,7 +114,7 @@ def test_soft_tokens_draw_what_transformers_says(bert):
 FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
 def test_layers_without_a_prefix_give_it_nothing(family):
     model, params = build(family, "prefix", layers="2-2", **FIELDS.get(family, {}))
     found = measure(model, params, make_batch(rows=4, shift=LENGTH, family=family))
@@ -124,10 +124,11 @@ def test_layers_without_a_prefix_give_it_nothing(family):
         assert found["decoder"].tokens.shape == found["cross"].tokens.shape == (4, 3, 2)
         assert np.isnan(found["encoder"].read).all() and found["cross"].read.min() > 0
     else:
-        assert set(found) == {"encoder"} and found["encoder"].read.shape == (4, 2, 2)
+        heads = 4 if family == "llama" else 2
+        assert set(found) == {"encoder"} and found["encoder"].read.shape == (4, 2, heads)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
 def test_a_prompt_whose_keys_are_all_the_same_draws_its_share(family):
     """Where queries are 0 every key that is seen has the same probability."""
     model, params = build(family, "soft", **({"decoder": 2} if family == "t5" else {}))
