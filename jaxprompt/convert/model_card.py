@@ -21,7 +21,7 @@ def write_model_card(folder: str | Path, card: Mapping[str, Any], name: str = ""
     code = [
         "import jaxprompt as jp",
         "",
-        f"backbone = jp.load_backbone({card['backbone']['id']!r})",
+        f"backbone = jp.load_backbone({_backbone_of(card['backbone'])})",
         f"model = jp.attach(backbone, jp.load_prompt({place!r}))",
         'print(jp.predict(model, ["a text"]))',
     ]
@@ -36,8 +36,26 @@ def write_peft_card(folder: str | Path, card: Mapping[str, Any]) -> Path:
     task_type = read_json(Path(folder) / "adapter_config.json", "a PEFT folder")["task_type"]
     auto, labels = _AUTO[task_type], card["task"]["labels"]
     given = f", id2label={dict(enumerate(labels))!r}" if task_type == "SEQ_CLS" else ""
-    call = f"{auto}.from_pretrained({str(folder)!r}{given})"
-    return _write(folder, card, "peft", [f"from peft import {auto}", "", f"model = {call}"])
+    known = card["backbone"]["id"]
+    if not (known.startswith("pkg:") or known.endswith(".gguf")):
+        call = f"{auto}.from_pretrained({str(folder)!r}{given})"
+        return _write(folder, card, "peft", [f"from peft import {auto}", "", f"model = {call}"])
+    # What transformers does not find by this name has to be a folder first.
+    plain = auto.replace("Peft", "").replace("ForFeatureExtraction", "")
+    code = [
+        f"# python -m jaxprompt convert --backbone={known} --output=base",
+        "from peft import PeftModel", f"from transformers import {plain}", "",
+        f'base = {plain}.from_pretrained("base"{given})',
+        f"model = PeftModel.from_pretrained(base, {str(folder)!r})",
+    ]  # fmt: skip
+    return _write(folder, card, "peft", code)
+
+
+def _backbone_of(known: Mapping[str, Any]) -> str:
+    """Writes the arguments of `load_backbone`: the id, and what is not as by default."""
+    usual = {"revision": "", "rescale": 1.0, "quantize": "none"}
+    more = (f", {n}={known[n]!r}" for n, value in usual.items() if known.get(n, value) != value)
+    return repr(known["id"]) + "".join(more)
 
 
 def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list[str]) -> Path:

