@@ -14,6 +14,7 @@ from jaxprompt.types import Prefix
 
 STACKS = ("unroll", "scan")
 REMATS = ("none", "dots", "full")
+WATCHED = "watched"  # of cfg.remat, for who takes values out of the layers and no gradient
 
 
 def init_stack(layer: nn.Module, length: int, *example: Any) -> Callable[[jax.Array], Any]:
@@ -87,7 +88,8 @@ def run_stack(
 
     # Even without remat: else the weights of every layer, read, gathered or dequantized, would be
     # kept for the backward pass.
-    if remat != "none" or in_place or sharding.gathers() or has_quantized(params):
+    again = remat != "none" or in_place or sharding.gathers() or has_quantized(params)
+    if again and remat != WATCHED:
         # Merging of common subexpressions would undo the recomputation, except in a loop's body.
         apply = jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=stack == "unroll")
     found = []

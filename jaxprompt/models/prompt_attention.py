@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.attention import Attention
-from jaxprompt.layers.quantized import restore
+from jaxprompt.layers.stack import WATCHED
 from jaxprompt.models.model import Model, Params, place
 from jaxprompt.types import Batch, Injection, Stream, Tokens
 
@@ -55,11 +55,10 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
         return next_call(*args, **kwargs)
 
     # Unrolled and never recomputed, so that what a layer gives besides can leave it.
-    cfg = dataclasses.replace(model.backbone.cfg, stack="unroll", remat="none")
-    whole = restore(params["backbone"], cfg.dtype)
+    cfg = dataclasses.replace(model.backbone.cfg, stack="unroll", remat=WATCHED)
     with nn.intercept_methods(watch):
         model.backbone.clone(cfg=cfg).apply(
-            {"params": whole}, batch, _everywhere(injection), deterministic=True
+            {"params": params["backbone"]}, batch, _everywhere(injection), deterministic=True
         )
     return _sort(model, batch, injection, calls)
 

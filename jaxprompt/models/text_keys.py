@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.layers.attention import Attention
+from jaxprompt.layers.stack import WATCHED
 from jaxprompt.types import Batch, Injection, Role, Tokens
 
 
@@ -18,7 +19,7 @@ def text_keys(backbone: nn.Module, params: Any, ids: jax.Array) -> dict[str, tup
     its decoder attends to in itself, "cross" what it attends to in the encoder's output.
     """
     # Layers run one by one, so that each projection is seen once, in order.
-    cfg = dataclasses.replace(backbone.cfg, stack="unroll", remat="none")
+    cfg = dataclasses.replace(backbone.cfg, stack="unroll", remat=WATCHED)
     found = []
 
     def keep(call, args, kwargs, context):

@@ -23,6 +23,7 @@ from jaxprompt.layers.quantized import (
 from jaxprompt.models.generation import generate
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.models.prompt_attention import attend_prompt
+from jaxprompt.models.text_keys import text_keys
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.tree import count, flatten
@@ -210,3 +211,11 @@ def test_texts_are_written_through_codes(family):
     found, expected = write(codes), write(numbers)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_prefix_starts_from_a_text_read_through_codes(family):
+    model, codes, numbers = make_both(family, 4)
+    read = jax.jit(functools.partial(text_keys, model.backbone))
+    found, expected = (read(p["backbone"], np.arange(5, 9)) for p in (codes, numbers))
+    assert_close(found, expected, 1e-6)
