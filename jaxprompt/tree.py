@@ -46,7 +46,9 @@ def trainable_mask(params: Mapping[str, Any], patterns: Sequence[str]) -> dict[s
     hits: set[str] = set()
     for pattern in patterns:
         try:
-            found = [name for name in names if re.fullmatch(pattern, name)]
+            # A quantized parameter is meant by its own name, and refused by who divides the tree.
+            found = [n for n in names if re.fullmatch(pattern, PLANE.sub(r"\1", n))]
+            found = found or [n for n in names if re.fullmatch(pattern, n)]
         except re.error as e:
             raise InputError(f"trainable pattern {pattern!r} is no regular expression: {e}") from e
         if not found:

@@ -134,7 +134,7 @@ def make_model(case: Case):
     hf = CONFIGS[case.family] | _SIZES.get(case.family, _ENCODER)
     hf |= KINDS.get(case.kind, {})
     if case.quantize != "none":
-        hf |= block_sizes(case.family)
+        hf |= block_sizes(case.family) | (dict(head_dim=32) if case.kind else {})
     make = lambda hf, heads: make_backbone(
         "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
         stack="scan", dropout=case.dropout, attention=case.attention,

@@ -25,6 +25,7 @@ COUNTS |= {"data": 900, "corpus": 200}
 BLOCK = dict(
     path="", revision="", init="", family="", dtype="float32", stack="scan", remat="none",
     attention="auto", dropout=None, sentinel="<extra_id_{}>", rescale=1.0,
+    quantize="none",
 )  # fmt: skip
 FILE = "model.safetensors"
 

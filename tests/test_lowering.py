@@ -177,7 +177,10 @@ CODES = [
         ("modernbert", "train", "prefix", 5, MESHES[1], H100, "int4"),
         ("deberta_v2", "train", "prefix", 5, MESHES[0], TPU, "int8"),
     )
-]
+] + [
+    Case("llama", "train", "soft", 5, 27, mesh=MESHES[1], target=H100, quantize="int8",
+         kind="gemma2"),
+]  # fmt: skip
 LONG = [
     Case(family, work, method, length, 512, mesh=mesh, target=TPU)
     for family, work, method, length, mesh in (

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxprompt.assembly.from_config import check_mesh
 from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
 from jaxprompt.assembly.schema import check_fields, make_defaults
 from jaxprompt.errors import InputError, nearest
@@ -32,4 +33,5 @@ def load_backbone(path: str, *, mesh: tuple[int, int] = (1, 1), **fields: Any) -
     check_fields(block, "backbone")
     opened = open_backbone(block)
     placement = make_placement(*mesh)
+    check_mesh(placement, opened.module, quantize=opened.block["quantize"])
     return LoadedBackbone(*load_weights(opened, placement), placement)

@@ -82,8 +82,9 @@ def attach(
 
     Raises InputError where the two do not fit.
     """
-    if prompt is None:
+    if bare := prompt is None:
         prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
+        head = head or Choice("head", "verbalizer", {})
     if not isinstance(prompt, Prompt):
         if task is not None or head is not None or fields or sentence_encoder or pretrained:
             raise InputError(
@@ -120,7 +121,15 @@ def attach(
     opened = backbone.backbone._replace(block={**held, "sentinel": known["sentinel"]})
     scorer = scorer_of_card(opened, card, batch).with_backbone(opened)
     tensors = with_base(prompt.path, prompt.tensors, card, scorer, pretrained)
-    params = join(prompt.path, tensors, scorer, backbone)
+    try:
+        params = join(prompt.path, tensors, scorer, backbone)
+    except InputError as error:
+        if not bare:
+            raise
+        raise InputError(
+            f"head {card['head']['name']} has numbers that must be trained, and a backbone by "
+            "itself has none of them; give head=jp.verbalizer(), or train a prompt"
+        ) from error
     return PromptedModel(scorer, params, prompt, backbone.placement)
 
 

@@ -33,7 +33,7 @@ from jaxprompt.types import Dims
 
 # What the blocks of a card hold that are read here.
 _NEEDED = {
-    "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale", "quantize"),
+    "backbone": ("id", "revision", "fingerprint", "sentinel", "rescale"),
     "prompt": ("name",),
     "head": ("name",),
     "layout": (
@@ -157,6 +157,7 @@ def read_export(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         if lost:
             raise InputError(f"{path}: the card lacks {block}.{lost[0]}; export the prompt again")
     check_card(path, card)
+    card["backbone"].setdefault("quantize", "none")  # before there were codes
     return tensors, card
 
 

@@ -77,7 +77,7 @@ class Backbone(nn.Module):
         """Tells methods and heads what they may know of this backbone."""
         c = self.cfg
         head_dim = c.width // c.heads
-        # The table has a row more than transformers' max_sequence_length.
+        # The table has a row more than the config's max_sequence_length.
         return Dims(c.vocab, c.width, c.width, c.layers, c.heads, head_dim, c.positions - 1)
 
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):

@@ -40,7 +40,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
-from jaxprompt.layers.quantized import restore_at
+from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
@@ -285,7 +285,12 @@ class Backbone(Decoder):
     def words(self):
         """Returns the words as they enter the first layer. -> [V, H]"""
         table, scale = self.embed.word.table, self.cfg.embed_scale
-        return table if scale == 1.0 else table * jnp.asarray(scale, table.dtype)
+        if scale == 1.0:
+            return table
+        # A quantized table is multiplied as it is looked up.
+        return table * (
+            scale if isinstance(table, QuantizedTable) else jnp.asarray(scale, table.dtype)
+        )
 
     def lm_table(self):
         """Returns the output table and no bias, save that of padding. -> [V, H], None or [V]"""

@@ -45,7 +45,6 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.inspection_report import list_instances, list_words, write_report
     from jaxprompt.training.pictures import need_matplotlib
 
-    # Before any work is done.
     need_matplotlib("inspect")
     asked = Asked(args.split, _read_steps(args.steps), args.top, args.examples, args.instances)
     found = inspect(c, args.workdir, asked, _say)

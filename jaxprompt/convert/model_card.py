@@ -54,7 +54,7 @@ def write_peft_card(folder: str | Path, card: Mapping[str, Any]) -> Path:
 def _backbone_of(known: Mapping[str, Any]) -> str:
     """Writes the arguments of `load_backbone`: the id, and what is not as by default."""
     usual = {"revision": "", "rescale": 1.0, "quantize": "none"}
-    more = (f", {n}={known[n]!r}" for n, value in usual.items() if known.get(n, value) != value)
+    more = (f", {n}={known[n]!r}" for n, x in usual.items() if (known.get(n) or x) != x)
     return repr(known["id"]) + "".join(more)
 
 
@@ -75,6 +75,11 @@ def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list
         f"`{known['fingerprint'][:12]}`, with seed {card['seed']}. Its template is "
         f"`{card['template']}`.", "",
     ]  # fmt: skip
+    if library == "peft" and known.get("quantize", "none") != "none":
+        lines += [
+            f"It was learned on {known['quantize']} codes of these weights, and PEFT multiplies "
+            "the weights themselves: scores differ a little.", "",
+        ]  # fmt: skip
     if task["labels"]:
         lines += [f"Labels: {', '.join(task['labels'])}.", ""]
     if scores:

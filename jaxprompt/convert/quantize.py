@@ -25,17 +25,21 @@ class Planes(NamedTuple):
 def quantize(numbers: np.ndarray, bits: int) -> Planes:
     """Quantizes rows whose length the size of a block divides.
 
-    The least number of a block has code 0 and the greatest the highest code; both are exact but
-    for the rounding of minimum and scale to float16, so that no number moves by more than half a
-    step and 1/1000 of the block's range. Raises ValueError where a number exceeds float16.
+    The least number of a block has code 0 and the greatest the highest code. No number moves by
+    more than half a step and 2^-10 of the block's greatest magnitude, which is what rounding
+    minimum and scale to float16 takes. Raises ValueError for a number above half of float16's
+    greatest.
     """
     rows, columns = numbers.shape
     blocks = numbers.astype(np.float32, copy=False).reshape(rows, columns // BLOCK, BLOCK)
     low, high = blocks.min(-1), blocks.max(-1)
     if max(np.abs(low).max(initial=0.0), np.abs(high).max(initial=0.0)) > _LIMIT / 2:
-        raise ValueError("numbers that float16 does not hold")
+        raise ValueError(f"numbers above {_LIMIT / 2:,.0f}, too large for float16")
     levels = 2**bits - 1
     minimum = low.astype(np.float16)
+    # Never above the numbers: a step below 0 would leave one code to all of them.
+    above = minimum > low
+    minimum[above] = np.nextafter(minimum[above], np.float16(-np.inf))
     scale = ((high - minimum.astype(np.float32)) / levels).astype(np.float16)
     wide = scale.astype(np.float32)[..., None]
     # A scale of 0: the block is constant, or its range is below what float16 tells apart.

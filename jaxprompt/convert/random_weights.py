@@ -61,7 +61,6 @@ class Draw(NamedTuple):
         if tensor.path == "embed/word/table":
             return factor
         inputs = tensor.file_axes[-1] if tensor.transposed else "H"
-        # The inputs are the last axis in the file where a kernel is transposed.
         scale = math.prod(self.sizes[axis] for axis in inputs)
         if "/query/" in tensor.path:
             scale *= self.sizes["D"]

@@ -312,8 +312,8 @@ class Filler:
             return quantize(block.T, self.bits).T
         except ValueError as error:
             raise InputError(
-                f"{name} in {self.weights.file(name)} has {error}, in which "
-                f"backbone.quantize={self.quantize} keeps the bounds of blocks; take "
+                f"{name} in {self.weights.file(name)} has {error}, which "
+                f"backbone.quantize={self.quantize} keeps of each block; take "
                 "backbone.quantize=none"
             ) from error
 

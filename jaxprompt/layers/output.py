@@ -96,14 +96,17 @@ def _run(features, table, bias, targets, chances, cap):
 def _forward(cap, *args):
     features, table, bias, targets, chances = jax.tree.map(lambda x: x.value, args)
     found, norms = _run(features, table, bias, targets, chances, cap)
-    # Of a frozen table no gradient is summed up, which takes as much room in float32.
-    trains = any(x.perturbed for x in jax.tree.leaves(args[1:3]))
-    # What is kept must be arrays: an empty one says yes.
-    return found, (features, table, bias, targets, norms, jnp.zeros(0) if trains else None)
+    # Of a frozen table no gradient is summed up, which takes as much room in float32, and one that
+    # is quantized has none. What is kept must be arrays: an empty one says yes.
+    trains = [
+        jnp.zeros(0) if any(x.perturbed for x in jax.tree.leaves(own)) else None
+        for own in args[1:3]
+    ]
+    return found, (features, table, bias, targets, norms, trains)
 
 
 def _backward(cap, kept, given):
-    features, table, bias, targets, norms, trains = kept
+    features, table, bias, targets, norms, (table_trains, bias_trains) = kept
     devices, (vocab, width) = features.shape[1], table.shape
     narrow, slopes = table.astype(features.dtype), given[0]
     # A loss may read `hit` or `drawn` alone, which have no gradient.
@@ -122,23 +125,24 @@ def _backward(cap, kept, given):
         # The products of the backward pass are in the type of the forward one, and sum in float32.
         g = through.astype(x.dtype)
         dx = jnp.einsum("drv,vx->drx", g, narrow, preferred_element_type=jnp.float32)
-        if sums is not None:
-            # Summed over the devices once, behind the loop.
-            dtable = jnp.einsum("drv,drx->dvx", g, x, preferred_element_type=jnp.float32)
-            sums = sums[0] + dtable, sums[1] + wide.sum(1)
-        return sums, dx.astype(x.dtype)
+        # Summed over the devices once, behind the loop.
+        dtable, dbias = sums
+        if dtable is not None:
+            more = jnp.einsum("drv,drx->dvx", g, x, preferred_element_type=jnp.float32)
+            dtable = dtable + more
+        if dbias is not None:
+            dbias = dbias + wide.sum(1)
+        return (dtable, dbias), dx.astype(x.dtype)
 
-    zeros = None
-    if trains is not None:
-        zeros = (
-            constrain(jnp.zeros((devices, vocab, width)), "act_batch", "act_vocab", None),
-            constrain(jnp.zeros((devices, vocab)), "act_batch", "act_vocab"),
-        )
-    sums, dx = jax.lax.scan(one, zeros, (features, targets, norms, slopes))
-    if sums is None:
-        return dx, None, None, None, None
-    dbias = None if bias is None else sums[1].sum(0).astype(bias.dtype)
-    return dx, sums[0].sum(0).astype(table.dtype), dbias, None, None
+    dtable = dbias = None
+    if table_trains is not None:
+        dtable = constrain(jnp.zeros((devices, vocab, width)), "act_batch", "act_vocab", None)
+    if bias_trains is not None:
+        dbias = constrain(jnp.zeros((devices, vocab)), "act_batch", "act_vocab")
+    (dtable, dbias), dx = jax.lax.scan(one, (dtable, dbias), (features, targets, norms, slopes))
+    dtable = None if dtable is None else dtable.sum(0).astype(table.dtype)
+    dbias = None if dbias is None else dbias.sum(0).astype(bias.dtype)
+    return dx, dtable, dbias, None, None
 
 
 def _logits(x, table, bias, cap):

@@ -45,11 +45,11 @@ def plane_shape(shape: tuple[int, ...], axis: int, plane: str, bits: int) -> tup
 
 
 def check_blocks(name: str, size: int, kind: str) -> None:
-    """Raises InputError where blocks do not divide what the product of a parameter sums over."""
+    """Raises InputError where blocks do not divide the axis along which a parameter is coded."""
     if size % BLOCK:
         raise InputError(
             f"backbone.quantize={kind} codes blocks of {BLOCK} numbers, which do not divide the "
-            f"{size} that the product of {name} sums over; take backbone.quantize=none"
+            f"{size} of the last input axis of {name}; take backbone.quantize=none"
         )
 
 
@@ -96,7 +96,8 @@ def restore(params: Any, dtype: Any) -> Any:
 def restore_at(params: Any, x: Any) -> Any:
     """Turns the quantized leaves of one layer into numbers of x's dtype, not before x is there.
 
-    Else a compiler might do so once in front of a loop over tokens, for all layers together.
+    Else a compiler might do so once in front of a loop over tokens, for all layers together. No
+    gradient goes through it.
     """
     if not has_quantized(params):
         return params
@@ -151,6 +152,7 @@ class QuantizedTable:
     scale: Any
     minimum: Any
     dtype: Any = dataclasses.field(metadata=dict(static=True))  # of what is looked up
+    factor: float = dataclasses.field(default=1.0, metadata=dict(static=True))  # of every number
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,11 +164,20 @@ class QuantizedTable:
 
     def __getitem__(self, ids):
         """Looks rows up. int [...] -> [..., E]"""
-        return dequantize(self.codes[ids], self.scale[ids], self.minimum[ids], self.dtype)
+        rows = self.codes[ids], self.scale[ids], self.minimum[ids]
+        return self._multiply(dequantize(*rows, self.dtype))
 
     def astype(self, dtype):
         """Gives the whole table. -> [V, E]"""
-        return dequantize(self.codes, self.scale, self.minimum, dtype)
+        return self._multiply(dequantize(self.codes, self.scale, self.minimum, dtype))
+
+    def __mul__(self, factor: float) -> "QuantizedTable":
+        """Gives the table of numbers that are multiplied when they are looked up."""
+        return dataclasses.replace(self, factor=self.factor * factor)
+
+    def _multiply(self, x):
+        # Not the scales of blocks: they are float16, and would be rounded once more.
+        return x if self.factor == 1.0 else x * jnp.asarray(self.factor, x.dtype)
 
 
 def as_table(table: Any, dtype: Any) -> Any:

@@ -209,6 +209,7 @@ def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
             if axis and size % sizes[axis]:
                 fits = [n for n in range(1, size + 1) if size % n == 0 and n <= 2 * sizes[axis]]
                 cure = f"take {' or '.join(map(str, fits))}"
+                cure += ", or backbone.quantize=none" * (PLANE.search(name) is not None)
                 cure += ", or mesh.fsdp=False" * (axis == DATA)
                 raise InputError(
                     f"mesh.{axis}={sizes[axis]} does not divide the {size} of "

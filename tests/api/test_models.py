@@ -191,6 +191,10 @@ def test_none_is_the_backbone_by_itself(backbone, folder, rows, tmp_path, capsys
     assert model.params.keys() == {"backbone"}
     with pytest.raises(jp.InputError, match="a backbone by itself.*give task="):
         jp.attach(backbone, None)
+    with pytest.raises(jp.InputError, match="head linear has numbers that must be trained"):
+        jp.attach(backbone, None, task=task, head=jp.linear(), max_len=24)
+    alike = jp.attach(backbone, None, task=task, max_len=24, multiple=24)
+    assert jp.predict(alike, rows[1]) == jp.predict(model, rows[1])
 
 
 def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_path):

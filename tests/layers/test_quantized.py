@@ -11,6 +11,7 @@ from tiny import assert_close, make_batch, make_params, make_quantizable, quanti
 from jaxprompt.backbones import families
 from jaxprompt.convert.quantize import quantize
 from jaxprompt.heads import linear
+from jaxprompt.layers.output import score_targets
 from jaxprompt.layers.quantized import (
     BITS,
     BLOCK,
@@ -73,8 +74,17 @@ def test_a_table_is_looked_up_as_an_array():
     np.testing.assert_array_equal(table[ids], whole[ids])
 
 
+# A Llama whose embeddings are scaled, and whose local layers see a window.
+GEMMA = dict(
+    model_type="gemma2", head_dim=32, sliding_window=4, query_pre_attn_scalar=32,
+    hidden_activation="gelu_pytorch_tanh",
+)  # fmt: skip
+
+
 def make_both(family, bits, **how):
     """-> model, its params quantized, and the same as numbers"""
+    if family == "gemma":
+        family, how = "llama", how | GEMMA
     backbone, weights = make_quantizable(family, **how)
     codes = quantize_params(weights, bits)
     prompt = make_prompt("compose", backbone.dims, parts="soft(length=2)+prefix(length=3)")
@@ -109,14 +119,14 @@ def scores_and_slopes(model, params, batch):
 
 
 # As the contract has it: by default those of different layers, and two of them quickly.
-OFTEN = ("bert", "t5", "gpt2", "llama", "modernbert", "deberta_v2")
+OFTEN = ("bert", "t5", "gpt2", "llama", "gemma", "modernbert", "deberta_v2")
 CASES = [
     pytest.param(
         family, "scan", "none", 4, id=family,
         marks=[pytest.mark.slow] * (family not in OFTEN[:2])
         + [pytest.mark.long] * (family not in OFTEN),
     )
-    for family in families()
+    for family in (*families(), "gemma")
 ] + [
     pytest.param(family, stack, remat, bits, id=f"{family}-{stack}-{remat}-{bits}",
                  marks=pytest.mark.slow)
@@ -130,6 +140,7 @@ CASES = [
 @pytest.mark.parametrize("family, stack, remat, bits", CASES)
 def test_the_function_is_that_of_the_numbers(family, stack, remat, bits):
     model, codes, numbers = make_both(family, bits, stack=stack, remat=remat)
+    family = "llama" if family == "gemma" else family
     prompt = model.prompt
     batch = make_batch(
         slots=prompt.num_slots(), shift=prompt.position_shift(), family=family,
@@ -219,3 +230,28 @@ def test_a_prefix_starts_from_a_text_read_through_codes(family):
     read = jax.jit(functools.partial(text_keys, model.backbone))
     found, expected = (read(p["backbone"], np.arange(5, 9)) for p in (codes, numbers))
     assert_close(found, expected, 1e-6)
+
+
+def test_a_trained_bias_scores_a_table_of_codes():
+    """As bias-only tuning with the whole vocabulary's scores does, tables trained or not."""
+    rng = np.random.default_rng(5)
+    numbers = rng.normal(size=(12, BLOCK)).astype(np.float32)
+    table = QuantizedTable(*quantize(numbers, 8), dtype=jnp.dtype(jnp.float32))
+    features = rng.normal(size=(2, 3, BLOCK)).astype(np.float32)
+    targets, bias = rng.integers(0, 12, (2, 3)), jnp.asarray(rng.normal(size=12), jnp.float32)
+
+    def total(bias, table):
+        return score_targets(features, table, bias, targets, block=4).logp.sum()
+
+    found = jax.grad(total)(bias, table)
+    expected, of_table = jax.grad(total, argnums=(0, 1))(bias, table.astype(jnp.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert float(jnp.abs(of_table).max()) > 0
+
+
+def test_a_block_far_from_zero_is_no_constant():
+    numbers = np.linspace(100.0, 100.5, BLOCK, dtype=np.float32)[None]
+    planes = quantize(numbers, 8)
+    assert planes.scale[0, 0] > 0 and planes.minimum[0, 0] <= 100.0
+    found = np.asarray(dequantize(*planes, dtype=jnp.float32))
+    assert np.abs(found - numbers).max() < 0.11 and np.ptp(found) > 0.4

@@ -45,7 +45,7 @@ class LikeliestHead(Scores):
 
         def one(row):  # [M, X]
             logits = jnp.einsum("mx,vx->mv", row, table.astype(row.dtype))
-            # Not capped: a tanh keeps the order of the logits.
+            # Not capped: a tanh keeps the order of the logits, and no capped model has a bias.
             return (logits if bias is None else logits + bias).argmax(-1)
 
         return jax.lax.map(one, features)
