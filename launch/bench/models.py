@@ -4,6 +4,8 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -144,3 +146,32 @@ def open_training(c, rows: int | None):
     plan = from_config.make_plan(c.train, per_epoch, c.data.batch)
     tx = from_config.build_optimizer(c, weights.trainable, plan, per_epoch)
     return scorer, splits, weights, batches, tx, placement
+
+
+def serve_steps(c, rows: int | None, facts_of: Callable[[Any, Any], dict]) -> None:
+    """Answers each count of steps on stdin with the seconds, the peak and the facts.
+
+    `facts_of` is asked once, of the weights and the state.
+    """
+    import jax
+
+    from jaxprompt import rng
+    from jaxprompt.assembly import from_config
+    from jaxprompt.parallel import sharding
+    from jaxprompt.parallel.compilation import jit
+    from jaxprompt.training import steps
+    from jaxprompt.training.state import place_state
+
+    scorer, _, weights, batches, tx, placement = open_training(c, rows)
+    step = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c, scorer.model))
+    step = jit(sharding.within(placement, step), donate_argnums=0)
+    state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
+    facts = facts_of(weights, state)
+    for line in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(int(line)):
+            batch = sharding.put_batch(placement, next(batches))
+            state, _ = step(state, weights.frozen, batch)
+        jax.block_until_ready(state)
+        seconds = time.perf_counter() - started
+        print(json.dumps(facts | {"seconds": seconds, "rss_peak_gib": peak_gib()}), flush=True)

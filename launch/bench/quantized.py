@@ -1,14 +1,11 @@
 """Steps of a prefix on SST-2 with the frozen matrices as floats and as codes of 8 and of 4 bits."""
 
 import argparse
-import json
 import statistics
-import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from launch.bench.models import LENGTH, open_training, peak_gib
+from launch.bench.models import LENGTH, serve_steps
 from launch.bench.process import side, worker
 
 KINDS = ("none", "int8", "int4")
@@ -56,12 +53,6 @@ def serve(args: argparse.Namespace) -> None:
 
     from configs import base
     from configs.parts import methods, tasks
-    from jaxprompt import rng
-    from jaxprompt.assembly import from_config
-    from jaxprompt.parallel import sharding
-    from jaxprompt.parallel.compilation import jit
-    from jaxprompt.training import steps
-    from jaxprompt.training.state import place_state
 
     c = base.get_config()
     c.backbone.path, c.backbone.quantize = args.backbone, args.kind
@@ -69,19 +60,11 @@ def serve(args: argparse.Namespace) -> None:
     methods.prefix(c, length=LENGTH)
     c.data.max_len, c.data.batch = 64, args.batch
     c.data.source, c.data.multiple = str(Path(args.data) / "sst2"), c.data.max_len
-    scorer, _, weights, batches, tx, placement = open_training(c, args.count)
-    step = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c, scorer.model))
-    step = jit(sharding.within(placement, step), donate_argnums=0)
-    state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
-    facts = {"MB": 1e-6 * sum(leaf.nbytes for leaf in jax.tree.leaves(weights.frozen))}
-    for line in sys.stdin:
-        started = time.perf_counter()
-        for _ in range(int(line)):
-            batch = sharding.put_batch(placement, next(batches))
-            state, _ = step(state, weights.frozen, batch)
-        jax.block_until_ready(state)
-        seconds = time.perf_counter() - started
-        print(json.dumps(facts | {"seconds": seconds, "rss_peak_gib": peak_gib()}), flush=True)
+
+    def facts(weights, _):
+        return {"MB": 1e-6 * sum(leaf.nbytes for leaf in jax.tree.leaves(weights.frozen))}
+
+    serve_steps(c, args.count, facts)
 
 
 SIDES = {"serve": serve}

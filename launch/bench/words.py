@@ -1,13 +1,10 @@
 """Steps of MiniLM on SST-2 with a prompt row per word: of the words seen, and of the vocabulary."""
 
 import argparse
-import json
 import statistics
-import sys
-import time
 from pathlib import Path
 
-from launch.bench.models import LENGTH, open_training, peak_gib
+from launch.bench.models import LENGTH, serve_steps
 from launch.bench.process import side, worker
 
 BASES = ("prompt", "prefix")
@@ -51,32 +48,18 @@ def serve(args: argparse.Namespace) -> None:
 
     from configs import base
     from configs.parts import backbones, methods, tasks
-    from jaxprompt import rng
-    from jaxprompt.assembly import from_config
-    from jaxprompt.parallel import sharding
-    from jaxprompt.parallel.compilation import jit
-    from jaxprompt.training import steps
-    from jaxprompt.training.state import place_state
 
     c = base.get_config()
     backbones.minilm(c)
     tasks.sst2(c)
     methods.ipt(c, length=LENGTH, on=args.base, rows=args.stored)
     c.data.source, c.data.multiple = str(Path(args.data) / "sst2"), c.data.max_len
-    scorer, _, weights, batches, tx, placement = open_training(c, args.count)
-    step = steps.make_train_step(scorer.model, tx, from_config.build_objectives(c, scorer.model))
-    step = jit(sharding.within(placement, step), donate_argnums=0)
-    state = place_state(placement, weights.trainable, tx, rng.key_for(c.seed, "dropout"))
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    facts = {"words": len(weights.trainable["prompt/words/table"]), "MB": 1e-6 * held}
-    for line in sys.stdin:
-        started = time.perf_counter()
-        for _ in range(int(line)):
-            batch = sharding.put_batch(placement, next(batches))
-            state, _ = step(state, weights.frozen, batch)
-        jax.block_until_ready(state)
-        seconds = time.perf_counter() - started
-        print(json.dumps(facts | {"seconds": seconds, "rss_peak_gib": peak_gib()}), flush=True)
+
+    def facts(weights, state):
+        held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        return {"words": len(weights.trainable["prompt/words/table"]), "MB": 1e-6 * held}
+
+    serve_steps(c, args.count, facts)
 
 
 SIDES = {"serve": serve}
