@@ -132,12 +132,20 @@ def t5(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A BERT whose matrices consist of whole blocks of codes."""
+    return make_backbone(
+        tmp_path_factory.mktemp("whole") / "bert", hidden_size=64, intermediate_size=64
+    )
+
+
+@pytest.fixture(scope="session")
 def electra(tmp_path_factory):
     return make_backbone(tmp_path_factory.mktemp("electra") / "electra", "discriminator")
 
 
 @pytest.mark.parametrize("path, argument", BUILDS)
-def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of):
+def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, rows_of):
     c = load(path, argument)
     long = path.stem == "p_tuning" or path.parent.name == "ptuning_v2"
     c.data.max_len, c.data.protocol = 48 if long else 24, ""
@@ -145,6 +153,8 @@ def test_it_builds_at_tiny_width(path, argument, backbone, t5, electra, rows_of)
         c.backbone.path, c.data.max_len, c.prompt.length = str(t5), 160, 4
     elif "electra" in c.backbone.path:  # whose tokenizer spells the classes
         c.backbone.path, c.data.max_len = str(electra), 66
+    elif c.backbone.quantize != "none":
+        c.backbone.path = str(whole)
     else:
         c.backbone.path = str(backbone)
     if c.demos.per_class or c.demos.total:
