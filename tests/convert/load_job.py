@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("model", type=int)
     parser.add_argument("fsdp", type=int)
+    parser.add_argument("quantize", nargs="?", default="none")
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
@@ -50,7 +51,8 @@ def main() -> None:
     folder = folders[args.process % len(folders)]
     config = read_config(folder)
     placement = make_placement(-1, args.model, fsdp=bool(args.fsdp))
-    loaded = load_backbone(folder, config["model_type"], config, placement=placement)
+    how = dict(quantize=args.quantize, placement=placement)
+    loaded = load_backbone(folder, config["model_type"], config, **how)
     shards = {name: hashes(leaf) for name, leaf in flatten(loaded.params).items()}
     answer = {"read": sum(counts), "shards": shards, "fingerprint": loaded.report.fingerprint}
     print(json.dumps(answer), flush=True)

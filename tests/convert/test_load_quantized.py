@@ -1,10 +1,15 @@
 """Loading as codes: those of the numbers on every mesh, or the file's own."""
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 import torch
 import transformers
+from load_job import hashes
+from processes import Processes
 from tiny import assert_equal, quantize_params
 
 from jaxprompt.convert.folder import read_config
@@ -14,6 +19,7 @@ from jaxprompt.layers.quantized import BITS, restore
 from jaxprompt.parallel.sharding import check_divides, make_placement
 from jaxprompt.tree import count, flatten
 
+JOB = Path(__file__).with_name("load_job.py")
 VOCAB = 53  # two devices do not divide it
 BERT = dict(
     vocab_size=VOCAB, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -67,6 +73,23 @@ def test_codes_are_those_of_the_numbers_wherever_they_lie(saved, family, quantiz
     assert query[name].sharding.is_fully_replicated == (mesh == "one")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family, model, fsdp", [("gpt2", 2, 0), ("bert", 2, 1)])
+def test_two_hosts_hold_the_codes_of_one(saved, tmp_path, family, model, fsdp):
+    """Each reads and hashes a part of the file."""
+    with Processes(tmp_path, devices=2) as processes:
+        processes.start_all(2, [JOB, saved / family, model, fsdp, "int4"])
+        codes = processes.wait()
+        assert codes == [0, 0], processes.told()
+        found = [json.loads(processes.out(i)) for i in range(2)]
+    placement = make_placement(-1, model, fsdp=bool(fsdp), devices=jax.devices()[:4])
+    whole = load(saved, family, quantize="int4", placement=placement)
+    assert {own["fingerprint"] for own in found} == {whole.report.fingerprint}
+    for name, leaf in flatten(whole.params).items():
+        parts = [own["shards"][name] for own in found]
+        assert parts[0] | parts[1] == hashes(leaf), name
+
+
 def test_a_divided_residual_stream_is_quantized_after_the_division(saved):
     plain = load(saved, "t5", rescale=10.0)
     found = load(saved, "t5", rescale=10.0, quantize="int8")
@@ -95,7 +118,7 @@ def gguf_of(tmp_path):
     from gguf_files import make_model, write_model
 
     def write(quant):
-        sizes = dict(hidden_size=64, num_attention_heads=4, head_dim=32, intermediate_size=96)
+        sizes = dict(hidden_size=64, num_attention_heads=4, head_dim=32, intermediate_size=128)
         return write_model(
             tmp_path / f"{quant}.gguf", make_model("llama", **sizes), "llama", quant=quant
         )
@@ -113,6 +136,17 @@ def test_blocks_of_a_gguf_file_are_taken_over(gguf_of, quant, quantize):
     found = load_backbone(path, "llama", read_config(path), quantize=quantize)
     assert_equal(jax.jit(restore, static_argnums=1)(found.params, np.float32), plain.params)
     assert found.report.requantized == 0
+
+
+def test_codes_of_a_gguf_file_lie_on_a_mesh(gguf_of):
+    path = gguf_of("Q4_1")
+    placement = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
+    plain, found = (
+        load_backbone(path, "llama", read_config(path), quantize="int4", placement=where)
+        for where in (None, placement)
+    )
+    assert_equal(jax.device_get(found.params), plain.params)
+    assert found.report.fingerprint == plain.report.fingerprint
 
 
 def test_what_has_more_bits_in_the_file_is_quantized_anew(gguf_of):
