@@ -85,6 +85,7 @@ class Seen(NamedTuple):
     causal: bool = False  # hides what is behind a query; the last one sees the last key
     segments: tuple[Array, Array] | None = None  # int32 [B, T], [B, S]: equal ones see each other
     lengths: Array | None = None  # int32 [B], `keys` are the first so many; None where in segments
+    few: bool = False  # the queries are those that a head reads: no kernel gains by them
 
 
 class Memory(NamedTuple):

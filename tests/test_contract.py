@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import probes
 import pytest
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 
@@ -23,12 +24,12 @@ from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
 from jaxprompt.models.folding import fold, reads_of
-from jaxprompt.models.model import Model, place
+from jaxprompt.models.model import Model, few_reads, place
 from jaxprompt.prompts import make_prompt, methods
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
-from jaxprompt.tree import flatten, split, trainable_mask
+from jaxprompt.tree import flatten, merge, split, trainable_mask
 from jaxprompt.types import Asks, Injection, Stream
 
 METHODS = sorted([*methods(), *probes.NAMES])
@@ -202,6 +203,30 @@ def test_what_is_masked_changes_nothing(case):
 
     clean, spoilt = (hidden(case.params, batch, spoil) for spoil in (False, True))
     np.testing.assert_array_equal(clean, spoilt)
+
+
+def test_positions_that_no_head_reads_are_left_out(case):
+    """Scores and gradients are those of a last layer that runs at every position."""
+    batch = case.batch()
+    assert few_reads(batch) is not None
+    every = dataclasses.replace(case.model, reads="all")
+    weights = np.random.default_rng(0).normal(size=(8, CLASSES)).astype(np.float32)
+
+    @jit
+    def look(trainable):
+        def scored(trainable, model):
+            scores = model.forward(merge(trainable, case.frozen), batch)
+            return (scores * weights).sum(), scores
+
+        parts = (jax.grad(scored, has_aux=True)(trainable, m) for m in (case.model, every))
+        # As one vector: a leaf with a small gradient is a sum of terms that are not.
+        found = [(ravel_pytree(gradient)[0], scores) for gradient, scores in parts]
+        return *found, case.model.hidden(case.params, batch)
+
+    asked, full, states = look(case.trainable)
+    for found, expected in zip(asked, full, strict=True):
+        assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+    assert states.shape[1] == batch.read.ids.shape[1]
 
 
 def test_what_is_exported_scores_other_batches_as_what_is_live(case):

@@ -16,7 +16,7 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, put_in_front, seen_of
+from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_of
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
@@ -64,8 +64,8 @@ class EncoderLayer(nn.Module):
     cfg: EncoderConfig
 
     @nn.compact
-    def __call__(self, x, prefix, seen: Seen, *, deterministic: bool):
-        """Runs the layer."""
+    def __call__(self, x, prefix, seen: Seen, *, deterministic: bool, reads=None):
+        """Runs the layer, at the positions `reads` [B, M] alone where they are given."""
         c = self.cfg
         norm = lambda name: LayerNorm(c.eps, name=name)
         attention = Attention(
@@ -73,6 +73,7 @@ class EncoderLayer(nn.Module):
             name="attention",
         )  # fmt: skip
         k, v, seen = put_in_front(prefix, *attention.keys(x), seen)
+        seen, x = read_at(reads, seen, x)
         y = attention(x, k, v, seen, deterministic=deterministic)
         x = norm("attention_norm")(x + Dropout(c.dropout)(y, deterministic=deterministic))
         y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
@@ -181,8 +182,8 @@ class Encoder(nn.Module):
         head_dim = c.width // c.heads
         return Dims(c.vocab, c.width, c.embed, c.layers, c.heads, head_dim, c.positions - c.offset)
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
-        """Encodes a batch. -> [B, T, H]"""
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
+        """Encodes a batch. -> [B, T, H], or at the positions `reads` [B, M] alone [B, M, H]"""
         slots, prefix, _ = injection.encoder
         if self.cfg.skip:
             x = take_kept(batch.kept, self.cfg.dtype)
@@ -190,7 +191,7 @@ class Encoder(nn.Module):
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         # Positions of a prefix are those of a bias like T5's, which this stack does not add.
         prefix = prefix and prefix._replace(positions=None)
-        return self._run(x, prefix, batch, deterministic, first=self.cfg.skip)
+        return self._run(x, prefix, batch, deterministic, first=self.cfg.skip, reads=reads)
 
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
@@ -224,7 +225,7 @@ class Encoder(nn.Module):
         parts = {"pooler": self.pool, "mlm": self.lm_features, "rtd": self.rtd}
         return [parts[name](x) for name in sorted(self.cfg.model_heads)]
 
-    def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: int):
+    def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: Any):
         seen = seen_of(batch.encoder, batch.encoder)
         way = self._way(deterministic)
         return run_stack(self.layer, self.layers, x, prefix, seen, **way, **span)[0]

@@ -21,7 +21,7 @@ from jaxprompt.convert.names_deberta import (
     read_terms,
 )
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import put_in_front, seen_of
+from jaxprompt.layers.attention import put_in_front, read_at, seen_of
 from jaxprompt.layers.disentangled import Disentangled
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
@@ -57,8 +57,8 @@ class Layer(nn.Module):
     cfg: DebertaConfig
 
     @nn.compact
-    def __call__(self, x, prefix, seen: Seen, relative=None, *, deterministic: bool):
-        """Runs the layer."""
+    def __call__(self, x, prefix, seen: Seen, relative=None, *, deterministic: bool, reads=None):
+        """Runs the layer, at the positions `reads` [B, M] alone where they are given."""
         c = self.cfg
         head_dim = c.width // c.heads
         attention = Disentangled(
@@ -69,8 +69,9 @@ class Layer(nn.Module):
         )  # fmt: skip
         drop = Dropout(c.dropout)
         k, v, seen = put_in_front(prefix, *attention.keys(x), seen)
-        y = attention(x, k, v, seen, relative, deterministic=deterministic)
-        x = LayerNorm(c.eps, name="attention_norm")(x + drop(y, deterministic=deterministic))
+        seen, own = read_at(reads, seen, x)
+        y = attention(x, k, v, seen, relative, reads, deterministic=deterministic)
+        x = LayerNorm(c.eps, name="attention_norm")(own + drop(y, deterministic=deterministic))
         y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
         return LayerNorm(c.eps, name="mlp_norm")(x + drop(y, deterministic=deterministic)), None
 
@@ -191,7 +192,7 @@ class Backbone(Encoder):
         """Applies the checkpoint's pooler. [..., H] -> [..., H]"""
         return ACTIVATIONS[self.cfg.pooler_activation](self.pooler(x))
 
-    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None):
+    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None, reads=None):
         tokens, way, behind = batch.encoder, self._way(deterministic), None
         given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
@@ -199,7 +200,7 @@ class Backbone(Encoder):
             behind = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
         return run_stack(
             self.layer, self.layers, x, prefix, *given, first=first, last=last,
-            behind_first=behind, **way,
+            behind_first=behind, reads=reads, **way,
         )[0]  # fmt: skip
 
 

@@ -80,12 +80,18 @@ class Backbone(nn.Module):
         # The table has a row more than the config's max_sequence_length.
         return Dims(c.vocab, c.width, c.width, c.layers, c.heads, head_dim, c.positions - 1)
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
-        """Reads a batch. -> the answer's states, or the input's where none is fed [B, T, H]"""
-        x, front = self._read(batch.encoder, injection, deterministic)
-        if batch.decoder is None:
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
+        """Reads a batch. -> the answer's states, or the input's where none is fed [B, T, H]
+
+        At the positions `reads` [B, M] alone where they are given -> [B, M, H]
+        """
+        answers = batch.decoder is not None
+        # The answer sees the input's keys and values, which the last layer's output is not part of.
+        own = batch.label_pos[:, :1] * 0 if answers and reads is not None else reads
+        x, front = self._read(batch.encoder, injection, deterministic, reads=own)
+        if not answers:
             return self.norm(x)
-        return self._answer(batch, front, deterministic)[0]
+        return self._answer(batch, front, deterministic, reads=reads)[0]
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
         """Reads the input and what the answer starts with, with room for more tokens.
@@ -134,7 +140,7 @@ class Backbone(nn.Module):
         """Touches every part, so that `init` makes every parameter."""
         return self(batch, Injection(), deterministic=True)
 
-    def _read(self, tokens: Tokens, injection: Injection, deterministic: bool):
+    def _read(self, tokens: Tokens, injection: Injection, deterministic: bool, **how: Any):
         """Reads the input. -> its states [B, T, H], its keys and values as a prefix"""
         slots, prefix, _ = injection.encoder
         outside = jnp.zeros_like(tokens.positions)
@@ -142,15 +148,15 @@ class Backbone(nn.Module):
             tokens.ids, tokens.positions, outside, tokens.slot, slots, deterministic=deterministic
         )
         prefix = prefix and prefix._replace(positions=None)
-        x, (k, v) = self._run(x, prefix, seen_of(tokens, tokens), deterministic)
+        x, (k, v) = self._run(x, prefix, seen_of(tokens, tokens), deterministic, **how)
         return x, _behind(prefix, k, v, tokens.mask)
 
-    def _answer(self, batch: Batch, front: Prefix, deterministic: bool, keep: bool = True):
+    def _answer(self, batch: Batch, front: Prefix, deterministic: bool, **how: Any):
         tokens = batch.decoder
         self._check_room(tokens.ids.shape[1])
         blank = jnp.broadcast_to(find_blank(batch.encoder)[:, None], tokens.ids.shape)
         x = self.embed(tokens.ids, blank, tokens.positions + 1, deterministic=deterministic)
-        x, kept = self._run(x, front, seen_before(tokens), deterministic, keep=keep)
+        x, kept = self._run(x, front, seen_before(tokens), deterministic, **how)
         return self.norm(x), kept
 
     def _check_room(self, length: int) -> None:
@@ -162,11 +168,12 @@ class Backbone(nn.Module):
                 "data.max_target or generate.max_new"
             )
 
-    def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True):
+    def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True, reads=None):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
             self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, keep=keep,
+            reads=reads,
         )  # fmt: skip
 
 

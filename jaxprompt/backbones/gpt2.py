@@ -16,7 +16,7 @@ from jaxprompt.convert.hf_config import (
     refuse,
 )
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import Attention, put_in_front, seen_before
+from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
@@ -73,13 +73,18 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, prefix: Prefix | None, seen: Seen, *, deterministic: bool, keep: bool = False
-    ):
-        """Runs the layer; keep=True gives its k, v, without the prefix."""
+        self, x, prefix: Prefix | None, seen: Seen, *, deterministic: bool, keep: bool = False,
+        reads=None,
+    ):  # fmt: skip
+        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+
+        keep=True gives its k, v, without the prefix.
+        """
         y = self.attention_norm(x)
         # Kept without the prefix, which `remember` puts in front.
         kept = self.attention.keys(y)
         k, v, seen = put_in_front(prefix, *kept, seen)
+        seen, x, y = read_at(reads, seen, x, y)
         y = self.attention(y, k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x))
@@ -140,9 +145,9 @@ class Backbone(nn.Module):
         c = self.cfg
         return Dims(c.vocab, c.width, c.width, c.layers, c.heads, c.width // c.heads, c.positions)
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
-        """Reads a batch. -> [B, T, H]"""
-        return self._read(batch, injection, deterministic=deterministic)[0]
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
+        """Reads a batch. -> [B, T, H], or at the positions `reads` [B, M] alone [B, M, H]"""
+        return self._read(batch, injection, deterministic=deterministic, reads=reads)[0]
 
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
@@ -190,7 +195,7 @@ class Backbone(nn.Module):
         """Touches every part, so that `init` makes every parameter."""
         return self(batch, Injection(), deterministic=True), self.lm_table()
 
-    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, keep: bool = False):
+    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
             x = take_kept(batch.kept, self.cfg.dtype)
@@ -200,7 +205,7 @@ class Backbone(nn.Module):
             )
         prefix = prefix and prefix._replace(positions=None)
         seen, first = seen_before(tokens), self.cfg.skip
-        x, kept = self._run(x, prefix, seen, deterministic, keep=keep, first=first)
+        x, kept = self._run(x, prefix, seen, deterministic, first=first, **how)
         return self.norm(x), kept
 
     def _run(self, x, prefix, seen: Seen, deterministic: bool, **how: Any):

@@ -34,7 +34,7 @@ from jaxprompt.convert.llama_fields import (
 )
 from jaxprompt.convert.rope import Turning, read_turning
 from jaxprompt.errors import InputError
-from jaxprompt.layers.attention import put_in_front, seen_before
+from jaxprompt.layers.attention import put_in_front, read_at, seen_before
 from jaxprompt.layers.cache import write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
@@ -141,17 +141,20 @@ class Layer(nn.Module):
         self.drop = Dropout(c.dropout)
 
     def __call__(
-        self, x, item: Item, seen: Seen, places, turns, *, deterministic: bool, keep: bool = False
-    ):
-        """Runs the layer; keep=True gives its k, v, without the prefix.
+        self, x, item: Item, seen: Seen, places, turns, *, deterministic: bool, keep: bool = False,
+        reads=None,
+    ):  # fmt: skip
+        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
 
-        places: int [B, T]; turns: of global and of local layers
+        keep=True gives its k, v, without the prefix. places: int [B, T]; turns: of global and of
+        local layers
         """
         own = self._choose(item.is_local, turns)
         y = self.attention_norm(x)
         kept = self.attention.keys(y, own)
         k, v, seen = put_in_front(item.prefix, *kept, seen)
         seen = self._narrow(seen, item, places)
+        seen, x, y, own = read_at(reads, seen, x, y, own)
         y = self.attention(y, k, v, seen, own, deterministic=deterministic)
         x = x + self._behind("attention", y, deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
@@ -302,13 +305,13 @@ class Backbone(Decoder):
     def _turns(self, positions):
         return tuple(make_turns(positions, np.array(t.rates), t.factor) for t in self.cfg.turnings)
 
-    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, keep: bool = False):
+    def _read(self, batch: Batch, injection: Injection, *, deterministic: bool, **how: Any):
         tokens, (slots, prefix, _) = batch.encoder, injection.encoder
         if self.cfg.skip:
             x = take_kept(batch.kept, self.cfg.dtype)
         else:
             x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
-        x, kept = self._run(x, prefix, tokens, deterministic, keep=keep, first=self.cfg.skip)
+        x, kept = self._run(x, prefix, tokens, deterministic, first=self.cfg.skip, **how)
         return self.norm(x), kept
 
     def _run(self, x, prefix, tokens, deterministic: bool, **how: Any):

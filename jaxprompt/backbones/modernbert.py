@@ -25,7 +25,7 @@ from jaxprompt.convert.hf_config import (
 )
 from jaxprompt.convert.names_modernbert import read_biases
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import put_in_front, seen_of
+from jaxprompt.layers.attention import put_in_front, read_at, seen_of
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
@@ -70,8 +70,11 @@ class Layer(nn.Module):
     cfg: ModernBertConfig
 
     @nn.compact
-    def __call__(self, x, item: Item, near, everything, turns, *, deterministic: bool):
-        """Runs the layer. near, everything: bool [B, T, T]; turns: of global and of local layers"""
+    def __call__(self, x, item: Item, near, everything, turns, *, deterministic: bool, reads=None):
+        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+
+        near, everything: bool [B, T, T]; turns: of global and of local layers
+        """
         c = self.cfg
         attention = RotaryAttention(
             c.width, c.heads, c.width // c.heads, c.attention_dropout, c.attention, c.dtype,
@@ -85,6 +88,7 @@ class Layer(nn.Module):
         # A choice and no branch: under scan all layers are one program.
         y = jnp.where(item.is_first, x, normalize(x, item.scale, item.bias, c.eps))
         k, v, seen = put_in_front(item.prefix, *attention.keys(y, own), seen)
+        seen, x, y, own = read_at(reads, seen, x, y, own)
         y = attention(y, k, v, seen, own, deterministic=deterministic)
         # The rate of the probabilities is that of the output too.
         x = x + Dropout(c.attention_dropout)(y, deterministic=deterministic)
@@ -184,7 +188,7 @@ class Backbone(Encoder):
         seen = jnp.ones((1, 2, 2), bool)
         return item, seen, seen, (turns, turns)
 
-    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None):
+    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None, reads=None):
         c, tokens = self.cfg, batch.encoder
         places, mask = tokens.positions, seen_of(tokens, tokens).mask
         everything = jnp.broadcast_to(
@@ -202,7 +206,7 @@ class Backbone(Encoder):
         )  # fmt: skip
         x, _ = run_stack(
             self.layer, self.layers, x, items, near, everything, turns, first=first, last=last,
-            **self._way(deterministic),
+            reads=reads, **self._way(deterministic),
         )  # fmt: skip
         # What `enter` gives goes into a layer, so the last norm is not for it.
         return self.norm(x) if last is None else x

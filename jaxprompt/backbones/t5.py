@@ -13,14 +13,14 @@ from flax import linen as nn
 
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
 from jaxprompt.errors import InputError, brief
-from jaxprompt.layers.attention import Attention, put_in_front, seen_before, seen_of
+from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before, seen_of
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.quantized import restore_at
-from jaxprompt.layers.relpos import RelativeBias
+from jaxprompt.layers.relpos import RelativeBias, at_queries, of_own
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import NO_LIMIT, Batch, Cache, Dims, Injection, Memory, Prefix, Seen
@@ -58,11 +58,6 @@ class T5Config:
     skip: int = 0  # the encoder's layers below this one are not run: Batch.kept is what enters it
 
 
-def _of(bias, k):
-    """Drops a prefix's columns from the bias of a layer that has none. [.., P+S] -> [.., S]"""
-    return bias if bias is None else bias[..., bias.shape[-1] - k.shape[1] :]
-
-
 def _attention(c: T5Config) -> Attention:
     return Attention(
         c.width, c.heads, c.head_dim, c.attention_dropout, c.attention, c.dtype, 1.0, use_bias=False
@@ -86,7 +81,7 @@ class EncoderLayer(nn.Module):
         """Runs the layer."""
         y = self.attention_norm(x)
         k, v, seen = put_in_front(prefix, *self.attention.keys(y), seen)
-        y = self.attention(y, k, v, seen, _of(bias, k), deterministic=deterministic)
+        y = self.attention(y, k, v, seen, of_own(bias, k), deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.mlp_norm(x), deterministic=deterministic)
         return x + self.drop(y, deterministic=deterministic), None
@@ -108,17 +103,23 @@ class DecoderLayer(nn.Module):
 
     def __call__(
         self, x, prefixes, seen: Seen, bias, source, source_seen: Seen, *, deterministic: bool,
-        keep: bool = False,
+        keep: bool = False, reads=None,
     ):  # fmt: skip
-        """Runs the layer; keep=True gives the k, v of both attentions, without prefixes."""
+        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+
+        keep=True gives the k, v of both attentions, without prefixes.
+        """
         own, cross = prefixes
         y = self.attention_norm(x)
         own_keys = self.attention.keys(y)
         k, v, seen = put_in_front(own, *own_keys, seen)
-        y = self.attention(y, k, v, seen, _of(bias, k), deterministic=deterministic)
+        seen, x, y = read_at(reads, seen, x, y)
+        bias = at_queries(reads, of_own(bias, k))
+        y = self.attention(y, k, v, seen, bias, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         cross_keys = self.cross.keys(source)
         k, v, seen = put_in_front(cross, *cross_keys, source_seen)
+        (seen,) = read_at(reads, seen)
         # Without a bias: T5 has one for a stream's attention to itself alone.
         y = self.cross(self.cross_norm(x), k, v, seen, deterministic=deterministic)
         x = x + self.drop(y, deterministic=deterministic)
@@ -191,14 +192,17 @@ class Backbone(nn.Module):
             c.vocab, c.width, c.width, c.layers, c.heads, c.head_dim, NO_LIMIT, c.decoder_layers
         )
 
-    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool):
-        """Encodes and decodes a batch. -> the decoder's states [B, T, H]"""
+    def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
+        """Encodes and decodes a batch. -> the decoder's states [B, T, H]
+
+        At its positions `reads` [B, M] alone where they are given -> [B, M, H]
+        """
         source = self.encode(batch, injection, deterministic=deterministic)
         x, bias = self._start(batch.decoder, injection, deterministic)
         prefixes = _bare(injection.decoder.prefix), _bare(injection.cross.prefix)
         x, _ = self._decode(
             x, prefixes, seen_before(batch.decoder), bias, source,
-            seen_of(batch.decoder, batch.encoder), deterministic=deterministic,
+            seen_of(batch.decoder, batch.encoder), deterministic=deterministic, reads=reads,
         )  # fmt: skip
         return x
 
@@ -307,10 +311,10 @@ class Backbone(nn.Module):
         own = jnp.broadcast_to(bias, (*front.shape[:3], bias.shape[3]))
         return jnp.concatenate([front, own], axis=-1)
 
-    def _decode(self, x, prefixes, seen, bias, source, source_seen, *, deterministic, keep=False):
+    def _decode(self, x, prefixes, seen, bias, source, source_seen, *, deterministic, **how: Any):
         x, kept = run_stack(
             self.decoder_layer, self.decoder_layers, x, prefixes, seen, bias, source, source_seen,
-            keep=keep, **self._way(deterministic),
+            **how, **self._way(deterministic),
         )  # fmt: skip
         return self.drop(self.decoder_norm(x), deterministic=deterministic), kept
 

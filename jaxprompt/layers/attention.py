@@ -26,8 +26,8 @@ def attend(
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    # Neither cuDNN's call in JAX nor the Pallas kernel caps scores.
-    kernel = "einsum" if cap else kernel
+    # Neither cuDNN's call in JAX nor the Pallas kernel caps scores; those of few queries are small.
+    kernel = "einsum" if cap or seen.few else kernel
     chosen = kernels.choose(
         kernel, sharding.target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
         length=q.shape[1], told=seen.keys is not None,
@@ -250,6 +250,22 @@ def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
         lengths=seen.lengths + length if counts else None,
     )
     return k, v, seen
+
+
+def read_at(reads, seen: Seen, *states):
+    """Keeps the queries at `reads` alone: int [B, M], or None for all of them.
+
+    States are trees of [B, T, ...]. -> Seen, states [B, M, ...]
+    """
+    if reads is None:
+        return seen, *states
+    mask = seen.mask
+    if mask.ndim == 3:
+        mask = jnp.broadcast_to(mask, (len(reads), *mask.shape[1:]))
+        mask = jnp.take_along_axis(mask, reads[..., None], axis=1)  # [B, M, S]
+    # What else `Seen` tells is of all queries, in their order.
+    pick = lambda leaf: jnp.take_along_axis(leaf, jnp.expand_dims(reads, range(2, leaf.ndim)), 1)
+    return Seen(mask, few=True), *jax.tree.map(pick, states)
 
 
 def seen_of(queries: Tokens, keys: Tokens) -> Seen:

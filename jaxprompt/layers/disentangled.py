@@ -16,6 +16,7 @@ from flax import linen as nn
 from jaxprompt.layers.attention import Attention
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.layers.reading import take
 from jaxprompt.types import Seen
 
 
@@ -39,13 +40,18 @@ def distance_rows(length: int, span: int, buckets: int, limit: int) -> np.ndarra
     return np.clip(distance + span, 0, 2 * span - 1)
 
 
-def by_distance(scores):
+def by_distance(scores, reads=None):
     """Moves scores of distances to their keys. [B, N, T, 2T] -> [B, N, T, T]
 
     In row i entry e becomes the one of key e - (T - 1) + i. Rows of 2T that are read as rows of
     2T - 1 move by one from each to the next: no gather, whose gradient on GPUs differs from run to
-    run.
+    run. With `reads` [B, M] rows are of these positions i alone, [B, N, M, 2T] -> [B, N, M, T].
     """
+    if reads is not None:
+        length = scores.shape[-1] // 2
+        # No entry is taken twice in a row, so the gradient adds nothing up in any order.
+        entries = length - 1 - reads[..., None] + jnp.arange(length)  # [B, M, T]
+        return jnp.take_along_axis(scores, entries[:, None], axis=-1)
     *rows, length, width = scores.shape
     flat = scores.reshape(*rows, length * width)
     flat = flat[..., length - 1 : length - 1 + length * (width - 1)]
@@ -118,30 +124,34 @@ class Disentangled(Attention):
             return self.in_proj(x, 1), self.value(self.in_proj(x, 2))
         return self.key(x), self.value(x)
 
-    def __call__(self, x, k, v, seen: Seen, relative=None, *, deterministic: bool):
+    def __call__(self, x, k, v, seen: Seen, relative=None, reads=None, *, deterministic: bool):
         """Attends from x; the last T keys are of x, those in front a prefix's.
 
-        [B, T, H], [B, S, N, D] x 2, the table of distances [R, H] or None -> [B, T, H]
+        [B, T, H], [B, S, N, D] x 2, the table of distances [R, H] or None -> [B, T, H]. With
+        `reads`, int [B, M], from these positions of x alone, as `seen` has them -> [B, M, H]
         """
-        q = self._queries(x)
+        q = self._queries(x if reads is None else take(x, reads))
         if relative is not None:
             # As transformers' pos_dropout, which every layer draws anew.
             relative = self.drop(relative, deterministic=deterministic)
-        return self.mix(q, k, v, seen, self._bias(q, k, relative), deterministic=deterministic)
+        bias = self._bias(q, k, relative, x.shape[1], reads)
+        return self.mix(q, k, v, seen, bias, deterministic=deterministic)
 
-    def weigh(self, x, k, seen: Seen, relative=None):
+    def weigh(self, x, k, seen: Seen, relative=None, reads=None):
         """Computes the probabilities that `__call__` mixes the values by. -> [B, N, T, S]"""
-        q = self._queries(x)
-        return self.probabilities(q, k, seen, self._bias(q, k, relative))
+        q = self._queries(x if reads is None else take(x, reads))
+        return self.probabilities(q, k, seen, self._bias(q, k, relative, x.shape[1], reads))
 
     def _queries(self, x):
         return self.query(self.in_proj(x, 0)) if self.joined else self.query(x)
 
-    def _bias(self, q, k, relative):
-        """Scores by distance. [B, T, N, D], [B, P+T, N, D], [R, H] -> [B, N, T, P+T], 0 at P"""
+    def _bias(self, q, k, relative, length: int, reads=None):
+        """Scores by distance. [B, T, N, D], [B, P+T, N, D], [R, H] -> [B, N, T, P+T], 0 at P
+
+        With `reads` [B, M] q is at these positions of the text alone, and so is what is returned.
+        """
         if relative is None or not self.terms:
             return None
-        length = q.shape[1]
         front = k.shape[1] - length
         rows = distance_rows(length, self.span, self.buckets, self.limit)
         # The divisor counts all terms, since each adds a variance of its own to the score.
@@ -149,12 +159,15 @@ class Disentangled(Attention):
         if "c2p" in self.terms:
             table = (self.key if self.shared else self.position_key)(relative[rows])  # [2T, N, D]
             # q is scaled here as `attend` scales it for the content's term.
-            found = by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32))
+            found = by_distance(einsum("btnd,end->bnte", q * scale, table, jnp.float32), reads)
         if "p2c" in self.terms:
             # Seen from the keys the order of distances is the other one.
             table = (self.query if self.shared else self.position_query)(relative[_turned(rows)])
             scores = einsum("bsnd,end->bnse", k[:, front:] * scale, table, jnp.float32)
-            found = found + by_distance(scores).swapaxes(2, 3)
+            of_keys = by_distance(scores).swapaxes(2, 3)  # [B, N, T, T]
+            if reads is not None:
+                of_keys = jnp.take_along_axis(of_keys, reads[:, None, :, None], axis=2)
+            found = found + of_keys
         return jnp.pad(found, [(0, 0)] * 3 + [(front, 0)])
 
 

@@ -55,3 +55,16 @@ class RelativeBias(nn.Module):
         found = self.table.astype(jnp.float32)[rows]  # [B|1, T, S, N]
         found = jnp.where((keys >= 0)[:, None, :, None], found, 0.0)
         return found.transpose(0, 3, 1, 2)
+
+
+def of_own(bias, k):
+    """Drops a prefix's columns from the bias of a layer that has none. [.., P+S] -> [.., S]"""
+    return bias if bias is None else bias[..., bias.shape[-1] - k.shape[1] :]
+
+
+def at_queries(reads, bias):
+    """Takes the bias of queries at `reads`, or of all. [B, M], [B|1, N, T, S] -> [B, N, M, S]"""
+    if reads is None:
+        return bias
+    bias = jnp.broadcast_to(bias, (len(reads), *bias.shape[1:]))
+    return jnp.take_along_axis(bias, reads[:, None, :, None], axis=2)

@@ -1,5 +1,6 @@
 """A stack of equal layers: the only place that knows scan, unroll and remat."""
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.quantized import has_quantized, restore
+from jaxprompt.layers.reading import take
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Prefix
 
@@ -42,7 +44,7 @@ def declare(module: nn.Module, name: str, init: Callable[[jax.Array], Any]) -> A
 
 def run_stack(
     layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None, takes=None,
-    behind_first=None, **flags,
+    behind_first=None, reads=None, **flags,
 ):  # fmt: skip
     """Applies the layers in turn. -> x [B, T, H], what the layers gave besides, stacked [L, ...]
 
@@ -53,7 +55,8 @@ def run_stack(
     layers `first` to `last` (half-open) are run. `takes` has the parameters that each layer takes,
     where layers share them; they are never copied for each. `behind_first` is applied to what the
     first layer gives. A layer's quantized parameters are turned into numbers when it is run, and
-    again for the backward pass.
+    again for the backward pass. With `reads` [B, M] the last layer runs at these positions alone:
+    it is called with them, and x is [B, M, H].
 
     Where a prefix stands in an interval of layers, which its mask tells as a numpy array, the
     others get None in its place, and below the lowest of them nothing is kept or differentiated
@@ -65,15 +68,19 @@ def run_stack(
     if first == last:
         return x, None
     follows = behind_first is not None and first == 0
-    # A scan cannot stop behind its first layer: that one becomes a scan of its own.
-    cut = {1} & set(range(first + 1, last)) if follows and stack == "scan" else set()
+    # What follows the first layer needs all that it gives.
+    narrows = reads is not None and not (follows and last == 1)
+    cut = set()
+    if stack == "scan":  # which cannot stop behind its first layer, or give less at its last
+        cut = ({1} if follows else set()) | ({last - 1} if narrows else set())
+        cut &= set(range(first + 1, last))
     params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last, cut)
     # Slices of the stack would be copies of the weights.
     in_place = len(parts) > 1 or last - first < length or (takes is not None and stack == "scan")
     # Under scan the index is traced, and can pick from an array alone.
     owner = lambda index: index if takes is None else jnp.asarray(takes)[index]
 
-    def apply(x, item):
+    def apply(x, item, **more_flags):
         index, layer_params, part = item
         rngs = None if key is None else {"dropout": jax.random.fold_in(key, index)}
         if in_place and stack == "scan":
@@ -83,32 +90,43 @@ def run_stack(
         # Inside of what is checkpointed: the backward pass gathers and dequantizes again, and keeps
         # no whole layer. Codes are gathered, which are smaller than numbers.
         layer_params = restore(sharding.gather(layer_params), x.dtype)
-        x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **flags)
+        how = flags | more_flags
+        x, more = layer.apply({"params": layer_params}, x, part, *shared, rngs=rngs, **how)
         return sharding.constrain(x, "act_batch", None, None), more
 
     # Even without remat: else the weights of every layer, read, gathered or dequantized, would be
     # kept for the backward pass.
     again = remat != "none" or in_place or sharding.gathers() or has_quantized(params)
-    if again and remat != WATCHED:
+    again = again and remat != WATCHED
+
+    def wrap(apply, loops: bool):
         # Merging of common subexpressions would undo the recomputation, except in a loop's body.
-        apply = jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=stack == "unroll")
+        policy = _POLICIES[remat] if again else None
+        return jax.checkpoint(apply, policy=policy, prevent_cse=not loops) if again else apply
+
+    looped, alone = wrap(apply, True), wrap(apply, False)
+    read = wrap(functools.partial(apply, reads=reads), False) if narrows else alone
     found = []
     for low, high, part in parts:
-        numbers = jnp.arange(low, high)
-        if stack == "scan":
-            x, more = jax.lax.scan(apply, x, (numbers, None if in_place else params, part))
+        if stack == "scan" and not (narrows and low == last - 1):
+            items = jnp.arange(low, high), None if in_place else params, part
+            x, more = jax.lax.scan(looped, x, items)
             found.append(more)
             if follows and low == 0:
                 x = behind_first(x)
             continue
         for i in range(low, high):
             at = i if takes is None else takes[i]
-            own = jax.tree.map(lambda leaf, at=at: leaf[at], params)
+            # Under scan the one layer outside of loops picks its numbers as these do.
+            picks = in_place and stack == "scan"
+            own = None if picks else jax.tree.map(lambda leaf, at=at: leaf[at], params)
             share = jax.tree.map(lambda leaf, i=i - low: leaf[i], part)
-            x, more = apply(x, (i, own, share))
+            x, more = (read if i == last - 1 else alone)(x, (i, own, share))
             if follows and i == 0:
                 x = behind_first(x)
             found.append(jax.tree.map(lambda leaf: leaf[None], more))
+    if reads is not None and not narrows:
+        x = take(x, reads)
     return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.models.model import Params
+from jaxprompt.models.model import Params, count_reads, few_reads
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 _STREAMS = ("encoder", "decoder", "cross")
@@ -43,7 +43,9 @@ class Bank:
         # A prompt is chosen by example, and the backbone sees K rows of each, example-major.
         injection = pick(added, jnp.repeat(batch.prompt, self.choices))
         variables = {"params": params["backbone"]}
-        hidden = self.backbone.apply(variables, batch, injection, deterministic=True)
+        reads = None if any(head.reads_all for head in self.heads) else few_reads(batch)
+        hidden = self.backbone.apply(variables, batch, injection, deterministic=True, reads=reads)
+        batch = batch if reads is None else count_reads(batch)
         bound = self.backbone.bind(variables)
 
         def judge(head: nn.Module) -> Callable:

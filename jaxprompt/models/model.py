@@ -27,6 +27,7 @@ class Model:
     prompt: Method
     heads: Mapping[str, nn.Module]
     is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
+    reads: str = "asked"  # positions of the last layer that run: asked for by a head | all
 
     def init(
         self, key: jax.Array, backbone: Params, *, choices: int = 1, placement: Any = None
@@ -71,34 +72,52 @@ class Model:
 
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
         """Runs the backbone with the method's injection. -> [B*K, T, H]"""
-        return self._run(params, batch, deterministic, key)[0]
+        return self._run(params, batch, deterministic, key, reads_all=True)[0]
 
     def forward(self, params: Params, batch: Batch, *, head="main", deterministic=True, key=None):
         """Scores the classes. -> [B, C]"""
-        hidden, batch, injection = self._run(params, batch, deterministic, key)
+        reads_all = self.reads == "all" or self.heads[head].reads_all
+        hidden, batch, injection = self._run(params, batch, deterministic, key, reads_all)
         return self.heads[head].apply(
             {"params": params.get("head", {}).get(head, {})}, hidden, batch, injection,
             self.backbone.bind({"params": params["backbone"]}),
             deterministic=deterministic, rngs=_rngs(key, 2),
         )  # fmt: skip
 
-    def _run(self, params: Params, batch: Batch, deterministic: bool, key):
-        """Runs the backbone. -> its states [B*K, T, H], the batch as it saw it, the injection"""
+    def _run(self, params: Params, batch: Batch, deterministic: bool, key, reads_all: bool):
+        """Runs the backbone. -> its states [B*K, T, H], the batch as they are read, the injection
+
+        Where few positions are read the states are these, [B*K, M, H], and `label_pos` counts them.
+        """
         injection = self.inject(params, batch, deterministic=deterministic, key=key)
         if self.is_kept:
             return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
+        reads = None if reads_all else few_reads(batch)
         hidden = self.backbone.apply(
-            {"params": params["backbone"]}, batch, injection,
-            deterministic=deterministic, rngs=_rngs(key, 1),
+            {"params": params["backbone"]}, batch, injection, deterministic=deterministic,
+            reads=reads, rngs=_rngs(key, 1),
         )  # fmt: skip
-        return hidden, batch, injection
+        return hidden, batch if reads is None else count_reads(batch), injection
 
 
 @shared
 def _compile_draw(model: Model, choices: int, where: Any):
     # One program, where every operation by itself would be one; and one for every seed.
     return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)
+
+
+def few_reads(batch: Batch) -> Any:
+    """Gives the positions that heads read, int [B*K, M], or None where they are not few."""
+    # Of half of them and more the picking takes about what it spares.
+    few = 2 * batch.label_pos.shape[1] <= batch.read.ids.shape[1]
+    return batch.label_pos if few else None
+
+
+def count_reads(batch: Batch) -> Batch:
+    """Lets heads find each position that is read where `reads` of a backbone puts its state."""
+    columns = jnp.arange(batch.label_pos.shape[1], dtype=batch.label_pos.dtype)
+    return batch._replace(label_pos=jnp.broadcast_to(columns, batch.label_pos.shape))
 
 
 def place(batch: Batch, injection: Injection) -> Batch:
