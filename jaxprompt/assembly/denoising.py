@@ -209,7 +209,8 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         objectives = make_objectives(c.objective.weight)
     else:
         module = backbone.module
-        model = Model(module, make_prompt("none", module.dims), {"main": TargetHead()})
+        method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
+        model = Model(module, method, heads, reads=c.backbone.reads)
         objectives = [Objective("main", on_targets, sums=count_hits)]
     # All of it trains unless the config says otherwise, unlike in tuning.
     patterns = tuple(c.trainable) or tuple(rf"{part}/.*" for part in params)

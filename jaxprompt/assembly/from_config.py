@@ -65,8 +65,8 @@ FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data
 FREE += ("train.compilation_cache", "train.plot", "train.keep")
 FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
-FREE_TRAINED = ("optim", "train", "data", "generate", "cache")
-FREE_TRAINED += tuple(f"backbone.{name}" for name in ("dtype", "stack", "remat", "attention"))
+FREE_TRAINED = ("optim", "train", "data", "generate", "cache", "backbone.dtype", "backbone.stack")
+FREE_TRAINED += ("backbone.remat", "backbone.attention", "backbone.reads")
 
 
 # -- the config itself ---------------------------------------------------------------------------

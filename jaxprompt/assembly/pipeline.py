@@ -26,7 +26,7 @@ from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.data.words import text_ids
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head, writer
-from jaxprompt.models.model import Model
+from jaxprompt.models.model import READS, Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric
@@ -343,7 +343,8 @@ def build_scorer(
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
     method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
-    model = Model(backbone.module, method, method.modules() | laid.modules)
+    reads = backbone.block.get("reads", READS[0])
+    model = Model(backbone.module, method, method.modules() | laid.modules, reads=reads)
     return Scorer(
         task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer, demos
     )

@@ -1,5 +1,6 @@
 """Pre-training of a prompt on running text (Gu et al. 2022, "PPT"): from a config to objects."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -287,7 +288,7 @@ def make_objectives(c: Any, model: Model) -> tuple[Model, list[Objective]]:
     own = model.prompt.modules()
     heads = {name: head for name, head in model.heads.items() if name not in own}
     heads, objective = from_config.head_of(c).counted(heads, c.optim.smoothing)
-    model = Model(model.backbone, model.prompt, own | heads)
+    model = dataclasses.replace(model, heads=own | heads)
     return model, [objective, *model.prompt.objectives()]
 
 

@@ -58,6 +58,10 @@ FIELDS = Block(
             "short texts on TPUs, elsewhere scores are computed again in the backward pass; "
             "einsum: two products",
         ),
+        reads=word(
+            "asked", Words("models.model", "READS"),
+            "asked: the last layer runs at the positions that the head reads; all: at all of them",
+        ),
         dropout=share(None, "None = as in config.json; 0 also ends the attention's"),
         sentinel=text("<extra_id_{}>", "T5: how the vocabulary writes the n-th sentinel"),
         rescale=number(

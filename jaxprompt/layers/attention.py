@@ -10,6 +10,7 @@ from jaxprompt.layers import kernels
 from jaxprompt.layers.capping import soft_cap
 from jaxprompt.layers.dropout import draw_keep, thin
 from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.types import Memory, Prefix, Seen, Tokens
 
@@ -41,16 +42,16 @@ def attend(
         k, v = (_spread_heads(x, shape[2]) for x in (k, v))
     elif heads < shape[2]:  # the heads that share keys are rows more of these
         q, mask = _fold(q, heads), _repeat(mask, shape[2] // heads)
-    weigh = lambda q, k: _probabilities(q, k, mask, bias, scale, cap)
+    weigh = lambda q, k, mask, bias: _probabilities(q, k, mask, bias, scale, cap)
     if not dropped:
-        mix = lambda q, k, v: einsum("bnts,bsnd->btnd", weigh(q, k), v)
-        y = (jax.checkpoint(mix) if chosen == "recompute" else mix)(q, k, v)
-        return _unfold(y, shape)
-    probs = weigh(q, k)
+        mix = lambda v, *given: einsum("bnts,bsnd->btnd", weigh(*given), v)
+        given = v, q, k, mask, bias
+        return _unfold(recompute(mix, *given) if chosen == "recompute" else mix(*given), shape)
+    probs = weigh(q, k, mask, bias)
     keep = draw_keep(probs.shape, dropout, key)
     # Of what has the size of the scores, `probs` and `keep` alone are kept for the backward pass.
-    mix = jax.checkpoint(lambda p, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v))
-    return _unfold(mix(probs, v), shape)
+    mix = lambda p, keep, v: einsum("bnts,bsnd->btnd", thin(p, keep, dropout), v)
+    return _unfold(recompute(mix, probs, keep, v), shape)
 
 
 def _fold(q, heads: int):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import Target
 from jaxprompt.types import Seen
@@ -146,24 +147,11 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
         return y.swapaxes(1, 2)[:, front : front + queries]
 
     join = lambda x: x.reshape(*x.shape[:2], heads * size)
-    # The kernel would scale the bias too.
-    return _anew(attend, join(q if scale == 1.0 else q * scale), join(k), join(v), tuple(arrays))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _anew(function, *arrays):
-    """Computes a function, and for the backward pass once more from its arguments alone.
-
-    Of q, k and v with heads joined: a head's own 64 numbers would take the room of 128, the width
-    of a TPU's registers. Unlike jax.checkpoint's, this holds inside another jax.checkpoint too.
-    """
-    return function(*arrays)
-
-
-_anew.defvjp(
-    lambda function, *arrays: (function(*arrays), arrays),
-    lambda function, arrays, given: jax.vjp(function, *arrays)[1](given),
-)
+    # The kernel would scale the bias too. Of q, k and v with heads joined is kept: a head's own 64
+    # numbers would take the room of 128, the width of a TPU's registers.
+    return recompute(
+        attend, join(q if scale == 1.0 else q * scale), join(k), join(v), tuple(arrays)
+    )
 
 
 def _flash(q, k, v, own, others, bias=None, *, causal: bool):

@@ -17,6 +17,7 @@ from jaxprompt.tree import flatten
 from jaxprompt.types import Batch, Injection, Tokens
 
 Params = Mapping[str, Any]
+READS = ("asked", "all")
 
 
 @dataclasses.dataclass(frozen=True)
