@@ -191,7 +191,8 @@ class Encoder(nn.Module):
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
         # Positions of a prefix are those of a bias like T5's, which this stack does not add.
         prefix = prefix and prefix._replace(positions=None)
-        return self._run(x, prefix, batch, deterministic, first=self.cfg.skip, reads=reads)
+        how = dict(first=self.cfg.skip, reads=reads, fresh=slots is None)
+        return self._run(x, prefix, batch, deterministic, **how)
 
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""

@@ -192,15 +192,14 @@ class Backbone(Encoder):
         """Applies the checkpoint's pooler. [..., H] -> [..., H]"""
         return ACTIVATIONS[self.cfg.pooler_activation](self.pooler(x))
 
-    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None, reads=None):
+    def _run(self, x, prefix, batch, deterministic: bool, **span: Any):
         tokens, way, behind = batch.encoder, self._way(deterministic), None
         given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
             # x is the embeddings where layer 0 runs, and elsewhere `run_stack` does not call this.
             behind = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
         return run_stack(
-            self.layer, self.layers, x, prefix, *given, first=first, last=last,
-            behind_first=behind, reads=reads, **way,
+            self.layer, self.layers, x, prefix, *given, behind_first=behind, **span, **way,
         )[0]  # fmt: skip
 
 

@@ -148,6 +148,7 @@ class Backbone(nn.Module):
             tokens.ids, tokens.positions, outside, tokens.slot, slots, deterministic=deterministic
         )
         prefix = prefix and prefix._replace(positions=None)
+        how = how | dict(fresh=slots is None)
         x, (k, v) = self._run(x, prefix, seen_of(tokens, tokens), deterministic, **how)
         return x, _behind(prefix, k, v, tokens.mask)
 
@@ -168,12 +169,12 @@ class Backbone(nn.Module):
                 "data.max_target or generate.max_new"
             )
 
-    def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True, reads=None):
+    def _run(self, x, prefix, seen: Seen, deterministic: bool, keep: bool = True, **how: Any):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         return run_stack(
             self.layer, self.layers, x, prefix, seen, stack=c.stack, remat=c.remat,
             key=self.make_rng("dropout") if drops else None, deterministic=deterministic, keep=keep,
-            reads=reads,
+            **how,
         )  # fmt: skip
 
 

@@ -205,7 +205,8 @@ class Backbone(nn.Module):
             )
         prefix = prefix and prefix._replace(positions=None)
         seen, first = seen_before(tokens), self.cfg.skip
-        x, kept = self._run(x, prefix, seen, deterministic, first=first, **how)
+        how = how | dict(first=first, fresh=slots is None)
+        x, kept = self._run(x, prefix, seen, deterministic, **how)
         return self.norm(x), kept
 
     def _run(self, x, prefix, seen: Seen, deterministic: bool, **how: Any):

@@ -311,7 +311,8 @@ class Backbone(Decoder):
             x = take_kept(batch.kept, self.cfg.dtype)
         else:
             x = self.embed(tokens.ids, tokens.slot, slots, deterministic=deterministic)
-        x, kept = self._run(x, prefix, tokens, deterministic, first=self.cfg.skip, **how)
+        how = how | dict(first=self.cfg.skip, fresh=slots is None)
+        x, kept = self._run(x, prefix, tokens, deterministic, **how)
         return self.norm(x), kept
 
     def _run(self, x, prefix, tokens, deterministic: bool, **how: Any):

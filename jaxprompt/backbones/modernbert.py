@@ -188,7 +188,7 @@ class Backbone(Encoder):
         seen = jnp.ones((1, 2, 2), bool)
         return item, seen, seen, (turns, turns)
 
-    def _run(self, x, prefix, batch, deterministic: bool, *, first: int = 0, last=None, reads=None):
+    def _run(self, x, prefix, batch, deterministic: bool, *, last=None, **how: Any):
         c, tokens = self.cfg, batch.encoder
         places, mask = tokens.positions, seen_of(tokens, tokens).mask
         everything = jnp.broadcast_to(
@@ -205,8 +205,8 @@ class Backbone(Encoder):
             np.arange(c.layers) == 0,
         )  # fmt: skip
         x, _ = run_stack(
-            self.layer, self.layers, x, items, near, everything, turns, first=first, last=last,
-            reads=reads, **self._way(deterministic),
+            self.layer, self.layers, x, items, near, everything, turns, last=last, **how,
+            **self._way(deterministic),
         )  # fmt: skip
         # What `enter` gives goes into a layer, so the last norm is not for it.
         return self.norm(x) if last is None else x

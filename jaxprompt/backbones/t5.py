@@ -213,7 +213,8 @@ class Backbone(nn.Module):
             x = take_kept(batch.kept, self.cfg.dtype)
         else:
             x = self.embed(batch.encoder, slots, deterministic=deterministic)
-        x = self._encode(x, prefix, batch, deterministic, first=self.cfg.skip)
+        how = dict(first=self.cfg.skip, fresh=slots is None)
+        x = self._encode(x, prefix, batch, deterministic, **how)
         return self.drop(self.norm(x), deterministic=deterministic)
 
     def enter(self, batch: Batch, layer: int):

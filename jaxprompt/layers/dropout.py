@@ -1,5 +1,7 @@
 """Dropout drawn from 16-bit words: half the random bits of a float draw, rates exact to 1/65536."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -40,9 +42,17 @@ def _fold(keys, size: int):
     return jax.vmap(fold, (None, 0))(keys, jnp.arange(size))
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def thin(x, keep, rate: float):
     """Zeroes the elements that do not stay and scales the rest by 1 / (1 - rate)."""
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+# Automatic differentiation keeps the zeroes too, an array as large as x in every layer.
+thin.defvjp(
+    lambda x, keep, rate: (thin(x, keep, rate), keep),
+    lambda rate, keep, g: (thin(g, keep, rate), None),
+)
 
 
 def drop(x, rate: float, key):

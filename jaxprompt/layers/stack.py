@@ -44,7 +44,7 @@ def declare(module: nn.Module, name: str, init: Callable[[jax.Array], Any]) -> A
 
 def run_stack(
     layer, params, x, per_layer, *shared, stack, remat, key=None, first=0, last=None, takes=None,
-    behind_first=None, reads=None, **flags,
+    behind_first=None, reads=None, fresh=False, **flags,
 ):  # fmt: skip
     """Applies the layers in turn. -> x [B, T, H], what the layers gave besides, stacked [L, ...]
 
@@ -60,7 +60,8 @@ def run_stack(
 
     Where a prefix stands in an interval of layers, which its mask tells as a numpy array, the
     others get None in its place, and below the lowest of them nothing is kept or differentiated
-    that the prefix alone would ask for.
+    that the prefix alone would ask for. Where nothing that trains is in x (`fresh`), that layer's
+    own input has no gradient either.
     """
     stored = jax.tree.leaves(params)[0].shape[0]
     length = len(takes or range(stored))
@@ -70,9 +71,14 @@ def run_stack(
     follows = behind_first is not None and first == 0
     # What follows the first layer needs all that it gives.
     narrows = reads is not None and not (follows and last == 1)
+    # In a loop all layers give as much, and are differentiated alike: these are none of it.
+    lone = {last - 1} if narrows else set()
+    if fresh:
+        stands = [low for low, _, part in segments(per_layer, first, last) if _has_prefix(part)]
+        lone |= set(stands[:1])
     cut = set()
-    if stack == "scan":  # which cannot stop behind its first layer, or give less at its last
-        cut = ({1} if follows else set()) | ({last - 1} if narrows else set())
+    if stack == "scan":
+        cut = ({1} if follows else set()) | lone | {layer + 1 for layer in lone}
         cut &= set(range(first + 1, last))
     params, parts = _cast_kernels(params, x.dtype), segments(per_layer, first, last, cut)
     # Slices of the stack would be copies of the weights.
@@ -99,16 +105,20 @@ def run_stack(
     again = remat != "none" or in_place or sharding.gathers() or has_quantized(params)
     again = again and remat != WATCHED
 
-    def wrap(apply, loops: bool):
-        # Merging of common subexpressions would undo the recomputation, except in a loop's body.
-        policy = _POLICIES[remat] if again else None
-        return jax.checkpoint(apply, policy=policy, prevent_cse=not loops) if again else apply
+    def wrap(apply, barred: bool):
+        if not again:
+            return apply
+        return jax.checkpoint(apply, policy=_POLICIES[remat], prevent_cse=barred)
 
-    looped, alone = wrap(apply, True), wrap(apply, False)
-    read = wrap(functools.partial(apply, reads=reads), False) if narrows else alone
+    # Merging of common subexpressions would undo the recomputation, except in a loop's body. Of one
+    # layer by itself the weights may be kept: a barrier would make arrays of the zeroes that stand
+    # for gradients which are not needed.
+    spares = stack == "unroll" or remat != "none" or sharding.gathers() or has_quantized(params)
+    looped, alone = wrap(apply, stack == "unroll"), wrap(apply, spares)
+    read = wrap(functools.partial(apply, reads=reads), spares) if narrows else alone
     found = []
     for low, high, part in parts:
-        if stack == "scan" and not (narrows and low == last - 1):
+        if stack == "scan" and low not in lone:
             items = jnp.arange(low, high), None if in_place else params, part
             x, more = jax.lax.scan(looped, x, items)
             found.append(more)
@@ -166,8 +176,7 @@ def segments(
     A prefix whose mask is a numpy array and empty throughout a segment is None there; the mask of
     one that is full is None.
     """
-    is_prefix = lambda leaf: isinstance(leaf, Prefix)
-    prefixes = [p for p in jax.tree.leaves(per_layer, is_leaf=is_prefix) if is_prefix(p)]
+    prefixes = [p for p in jax.tree.leaves(per_layer, is_leaf=_is_prefix) if _is_prefix(p)]
     known = [p for p in prefixes if isinstance(p.mask, np.ndarray)]
     stands = [p.mask.any(axis=(1, 2)) for p in known]
     # Only where a mask begins or ends: every cut is one more loop to compile.
@@ -175,7 +184,7 @@ def segments(
     bounds = [first, *sorted(inner | set(more)), last]
 
     def cut(part, low: int, high: int):
-        if is_prefix(part) and isinstance(part.mask, np.ndarray):
+        if _is_prefix(part) and isinstance(part.mask, np.ndarray):
             here = part.mask[low:high]
             if not here.any():
                 return None
@@ -183,6 +192,14 @@ def segments(
         return jax.tree.map(lambda leaf: leaf[low:high], part)
 
     return [
-        (a, b, jax.tree.map(lambda p, a=a, b=b: cut(p, a, b), per_layer, is_leaf=is_prefix))
+        (a, b, jax.tree.map(lambda p, a=a, b=b: cut(p, a, b), per_layer, is_leaf=_is_prefix))
         for a, b in zip(bounds[:-1], bounds[1:], strict=True)
     ]
+
+
+def _is_prefix(leaf: Any) -> bool:
+    return isinstance(leaf, Prefix)
+
+
+def _has_prefix(part: Any) -> bool:
+    return any(map(_is_prefix, jax.tree.leaves(part, is_leaf=_is_prefix)))

@@ -156,7 +156,7 @@ def interval(first, last, layers=6):
     return np.broadcast_to((number >= first) & (number < last), (layers, 1, 4))
 
 
-def tuned(stack, remat, mask, **sizes):
+def tuned(stack, remat, mask, reads=None, **sizes):
     """Makes the loss of a prefix in a BERT of 6 layers, and its arguments."""
     backbone, params = make_tiny(stack=stack, remat=remat, num_hidden_layers=6, **SIZES, **sizes)
     dims, batch = backbone.dims, make_batch(rows=4, length=32, shift=4)
@@ -165,7 +165,9 @@ def tuned(stack, remat, mask, **sizes):
 
     def loss(table, params):
         injection = Injection(encoder=Stream(prefix=Prefix(*table, mask)))
-        hidden = backbone.apply({"params": params}, batch, injection, deterministic=True)
+        hidden = backbone.apply(
+            {"params": params}, batch, injection, deterministic=True, reads=reads
+        )
         return (hidden**2 * jnp.arange(hidden.shape[-1])).mean()
 
     return loss, (table, params)
@@ -200,6 +202,20 @@ def test_backward_work_ends_below_the_lowest_prompted_layer(stack):
     assert work[3] / work[0] == pytest.approx((6 + 3) / (6 + 6), abs=0.04)
     assert 6 / (6 + 6) < work[5] / work[0] < (6 + 1) / (6 + 6)
     assert memory[5] < memory[3] < memory[0]
+
+
+def test_what_is_not_read_and_what_changes_nothing_is_not_computed():
+    """In the compiled program: by H^2 per token a layer has 8 products each way, of which the first
+    needs no gradient through its q, k and v, and the last its keys and values alone.
+    """
+    work = {}
+    for stack, reads in itertools.product(STACKS, (None, np.zeros((4, 1), np.int32))):
+        loss, args = tuned(stack, "none", interval(0, 6), reads, max_position_embeddings=64)
+        program = jax.jit(jax.grad(loss)).lower(*args).compile()
+        work[stack, reads is None] = read_work(program.as_text()).flops
+    for everything in (True, False):
+        assert work["scan", everything] == pytest.approx(work["unroll", everything], rel=1e-3)
+    assert work["scan", False] / work["scan", True] == pytest.approx((96 - 15) / (96 - 3), abs=0.01)
 
 
 def test_a_stack_is_cut_where_any_prefix_begins_or_ends():
