@@ -42,6 +42,15 @@ class Tokens(NamedTuple):
     # front and none is of a branch: then kernels need no mask
 
 
+class Front(NamedTuple):
+    """What every row begins with, known when compiling; its positions count from 0. [T] each"""
+
+    ids: tuple[int, ...]
+    slot: tuple[int, ...]
+    types: tuple[int, ...]
+    roles: tuple[int, ...]
+
+
 class Batch(NamedTuple):
     """One batch. With K rows an example (choices) the token arrays are [B*K, T], example-major."""
 

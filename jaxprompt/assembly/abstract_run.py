@@ -11,6 +11,7 @@ import jax
 
 from jaxprompt.assembly import from_config, ppt
 from jaxprompt.assembly.examples import in_form
+from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.published import published
@@ -115,6 +116,7 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
         task, example, more = _longest(c)
         examples = from_config.Examples(task, max(1, len(example.choices)), {"train": [example]})
         scorer = from_config.scorer_from_config(c, backbone, examples, alone)
+        scorer = share_front(c, scorer)
         model, objectives = scorer.model, from_config.build_objectives(c, scorer.model)
     # Every row is the longest one, so the shapes are those of the largest batch.
     split = scorer.encode([example], targets=True)

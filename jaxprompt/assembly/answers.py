@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxprompt.assembly.front import with_front
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.encoded import count_cut
@@ -28,6 +29,7 @@ def make_answers(
 
     `how` is the `generate` block of a card.
     """
+    scorer = with_front(scorer)
     head, at = scorer.head, scorer.layout
     answering = make_answering(head, placement, scorer.model, how, scorer.tokenizer, at)
 

@@ -66,7 +66,7 @@ FREE += ("train.compilation_cache", "train.plot", "train.keep")
 FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
 FREE_TRAINED = ("optim", "train", "data", "generate", "cache", "backbone.dtype", "backbone.stack")
-FREE_TRAINED += ("backbone.remat", "backbone.attention", "backbone.reads")
+FREE_TRAINED += ("backbone.remat", "backbone.attention", "backbone.reads", "backbone.once")
 
 
 # -- the config itself ---------------------------------------------------------------------------

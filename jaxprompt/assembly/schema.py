@@ -62,6 +62,11 @@ FIELDS = Block(
             "asked", Words("models.model", "READS"),
             "asked: the last layer runs at the positions that the head reads; all: at all of them",
         ),
+        once=flag(
+            True,
+            "GPT-2, Llama: what all rows begin with, as soft tokens, runs once a step and not for "
+            "each row; its dropout is drawn once",
+        ),
         dropout=share(None, "None = as in config.json; 0 also ends the attention's"),
         sentinel=text("<extra_id_{}>", "T5: how the vocabulary writes the n-th sentinel"),
         rescale=number(

@@ -6,6 +6,7 @@ import jax
 
 from jaxprompt import tree
 from jaxprompt.assembly import feature_cache, from_config, records, starting_text
+from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.running import Work, carry_out
@@ -43,6 +44,7 @@ class Tuning(Work):
         backbone = from_config.open_fitting(c, placement)
         examples = from_config.read_examples(c, given=self.given.rows)
         scorer = from_config.scorer_from_config(c, backbone, examples, placement)
+        scorer = share_front(c, scorer)
         self.splits = from_config.encode_splits(scorer, examples)
         scorer, self.notes = scorer.with_vocabulary_of(self.splits["train"]), examples.notes
         if jax.process_count() > 1:

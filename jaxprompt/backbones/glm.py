@@ -21,6 +21,7 @@ from jaxprompt.layers.cache import remember, unstack
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.prefix import put_behind
 from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack
 from jaxprompt.parallel.sharding import constrain
@@ -150,7 +151,7 @@ class Backbone(nn.Module):
         prefix = prefix and prefix._replace(positions=None)
         how = how | dict(fresh=slots is None)
         x, (k, v) = self._run(x, prefix, seen_of(tokens, tokens), deterministic, **how)
-        return x, _behind(prefix, k, v, tokens.mask)
+        return x, put_behind(prefix, k, v, tokens.mask)
 
     def _answer(self, batch: Batch, front: Prefix, deterministic: bool, **how: Any):
         tokens = batch.decoder
@@ -183,21 +184,6 @@ def find_blank(tokens: Tokens):
     last = jnp.max(jnp.where(tokens.mask, tokens.positions, 0), axis=1)
     asked = tokens.mask & (tokens.roles == Role.LABEL)
     return jnp.min(jnp.where(asked, tokens.positions, last[:, None]), axis=1)
-
-
-def _behind(prefix: Prefix | None, k, v, mask) -> Prefix:
-    """Puts what was read behind a prefix. [L, B, T, N, D] x 2, bool [B, T] -> P + T columns"""
-    mask = jnp.broadcast_to(mask, k.shape[:3])
-    if prefix is None:
-        return Prefix(k, v, mask)
-    rows, length = k.shape[1], prefix.k.shape[2]
-    spread = (*k.shape[:2], length, *k.shape[3:])
-    there = jnp.broadcast_to(prefix.mask, (k.shape[0], rows, length))
-    return Prefix(
-        jnp.concatenate([jnp.broadcast_to(prefix.k, spread).astype(k.dtype), k], axis=2),
-        jnp.concatenate([jnp.broadcast_to(prefix.v, spread).astype(v.dtype), v], axis=2),
-        jnp.concatenate([there, mask], axis=2),
-    )
 
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> GLMConfig:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.convert.hf_config import (
@@ -22,10 +23,11 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.prefix import put_behind
 from jaxprompt.layers.quantized import restore_at
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen
+from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +156,19 @@ class Backbone(nn.Module):
         tokens = batch.encoder
         x = self.embed(tokens.ids, tokens.positions, deterministic=True)
         return self._run(x, None, seen_before(tokens), True, last=layer)[0]
+
+    @property
+    def shares_front(self) -> bool:
+        """Whether `read_front` serves it."""
+        return True
+
+    def read_front(self, tokens: Tokens, injection: Injection, *, deterministic: bool) -> Prefix:
+        """Reads what all rows begin with. -> its keys and values, behind those of the prefix"""
+        # Of the last layer these alone are wanted, so that it runs at one position.
+        first = jnp.zeros((len(tokens.ids), 1), jnp.int32)
+        how = dict(deterministic=deterministic, keep=True, reads=first)
+        _, (k, v) = self._read(Batch(tokens, None, None, None, None), injection, **how)
+        return put_behind(injection.encoder.prefix, k, v, np.ones(tokens.ids.shape, bool))
 
     def prefill(self, batch: Batch, injection: Injection, room: int) -> tuple[Any, Cache]:
         """Reads the input, with room for more tokens. -> states [B, T, H], the cache"""

@@ -263,6 +263,11 @@ class Backbone(Decoder):
         c = self.cfg
         return Dims(c.vocab, c.width, c.width, c.layers, c.key_heads, c.head_dim, c.positions)
 
+    @property
+    def shares_front(self) -> bool:
+        """Whether `read_front` serves it: keys in front of a window would have to leave it."""
+        return not any(self.cfg.is_local)
+
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
         tokens = batch.encoder

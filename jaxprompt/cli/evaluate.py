@@ -54,6 +54,7 @@ def evaluate(
     With `output` its rows are written there as `predict` writes them.
     """
     from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.front import share_front
     from jaxprompt.parallel import processes
 
     _check_split(split)
@@ -67,7 +68,7 @@ def evaluate(
     # Scored all the same, and told: the files may have been mended since.
     for line in trained.others if processes.is_first() else ():
         print(escape(line), file=sys.stderr)
-    scorer, part = trained.scorer, trained.splits[split]
+    scorer, part = share_front(c, trained.scorer), trained.splits[split]
     # Before anything is scored: rows with a column of that name are refused at once.
     records = _read(c, scorer, split, prefix) if output else []
     judge = from_config.build_judge(c, scorer, trained.placement)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.stream import ENDLESS, BatchStream
 from jaxprompt.errors import InputError
-from jaxprompt.types import NO_LIMIT, Batch, Role, Tokens
+from jaxprompt.types import NO_LIMIT, Batch, Front, Role, Tokens
 
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
 
@@ -37,6 +37,7 @@ class Layout:
     multiple: int = 8
     stop_id: int = -1  # the token that ends what is written, where anything is
     branches: bool = False  # of a causal model's rows, see data/target.py
+    front: Front | None = None  # what every row begins with, which the model has by itself
     host: int = 0
     hosts: int = 1
 
@@ -155,6 +156,9 @@ class _Examples:
             raise InputError(
                 f"an example has {most} rows, over num_rows {layout.num_rows}; raise it"
             )
+        if layout.front is not None:
+            front = Front(*map(np.array, layout.front))
+            rows = [[_without(front, row) for row in example] for example in rows]
         self.rows = rows
         self.labels = _as_labels(labels)  # [examples] or [examples, M]
         self.layout = layout
@@ -347,6 +351,17 @@ def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarr
     found = np.asarray(labels)
     # numpy takes an empty list for floats.
     return found.astype(np.float32 if found.dtype.kind == "f" and found.size else np.int32)
+
+
+def _without(front: Front, row: Encoded) -> Encoded:
+    """Takes out what a row begins with, as arrays. Its positions stay as they are."""
+    count = len(front.ids)
+    pairs = [(getattr(row, name)[:count], x) for name, x in front._asdict().items()]
+    if len(row.ids) <= count or not all(np.array_equal(own, x) for own, x in pairs):
+        raise ValueError("a row does not begin with what its layout says that all begin with")
+    parts = {name: getattr(row, name)[count:] for name in (*front._fields, "positions")}
+    segments = row.segments if row.segments is None else row.segments[count:]
+    return row._replace(**parts, label_pos=row.label_pos - count, segments=segments)
 
 
 def _at_least(name: str, value: int, limit: int) -> None:

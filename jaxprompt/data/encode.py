@@ -15,11 +15,11 @@ from jaxprompt.data.marking import default_markers, divide
 from jaxprompt.data.specials import Specials
 from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
-from jaxprompt.data.template import OPTION, Template, check, read_option, with_options
+from jaxprompt.data.template import OPTION, Template, check, read_option, take_field, with_options
 from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
 from jaxprompt.data.tokenizer import encode_exact, encode_texts, starts_with_space
-from jaxprompt.errors import InputError, nearest
-from jaxprompt.types import Role
+from jaxprompt.errors import InputError
+from jaxprompt.types import Front, Role
 
 _CHUNK = 8192  # examples tokenised in one call; bounds the memory of the texts held beside the ids
 
@@ -180,6 +180,14 @@ class ExampleEncoder:
         """The tokenizer."""
         return self._tokenizer
 
+    def shared_front(self) -> Front | None:
+        """Gives what every row begins with, in front of its first text; None = nothing."""
+        runs = takewhile(lambda run: isinstance(run, TokenRun), self._layout(1))
+        # A token is left to each row: where its text is empty, that is what is read.
+        row = join_runs([] if self._beside else list(runs))
+        parts = (row.ids, row.slot, row.types, row.roles)
+        return Front(*(tuple(x[:-1].tolist()) for x in parts)) if len(row.ids) > 1 else None
+
     def _encode_chunk(
         self, examples: Sequence[Example], targets: bool, shown: Sequence[Sequence[Example]]
     ) -> list[list[Encoded]]:
@@ -309,7 +317,8 @@ class ExampleEncoder:
                 continue
             part = item.part
             if part.kind == "field":
-                text, cut = self._field(example, part.text), "whole" not in part.modifiers
+                text = take_field(self._template, example.fields, part.text)
+                cut = "whole" not in part.modifiers
             else:
                 text, cut = example.choices[part.count] if part.kind == "option" else choice, False
             name = part.text if part.kind == "field" else ""
@@ -334,14 +343,6 @@ class ExampleEncoder:
             else:
                 slots = range(item.first + piece.number, item.first + piece.number + 1)
                 yield run._replace(ids=[self._specials.pad], role=Role.SOFT, slots=slots)
-
-    def _field(self, example: Example, name: str) -> str:
-        if name not in example.fields:
-            raise InputError(
-                f"template {self._template.source!r}: an example has no field {name!r}; "
-                f"{nearest(name, example.fields)}"
-            )
-        return example.fields[name]
 
     def _check_room(self, fixed: list[TokenRun]) -> int:
         taken = sum(len(run.ids) for run in fixed) + self._room_behind

@@ -27,7 +27,7 @@ How {choices} writes each of them is a small template of its own, "{name}. {text
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxprompt.errors import InputError, nearest
@@ -124,6 +124,16 @@ def modify(text: str, modifiers: Iterable[str]) -> str:
     for name in modifiers:
         text = MODIFIERS[name](text)
     return text
+
+
+def take_field(template: "Template", fields: Mapping[str, str], name: str) -> str:
+    """Takes the text of a field. Raises InputError where an example has none of that name."""
+    if name not in fields:
+        raise InputError(
+            f"template {template.source!r}: an example has no field {name!r}; "
+            f"{nearest(name, fields)}"
+        )
+    return fields[name]
 
 
 def parse(text: str) -> Template:

@@ -120,3 +120,23 @@ class PrefixMlp(nn.Module):
         flat = nn.Dense(layers * two * heads * head_dim, kernel_init=draw, name="up")(inner)
         table = flat.reshape(length, layers, two, heads, head_dim)
         return table.transpose(1, 2, 0, 3, 4)
+
+
+def put_behind(prefix: Prefix | None, k, v, mask) -> Prefix:
+    """Puts what was read behind a prefix. [L, B, T, N, D] x 2, bool [B, T] -> P + T columns
+
+    The mask is a numpy array where both are. There are no positions.
+    """
+    known = isinstance(mask, np.ndarray) and (prefix is None or isinstance(prefix.mask, np.ndarray))
+    xp = np if known else jnp
+    mask = xp.broadcast_to(mask, k.shape[:3])
+    if prefix is None:
+        return Prefix(k, v, mask)
+    rows, length = k.shape[1], prefix.k.shape[2]
+    spread = (*k.shape[:2], length, *k.shape[3:])
+    there = xp.broadcast_to(prefix.mask, (k.shape[0], rows, length))
+    return Prefix(
+        jnp.concatenate([jnp.broadcast_to(prefix.k, spread).astype(k.dtype), k], axis=2),
+        jnp.concatenate([jnp.broadcast_to(prefix.v, spread).astype(v.dtype), v], axis=2),
+        xp.concatenate([there, mask], axis=2),
+    )

@@ -46,6 +46,7 @@ def generate(
     _check(model, batch, max_new, beams, early_stopping)
     injection = model.inject(params, batch)
     batch = place(batch, injection)
+    injection = model.share_front(params, injection)
     tokens, room = batch.read, max_new - 1  # nothing follows the last token, so it is not read
     backbone = model.backbone.bind({"params": params["backbone"]})
     states, cache = backbone.prefill(batch, injection, room)

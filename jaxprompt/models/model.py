@@ -14,7 +14,7 @@ from jaxprompt.layers.quantized import BITS, quantized_shapes
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
-from jaxprompt.types import Batch, Injection, Tokens
+from jaxprompt.types import Batch, Front, Injection, Tokens
 
 Params = Mapping[str, Any]
 READS = ("asked", "all")
@@ -29,6 +29,7 @@ class Model:
     heads: Mapping[str, nn.Module]
     is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
     reads: str = "asked"  # positions of the last layer that run: asked for by a head | all
+    front: Front | None = None  # what every row begins with; rows of batches are without it
 
     def init(
         self, key: jax.Array, backbone: Params, *, choices: int = 1, placement: Any = None
@@ -43,7 +44,8 @@ class Model:
     # The one that a dataclass makes would hash the heads' mapping, which has no hash.
     def __hash__(self) -> int:
         """Is that of all equal models, which are the same program."""
-        return hash((self.backbone, self.prompt, frozenset(self.heads.items()), self.is_kept))
+        own = self.is_kept, self.reads, self.front
+        return hash((self.backbone, self.prompt, frozenset(self.heads.items()), *own))
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
         prompt_key, *head_keys = jax.random.split(key, 1 + len(self.heads))
@@ -71,6 +73,27 @@ class Model:
             deterministic=deterministic, rngs=_rngs(key, 0),
         )  # fmt: skip
 
+    def share_front(self, params: Params, injection: Injection, *, deterministic=True, key=None):
+        """Runs what every row begins with, once: all see its keys and values as a prefix.
+
+        -> the injection with that prefix. Dropout is drawn once for all rows.
+        """
+        if self.front is None:
+            return injection
+        slots, prefix, _ = injection.encoder
+        rows = max(1 if slots is None else len(slots), 1 if prefix is None else prefix.k.shape[1])
+        ids, slot, types, roles = (
+            jnp.broadcast_to(jnp.array(x, jnp.int32), (rows, len(x))) for x in self.front
+        )
+        positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+        positions = positions + self.prompt.position_shift()
+        tokens = Tokens(ids, ids == ids, slot, positions, types, roles)
+        front = self.backbone.apply(
+            {"params": params["backbone"]}, tokens, injection, deterministic=deterministic,
+            rngs=_rngs(key, 4), method="read_front",
+        )  # fmt: skip
+        return injection._replace(encoder=injection.encoder._replace(prefix=front))
+
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
         """Runs the backbone with the method's injection. -> [B*K, T, H]"""
         return self._run(params, batch, deterministic, key, reads_all=True)[0]
@@ -94,6 +117,7 @@ class Model:
         if self.is_kept:
             return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
+        injection = self.share_front(params, injection, deterministic=deterministic, key=key)
         reads = None if reads_all else few_reads(batch)
         hidden = self.backbone.apply(
             {"params": params["backbone"]}, batch, injection, deterministic=deterministic,

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt.assembly import from_config, records
+from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.method import seen_by
 from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
@@ -52,7 +53,8 @@ def prepare(
         try:
             if key not in encoded:
                 examples = from_config.read_examples(own)
-                scorers[key] = from_config.scorer_from_config(own, backbone, examples, placement)
+                scorer = from_config.scorer_from_config(own, backbone, examples, placement)
+                scorers[key] = share_front(own, scorer)
                 facts[key] = from_config.describe_data(examples, scorers[key])
                 splits = from_config.encode_splits(scorers[key], examples)
                 # A split that is the same in all runs is laid out once.
@@ -84,7 +86,9 @@ def prepare(
         member = _member(run, scorer, splits, record)
         member = member._replace(counts=count_tokens(run.config, splits["train"], corpus))
         words = [array.tolist() for array in jax.tree.leaves(member.words)]
-        own = models.setdefault(json.dumps([own.prompt.block(), scorer.classes, words]), own)
+        own = models.setdefault(
+            json.dumps([own.prompt.block(), scorer.classes, words, own.front]), own
+        )
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
     for member in members:
         records.check_repeated(member.run.folder, member.record)

@@ -1,0 +1,148 @@
+"""What all rows begin with runs once: scores, gradients and texts are those of whole rows."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from tiny import assert_equal, jit, make_params, make_tiny
+
+from jaxprompt.data.batching import Layout, one_batch
+from jaxprompt.data.encoded import Encoded
+from jaxprompt.heads.linear import Classifier
+from jaxprompt.models.generation import generate
+from jaxprompt.models.model import Model
+from jaxprompt.parallel.flops import count_flops
+from jaxprompt.prompts import make_prompt
+from jaxprompt.tree import merge, split, trainable_mask
+from jaxprompt.types import Front, Role
+
+METHODS = {
+    "soft": dict(length=3),
+    "prefix": dict(length=2, layers="2-2"),
+    "compose": dict(parts="prefix(length=2)+soft(length=3)"),
+}
+WORDS = [7, 9]  # of the template, behind the soft tokens
+CLASSES = 3
+
+
+def make_model(family, method, stack="scan"):
+    backbone, weights = make_tiny(family, stack=stack, num_hidden_layers=3, n_layer=3)
+    prompt = make_prompt(method, backbone.dims, **METHODS[method])
+    model = Model(backbone, prompt, {"main": Classifier(CLASSES, dropout=0.0)})
+    params = make_params(model, weights)
+    return model, split(params, trainable_mask(params, prompt.TRAINABLE))
+
+
+def make_rows(slots, count=5):
+    """Makes rows of soft tokens, the template's words and texts of differing lengths."""
+    rng, rows = np.random.default_rng(0), []
+    for i in range(count):
+        text = rng.integers(10, 50, 1 + 2 * i)
+        size = slots + len(WORDS) + len(text)
+        slot = np.full(size, -1, np.int32)
+        slot[:slots] = np.arange(slots)
+        roles = [Role.SOFT] * slots + [Role.HARD] * len(WORDS) + [Role.TEXT] * len(text)
+        ids = np.array([0] * slots + WORDS + text.tolist(), np.int32)
+        last, places = np.array([size - 1], np.int32), np.arange(size, dtype=np.int32)
+        types = np.zeros(size, np.int32)
+        rows.append([Encoded(ids, slot, types, np.array(roles, np.int8), places, last)])
+    return rows
+
+
+def lay(model, side):
+    """Lays the same rows whole, and without their front. -> models and batches of both"""
+    slots = model.prompt.num_slots()
+    rows = make_rows(slots)
+    front = Front(*(tuple(x[: slots + 1].tolist()) for x in rows[0][0][:4]))
+    assert front.slot == (*range(slots), -1) and front.ids[slots:] == (WORDS[0],)
+    whole = Layout(5, 24, 0, side=side, shift=model.prompt.position_shift())
+    layouts = whole, dataclasses.replace(whole, front=front)
+    batches = [one_batch(rows, [0, 1, 2, 0, 1], layout) for layout in layouts]
+    return (model, dataclasses.replace(model, front=front)), batches
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_scores_and_gradients_are_those_of_whole_rows(family, method, side):
+    model, (trainable, frozen) = make_model(family, method, ("scan", "unroll")[side == "left"])
+    models, batches = lay(model, side)
+    weights = np.random.default_rng(1).normal(size=(5, CLASSES)).astype(np.float32)
+
+    def look(model, batch):
+        def scored(trainable):
+            scores = model.forward(merge(trainable, frozen), batch)
+            return (scores * weights).sum(), scores
+
+        gradient, scores = jit(jax.grad(scored, has_aux=True))(trainable)
+        return np.asarray(ravel_pytree(gradient)[0]), np.asarray(scores)
+
+    whole, shared = (look(*pair) for pair in zip(models, batches, strict=True))
+    for found, expected in zip(shared, whole, strict=True):
+        assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+        assert np.linalg.norm(expected) > 0.01
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_texts_are_those_behind_whole_rows(family):
+    model, (trainable, frozen) = make_model(family, "compose")
+    models, batches = lay(model, "right")
+    write = lambda model, batch: generate(
+        model, merge(trainable, frozen), batch, max_new=4, eos=1, pad=0, beams=2
+    )
+    whole, shared = (
+        jit(write, static_argnums=0)(*pair) for pair in zip(models, batches, strict=True)
+    )
+    assert_equal(shared[:2], whole[:2])
+    np.testing.assert_allclose(shared.scores, whole.scores, rtol=1e-5)
+
+
+def test_work_is_that_of_one_row():
+    """Rows of 24 tokens with a front of 16 cost a third, and the front one row of 16."""
+    backbone, weights = make_tiny("gpt2", n_positions=64)
+    prompt = make_prompt("soft", backbone.dims, length=16)
+    model = Model(backbone, prompt, {"main": Classifier(CLASSES)})
+    params = make_params(model, weights)
+    rows = make_rows(16, 4) * 8
+    front = Front(*(tuple(x[:16].tolist()) for x in rows[0][0][:4]))
+    flops = []
+    for own in (None, front):
+        batch = one_batch(rows, [0] * 32, Layout(32, 32, 0, front=own))
+        shared = dataclasses.replace(model, front=own, reads="all")
+        flops.append(count_flops(lambda p, m=shared, b=batch: m.forward(p, b), params))
+        length = batch.encoder.ids.shape[1]
+    assert (length, 16 + len(WORDS) + 7) == (16, 25)
+    # Whole rows are laid to 32 tokens.
+    assert flops[1] / flops[0] == pytest.approx((32 * 16 + 16) / (32 * 32), abs=0.06)
+
+
+def test_a_row_that_begins_otherwise_is_no_row_of_the_layout():
+    rows = make_rows(3)
+    front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
+    rows[1][0].ids[3] = 11
+    with pytest.raises(ValueError, match="does not begin with what its layout says"):
+        one_batch(rows, [0] * 5, Layout(5, 24, 0, front=front))
+
+
+def test_dropout_of_the_front_is_drawn_once():
+    backbone, weights = make_tiny("gpt2", dropout=0.3)
+    prompt = make_prompt("soft", backbone.dims, length=4)
+    model = Model(backbone, prompt, {"main": Classifier(CLASSES)})
+    params = make_params(model, weights)
+    rows = make_rows(4, 2)[:1] * 4
+    front = Front(*(tuple(x[:4].tolist()) for x in rows[0][0][:4]))
+    model = dataclasses.replace(model, front=front)
+    batch = one_batch(rows, [0] * 4, Layout(4, 16, 0, front=front))
+    injection = model.inject(params, batch)
+    draw = lambda seed: (
+        model.share_front(
+            params, injection, deterministic=False, key=jax.random.key(seed)
+        ).encoder.prefix.k
+    )
+    first, again, other = (jnp.asarray(draw(seed)) for seed in (0, 0, 1))
+    assert first.shape[1:3] == (1, 4)
+    np.testing.assert_array_equal(first, again)
+    assert float(jnp.abs(first - other).max()) > 0
