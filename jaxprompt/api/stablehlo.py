@@ -146,7 +146,9 @@ def _make_score(model: PromptedModel, params: tree.Flat, batch: Batch) -> Callab
     arrays, classes, backbone = _flatten(batch), model.scorer.classes, model.scorer.model.backbone
     # The device's own kernels are chosen by the length, which is open here.
     cfg = dataclasses.replace(backbone.cfg, attention="einsum", remat="none")
-    whole = dataclasses.replace(model.scorer.model, backbone=backbone.clone(cfg=cfg))
+    # Whether few positions are read depends on the length too.
+    own = dict(backbone=backbone.clone(cfg=cfg), reads="all")
+    whole = dataclasses.replace(model.scorer.model, **own)
 
     def score(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> jax.Array:
         b, t = inputs["ids"].shape

@@ -85,10 +85,9 @@ def refuse_flags(parser: Parser, args: Any, names: Sequence[str], why: str) -> N
 
 def backbone_block(args: Any) -> dict[str, Any]:
     """Makes the config block of the backbone that the flags name."""
-    return dict(
-        path=args.backbone, revision="", init="", family="", dtype=args.dtype, stack="scan",
-        remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
-    )  # fmt: skip
+    from jaxprompt.assembly.schema import make_defaults
+
+    return make_defaults().backbone.to_dict() | {"path": args.backbone, "dtype": args.dtype}
 
 
 def make_mesh(mesh: str, batch: int) -> Any:
