@@ -40,7 +40,7 @@ from jaxprompt.training import replaced_tokens
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
-from jaxprompt.types import Asks
+from jaxprompt.types import Asks, Front, Role
 
 H100, A100, V100 = (Target("gpu", capability) for capability in (9.0, 8.0, 7.0))
 TPU = Target("tpu")
@@ -118,6 +118,7 @@ class Case:
     head: str = ""  # of HEAD_MODULES; "" = what the work has
     quantize: str = "none"
     kind: str = ""  # of KINDS; "" = the plainest of a family
+    front: bool = False  # the soft tokens stand in front of all rows, and run once
 
     def __str__(self):
         data, model, fsdp = self.mesh
@@ -125,7 +126,7 @@ class Case:
         words += [f"T{self.tokens}", f"{data}x{model}" + "fsdp" * fsdp]
         words += ["dropout"] * (self.dropout > 0) + [self.side] * (self.side != "right")
         words += [self.head] * bool(self.head) + [self.quantize] * (self.quantize != "none")
-        words += [self.kind] * bool(self.kind)
+        words += [self.kind] * bool(self.kind) + ["front"] * self.front
         return "-".join(words)
 
 
@@ -160,7 +161,12 @@ def make_model(case: Case):
         (loss,) = make_head(kind).objectives(0.0)
     elif case.work == "generate" or case.work == "grid" and case.family in CAUSAL:
         head, loss = TargetScores(), Objective("main", free_text)
-    return Model(backbone, prompt, {"main": head} | prompt.modules()), [loss, *prompt.objectives()]
+    model = Model(backbone, prompt, {"main": head} | prompt.modules())
+    if case.front:
+        none = (0,) * case.length
+        front = Front(none, tuple(range(case.length)), none, (Role.SOFT,) * case.length)
+        model = dataclasses.replace(model, front=front)
+    return model, [loss, *prompt.objectives()]
 
 
 def pooler_of(backbone) -> str:
@@ -219,7 +225,7 @@ def make_numbers(case: Case, model):
         params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b), narrow(model.backbone))
         prompt = model.prompt
         laid |= dict(
-            slots=prompt.num_slots(), shift=prompt.position_shift(),
+            slots=0 if case.front else prompt.num_slots(), shift=prompt.position_shift(),
             decoder_slots=prompt.num_decoder_slots(), decoder_shift=prompt.decoder_shift(),
         )  # fmt: skip
     patterns = (".*",) if case.work == "adapt" else (r"prompt/.*", r"head/.*")

@@ -192,6 +192,17 @@ LONG = [
 ]  # fmt: skip
 
 
+# What all rows begin with runs once.
+FRONTS = [
+    Case(family, work, "soft", length=n, mesh=mesh, target=target, front=True)
+    for target in (H100, TPU)
+    for family, work, n, mesh in (
+        ("gpt2", "train", 16, (2, 2, False)), ("llama", "train", 5, (2, 2, True)),
+        ("gpt2", "grid", 16, (1, 1, False)), ("llama", "generate", 16, (1, 1, False)),
+    )
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("case", [
     pytest.param(case, marks=[pytest.mark.long] * (number % 3 > 0), id=str(case))
     for number, case in enumerate(spread())
@@ -251,6 +262,11 @@ def test_codes(case):
 
 @pytest.mark.parametrize("case", OTHERS, ids=str)
 def test_every_step_of_other_llamas(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", FRONTS, ids=str)
+def test_every_step_behind_a_front_that_runs_once(case):
     check(case, lower(case))
 
 
