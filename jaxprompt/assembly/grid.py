@@ -58,6 +58,11 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
             f"cache.where={c.cache.where} is of one run, those of config.runs compute all layers; "
             "set cache.where='', or empty config.runs"
         )
+    if c.train.profile:
+        raise InputError(
+            f"train.profile={c.train.profile} traces steps of one run, and config.runs asks for "
+            "several; set it to 0, or empty config.runs"
+        )
     axes = {axis: tuple(c.runs[axis]) for axis in AXES if c.runs[axis]}
     _check_axes(c, axes)
     runs, names = [], {}

@@ -281,6 +281,10 @@ FIELDS = Block(
         log_steps=size(10, "metrics of every n-th step are written"),
         max_streak=size(10, "steps in a row that are not finite before the run stops"),
         test=flag(True, "score the test split with the best prompt at the end"),
+        profile=count(
+            0, "steps of one run that are traced into its folder, behind the first two; also "
+            "--profile=STEPS"
+        ),
         tracker=word(
             "tensorboard", Words("training.trackers", "TRACKERS"),
             "tensorboard: event files in the workdir; wandb, trackio: a run there, named after the "

@@ -21,6 +21,7 @@ class Settings:
     patience: int
     test: bool
     keep: int  # newest saved steps that stay
+    profile: int  # steps that are traced
     tracker: str
     compilation_cache: str
     at_once: int  # runs of a grid; 0 = all that memory holds
@@ -50,6 +51,7 @@ def settings_of(c: Any) -> Settings:
         patience=c.train.patience,
         test=c.train.test,
         keep=c.train.keep,
+        profile=c.train.profile,
         tracker=c.train.tracker,
         compilation_cache=c.train.compilation_cache,
         at_once=c.runs.size,

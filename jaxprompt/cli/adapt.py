@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxprompt.assembly.load_config import load_config
-from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
+from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
 from jaxprompt.training.log import dumps
 
 
@@ -11,10 +11,12 @@ def main(argv: Sequence[str]) -> int:
     """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
     parser = Parser(__doc__, fields=True)
     add_hosts(parser)
+    add_profile(parser)
     parser.add_argument(
         "--score", action="store_true", help="score held-out text as the weights are, no more"
     )
     args, overrides = parser.read(argv)
+    overrides += profile_of(args)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
     from jaxprompt.assembly import adapt  # only here, so that a bad flag is answered at once

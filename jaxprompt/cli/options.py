@@ -85,6 +85,18 @@ def add_hosts(parser: Parser) -> None:
     )
 
 
+def add_profile(parser: Parser) -> None:
+    """Adds the flag of a trace."""
+    parser.add_argument(
+        "--profile", metavar="STEPS", help="trace so many steps into WORKDIR/profile"
+    )
+
+
+def profile_of(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Makes the override that --profile stands for."""
+    return [] if args.profile is None else [("train.profile", args.profile)]
+
+
 @contextlib.contextmanager
 def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
     """Joins the other processes for a block. Yields whether this one writes and prints."""

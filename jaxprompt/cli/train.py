@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.grid import train_grid
-from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
+from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
 from jaxprompt.errors import InputError
 from jaxprompt.training.log import dumps
 
@@ -13,7 +13,9 @@ def main(argv: Sequence[str]) -> int:
     """Trains, then scores the test split once. Exit code 0. A grid of runs prints a table."""
     parser = Parser(__doc__, fields=True)
     add_hosts(parser)
+    add_profile(parser)
     args, overrides = parser.read(argv)
+    overrides += profile_of(args)
     need(args, "config", "workdir")
     c = load_config(args.config, overrides)
     from jaxprompt.assembly import shared_tuning, tune  # here: a bad flag is answered at once

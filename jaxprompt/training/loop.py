@@ -15,6 +15,7 @@ from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
+from jaxprompt.training.profiling import Profiler, profiled
 from jaxprompt.training.progress import Progress, write_step
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken, with_flags
@@ -39,7 +40,7 @@ class Job(abc.ABC):
     frozen: Flat
     batches: Any  # what `take` draws from: get_state, set_state, close
     milestones: Milestones
-    settings: Any  # keep, log_steps, max_streak, patience, tracker
+    settings: Any  # keep, log_steps, max_streak, patience, profile, tracker
     drops = True  # its model has dropout
 
     @abc.abstractmethod
@@ -91,8 +92,9 @@ def drive(
     ) as log:  # fmt: skip
         log.resume(-1 if started is None else started)
         tell(log)
-        with signals.held() as heard:
-            ended = run(job, stand, log, heard)
+        steps = job.settings.profile if processes.is_first() else 0
+        with signals.held() as heard, profiled(workdir, steps, stand.step) as profiler:
+            ended = run(job, stand, log, heard, profiler)
     if ended is not None:
         signals.note("after the last step; it is saved, and the same command completes the run")
         # One that came during the last step, on any process.
@@ -121,7 +123,9 @@ def take_up(job: Job, workdir: str) -> RunState:
     return RunState(checkpoints, state, progress, started or 0)
 
 
-def run(job: Job, stand: RunState, log: RunLog, heard: Callable[[], int]) -> Ended | None:
+def run(
+    job: Job, stand: RunState, log: RunLog, heard: Callable[[], int], profiler: Profiler
+) -> Ended | None:
     """Trains from where a run stands to the end.
 
     `heard` gives the signal that asks for a stop, 0 where none does. Returns None where one ended
@@ -153,11 +157,14 @@ def run(job: Job, stand: RunState, log: RunLog, heard: Callable[[], int]) -> End
         if not alone:
             # Each process gives what it heard, and the step itself takes the highest of all.
             flags = sharding.put_flag(place, heard())
+        profiler.before(step)
         batch = sharding.put_batch(place, batch)
         # Nothing is lost before the first step, which compiles; of several processes all must stop.
         with signals.at_once() if alone and step == stand.step else contextlib.nullcontext():
             state, measured, raised = train_step(state, job.frozen, batch, flags)
         step += 1
+        for line in profiler.after(step, state, last=step == plan.total):
+            log.say(line)
         if step == 1:
             signals.note("before the first checkpoint; nothing was saved")
         if is_new:  # it runs from now on

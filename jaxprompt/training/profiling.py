@@ -1,0 +1,110 @@
+"""A trace of a few steps, and what in them takes the time."""
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+WARM = 2  # steps before the trace: the first compiles, and the device is still idle in the next
+TOP = 10  # kinds of operation that are told
+FOLDER = "profile"
+# What holds other operations; its time is theirs.
+_AROUND = ("while", "call", "conditional", "async-start", "async-done")
+
+
+class Kind(NamedTuple):
+    """All operations of a trace that are named alike but for their number."""
+
+    name: str
+    count: int
+    seconds: float
+    share: float  # of the seconds of all
+
+
+class Profiler:
+    """Traces steps of a run into WORKDIR/profile, which TensorBoard opens; 0 steps = none."""
+
+    def __init__(self, workdir: str, steps: int, begun: int):
+        """`begun` is the step that the run goes on from."""
+        self._folder = os.path.join(workdir, FOLDER)
+        self._first, self._steps = begun + WARM, steps
+        self._is_on = False
+
+    def before(self, step: int) -> None:
+        """Begins the trace where its first step comes next."""
+        if self._steps and step == self._first:
+            # One trace a run: the table would sum up those of earlier tries too.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            jax.profiler.start_trace(self._folder)
+            self._is_on = True
+
+    def after(self, step: int, state: Any, last: bool) -> list[str]:
+        """Ends the trace behind its last step. -> lines of its table, [] before that"""
+        if not self._is_on or not (last or step == self._first + self._steps):
+            return []
+        jax.block_until_ready(state)
+        self.close()
+        taken = step - self._first
+        return tell(read_kinds(self._folder), taken, self._folder)
+
+    def close(self) -> None:
+        """Ends a trace that a stop has cut."""
+        if self._is_on:
+            self._is_on = False
+            jax.profiler.stop_trace()
+
+
+@contextlib.contextmanager
+def profiled(workdir: str, steps: int, begun: int) -> Iterator[Profiler]:
+    """Makes a profiler whose trace ends with the block."""
+    profiler = Profiler(workdir, steps, begun)
+    try:
+        yield profiler
+    finally:
+        profiler.close()
+
+
+def read_kinds(folder: str) -> list[Kind]:
+    """Sums up the operations of the newest trace in a folder by kind, longest first."""
+    found = glob.glob(os.path.join(glob.escape(folder), "plugins", "profile", "*", "*.xplane.pb"))
+    seconds, counts = Counter(), Counter()
+    for path in found:
+        for plane in jax.profiler.ProfileData.from_file(path).planes:
+            for line in plane.lines:
+                # GPUs and CPUs name the operation of an event; a TPU has a line of them.
+                operations = line.name == "XLA Ops"
+                for event in line.events:
+                    if operations or any(name == "hlo_op" for name, _ in event.stats):
+                        name = kind_of(event.name)
+                        seconds[name] += event.duration_ns / 1e9
+                        counts[name] += 1
+    for name in _AROUND:
+        del seconds[name]
+    total = sum(seconds.values())
+    return [Kind(name, counts[name], s, s / total) for name, s in seconds.most_common()]
+
+
+def kind_of(name: str) -> str:
+    """Drops the number of an operation. "%fusion.12 = f32[8]{0} fusion(...)" -> "fusion" """
+    return re.sub(r"([.:]\d+|\.clone)+$", "", name.partition(" = ")[0].lstrip("%"))
+
+
+def tell(kinds: list[Kind], steps: int, folder: str) -> list[str]:
+    """Writes the table of a trace of so many steps, a line each."""
+    lines = [f"trace of {steps} steps in {folder}; TensorBoard and ui.perfetto.dev open it"]
+    if not kinds:
+        return [*lines, "it holds no operations of this device"]
+    width = max(len(kind.name) for kind in kinds[:TOP])
+    lines.append(f"  {'operation':{width}}  times a step  ms a step  share")
+    for kind in kinds[:TOP]:
+        each = 1e3 * kind.seconds / steps
+        lines.append(
+            f"  {kind.name:{width}}  {kind.count / steps:12,.1f}  {each:9,.2f}  {kind.share:5.1%}"
+        )
+    return lines
