@@ -61,6 +61,22 @@ def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
     assert right > 0.6
 
 
+def test_full_scores_evaluate_as_they_predict(folders, data, tmp_path, capsys):
+    """After a step words of the vocabulary are likelier than any row; none of them is an answer."""
+    short = {"head.scores": "full", "train.total_steps": 1, "train.eval_steps": 1}
+    c = prepare(folders("bert"), data, "bert", **short)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
+    code, out, err = jaxprompt(
+        capsys, "predict", f"--workdir={workdir}", f"--input={data / 'test.jsonl'}"
+    )
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    right = np.mean([line["prediction"] == line["label"] for line in lines])
+    assert right == pytest.approx(measured["accuracy"]) == pytest.approx(result["test"]["accuracy"])
+    assert right > 0
+
+
 def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
     c = prepare(folders("bert"), data, "bert", trainable="prompt/.*,head/.*", optim__lr=0.05)
     result, workdir, _ = train_and_export(capsys, tmp_path, c)

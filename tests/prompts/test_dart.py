@@ -11,13 +11,13 @@ from tiny import assert_close
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
+from jaxprompt.data.encoded import Split
 from jaxprompt.errors import InputError
+from jaxprompt.heads import make_head
 from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.linear import Classifier
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt
-from jaxprompt.scoring.losses import make_loss
-from jaxprompt.training.steps import Objective
 from jaxprompt.tree import flatten, merge, split, trainable_mask
 from jaxprompt.types import Asks, Batch, Role, Tokens
 
@@ -138,7 +138,8 @@ def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores, eac
     model, params = make_model(pair, scores, fluency=weight, hide=0.3, each=each)
     assert len(params["prompt"]["rows"]) == {"class": 3, "word": 4}[each]
     batch = make_batch()
-    objectives = [Objective("main", make_loss(scores, 0.0)), *model.prompt.objectives()]
+    head = make_head("label_rows", scores=scores)
+    objectives = [*head.objectives(0.0), *model.prompt.objectives()]
     key = jax.random.key(5)
     trainable, frozen = split(params, trainable_mask(params, ("prompt/.*", "head/.*")))
     seen = batch
@@ -160,6 +161,21 @@ def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores, eac
     np.testing.assert_allclose(ours, expected.item(), rtol=1e-5)
     for name, leaf in leaves.items():
         np.testing.assert_allclose(grads[name], leaf.grad.numpy(), atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("each", ["class", "word"])
+def test_a_better_word_of_the_vocabulary_is_no_answer(pair, each):
+    """Full scores are those of the rows alone: the best of them is the prediction."""
+    model, params = make_model(pair, "full", each=each)
+    params["prompt"]["rows"] *= 1e-3  # then nearly every word of the vocabulary is better
+    batch = make_batch()
+    scores = np.array(model.forward(params, batch))
+    assert scores.shape == (ROWS, CLASSES) and (np.exp(scores).sum(1) < 0.3).all()
+    split = Split([], batch.labels, np.full(ROWS, CLASSES, np.int32), [])
+    measured = make_head("label_rows", scores="full").measure("accuracy", split, scores, CLASSES)
+    assert measured["accuracy"] == np.mean(scores.argmax(1) == batch.labels)
+    said = make_head("label_rows", scores="full").classes_of(split, scores, CLASSES)
+    np.testing.assert_array_equal(said, scores.argmax(1))
 
 
 def test_hidden_words_are_of_the_text_and_the_right_label_stands_at_the_mask(pair):
