@@ -60,6 +60,18 @@ def test_texts_have_no_classes(tmp_path):
     assert len(found["rows"]) == 4 and set(found["attention"]) == {"encoder", "cross"}
 
 
+def test_equal_states_are_one_point(backbone, tmp_path):
+    """The same text in every example: a state without distances ends no process."""
+    for name in ("train", "dev", "test"):
+        rows = [{"text": "the cat was near it", "label": own} for own in ("beast", "food")]
+        write_rows(tmp_path / f"{name}.jsonl", rows * 4)
+    fields = KEPT | {"prompt.length": 2, "task.labels": "beast,food", "train.total_steps": 2}
+    run(make_config(backbone, tmp_path, "soft", **fields), str(tmp_path / "run"))
+    told, found, _ = look(tmp_path / "run", "--steps=2")
+    assert found["separation"][-1]["inter"] == 0 and "R_D at step 2: nan" in told
+    assert {"pca-2.png", "tsne-2.png"} <= {*pictures(tmp_path / "run")}
+
+
 def test_zero_shot_has_one_step(backbone, data, tmp_path):
     fields = tiny_fields(backbone, data) | VERBALIZER
     words = flags({name: value for name, value in fields.items() if name != "prompt.length"})
