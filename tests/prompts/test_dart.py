@@ -58,20 +58,21 @@ def make_model(pair, scores="restricted", **fields):
     return model, params | own
 
 
-def make_batch():
-    """[CLS] text, slot, slot, [MASK], slot [SEP], of differing lengths."""
+def make_batch(masks=1):
+    """[CLS] text, slot, slot, [MASK] ..., slot [SEP], of differing lengths."""
     rng = np.random.default_rng(3)
-    ids = np.zeros((ROWS, LENGTH), np.int32)
+    ids = np.zeros((ROWS, LENGTH + masks - 1), np.int32)
     slot, roles = np.full_like(ids, -1), np.full(ids.shape, Role.PAD, np.int8)
-    at = np.zeros((ROWS, 1), np.int32)
+    at = np.zeros((ROWS, masks), np.int32)
     for row in range(ROWS):
         text = 4 + row
         ids[row, 0], ids[row, 1 : 1 + text] = 1, rng.integers(5, 60, text)
         roles[row, 0], roles[row, 1 : 1 + text] = Role.SPECIAL, Role.TEXT
         slot[row, 1 + text : 3 + text], roles[row, 1 + text : 3 + text] = (0, 1), Role.SOFT
-        ids[row, 3 + text], roles[row, 3 + text], at[row] = MASK, Role.LABEL, 3 + text
-        slot[row, 4 + text], roles[row, 4 + text] = 2, Role.SOFT
-        ids[row, 5 + text], roles[row, 5 + text] = 2, Role.SPECIAL
+        at[row] = 3 + text + np.arange(masks)
+        ids[row, at[row]], roles[row, at[row]] = MASK, Role.LABEL
+        slot[row, at[row, -1] + 1], roles[row, at[row, -1] + 1] = 2, Role.SOFT
+        ids[row, at[row, -1] + 2], roles[row, at[row, -1] + 2] = 2, Role.SPECIAL
     mask = roles != Role.PAD
     positions = np.where(mask, mask.cumsum(1) - 1, 0).astype(np.int32)
     tokens = Tokens(ids, mask, slot, positions, np.zeros_like(ids), roles)
@@ -204,13 +205,43 @@ def test_one_word_is_hidden_where_no_share_is_given(pair):
     assert ((np.array(seen.targets) >= 0).sum(1) == 1).all()
 
 
-def test_a_label_that_stays_a_word_stands_at_the_mask(pair):
+@pytest.mark.parametrize("masks", [2, 3])
+def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
+    """All its subwords do; of the masks that it leaves nothing is seen, nor is a gap in positions.
+
+    What is predicted is what it is in rows that never had those masks.
+    """
     model, params = make_model(pair, fluency=1.0, labels=False)
     assert "rows" not in params["prompt"]
-    batch = make_batch()
+    batch = make_batch(masks)
     seen = model.prompt._hide_words(batch, jax.random.key(0))
-    at = np.array(seen.encoder.ids)[np.arange(ROWS), batch.label_pos[:, 0]]
-    assert at.tolist() == [WORDS[c][0][0] for c in batch.labels]
+    tokens = jax.tree.map(np.array, seen.encoder)
+    said = [ids[places] for ids, places in zip(tokens.ids, batch.label_pos, strict=True)]
+    there = [mask[places] for mask, places in zip(tokens.mask, batch.label_pos, strict=True)]
+    words = [WORDS[label][0] for label in batch.labels]
+    assert {len(word) for word in words} == {1, 2}
+    for ids, mask, word in zip(said, there, words, strict=True):
+        assert tuple(ids[mask]) == word and mask.tolist() == [j < len(word) for j in range(masks)]
+    plain = Tokens(*(np.zeros_like(x) for x in batch.encoder[:6]))
+    plain.slot[:] = -1
+    for row, mask in enumerate(tokens.mask):
+        for field in ("ids", "slot", "roles"):
+            getattr(plain, field)[row, : mask.sum()] = getattr(tokens, field)[row, mask]
+        plain.mask[row, : mask.sum()] = True
+        plain.positions[row, : mask.sum()] = np.arange(mask.sum())
+    shorter = seen._replace(encoder=plain)
+    ours = model.forward(params, seen, head="fluency")
+    assert_close(ours, model.forward(params, shorter, head="fluency"))
+
+
+def test_the_row_of_a_label_leaves_no_mask_beside_it(pair):
+    model, _ = make_model(pair, fluency=1.0)
+    batch = make_batch(masks=2)
+    seen = model.prompt._hide_words(batch, jax.random.key(0))
+    rows = np.arange(ROWS)[:, None]
+    slot = np.array(seen.encoder.slot)[rows, batch.label_pos]
+    assert slot.tolist() == [[SLOTS + c, -1] for c in batch.labels]
+    assert (np.array(seen.encoder.mask)[rows, batch.label_pos] == [True, False]).all()
 
 
 def test_no_row_of_the_vocabulary_is_among_what_trains(pair):
