@@ -211,6 +211,23 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
         assert sorted({run.changes["optim.lr"] for run in own}) == sorted(rates)
 
 
+@pytest.mark.parametrize("name", paper_dart.TABLES)
+def test_darts_heading_names_the_metric_that_is_measured(name):
+    args = arguments(paper="dart", table=name, backbone="x")
+    cells = paper.pick(paper_dart.TABLES[name], args)
+    with open(ROOT / "launch/published/dart.csv", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["table"] == name]
+    theirs = {(line["row"], line["task"]): line["metric"] for line in lines}
+    for cell in cells:
+        c = paper.sweep.load(paper.list_runs(cell, args)[0], ())
+        shown = cell.metric or paper.metric_of(cell.task)
+        assert shown == theirs[cell.row, cell.task] == (c.task.metric or shown)
+    none = paper.Measured((), (), 0, 1, ())
+    heading = paper.heading(args, [(cell, none) for cell in cells])
+    assert ("micro_f1 of sem_eval_2010_task_8" in heading) == (name in ("table2", "table3"))
+    assert "semeval_f1" not in heading
+
+
 def test_darts_templates_of_table_4_have_their_lengths(roberta, bert):
     for length, (template, text) in paper_dart.LENGTHS.items():
         slots = sum(int(n) for n in re.findall(r"\[soft\*(\d+)\]", template))
