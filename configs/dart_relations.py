@@ -22,18 +22,23 @@ METHODS = ("dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning"
 
 
 class Recipe(NamedTuple):
-    """What appendix A.1 says of a task; of its grids the first value."""
+    """What appendix A.1 says of a task; of its grids the first value.
+
+    It gives batch size and accumulation apart. As in most trainers the batch size is taken as that
+    of one forward pass, so that `batch` times `passes` examples make a step.
+    """
 
     backbone: str = "google-bert/bert-large-uncased"  # section 5.2
     rates: tuple[float, ...] = (3e-5, 5e-5, 1e-5, 5e-6)
     epochs: float = 20.0
-    batch: int = 48
-    parts: int = 2  # that a batch is cut into
+    batch: int = 48  # of a forward pass
+    passes: int = 2  # that a step accumulates
     max_len: int = 128
+    decay: float = 0.01  # appendix A
     dev: int = 0  # training examples that become dev, where the task has none of its own
 
 
-_SCIENCE = Recipe("allenai/scibert_scivocab_uncased", parts=4, max_len=256)
+_SCIENCE = Recipe("allenai/scibert_scivocab_uncased", passes=4, max_len=256)
 TASKS = {
     "sem_eval_2010_task_8": Recipe(dev=1_493),
     "tacred_revisited": Recipe(),
@@ -44,7 +49,7 @@ TASKS = {
     "tacred": Recipe(),
     "scierc": _SCIENCE,
     "event_arguments": Recipe(),
-    "dialog_re": Recipe(rates=(1e-5, 5e-5, 1e-4, 2e-4), batch=8, parts=1, max_len=256),
+    "dialog_re": Recipe(rates=(1e-5, 5e-5, 1e-4, 2e-4), batch=4, passes=1, max_len=256, decay=0.0),
 }
 TABLES = ("sem_eval_2010_task_8", "tacred_revisited", "wiki80", "chemprot")
 
@@ -75,8 +80,10 @@ def get_config(name="sem_eval_2010_task_8,8"):
         c.data.protocol, c.data.k, c.data.scarce = "kshot", int(shots), "take"
     elif own.dev:
         c.data.protocol, c.data.size = "holdout", own.dev
-    c.data.max_len, c.data.batch, c.optim.accumulate = own.max_len, own.batch, own.parts
+    c.data.max_len, c.optim.accumulate = own.max_len, own.passes
+    c.data.batch = own.batch * own.passes
     c.optim.schedule, c.optim.warmup_ratio = "warmup_linear", 0.1
+    c.optim.weight_decay = own.decay
     c.train.total_epochs = own.epochs
     return c
 

@@ -140,5 +140,12 @@ class Dart(Paper):
         few = cell.method == "lm_bff" and cell.task in dart.TASKS and not cell.changes
         return {"data.batch": lm_bff.BATCHES} if few else {}
 
+    def remarks(self, args: Any) -> list[str]:
+        """Says which prompts LM-BFF has, and of which fields no grid is searched."""
+        lines = ["the paper's grid is of weight decay, epochs, batch size and accumulation too"]
+        if args.table in ("table1", "table2", "table5"):
+            lines.append("lm_bff has manual prompts, of the words that DART's rows start from")
+        return lines
+
 
 PAPER = Dart()
