@@ -55,7 +55,7 @@ TASKS = {
     "mrpc": _pair("sentence1", "sentence2"),
     "qqp": _pair("question1", "question2"),
 }
-# Section 5, table 3; and what the paper compares with, or has not.
+# Section 5.4, table 3; and what the paper compares with, or has not.
 ABLATIONS = ("", "no_fluency", "fixed_template", "fixed_labels", "frozen", "full", "p_tuning")
 
 

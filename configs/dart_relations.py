@@ -17,7 +17,7 @@ SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 SHOTS = ("8", "16", "32", "full")  # table 2
 MARKERS = "@ @ # #"
 TEXT = "is the of"  # appendix A.2: entity1 is the [mask] of entity2
-# Tables 2 and 3. lm_bff: the same words, none of them trained (section 5.2).
+# Tables 2 and 3. lm_bff: the same words, none of them trained.
 METHODS = ("dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning", "lm_bff")
 
 

@@ -1,4 +1,4 @@
-"""Classes by trained label rows, on the backbone's own language-model head (DART, section 3.2)."""
+"""Classes by trained label rows, on the backbone's own language-model head (DART, section 4.3)."""
 
 import dataclasses
 from functools import partial

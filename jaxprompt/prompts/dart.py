@@ -16,11 +16,11 @@ from jaxprompt.types import Asks, Batch, Injection, Objective, Stream
 
 
 class Prompt(Method):
-    """Learns `length` rows for the template's words and one for each label word (section 3.2).
+    """Learns `length` rows for the template's words and one per label word (sections 4.2 and 4.3).
 
     The template places them with [soft*n], in the order of the words of `text`, which they start
     from, a row per subword. A label row starts from its word; it scores its class and, in the
-    fluency objective, stands at the mask (section 3.3): of several rows of a class the first.
+    fluency objective, stands at the mask (section 4.4): of several rows of a class the first.
     """
 
     asks: Asks = Asks()
@@ -51,7 +51,7 @@ class Prompt(Method):
         return {"fluency": TargetScores()} if self.fluency else {}
 
     def objectives(self) -> list[Objective]:
-        """Makes the fluency objective: -log p of hidden words beside the right label (eq. 7)."""
+        """Makes the fluency objective: -log p of hidden words beside the right label (eq. 8-9)."""
         if not self.fluency:
             return []
         if self.asks.mask < 0 or not self.asks.words:

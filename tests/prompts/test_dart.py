@@ -94,7 +94,7 @@ def torch_hidden(theirs, seen, slots):
 
 
 def torch_loss(theirs, params, batch, seen, weight, full, each):
-    """States equations 4 to 8 of the paper. -> loss, and the rows that it depends on
+    """States equations 4 to 10 of the paper. -> loss, and the rows that it depends on
 
     With a row for each word the score of a class is the mean over its words.
     """
