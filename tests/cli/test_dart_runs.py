@@ -141,3 +141,5 @@ def test_what_does_not_fit_is_named(folders, data, refused, tmp_path):
     assert "set prompt.length=3" in line("t5", prompt__text="it was very")
     assert "prompt.labels=True" in line("bert", prompt__labels=False, prompt__fluency=0.0)
     assert "reads one position" in line("t5", task__form="text")
+    without = line("bert", task__template="{text} [soft*3]")
+    assert "has no [mask], which the head reads; add one" in without
