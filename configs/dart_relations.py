@@ -1,9 +1,10 @@
-"""DART on relations between entities (Zhang et al. 2022, tables 2 and 3, appendix A).
+"""DART on relations between entities (Zhang et al. 2022, tables 2 and 3, figure 2, appendix A).
 
 The argument is TASK,K or TASK,K,METHOD: `--config=dart_relations:sem_eval_2010_task_8,8`,
 `--config=dart_relations:wiki80,full,fine_tuning`. K is the number of training examples per class,
-or full. The rows around the entities start from @ and #, the others from the words of the template,
-and label rows from the names of the relations. Most tasks have no public files: give data.source.
+or full. The methods gpt2 and gpt2_fine_tuning are those of figure 2 (b), on GPT-2-medium. The rows
+around the entities start from @ and #, the others from the words of the template, and label rows
+from the names of the relations. Most tasks have no public files: give data.source.
 """
 
 from typing import NamedTuple
@@ -15,10 +16,16 @@ from jaxprompt.errors import InputError, choose
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 SHOTS = ("8", "16", "32", "full")  # table 2
+FEWER = {"event_arguments": "4"}  # figure 2 (a) has this K besides
 MARKERS = "@ @ # #"
 TEXT = "is the of"  # appendix A.2: entity1 is the [mask] of entity2
 # Tables 2 and 3. lm_bff: the same words, none of them trained.
-METHODS = ("dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning", "lm_bff")
+METHODS = (
+    "dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning", "lm_bff", "gpt2",
+    "gpt2_fine_tuning",
+)  # fmt: skip
+# Figure 2 (b). What a left-to-right model answers stands last, which the paper's template has not.
+GPT2, CAUSAL = "openai-community/gpt2-medium", "The relation of to is"
 
 
 class Recipe(NamedTuple):
@@ -60,11 +67,16 @@ def get_config(name="sem_eval_2010_task_8,8"):
     own, task = TASKS[known], get_task(known)
     c = base()
     c.backbone.path, c.task.name = own.backbone, known
-    if method in ("fine_tuning", "lm_bff"):  # with markers too, words (section 5.2)
+    if method.startswith("gpt2"):
+        c.backbone.path = GPT2
+    if method in ("fine_tuning", "gpt2_fine_tuning", "lm_bff"):  # words mark (section 5.2)
         methods.full(c, lr=own.rates[0])
         if method == "lm_bff":
             heads.verbalizer(c)
             c.trainable = (r"backbone/.*",)
+    elif method == "gpt2":
+        methods.dart(c, length=9, text=f"{MARKERS} {CAUSAL}", fluency=0.0, lr=own.rates[0])
+        c.task.template = with_causal_rows(task.causal)
     else:
         methods.dart(c, length=7, text=f"{MARKERS} {TEXT}", lr=own.rates[0])
         c.task.template = with_rows(task.template)
@@ -94,7 +106,8 @@ def read_name(name):
         raise InputError(f"{name!r} has more than three parts; give TASK,K,METHOD")
     known, shots, method = [*name.split(","), "", ""][:3]
     choose("the task", known, TASKS)
-    choose("the number of examples per class", shots or "8", SHOTS)
+    shown = [FEWER[known]] if known in FEWER else []
+    choose("the number of examples per class", shots or "8", [*shown, *SHOTS])
     return known, shots or "8", choose("the method", method or "dart", METHODS)
 
 
@@ -102,6 +115,13 @@ def with_rows(template):
     """Puts trained rows in the place of the markers and the words of a template."""
     template = template.replace("|marked}", "|soft}")
     return template.replace(" is the ", " [soft*2] ").replace(" of ", " [soft*1] ")
+
+
+def with_causal_rows(template):
+    """Does the same with the template of a left-to-right model."""
+    for words, count in ((" The relation of ", 3), (" to ", 1), (" is ", 1)):
+        template = template.replace(words, f" [soft*{count}] ")
+    return template.replace("|marked}", "|soft}")
 
 
 def sweep():
