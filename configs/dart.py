@@ -4,9 +4,10 @@ The argument is TASK, or TASK,ABLATION: `--config=dart:sst2`, `--config=dart:tre
 ablations `full` (fine-tuning) and `p_tuning` are what the paper compares with. The words of a
 task's template are trained rows, and so are its label words (appendix A.2). Subj's label words are
 those of Gao et al. 2021, table 1, subjective and objective; appendix A.2 has incorrect and correct.
-The paper's grid (appendix A.1) is of weight decay, epochs, batch size and accumulation too; a run
-has one value of each, and the best epoch on dev counts. The backbone is the paper's; give another
-by backbone.path.
+Between text and template eq. 1 has a [SEP], which appendix A.2, LM-BFF and the first released code
+have not; `[sep]` in task.template writes it. The paper's grid (appendix A.1) is of weight decay,
+epochs, batch size and accumulation too; a run has one value of each, and the best epoch on dev
+counts. The backbone is the paper's; give another by backbone.path.
 """
 
 from typing import NamedTuple
