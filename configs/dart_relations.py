@@ -1,9 +1,10 @@
-"""DART on relations between entities (Zhang et al. 2022, tables 2 and 3, appendix A).
+"""DART on relations between entities (Zhang et al. 2022, tables 2 and 3, figure 2, appendix A).
 
 The argument is TASK,K or TASK,K,METHOD: `--config=dart_relations:sem_eval_2010_task_8,8`,
 `--config=dart_relations:wiki80,full,fine_tuning`. K is the number of training examples per class,
-or full. The rows around the entities start from @ and #, the others from the words of the template,
-and label rows from the names of the relations. Most tasks have no public files: give data.source.
+or full. The methods gpt2 and gpt2_fine_tuning are those of figure 2 (b), on GPT-2-medium. The rows
+around the entities start from @ and #, the others from the words of the template, and label rows
+from the names of the relations. Most tasks have no public files: give data.source.
 """
 
 from typing import NamedTuple
@@ -15,25 +16,36 @@ from jaxprompt.errors import InputError, choose
 
 SEEDS = (13, 21, 42, 87, 100)  # section 5.2: the splits of LM-BFF
 SHOTS = ("8", "16", "32", "full")  # table 2
+FEWER = {"event_arguments": "4"}  # figure 2 (a) has this K besides
 MARKERS = "@ @ # #"
 TEXT = "is the of"  # appendix A.2: entity1 is the [mask] of entity2
-# Tables 2 and 3. lm_bff: the same words, none of them trained (section 5.2).
-METHODS = ("dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning", "lm_bff")
+# Tables 2 and 3. lm_bff: the same words, none of them trained.
+METHODS = (
+    "dart", "no_fluency", "fixed_template", "fixed_labels", "fine_tuning", "lm_bff", "gpt2",
+    "gpt2_fine_tuning",
+)  # fmt: skip
+# Figure 2 (b). What a left-to-right model answers stands last, which the paper's template has not.
+GPT2, CAUSAL = "openai-community/gpt2-medium", "The relation of to is"
 
 
 class Recipe(NamedTuple):
-    """What appendix A.1 says of a task; of its grids the first value."""
+    """What appendix A.1 says of a task; of its grids the first value.
+
+    It gives batch size and accumulation apart. As in most trainers the batch size is taken as that
+    of one forward pass, so that `batch` times `passes` examples make a step.
+    """
 
     backbone: str = "google-bert/bert-large-uncased"  # section 5.2
     rates: tuple[float, ...] = (3e-5, 5e-5, 1e-5, 5e-6)
     epochs: float = 20.0
-    batch: int = 48
-    parts: int = 2  # that a batch is cut into
+    batch: int = 48  # of a forward pass
+    passes: int = 2  # that a step accumulates
     max_len: int = 128
+    decay: float = 0.01  # appendix A
     dev: int = 0  # training examples that become dev, where the task has none of its own
 
 
-_SCIENCE = Recipe("allenai/scibert_scivocab_uncased", parts=4, max_len=256)
+_SCIENCE = Recipe("allenai/scibert_scivocab_uncased", passes=4, max_len=256)
 TASKS = {
     "sem_eval_2010_task_8": Recipe(dev=1_493),
     "tacred_revisited": Recipe(),
@@ -44,7 +56,7 @@ TASKS = {
     "tacred": Recipe(),
     "scierc": _SCIENCE,
     "event_arguments": Recipe(),
-    "dialog_re": Recipe(rates=(1e-5, 5e-5, 1e-4, 2e-4), batch=8, parts=1, max_len=256),
+    "dialog_re": Recipe(rates=(1e-5, 5e-5, 1e-4, 2e-4), batch=4, passes=1, max_len=256, decay=0.0),
 }
 TABLES = ("sem_eval_2010_task_8", "tacred_revisited", "wiki80", "chemprot")
 
@@ -55,11 +67,16 @@ def get_config(name="sem_eval_2010_task_8,8"):
     own, task = TASKS[known], get_task(known)
     c = base()
     c.backbone.path, c.task.name = own.backbone, known
-    if method in ("fine_tuning", "lm_bff"):  # with markers too, words (section 5.2)
+    if method.startswith("gpt2"):
+        c.backbone.path = GPT2
+    if method in ("fine_tuning", "gpt2_fine_tuning", "lm_bff"):  # words mark (section 5.2)
         methods.full(c, lr=own.rates[0])
         if method == "lm_bff":
             heads.verbalizer(c)
             c.trainable = (r"backbone/.*",)
+    elif method == "gpt2":
+        methods.dart(c, length=9, text=f"{MARKERS} {CAUSAL}", fluency=0.0, lr=own.rates[0])
+        c.task.template = with_causal_rows(task.causal)
     else:
         methods.dart(c, length=7, text=f"{MARKERS} {TEXT}", lr=own.rates[0])
         c.task.template = with_rows(task.template)
@@ -75,8 +92,10 @@ def get_config(name="sem_eval_2010_task_8,8"):
         c.data.protocol, c.data.k, c.data.scarce = "kshot", int(shots), "take"
     elif own.dev:
         c.data.protocol, c.data.size = "holdout", own.dev
-    c.data.max_len, c.data.batch, c.optim.accumulate = own.max_len, own.batch, own.parts
+    c.data.max_len, c.optim.accumulate = own.max_len, own.passes
+    c.data.batch = own.batch * own.passes
     c.optim.schedule, c.optim.warmup_ratio = "warmup_linear", 0.1
+    c.optim.weight_decay = own.decay
     c.train.total_epochs = own.epochs
     return c
 
@@ -87,7 +106,8 @@ def read_name(name):
         raise InputError(f"{name!r} has more than three parts; give TASK,K,METHOD")
     known, shots, method = [*name.split(","), "", ""][:3]
     choose("the task", known, TASKS)
-    choose("the number of examples per class", shots or "8", SHOTS)
+    shown = [FEWER[known]] if known in FEWER else []
+    choose("the number of examples per class", shots or "8", [*shown, *SHOTS])
     return known, shots or "8", choose("the method", method or "dart", METHODS)
 
 
@@ -95,6 +115,13 @@ def with_rows(template):
     """Puts trained rows in the place of the markers and the words of a template."""
     template = template.replace("|marked}", "|soft}")
     return template.replace(" is the ", " [soft*2] ").replace(" of ", " [soft*1] ")
+
+
+def with_causal_rows(template):
+    """Does the same with the template of a left-to-right model."""
+    for words, count in ((" The relation of ", 3), (" to ", 1), (" is ", 1)):
+        template = template.replace(words, f" [soft*{count}] ")
+    return template.replace("|marked}", "|soft}")
 
 
 def sweep():

@@ -21,15 +21,16 @@ class Words(NamedTuple):
     """How a task names its classes; the paper gives eq. 1 as template and no list of words."""
 
     words: tuple[str, ...]
+    released: str = "category"  # before the list in the released code; not known of ag_news
     field: str = "text"
     dev: bool = True  # it has a dev split; of the others 10% of train are held out, not test
 
 
 TASKS = {
-    "sst2": Words(("negative", "positive"), "sentence"),
+    "sst2": Words(("negative", "positive"), "sentiment", "sentence"),
     # One token each, as the released code has them: "very negative" and "very positive" begin with
     # the same one.
-    "sst5": Words(("disgusted", "dissatisfied", "indifferent", "acceptable", "satisfied")),
+    "sst5": Words(("disgusted", "dissatisfied", "indifferent", "acceptable", "satisfied"), "label"),
     "trec": Words(
         ("abbreviation", "entity", "description", "human", "location", "number"), dev=False
     ),
@@ -96,7 +97,7 @@ def _classes(c, own, system):
         return
     methods.dpt(c, lr=RATE, bias=True, loss="mean", separator=" ")
     c.task.words = tuple(f"{word} ," for word in own.words)
-    c.task.template = f"{{{own.field}}} [sep] sentiment : _ [classes]"
+    c.task.template = f"{{{own.field}}} [sep] {own.released} : _ [classes]"
 
 
 def sweep():

@@ -65,10 +65,11 @@ def _relations(row: str, method: str, tasks: Sequence[str]) -> Iterable[Cell]:
     for task in tasks:
         backbone = SCIBERT if task == "chemprot" else BERT
         # The paper has micro F1 of SemEval too, in place of the official score.
-        own = {"task.metric": "micro_f1"} if task == SEMEVAL else {}
+        metric = "micro_f1" if task == SEMEVAL else ""
+        own = {"task.metric": metric} if metric else {}
         for shots in dart_relations.SHOTS:
             examples = "all examples" if shots == "full" else f"K={shots}"
-            yield Cell(f"{row}, {examples}", task, f"{shots},{method}", backbone, own)
+            yield Cell(f"{row}, {examples}", task, f"{shots},{method}", backbone, own, metric)
 
 
 def table4(tasks: Sequence[str]) -> Iterable[Cell]:
@@ -138,6 +139,13 @@ class Dart(Paper):
         """Lists the batches of LM-BFF's grid."""
         few = cell.method == "lm_bff" and cell.task in dart.TASKS and not cell.changes
         return {"data.batch": lm_bff.BATCHES} if few else {}
+
+    def remarks(self, args: Any) -> list[str]:
+        """Says which prompts LM-BFF has, and of which fields no grid is searched."""
+        lines = ["the paper's grid is of weight decay, epochs, batch size and accumulation too"]
+        if args.table in ("table1", "table2", "table5"):
+            lines.append("lm_bff has manual prompts, of the words that DART's rows start from")
+        return lines
 
 
 PAPER = Dart()

@@ -67,7 +67,7 @@ def dart(c, length=3, text="", fluency=1.0, lr=2e-5, **fields):
     heads.label_rows(c)
     c.prompt = make_block("prompt", "dart", length=length, text=text, fluency=fluency, **fields)
     c.trainable = (r"prompt/.*", r"head/.*", r"backbone/.*")
-    c.optim.lr, c.optim.weight_decay = lr, 0.01  # appendix A.3: of its grids
+    c.optim.lr, c.optim.weight_decay = lr, 0.01  # appendix A: of its grids
     c.optim.clip = 1.0
 
 

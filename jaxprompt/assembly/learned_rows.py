@@ -34,7 +34,7 @@ class LearnedRow(NamedTuple):
     """A row of the word embeddings' width."""
 
     kind: str  # SOFT, DECODER or LABEL
-    name: str  # its number from 1 on, or its class
+    name: str  # its number from 1 on, or its class, of several rows with the word or subword
     vector: np.ndarray  # float32 [E]
     nearest: list[Word]
     start: np.ndarray | None  # float32 [E], None = not known
@@ -86,9 +86,9 @@ def find_rows(
     now = _rows(scorer, jax.device_get(model.inject(params, batch)))
     then = _rows(scorer, jax.device_get(model.inject(first, batch))) if first else {}
     for kind, rows in now.items():
-        names = [str(number) for number in range(1, len(rows) + 1)]
-        if kind == LABEL and len(rows) == scorer.classes:
-            names = list(scorer.task.labels) or names
+        names = _label_names(scorer, len(rows)) if kind == LABEL else []
+        if len(names) != len(rows):
+            names = [str(number) for number in range(1, len(rows) + 1)]
         words = nearest_words(scorer, params, rows, top)
         begun = then.get(kind)
         starts = nearest_words(scorer, first, begun, 1) if begun is not None else None
@@ -100,6 +100,18 @@ def find_rows(
             cosine = float(unit_rows(row) @ unit_rows(old))
             found.append(LearnedRow(kind, name, row, near, old, starts[number][0], cosine))
     return found
+
+
+def _label_names(scorer: Scorer, count: int) -> list[str]:
+    """Names the rows of classes: one per class, per word of each, or per subword of its first."""
+    labels, verbalizer = scorer.task.labels, scorer.verbalizer
+    if count == scorer.classes or verbalizer is None:
+        return list(labels)
+    if scorer.head.LISTS_CLASSES:  # whose rows are copies of what the list writes
+        parts = [show_tokens(scorer.tokenizer, own[0][own[0] >= 0]) for own in verbalizer.ids]
+    else:
+        parts = [list(words) for words in verbalizer.words]
+    return [f"{label} ({part})" for label, own in zip(labels, parts, strict=True) for part in own]
 
 
 def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:

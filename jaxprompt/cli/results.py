@@ -1,11 +1,12 @@
 """Reads the runs that a folder holds and tabulates their results."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, escape
 from jaxprompt.files import parse_json, read_json
 
 # Runs that differ in these alone share a row.
@@ -143,8 +144,12 @@ def tell(
     rows = collect(runs)
     if rows:
         rows |= best_on_dev(runs)
+        few = [f"{row} ({len(own)})" for row, own in rows.items() if len(own) <= best]
         rows = add_best(rows, best) if best else rows
         print(table(rows))
+        if few:
+            told = f"--best={best} adds nothing to rows of as many runs or fewer: {', '.join(few)}"
+            print(escape(told), file=sys.stderr)
         if plot:
             draw_table(rows, plot)
     if failed:

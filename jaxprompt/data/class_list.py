@@ -108,6 +108,19 @@ def make_tree(
     return ClassTree(tuple(names), tuple(parents), tuple(lists), tuple(paths))
 
 
+def check_lists(tree: ClassTree, ids: Sequence[Sequence[int]]) -> None:
+    """Raises InputError where two members of a list are the same tokens; `ids` are by number."""
+    for members in tree.lists:
+        owner: dict[tuple[int, ...], int] = {}
+        for number in members:
+            other = owner.setdefault(tuple(ids[number]), number)
+            if other != number:
+                raise InputError(
+                    f"head.hierarchy: {tree.names[other]!r} and {tree.names[number]!r} of one list "
+                    "are the same tokens; give each a name of its own"
+                )
+
+
 def check_hierarchy(labels: Sequence[str], hierarchy: Sequence[str]) -> None:
     """Raises InputError where a hierarchy does not name the parents of every class."""
     if hierarchy and len(hierarchy) != len(labels):

@@ -8,7 +8,7 @@ import gzip
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,19 @@ class Rows(Sequence):
     def unnest(self, column: str) -> "Rows":
         """A row of each item of a column, beside the rest of its row, whose origin it has.
 
-        The column holds a list of rows, or a row of lists. Rows without it stay.
+        The column holds a list of rows, or a row of lists. Rows without it stay. Raises InputError
+        for a column of something else.
         """
 
         def make(number: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-            items = row.get(column, [{}])
-            if isinstance(items, Mapping):
-                values = zip(*items.values(), strict=True)
-                items = [dict(zip(items, own, strict=True)) for own in values]
-            rest = {name: value for name, value in row.items() if name != column}
+            value = row.get(column, [{}])
+            items = _list_items(value)
+            if items is None:
+                raise InputError(
+                    f"{self.origin(number)}: column {column!r} must hold a list of objects "
+                    f"{{column: value}}, got {value!r:.60}"
+                )
+            rest = {name: own for name, own in row.items() if name != column}
             return [rest | item for item in items]
 
         return self.expand(make)
@@ -89,6 +93,20 @@ class Rows(Sequence):
     def origin(self, index: int) -> str:
         """Where row `index` stands, as "path:line"."""
         return f"{self.path}:{self._lines[index] if self._lines else index + 1}"
+
+
+def _list_items(value: Any) -> list[dict[str, Any]] | None:
+    """Lists the rows of a nested column, a list of rows or a row of lists; None = it is neither."""
+    # What a text or an object holds could be iterated too.
+    is_list = lambda own: isinstance(own, Collection) and not isinstance(own, (str, bytes, Mapping))
+    if isinstance(value, Mapping):
+        columns = list(value.values())
+        if not all(map(is_list, columns)) or len(set(map(len, columns))) > 1:
+            return None
+        return [dict(zip(value, own, strict=True)) for own in zip(*columns, strict=True)]
+    if not is_list(value) or not all(isinstance(item, Mapping) for item in value):
+        return None
+    return [dict(item) for item in value]
 
 
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:

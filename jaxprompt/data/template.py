@@ -231,7 +231,7 @@ def check(
     if count["mask"] > 1:
         raise InputError(f"{where} has {count['mask']} [mask]; keep 1 (it widens to long words)")
     if needs_mask and not count["mask"]:
-        raise InputError(f"{where} has no [mask], which the verbalizer scores; add one")
+        raise InputError(f"{where} has no [mask], which the head reads; add one")
     if lists_classes and count["classes"] != 1:
         raise InputError(
             f"{where} has {count['classes']} lists of classes; write 1 [classes], which the head "

@@ -40,7 +40,7 @@ def make_verbalizer(
             raise InputError(f"class {c} has no label word; give it at least 1")
         pieces.append(list(islice(encoded, len(entry))))
         for word, ids in zip(entry, pieces[-1], strict=True):
-            _check_word(tokenizer, word, ids, c)
+            check_word(tokenizer, word, ids, f"label word {word!r} of class {c}")
             # By tokens: two words that a vocabulary writes alike would share their score.
             other, known = owner.setdefault(tuple(ids), (c, word))
             if (other, known) != (c, word) or entry.count(word) > 1:
@@ -62,11 +62,11 @@ def make_verbalizer(
     return Verbalizer(classes, table)
 
 
-def _check_word(tokenizer: Any, word: str, ids: list[int], c: int) -> None:
+def check_word(tokenizer: Any, word: str, ids: Sequence[int], what: str) -> None:
+    """Raises InputError for a word of no tokens, or of unknown ones; `what` names it."""
     if not word.strip() or not ids:
-        raise InputError(f"label word {word!r} of class {c} is empty; give a word")
+        raise InputError(f"{what} is empty; give a word")
     if tokenizer.unk_token_id in ids:
         raise InputError(
-            f"label word {word!r} of class {c} is not in the vocabulary of "
-            f"{tokenizer.name_or_path!r}; choose another word"
+            f"{what} is not in the vocabulary of {tokenizer.name_or_path!r}; choose another word"
         )

@@ -12,14 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.class_list import ClassList, ClassTree, Entry, check_hierarchy, make_tree
+from jaxprompt.data.class_list import (
+    ClassList,
+    ClassTree,
+    Entry,
+    check_hierarchy,
+    check_lists,
+    make_tree,
+)
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.overview import tell_labels
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_texts
-from jaxprompt.data.verbalizer import make_verbalizer
+from jaxprompt.data.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, mask_absent, take
@@ -63,7 +70,8 @@ class Head(Kind):
         choose("head.score", self.score, SCORES)
         choose("head.loss", self.loss, LOSSES)
         choose("head.order", self.order, ORDERS)
-        at_least("head.order_seed", self.order_seed, 0)
+        if not 0 <= self.order_seed < 2**32:  # what RandomState takes
+            raise InputError(f"head.order_seed={self.order_seed} must be in [0, 2**32)")
         at_least("head.group", self.group, 0)
         if self.bias and (self.group or self.hierarchy):
             raise InputError(
@@ -114,8 +122,14 @@ class Head(Kind):
         names = [f"{' ' * task.spaced}{name}" for name in tree.names[len(words) :]]
         ids = [tuple(own[0][own[0] >= 0].tolist()) for own in verbalizer.ids]
         ids += map(tuple, encode_texts(tokenizer, names))
+        for name, own in zip(tree.names[len(words) :], ids[len(words) :], strict=True):
+            check_word(tokenizer, name, own, f"head.hierarchy: the parent {name!r}")
+        check_lists(tree, ids)
         # The space behind it belongs to the first subword of the next class.
         (between,) = encode_texts(tokenizer, [self.separator.rstrip()])
+        if self.separator.strip():  # classes may have nothing between them
+            what = f"head.separator={self.separator!r}"
+            check_word(tokenizer, self.separator, between, what)
         starts = np.cumsum([0, *map(len, ids[: len(words)])])  # rows of the copies, class by class
         row = lambda number: int(starts[number]) if self.copies and number < len(words) else -1
         lists = tuple(

@@ -1,6 +1,7 @@
-"""Classes by trained label rows, on the backbone's own language-model head (DART, section 3.2)."""
+"""Classes by trained label rows, on the backbone's own language-model head (DART, section 4.3)."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
 from jaxprompt.layers.reading import Scores, mask_absent, take
-from jaxprompt.scoring.losses import make_loss
+from jaxprompt.scoring.losses import cross_entropy, nll
 from jaxprompt.types import Batch, Objective
 
 
@@ -67,16 +68,18 @@ class Head(ByWords):
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the cross entropy over the label rows, or over these and the vocabulary."""
-        return [Objective("main", make_loss(self.scores, smoothing))]
+        # "full" is normalised over the vocabulary already: a softmax of the rows would forget it.
+        loss = nll if self.scores == "full" else cross_entropy
+        return [Objective("main", partial(loss, smoothing=smoothing))]
 
 
 class LabelRows(Scores):
     """Scores each class by its rows of `Injection.rows` and a bias. [B, T, H] -> float32 [B, C]
 
     There is a row for each class, or for each of its words: then its score is the mean of theirs.
-    Normalised over the rows, or "full" over the vocabulary besides: then [B, C + 1], the last the
-    best log-probability of any token of the vocabulary. A row stands beside the table, so the
-    words that it started from stay words.
+    Normalised over the rows, or "full" over the vocabulary besides. A row stands beside the table,
+    so the words that it started from stay words; they are no answer, since the prediction is the
+    best of the rows in either case.
     """
 
     words: tuple[int, ...]  # of each class, how many
@@ -117,7 +120,4 @@ class LabelRows(Scores):
         if several:
             means = np.eye(classes, dtype=np.float32)[own] / np.asarray(counts, np.float32)
             scores = einsum("br,rc->bc", scores, jnp.asarray(means), jnp.float32)
-        if self.scores == "restricted":
-            return scores
-        best = whole[:, len(own) :].max(-1, keepdims=True)
-        return jnp.concatenate([scores, best], axis=-1)
+        return scores

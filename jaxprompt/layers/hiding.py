@@ -1,4 +1,4 @@
-"""Hides words of a text, on the device: what an objective of a method may ask to be predicted."""
+"""Hides words of a text, and fills masks, on the device: what an objective of a method may see."""
 
 import math
 from typing import NamedTuple
@@ -37,3 +37,25 @@ def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
     hidden = jnp.zeros(text.shape, bool).at[jnp.arange(rows)[:, None], places].set(chosen)
     ids = jnp.where(hidden, mask, tokens.ids)
     return Hidden(tokens._replace(ids=ids), places, targets)
+
+
+def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> Tokens:
+    """Writes `values` [B, M] into a field, ids or slot, at the columns `places` [B, M] of each row.
+
+    A place of value -1 is taken out of its row: nothing attends to it, and what follows moves up by
+    a position, so that the row reads as one that never had the place. Of each row the first place
+    has a value.
+    """
+    rows = jnp.arange(len(places))[:, None]
+    put = lambda x, new: jnp.asarray(x).at[rows, places].set(new)
+    gone = put(jnp.zeros(tokens.mask.shape, bool), values < 0)  # [B, T]
+    mask = tokens.mask & ~gone
+    old = jnp.take_along_axis(getattr(tokens, field), places, axis=1)
+    return tokens._replace(
+        mask=mask,
+        positions=jnp.where(mask, tokens.positions - gone.cumsum(1), 0),
+        roles=jnp.where(gone, Role.PAD, tokens.roles),
+        # With a place of several taken out what is left does not stand in front.
+        lengths=tokens.lengths if places.shape[1] == 1 else None,
+        **{field: put(getattr(tokens, field), jnp.where(values < 0, old, values))},
+    )

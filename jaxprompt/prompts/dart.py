@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxprompt.data.tokenizer import encode_texts, unused_ids
 from jaxprompt.errors import InputError, at_least, check_share, choose
-from jaxprompt.layers.hiding import hide_text
+from jaxprompt.layers.hiding import fill_masks, hide_text
 from jaxprompt.layers.reading import TargetScores
 from jaxprompt.prompts import Method, Source
 from jaxprompt.scoring.losses import free_text
@@ -16,11 +16,11 @@ from jaxprompt.types import Asks, Batch, Injection, Objective, Stream
 
 
 class Prompt(Method):
-    """Learns `length` rows for the template's words and one for each label word (section 3.2).
+    """Learns `length` rows for the template's words and one per label word (sections 4.2 and 4.3).
 
     The template places them with [soft*n], in the order of the words of `text`, which they start
     from, a row per subword. A label row starts from its word; it scores its class and, in the
-    fluency objective, stands at the mask (section 3.3): of several rows of a class the first.
+    fluency objective, stands at the mask (section 4.4): of several rows of a class the first.
     """
 
     asks: Asks = Asks()
@@ -51,7 +51,7 @@ class Prompt(Method):
         return {"fluency": TargetScores()} if self.fluency else {}
 
     def objectives(self) -> list[Objective]:
-        """Makes the fluency objective: -log p of hidden words beside the right label (eq. 7)."""
+        """Makes the fluency objective: -log p of hidden words beside the right label (eq. 8-9)."""
         if not self.fluency:
             return []
         if self.asks.mask < 0 or not self.asks.words:
@@ -62,19 +62,17 @@ class Prompt(Method):
         return [Objective("fluency", free_text, "fluency", self.fluency, self._hide_words)]
 
     def _hide_words(self, batch: Batch, key) -> Batch:
-        """Lays the right label in the place of the mask, and hides words of the text."""
+        """Lays the right label in the place of the masks, and hides words of the text."""
         tokens, places, targets = hide_text(
             batch.encoder, key, share=self.hide, mask=self.asks.mask
         )
-        there = jnp.arange(tokens.ids.shape[1]) == batch.label_pos[:, :1]  # [B, T]
-        if self.labels:
-            counts = [len(own) for own in self._words()]
-            first = self.length + np.cumsum([0, *counts[:-1]])
-            slot = jnp.where(there, jnp.asarray(first)[batch.labels][:, None], tokens.slot)
-            tokens = tokens._replace(slot=slot)
-        else:
-            words = jnp.array([own[0][0] for own in self.asks.words])
-            tokens = tokens._replace(ids=jnp.where(there, words[batch.labels][:, None], tokens.ids))
+        table = np.full((len(self.asks.words), batch.label_pos.shape[1]), -1)  # [C, M]
+        first = self.length + np.cumsum([0, *map(len, self._words()[:-1])])
+        for masks, words, row in zip(table, self.asks.words, first, strict=True):
+            right = [row] if self.labels else words[0]
+            masks[: len(right)] = right  # no mask is left beside a word that is short (eq. 8)
+        field = "slot" if self.labels else "ids"
+        tokens = fill_masks(tokens, batch.label_pos, field, jnp.asarray(table)[batch.labels])
         return batch._replace(encoder=tokens, label_pos=places, targets=targets)
 
     def _words(self) -> list[list[tuple[tuple[int, ...], ...]]]:

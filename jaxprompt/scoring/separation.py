@@ -66,12 +66,20 @@ def project(states: np.ndarray, dims: int) -> np.ndarray:
 
 
 def embed(states: np.ndarray, dims: int) -> np.ndarray:
-    """Embeds states by t-SNE, the same for the same states. [n, H] -> [n, dims]; n is at least 4"""
+    """Embeds states by t-SNE, the same for the same states. [n, H] -> [n, dims]; n is at least 4
+
+    Where all states are equal, all points are 0.
+    """
+    if (states == states[0]).all():
+        # scikit-learn divides by their deviation, and NaN kills the process in its native code.
+        return np.zeros((len(states), dims), np.float32)
     from sklearn.manifold import TSNE
 
     # scikit-learn asks for a perplexity below the number of states.
     perplexity = min(30.0, (len(states) - 1) / 3)
-    reduced = project(states, min(_DIMS, *states.shape)).astype(np.float32)
+    reduced = project(states, min(_DIMS, *states.shape))
+    # t-SNE is the same at any scale, but squares of small numbers are 0 in float32.
+    reduced = (reduced / np.abs(reduced).max()).astype(np.float32)
     # At scikit-learn's own rate, 50 or more, few points fly apart in three dimensions.
     rate = "auto" if dims < 3 else max(len(states) / 120, 1.0)
     tsne = TSNE(dims, perplexity=perplexity, learning_rate=rate, init="pca", random_state=0)

@@ -203,6 +203,16 @@ def test_rows_of_lm_bff_that_train_nothing(row):
 
 
 @pytest.mark.parametrize(
+    "task, word", [("sst2", "sentiment"), ("sst5", "label"), ("trec", "category")]
+)
+def test_the_released_template_of_dpt_has_the_word_of_each_task(task, word):
+    """METHODS.md 6.1: the script has that of SST-2, its comments those of the others."""
+    template = load(CONFIGS / "dpt.py", f"{task},full,released").task.template
+    (field,) = get_task(task).fields
+    assert template == f"{{{field}}} [sep] {word} : _ [classes]"
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("end_to_end:rte,randm", "the system='randm' is unknown; nearest: random"),

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
 from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.assembly.tune import run
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 
 TEMPLATES = {
@@ -17,7 +18,8 @@ TEMPLATES = {
     "t5": ("{text} [soft*2] [mask] .", "it was"),
     "gpt2": ("{text} [soft*2] [mask]", "it was"),
 }
-MASKED = ("bert", "roberta", "electra")
+MASKED = ("bert", "roberta", "electra", "albert", "modernbert")
+OTHERS = {"llama": "gpt2", "albert": "roberta", "modernbert": "bert"}  # whose template each takes
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def folders(tmp_path_factory):
 
 def prepare(folder, data, family, **fields):
     """Fills a config with DART on a backbone."""
-    template, text = TEMPLATES[family]
+    template, text = TEMPLATES[OTHERS.get(family, family)]
     own = {
         "task.template": template, "prompt.length": 3 if family in MASKED else 2,
         "prompt.text": text, "prompt.fluency": 0.5 if family in MASKED else 0.0,
@@ -59,6 +61,28 @@ def test_learns_exports_and_predicts(family, folders, data, tmp_path, capsys):
     right = np.mean([line["prediction"] == line["label"] for line in lines])
     assert right == pytest.approx(measured["accuracy"]) == pytest.approx(result["test"]["accuracy"])
     assert right > 0.6
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_learns_on_other_families(family, folders, data, tmp_path):
+    result = run(prepare(folders(family), data, family), str(tmp_path / "run"))
+    assert result["trained"] == result["total"] and result["test"]["accuracy"] > 0.6
+
+
+def test_full_scores_evaluate_as_they_predict(folders, data, tmp_path, capsys):
+    """After a step words of the vocabulary are likelier than any row; none of them is an answer."""
+    short = {"head.scores": "full", "train.total_steps": 1, "train.eval_steps": 1}
+    c = prepare(folders("bert"), data, "bert", **short)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    measured = json.loads(jaxprompt(capsys, "evaluate", f"--workdir={workdir}", "--split=test")[1])
+    code, out, err = jaxprompt(
+        capsys, "predict", f"--workdir={workdir}", f"--input={data / 'test.jsonl'}"
+    )
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    right = np.mean([line["prediction"] == line["label"] for line in lines])
+    assert right == pytest.approx(measured["accuracy"]) == pytest.approx(result["test"]["accuracy"])
+    assert right > 0
 
 
 def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
@@ -125,3 +149,5 @@ def test_what_does_not_fit_is_named(folders, data, refused, tmp_path):
     assert "set prompt.length=3" in line("t5", prompt__text="it was very")
     assert "prompt.labels=True" in line("bert", prompt__labels=False, prompt__fluency=0.0)
     assert "reads one position" in line("t5", task__form="text")
+    without = line("bert", task__template="{text} [soft*3]")
+    assert "has no [mask], which the head reads; add one" in without

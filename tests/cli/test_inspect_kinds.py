@@ -4,6 +4,7 @@ import html
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -19,7 +20,12 @@ from tiny_run import (
     write_rows,
 )
 
+from configs.base import get_config
+from jaxprompt.assembly.learned_rows import find_rows
+from jaxprompt.assembly.pipeline import build_scorer, load_weights, open_backbone
 from jaxprompt.assembly.tune import run
+from jaxprompt.data.tasks import Example, custom_task
+from jaxprompt.parallel.sharding import make_placement
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
@@ -58,6 +64,53 @@ def test_texts_have_no_classes(tmp_path):
     _, found, _ = look(tmp_path / "run")
     assert {"states", "confusion", "labels"} == set(found["notes"])
     assert len(found["rows"]) == 4 and set(found["attention"]) == {"encoder", "cross"}
+
+
+def test_equal_states_are_one_point(backbone, tmp_path):
+    """The same text in every example: a state without distances ends no process."""
+    for name in ("train", "dev", "test"):
+        rows = [{"text": "the cat was near it", "label": own} for own in ("beast", "food")]
+        write_rows(tmp_path / f"{name}.jsonl", rows * 4)
+    fields = KEPT | {"prompt.length": 2, "task.labels": "beast,food", "train.total_steps": 2}
+    run(make_config(backbone, tmp_path, "soft", **fields), str(tmp_path / "run"))
+    told, found, _ = look(tmp_path / "run", "--steps=2")
+    assert found["separation"][-1]["inter"] == 0 and "R_D at step 2: nan" in told
+    assert {"pca-2.png", "tsne-2.png"} <= {*pictures(tmp_path / "run")}
+
+
+NAMED = {
+    "a word": (
+        "bert", {"name": "dart", "length": 0, "each": "word"}, "label_rows", "{text} [mask]",
+        ["beast (old cat)", "beast (dog)", "food (bread)"],
+    ),
+    "a class": (
+        "bert", {"name": "dart", "length": 0}, "label_rows", "{text} [mask]", ["beast", "food"],
+    ),
+    "a subword": (
+        "discriminator", {"name": "dpt"}, "discriminator", "{text} [classes]",
+        ["beast (old)", "beast (cat)", "food (bread)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("each", NAMED)
+def test_rows_of_a_class_are_told_apart(each, tmp_path):
+    family, prompt, head, template, names = NAMED[each]
+    opened = open_backbone(
+        get_config().backbone.to_dict() | {"path": str(make_backbone(tmp_path / family, family))}
+    )
+    words = (("old cat", "dog"), ("bread",))
+    scorer = build_scorer(
+        opened, custom_task(fields=("text",), labels=("beast", "food"), words=words),
+        prompt=prompt, head={"name": head} | ({"copies": True} if head == "discriminator" else {}),
+        template=template, form="cloze", answer="", eos=True, max_len=24, max_target=8,
+        multiple=8, side="right", batch=8,
+    )  # fmt: skip
+    _, loaded = load_weights(opened, make_placement(1, 1, devices=jax.devices()[:1]))
+    params = scorer.model.init(jax.random.key(0), loaded.params)
+    split = scorer.encode([Example({"text": "the"}, label=0)])
+    rows = find_rows(scorer, params, None, scorer.one_batch(split.rows), 1)
+    assert [(row.kind, row.name) for row in rows] == [("label row", name) for name in names]
 
 
 def test_zero_shot_has_one_step(backbone, data, tmp_path):

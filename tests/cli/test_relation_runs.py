@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,12 @@ from tiny_run import (
     train_and_export,
     write_rows,
 )
+
+from configs import dart_relations
+from jaxprompt.assembly.load_config import apply, load_config
+from jaxprompt.assembly.tune import run
+from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.errors import InputError
 
 ROWS = "{text|soft} {entity1} [soft*2] [mask] [soft*1] {entity2}"
 TEXT = "a a an an is the near"  # words that the tiny vocabulary has
@@ -143,6 +150,47 @@ def semeval(shared, tmp_path_factory):
         found.setdefault("rows", [json.loads(line) for line in gzip.open(source)])
         write_rows(folder / f"{split}.jsonl", found["rows"][start : start + size])
     return folder
+
+
+FIGURE_2_B = "dart_relations:sem_eval_2010_task_8,8,gpt2"
+
+
+def test_gpt2_of_figure_2_b_says_the_relation_last(gpt2):
+    """DART without a mask and without fluency."""
+    c = load_config(FIGURE_2_B)
+    assert len(encode_texts(gpt2, [f" {c.prompt.text}"])[0]) == c.prompt.length == 9
+    assert c.prompt.fluency == 0 and c.task.template == (
+        "{sentence|soft} [soft*3] {entity1} [soft*1] {entity2} [soft*1] [mask]"
+    )
+    for task in dart_relations.TASKS:
+        other = load_config(f"dart_relations:{task},8,gpt2").task.template
+        assert re.sub(r"\{\w+\|soft\}", "{sentence|soft}", other) == c.task.template
+
+
+def test_gpt2_of_figure_2_b_trains(semeval, tmp_path):
+    c = load_config(FIGURE_2_B)
+    changes = {
+        "backbone.path": str(make_backbone(tmp_path / "gpt2", "gpt2")),
+        "data.source": str(semeval), "data.k": 1, "data.max_len": 64, "data.batch": 16,
+        "prompt.text": "a a an an the it is an this", "train.total_steps": 2,
+        "train.total_epochs": 0, "train.eval_steps": 1, "optim.warmup_ratio": 0.0,
+        "optim.warmup_steps": 1,
+    }  # fmt: skip
+    apply(c, changes.items())
+    result = run(c, str(tmp_path / "run"))
+    assert result["trained"] == result["total"] and result["test"].keys() >= {"semeval_f1"}
+
+
+def test_fine_tuning_of_figure_2_b_reads_the_same_words():
+    c = load_config(f"{FIGURE_2_B}_fine_tuning")
+    assert (c.prompt.name, c.head.name) == ("none", "linear")
+    assert c.backbone.path == load_config(FIGURE_2_B).backbone.path
+
+
+def test_four_examples_per_class_are_of_events_alone():
+    assert load_config("dart_relations:event_arguments,4").data.k == 4
+    with pytest.raises(InputError, match="number of examples per class='4' is unknown"):
+        load_config("dart_relations:wiki80,4")
 
 
 @pytest.mark.parametrize("method", ["dart", "full"])

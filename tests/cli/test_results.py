@@ -55,6 +55,18 @@ def test_single_runs_side_by_side(tmp_path, capsys):
     assert len(rows) == 3
 
 
+def test_the_best_of_too_few_runs_are_said_to_add_nothing(tmp_path, capsys):
+    for seed in range(4):
+        write_run(tmp_path / f"mine-{seed}", seed=seed, dev=seed / 10, test=0.5)
+    write_run(tmp_path / "other", "quickstart:soft")
+    for best, few in ((3, "soft (1)"), (4, "prefix (4), soft (1)"), (9, "prefix (4), soft (1)")):
+        code, out, err = jaxprompt(capsys, "sweep", f"--table={tmp_path}", f"--best={best}")
+        assert code == 0 and (f"prefix, best {best} on dev" in out) == (best == 3)
+        told = f"--best={best} adds nothing to rows of as many runs or fewer: {few}\n"
+        assert err.endswith(told)
+    assert "adds nothing" not in jaxprompt(capsys, "sweep", f"--table={tmp_path}")[2]
+
+
 def test_a_searched_learning_rate_is_chosen_on_dev(tmp_path, capsys):
     for seed, (low, high) in {0: (0.6, 0.8), 1: (0.9, 0.7), 2: (0.5, 0.6)}.items():
         for lr, dev in ((0.01, low), (0.02, high)):

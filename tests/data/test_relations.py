@@ -304,6 +304,29 @@ def test_events_with_several_arguments(tmp_path):
     assert {rows.origin(i) for i in range(2)} == {f"{path}:1"}
 
 
+@pytest.mark.parametrize("value", [
+    5, None, "x", [3], ["x"], [{"argument": [0, 1], "role": "NA"}, None],
+    {"argument": [0, 1], "role": "NA"}, {"argument": [[0, 1]], "role": ["NA", "NA"]},
+])  # fmt: skip
+def test_a_nested_column_of_something_else_is_named_with_its_line(value, tmp_path):
+    event = {"tokens": ["They", "attacked"], "trigger": [1, 2]}
+    whole = event | {"arguments": [{"argument": [0, 1], "role": "NA"}]}
+    path = tmp_path / "train.jsonl"
+    path.write_text(
+        "".join(json.dumps(own) + "\n" for own in (whole, event | {"arguments": value}))
+    )
+    line = refuse_line(read_split, get_task("event_arguments"), "train", files={"train": str(path)})
+    assert line.startswith(f"{path}:2: column 'arguments' must hold a list of objects")
+
+
+@pytest.mark.parametrize("pairs", [5, None, "x", [3]])
+def test_pairs_of_a_dialogue_that_are_no_list_are_named(pairs, tmp_path):
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps([[TURNS, pairs]]))
+    line = refuse_line(read_split, get_task("dialog_re"), "train", files={"train": str(path)})
+    assert line.startswith(f"{path}:1: column ") and "must hold a list of objects" in line
+
+
 def test_dialogues_turn_by_turn():
     task = get_task("dialog_re")
     row = {"dialog": TURNS, **PAIRS[0]}

@@ -338,6 +338,8 @@ def test_a_hierarchy_learns_the_way_down_and_scores_every_class(backbone):
         (dict(order="seeded"), "head.order='seeded' is unknown"),
         (dict(group=-1), "head.group=-1 must be at least 0"),
         (dict(bias=True, group=2), "head.bias=True has a number for each class of one list"),
+        (dict(order_seed=-1), r"head.order_seed=-1 must be in \[0, 2\*\*32\)"),
+        (dict(order_seed=2**32), r"head.order_seed=4294967296 must be in \[0, 2\*\*32\)"),
     ],
 )
 def test_what_is_out_of_range_is_named(fields, told):
@@ -354,6 +356,18 @@ def test_what_is_out_of_range_is_named(fields, told):
         (dict(listed=("tool", "food")), "must hold each class of custom once: beast, food, tool"),
         (dict(hierarchy=("a", "b")), "has 2 entries for 3 classes"),
         (dict(hierarchy=("a", "b", "c/")), "the parents of 'tool' are 'c/'"),
+        (dict(hierarchy=("日", "food", "food")), "the parent '日' is not in the vocabulary of"),
+        (dict(hierarchy=("\u200b", "food", "food")), r"the parent '\\u200b' is empty; give a word"),
+        (
+            dict(hierarchy=("Thing", "thing", "thing")),
+            "'Thing' and 'thing' of one list are the same tokens",
+        ),
+        (
+            dict(hierarchy=("a/food", "a", "a")),
+            "'food' and 'food' of one list are the same tokens",
+        ),
+        (dict(separator=" 日 "), "head.separator=' 日 ' is not in the vocabulary of"),
+        (dict(separator="\u200b"), r"head.separator='\\u200b' is empty; give a word"),
         (dict(head="linear"), r"has \[classes\], which this head does not read"),
     ],
 )

@@ -176,13 +176,21 @@ def test_answers_are_read_in_both_forms():
         ("Gansu", "r:9: column 'answers' must hold"),
         ({"text": ["Gansu"], "answer_start": ["19"]}, "r:9: answer_start ['19'] must be whole n"),
         ({"text": [" "], "answer_start": [8]}, "r:9: column 'answers' has an answer without lett"),
-        (None, "r:9: no column 'answers'"),
+        (None, "r:9: column 'answers' holds null; write its answers there"),
     ],
 )
 def test_answers_that_are_wrong(answers, message):
     with pytest.raises(InputError) as caught:
         read_example(TASK, row() | {"answers": answers}, "r:9")
     assert str(caught.value).startswith(message)
+
+
+def test_a_missing_column_of_answers_is_named():
+    without = {name: value for name, value in row().items() if name != "answers"}
+    with pytest.raises(InputError, match="r:9: no column 'answers'; columns: "):
+        read_example(TASK, without, "r:9")
+    assert read_example(TASK, without, "r:9", need_label=False).references == ()
+    assert read_example(TASK, row() | {"answers": None}, "r:9", need_label=False).spans == ()
 
 
 def test_what_does_not_fit_is_refused(bert):

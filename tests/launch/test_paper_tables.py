@@ -211,6 +211,79 @@ def test_every_cell_of_darts_tables_has_its_runs(name):
         assert sorted({run.changes["optim.lr"] for run in own}) == sorted(rates)
 
 
+@pytest.mark.parametrize("name", paper_dart.TABLES)
+def test_darts_heading_names_the_metric_that_is_measured(name):
+    args = arguments(paper="dart", table=name, backbone="x")
+    cells = paper.pick(paper_dart.TABLES[name], args)
+    with open(ROOT / "launch/published/dart.csv", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["table"] == name]
+    theirs = {(line["row"], line["task"]): line["metric"] for line in lines}
+    for cell in cells:
+        c = paper.sweep.load(paper.list_runs(cell, args)[0], ())
+        shown = cell.metric or paper.metric_of(cell.task)
+        assert shown == theirs[cell.row, cell.task] == (c.task.metric or shown)
+    none = paper.Measured((), (), 0, 1, ())
+    heading = paper.heading(args, [(cell, none) for cell in cells])
+    assert ("micro_f1 of sem_eval_2010_task_8" in heading) == (name in ("table2", "table3"))
+    assert "semeval_f1" not in heading
+
+
+A_1 = {
+    "SST-2": "sst2", "MR": "mr", "CR": "cr", "Subj": "subj", "TREC": "trec", "QNLI": "qnli",
+    "MRPC": "mrpc", "QQP": "qqp", "MNLI": "mnli", "SNLI": "snli",
+    "TACRED-Revisit": "tacred_revisited", "WiKi80": "wiki80", "SemEval": "sem_eval_2010_task_8",
+    "ChemProt": "chemprot", "DialogRE": "dialog_re",
+}  # fmt: skip
+
+
+def test_darts_settings_are_those_of_appendix_a_1(shared):
+    """Of every list of tasks the values are among those that are printed below it."""
+    text = (shared / "papers/dart.txt").read_text()
+    text = text.partition("A. 1 Hyper-parameter Search Space")[2].partition("A.2 Base Prompt")[0]
+    grids, names = {}, []
+    for line in text.splitlines():
+        if all(part.strip() in A_1 for part in line.split(",")):
+            names = [A_1[part.strip()] for part in line.split(",")]
+        found = re.match(r"•\s*(?:number )?([a-z ]+?):? ([\[\d].*)", line)
+        for name in names if found else ():
+            numbers = [float(n) for n in found[2].strip("[]").split(",")]
+            grids.setdefault(name, {})[found[1]] = numbers
+    assert grids.keys() == set(A_1.values())
+    for name, grid in grids.items():
+        related = name in paper_dart.dart_relations.TASKS
+        file, argument = ("dart_relations", f"{name},8") if related else ("dart", name)
+        c = paper.sweep.load_config(f"{ROOT}/configs/{file}.py:{argument}")
+        parts = c.optim.accumulate
+        assert c.data.max_len in grid["max seq length"] and len(grid["max seq length"]) == 1
+        assert c.train.total_epochs == grid["epochs"][0], name
+        assert c.data.batch / parts in grid["batch size"], name
+        assert parts in grid["gradient accumulation steps"], name
+        assert c.optim.weight_decay in grid.get("weight decay", [0.01]), name
+        args = arguments(paper="dart", backbone="x")
+        cell = paper_dart.Cell("dart", name, "8,dart" if related else "dart", "RoBERTa-large")
+        rates = {run.changes["optim.lr"] for run in paper.list_runs(cell, args)}
+        assert rates == set(grid["learning rate"]) and c.optim.lr in rates
+
+
+@pytest.mark.parametrize("task", ["mnli", "snli", "qnli", "mrpc", "qqp"])
+def test_darts_template_of_pairs_has_the_two_words_of_appendix_a_2(task):
+    c = paper.sweep.load_config(f"{ROOT}/configs/dart.py:{task}")
+    assert (c.prompt.length, c.prompt.text) == (2, "? ,")
+    assert re.fullmatch(
+        r"\{\w+\|chop\} \[soft\*1\] \[mask\] \[soft\*1\] \{\w+\|lower\}", c.task.template
+    )
+
+
+def test_darts_heading_says_what_its_rows_are(tmp_path, capsys):
+    for table, told in {"table1": True, "table4": False}.items():
+        finish(tmp_path / table, "Fine_tuning-sst2" if table == "table4" else "dart-sst2", "x", 0.9)
+        words = [table, "--tasks=sst2", "--print", "--seeds=10,20", f"--workdir={tmp_path / table}"]
+        assert paper.main(["dart", *words, f"--learning-rates={','.join(RATES)}"]) == 0
+        heading = capsys.readouterr().out.split("\n\n")[0]
+        assert ("lm_bff has manual prompts" in heading) == told
+        assert "the paper's grid is of weight decay, epochs, batch size" in heading
+
+
 def test_darts_templates_of_table_4_have_their_lengths(roberta, bert):
     for length, (template, text) in paper_dart.LENGTHS.items():
         slots = sum(int(n) for n in re.findall(r"\[soft\*(\d+)\]", template))

@@ -1,5 +1,7 @@
 """DART against an independent statement of its equations in torch, and what it may not touch."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +13,13 @@ from tiny import assert_close
 from jaxprompt.backbones import make_backbone
 from jaxprompt.convert.folder import read_config
 from jaxprompt.convert.load import load_backbone
+from jaxprompt.data.encoded import Split
 from jaxprompt.errors import InputError
+from jaxprompt.heads import make_head
 from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.linear import Classifier
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt
-from jaxprompt.scoring.losses import make_loss
-from jaxprompt.training.steps import Objective
 from jaxprompt.tree import flatten, merge, split, trainable_mask
 from jaxprompt.types import Asks, Batch, Role, Tokens
 
@@ -58,20 +60,21 @@ def make_model(pair, scores="restricted", **fields):
     return model, params | own
 
 
-def make_batch():
-    """[CLS] text, slot, slot, [MASK], slot [SEP], of differing lengths."""
+def make_batch(masks=1):
+    """[CLS] text, slot, slot, [MASK] ..., slot [SEP], of differing lengths."""
     rng = np.random.default_rng(3)
-    ids = np.zeros((ROWS, LENGTH), np.int32)
+    ids = np.zeros((ROWS, LENGTH + masks - 1), np.int32)
     slot, roles = np.full_like(ids, -1), np.full(ids.shape, Role.PAD, np.int8)
-    at = np.zeros((ROWS, 1), np.int32)
+    at = np.zeros((ROWS, masks), np.int32)
     for row in range(ROWS):
         text = 4 + row
         ids[row, 0], ids[row, 1 : 1 + text] = 1, rng.integers(5, 60, text)
         roles[row, 0], roles[row, 1 : 1 + text] = Role.SPECIAL, Role.TEXT
         slot[row, 1 + text : 3 + text], roles[row, 1 + text : 3 + text] = (0, 1), Role.SOFT
-        ids[row, 3 + text], roles[row, 3 + text], at[row] = MASK, Role.LABEL, 3 + text
-        slot[row, 4 + text], roles[row, 4 + text] = 2, Role.SOFT
-        ids[row, 5 + text], roles[row, 5 + text] = 2, Role.SPECIAL
+        at[row] = 3 + text + np.arange(masks)
+        ids[row, at[row]], roles[row, at[row]] = MASK, Role.LABEL
+        slot[row, at[row, -1] + 1], roles[row, at[row, -1] + 1] = 2, Role.SOFT
+        ids[row, at[row, -1] + 2], roles[row, at[row, -1] + 2] = 2, Role.SPECIAL
     mask = roles != Role.PAD
     positions = np.where(mask, mask.cumsum(1) - 1, 0).astype(np.int32)
     tokens = Tokens(ids, mask, slot, positions, np.zeros_like(ids), roles)
@@ -93,7 +96,7 @@ def torch_hidden(theirs, seen, slots):
 
 
 def torch_loss(theirs, params, batch, seen, weight, full, each):
-    """States equations 4 to 8 of the paper. -> loss, and the rows that it depends on
+    """States equations 4 to 10 of the paper. -> loss, and the rows that it depends on
 
     With a row for each word the score of a class is the mean over its words.
     """
@@ -130,17 +133,28 @@ def torch_loss(theirs, params, batch, seen, weight, full, each):
     return loss, {"prompt/table": table, "prompt/rows": labels, "head/main/bias": bias}
 
 
+def named_as_ours(theirs, folder):
+    """Gives the gradients of torch's backbone by our names: saved in the place of the weights."""
+    gradients = copy.deepcopy(theirs)
+    with torch.no_grad():
+        for own, param in zip(gradients.parameters(), theirs.parameters(), strict=True):
+            own.copy_(torch.zeros_like(own) if param.grad is None else param.grad)
+    gradients.save_pretrained(folder)
+    return load_backbone(folder, "bert", read_config(folder))[0]
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 @pytest.mark.parametrize("scores", ["restricted", "full"])
 @pytest.mark.parametrize("each", ["class", "word"])
-def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores, each):
-    theirs, _, _ = pair
+def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores, each, tmp_path):
+    theirs = pair[0]
     model, params = make_model(pair, scores, fluency=weight, hide=0.3, each=each)
     assert len(params["prompt"]["rows"]) == {"class": 3, "word": 4}[each]
     batch = make_batch()
-    objectives = [Objective("main", make_loss(scores, 0.0)), *model.prompt.objectives()]
+    head = make_head("label_rows", scores=scores)
+    objectives = [*head.objectives(0.0), *model.prompt.objectives()]
     key = jax.random.key(5)
-    trainable, frozen = split(params, trainable_mask(params, ("prompt/.*", "head/.*")))
+    trainable, frozen = split(params, trainable_mask(params, (".*",)))
     seen = batch
 
     def loss_of(trainable):
@@ -156,10 +170,31 @@ def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores, eac
     if weight:
         seen = objectives[1].view(batch, key)
     expected, leaves = torch_loss(theirs, params, batch, seen, weight, scores == "full", each)
+    theirs.zero_grad()
     expected.backward()
     np.testing.assert_allclose(ours, expected.item(), rtol=1e-5)
-    for name, leaf in leaves.items():
-        np.testing.assert_allclose(grads[name], leaf.grad.numpy(), atol=1e-5, err_msg=name)
+    found = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
+    found |= flatten({"backbone": named_as_ours(theirs, tmp_path)})
+    assert found.keys() == grads.keys() and len(found) > 20
+    for name, own in found.items():
+        np.testing.assert_allclose(grads[name], own, atol=1e-5, err_msg=name)
+        # Without fluency the bias of the vocabulary has a part in full scores alone.
+        assert np.abs(own).max() > 1e-4 or name.endswith("bias"), name
+
+
+@pytest.mark.parametrize("each", ["class", "word"])
+def test_a_better_word_of_the_vocabulary_is_no_answer(pair, each):
+    """Full scores are those of the rows alone: the best of them is the prediction."""
+    model, params = make_model(pair, "full", each=each)
+    params["prompt"]["rows"] *= 1e-3  # then nearly every word of the vocabulary is better
+    batch = make_batch()
+    scores = np.array(model.forward(params, batch))
+    assert scores.shape == (ROWS, CLASSES) and (np.exp(scores).sum(1) < 0.3).all()
+    split = Split([], batch.labels, np.full(ROWS, CLASSES, np.int32), [])
+    measured = make_head("label_rows", scores="full").measure("accuracy", split, scores, CLASSES)
+    assert measured["accuracy"] == np.mean(scores.argmax(1) == batch.labels)
+    said = make_head("label_rows", scores="full").classes_of(split, scores, CLASSES)
+    np.testing.assert_array_equal(said, scores.argmax(1))
 
 
 def test_hidden_words_are_of_the_text_and_the_right_label_stands_at_the_mask(pair):
@@ -188,13 +223,43 @@ def test_one_word_is_hidden_where_no_share_is_given(pair):
     assert ((np.array(seen.targets) >= 0).sum(1) == 1).all()
 
 
-def test_a_label_that_stays_a_word_stands_at_the_mask(pair):
+@pytest.mark.parametrize("masks", [2, 3])
+def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
+    """All its subwords do; of the masks that it leaves nothing is seen, nor is a gap in positions.
+
+    What is predicted is what it is in rows that never had those masks.
+    """
     model, params = make_model(pair, fluency=1.0, labels=False)
     assert "rows" not in params["prompt"]
-    batch = make_batch()
+    batch = make_batch(masks)
     seen = model.prompt._hide_words(batch, jax.random.key(0))
-    at = np.array(seen.encoder.ids)[np.arange(ROWS), batch.label_pos[:, 0]]
-    assert at.tolist() == [WORDS[c][0][0] for c in batch.labels]
+    tokens = jax.tree.map(np.array, seen.encoder)
+    said = [ids[places] for ids, places in zip(tokens.ids, batch.label_pos, strict=True)]
+    there = [mask[places] for mask, places in zip(tokens.mask, batch.label_pos, strict=True)]
+    words = [WORDS[label][0] for label in batch.labels]
+    assert {len(word) for word in words} == {1, 2}
+    for ids, mask, word in zip(said, there, words, strict=True):
+        assert tuple(ids[mask]) == word and mask.tolist() == [j < len(word) for j in range(masks)]
+    plain = Tokens(*(np.zeros_like(x) for x in batch.encoder[:6]))
+    plain.slot[:] = -1
+    for row, mask in enumerate(tokens.mask):
+        for field in ("ids", "slot", "roles"):
+            getattr(plain, field)[row, : mask.sum()] = getattr(tokens, field)[row, mask]
+        plain.mask[row, : mask.sum()] = True
+        plain.positions[row, : mask.sum()] = np.arange(mask.sum())
+    shorter = seen._replace(encoder=plain)
+    ours = model.forward(params, seen, head="fluency")
+    assert_close(ours, model.forward(params, shorter, head="fluency"))
+
+
+def test_the_row_of_a_label_leaves_no_mask_beside_it(pair):
+    model, _ = make_model(pair, fluency=1.0)
+    batch = make_batch(masks=2)
+    seen = model.prompt._hide_words(batch, jax.random.key(0))
+    rows = np.arange(ROWS)[:, None]
+    slot = np.array(seen.encoder.slot)[rows, batch.label_pos]
+    assert slot.tolist() == [[SLOTS + c, -1] for c in batch.labels]
+    assert (np.array(seen.encoder.mask)[rows, batch.label_pos] == [True, False]).all()
 
 
 def test_no_row_of_the_vocabulary_is_among_what_trains(pair):

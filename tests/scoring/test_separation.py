@@ -72,6 +72,20 @@ def test_tsne_keeps_clouds_together_and_is_the_same_again(dims):
     assert embed(states[:4], dims).shape == (4, dims)
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+def test_tsne_of_equal_states_is_one_point(dims):
+    """scikit-learn's own native code ends the process there."""
+    equal = np.repeat(np.float32([[0.1, -3.7, 1e4]]), 6, axis=0)
+    np.testing.assert_array_equal(embed(equal, dims), np.zeros((6, dims)))
+
+
+def test_tsne_is_the_same_at_any_scale():
+    states, _ = clouds(sizes=(12, 12), apart=8.0)
+    found = embed(states, 2)
+    assert separate(embed(states * np.float32(1e-30), 2), np.repeat([0, 1], 12)).ratio < 0.5
+    np.testing.assert_allclose(embed(states * np.float32(2.0**-40), 2), found, rtol=1e-4)
+
+
 def test_confusion_counts_every_known_example_once():
     right, said = np.array([0, 0, 1, 2, -1, 1]), np.array([0, 1, 1, -1, 0, 1])
     assert count_confusion(right, said, 3).tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]]

@@ -18,6 +18,11 @@ def read_answered(
     """Reads the answers of a row whose `fields` are read; "" as its one reference is no answer."""
     value = row.get(task.answers)
     if value is None:
+        if need_label and task.answers in row:
+            raise InputError(
+                f"{where}: column {task.answers!r} holds null; write its answers there, or leave "
+                "the example out"
+            )
         if need_label:
             raise InputError(f"{where}: no column {task.answers!r}; columns: {', '.join(row)}")
         return Example(fields)
