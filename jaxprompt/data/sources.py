@@ -51,9 +51,6 @@ def read_split(
                 rows = read_file(_file_of(Path(folder), split))
         else:
             rows = read_file(_file_of(user_path(source), split), task.columns)
-    # Local files may have the rows spread out already.
-    if task.nested and len(rows) and task.nested in rows[0]:
-        rows = rows.unnest(task.nested)
     rows = spread(task, rows)
     if task.left_out:
         rows = rows.take([i for i, row in enumerate(rows) if not task.leaves_out(row)])

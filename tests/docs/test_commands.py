@@ -165,6 +165,27 @@ def renamed(seed, size):
     return [{"tokens": row["tokens"], "ner_tags": row["tags"]} for row in tagged(seed, size)]
 
 
+def write_benchmarks(root):
+    """Writes WSC and MNLI as they are downloaded."""
+    (root / "WSC").mkdir()
+    spans = {"span1_index": 0, "span2_index": 1}
+    for seed, (split, size) in enumerate({"train": 24, "val": 8, "test": NEW}.items()):
+        rows = []
+        for number, own in enumerate(sentences(seed, size)):
+            named = {f"span{i}_text": own["text"].split()[i - 1] for i in (1, 2)}
+            rows.append({"text": own["text"], "idx": number, "target": {**spans, **named}})
+            rows[-1] |= {} if split == "test" else {"label": bool(number % 2)}
+        write_rows(root / f"WSC/{split}.jsonl", rows)
+    (root / "MNLI").mkdir()
+    for seed, (split, size) in enumerate({"train": 24, "dev_matched": 8}.items()):
+        labels = itertools.cycle(("neutral", "entailment", "contradiction"))
+        rows = draw(seed, size, "sentence1", "sentence2")
+        lines = [f"{r['sentence1']}\t{r['sentence2']}\t{next(labels)}\n" for r in rows]
+        (root / f"MNLI/{split}.tsv").write_text(
+            "sentence1\tsentence2\tgold_label\n" + "".join(lines)
+        )
+
+
 @pytest.fixture(scope="session")
 def backbones(tmp_path_factory):
     """Folders of tiny models, by family."""
@@ -228,6 +249,7 @@ def files(backbones, tmp_path_factory):
     }
     for name, make in data_sets.items():
         write_splits(root / name, make)
+    write_benchmarks(root)
     (root / "common_vocab_cased.txt").write_text("beast\nfood\ntool\n")
     rows = {"seed": 13, "train": list(range(12)), "dev": list(range(12, 24))}
     with gzip.open(root / "DATA/trec/kshot_16.jsonl.gz", "wt") as file:
