@@ -272,6 +272,7 @@ FIELDS = Block(
         log_steps=size(10, "metrics of every n-th step are written"),
         max_streak=size(10, "steps in a row that are not finite before the run stops"),
         test=flag(True, "score the test split with the best prompt at the end"),
+        init_head=flag(False, "the head starts from the export that prompt.init names, too"),
         tracker=word(
             "tensorboard", Words("training.trackers", "TRACKERS"),
             "tensorboard: event files in the workdir; wandb, trackio: a run there, named after the "
