@@ -168,7 +168,7 @@ def read_examples(
 
     # It sees the task as that is by then: dev and test are read by the labels of train.
     def read(split: str) -> sources.Rows:
-        rows = sources.read_split(task, split, **place)
+        rows = sources.read_split(task, split, only=data.only, **place)
         if c.task.vocabulary:
             rows, count = keep_known(task, rows)
             left_out.append(f"{split} {count}")
@@ -247,7 +247,9 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
     `task` has its labels found. -> where each row stands, the row, its example
     """
     data, files = c.data, {name: path for name, path in c.data.files.items() if path}
-    place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None)
+    place = dict(
+        source=data.source, files=files, cache_dir=data.cache_dir or None, only=data.only
+    )  # fmt: skip
 
     def read(name: str) -> list[tuple[str, dict[str, Any], Example]]:
         rows, found = sources.read_split(task, name, **place), []

@@ -84,6 +84,7 @@ FIELDS = Block(
             dev=path("", "of the rows that choose the best prompt"),
             test=path("", "of the rows that are scored once"),
         ),
+        only=text("", "COLUMN=VALUE: rows with another value are left out, of every split"),
         cache_dir=path("", "of hub and TFDS downloads"),
         protocol=word("", Words("data.fewshot", "PROTOCOLS"), "empty = all rows"),
         seed=whole(0, "data seed: which rows the protocol draws", SEED),

@@ -328,13 +328,17 @@ def check_run(words, out):
         assert (folder / "backbone/model.safetensors").exists()
 
 
+# Four methods with three seeds; two models on 41 relations.
+SWEEPS = {"configs/quickstart.py": 12, "p_tuning_lama": 82}
+
+
 def check_sweep(words, out):
-    """The quickstart's are four methods with three seeds."""
     folder = flag(words, "workdir")
     if folder and "--table" not in words:
         listed = out.count("python -m jaxprompt train")
         results = list(Path(folder).rglob("result.json"))
-        assert (listed, len(results)) == ((0, 12) if "--run" in words else (12, 0))
+        runs = SWEEPS[flag(words, "config")]
+        assert (listed, len(results)) == ((0, runs) if "--run" in words else (runs, 0))
     elif flag(words, "best"):  # of two runs there are no best three
         assert out.startswith("| method | runs |") and len(out.splitlines()) == 3
     else:
