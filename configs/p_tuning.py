@@ -69,6 +69,7 @@ def get_config(name="rte"):
     else:
         c.trainable = (r"prompt/.*", r"backbone/.*")
         c.optim.lr_backbone, c.optim.weight_decay = 1e-5, 0.1
+        c.optim.no_decay += (r"prompt/.*",)  # the optimizer of the pseudo tokens has none
     c.optim.schedule = "warmup_linear" if own.warmup else "linear"
     c.optim.warmup_steps = own.warmup
     c.optim.clip = 1.0

@@ -18,7 +18,7 @@ def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
     """Takes the rows of a split. Raises InputError for what holds no rows."""
     # Others are told by what they offer: neither pandas nor datasets is imported for it.
     if isinstance(given, str | Path):
-        return read_file(given)
+        return read_file(given, task.columns)
     if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas: a column is a Series
         return Rows(given.to_dict("records"), split)
     if hasattr(given, "features") and hasattr(given, "column_names"):

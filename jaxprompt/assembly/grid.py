@@ -20,6 +20,7 @@ AXES = {
     "words": "task.words",
 }  # fmt: skip
 SEEDS, FOLD = ("seed", "data.seed"), "data.fold"
+ONLY = "data.only"  # runs on parts of the data, as the relations of one file, are no rivals
 # What leaves the shapes of a run as they are. Where it does not, as label words of other lengths,
 # the runs are told apart once they are prepared.
 VARIES = (
@@ -130,14 +131,15 @@ def select(
 ) -> list[Mapping[str, Any]]:
     """Picks of each seed the result that is best on dev; of equal ones the first.
 
-    `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed. Runs that
+    `runs` are pairs of (changes, result); a seed is a pair of train seed and data seed, and each
+    part of the data that `data.only` names is chosen for by itself. Runs that
     differ in data.fold alone are chosen together, by the mean over their folds, and all of them
     are given. Of a seed with unfinished runs only those with the most folds are compared.
     """
     tried: dict[tuple, dict[Any, list[Mapping[str, Any]]]] = {}
     for number, (changes, result) in enumerate(runs):
-        seed = tuple(changes.get(field) for field in SEEDS)
-        rest = {name: str(x) for name, x in changes.items() if name not in (*SEEDS, FOLD)}
+        seed = tuple(changes.get(field) for field in (*SEEDS, ONLY))
+        rest = {name: str(x) for name, x in changes.items() if name not in (*SEEDS, ONLY, FOLD)}
         setting = tuple(sorted(rest.items())) if FOLD in changes else number
         tried.setdefault(seed, {}).setdefault(setting, []).append(result)
     merit = lambda folds: (len(folds), sum(map(_merit, folds)) / len(folds))

@@ -1,5 +1,6 @@
 """What a prompt takes over from exports: of one, or the mean of several, cut to its length."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ _ORIGIN = ("method", "task", "seed", "metrics", "created", "sha256", "pretrained
 
 def check_init(c: Any, dims: Dims) -> None:
     """Raises InputError where an export to start from is of another method, form or size."""
+    if c.train.init_head:
+        _check_head(c)
     for path, method in inherited(c, dims):
         card = _check_export(path, method, dims)
         if (held := card["backbone"]["rescale"]) != c.backbone.rescale and method.must_match():
@@ -28,6 +31,25 @@ def check_init(c: Any, dims: Dims) -> None:
                 f"prompt.{method.INIT}={path} was trained with backbone.rescale={held}, this run "
                 f"has {c.backbone.rescale}; set it to {held}, or give another export"
             )
+
+
+def _check_head(c: Any) -> None:
+    """Raises InputError where a head cannot start from the export of the prompt."""
+    init = c.prompt.get("init")
+    paths = list_paths(init) if init else []
+    if len(paths) != 1:
+        raise InputError(
+            "train.init_head=True takes the head of the export that prompt.init names, and that "
+            f"names {len(paths)}; name one, or set train.init_head=False"
+        )
+    tensors, card = read_export(paths[0])
+    named = card["head"]["name"]
+    has = named if any(name.startswith("head/") for name in tensors) else f"{named} without numbers"
+    if has != c.head.name:
+        raise InputError(
+            f"train.init_head=True: prompt.init={paths[0]} has head.name={has}, this run "
+            f"{c.head.name}; give another export, or set train.init_head=False"
+        )
 
 
 def tell_init(c: Any, dims: Dims) -> list[str]:
@@ -111,7 +133,28 @@ def inherit(c: Any, fingerprint: str, init: str, drawn: dict[str, Any]) -> dict[
     return tree.unflatten({name: x.astype(np.float32) for name, x in mean.items()})
 
 
-def _read(c: Any, fingerprint: str, path: str) -> dict[str, Any]:
+def inherit_head(
+    c: Any, fingerprint: str, labels: Sequence[str], drawn: dict[str, Any]
+) -> dict[str, Any]:
+    """Gives the numbers of the head that was exported beside the prompt, for those `drawn`.
+
+    Raises InputError for an export on other weights, of other classes or with another form.
+    """
+    (path,) = list_paths(c.prompt.init)
+    tensors, card = _open(fingerprint, path)
+    if tuple(card["task"]["labels"]) != tuple(labels):
+        own, other = (", ".join(names)[:60] for names in (card["task"]["labels"], labels))
+        raise InputError(
+            f"train.init_head=True: prompt.init={path} has a head for the classes {own}, this run "
+            f"has {other}; give another export, or set train.init_head=False"
+        )
+    found = tree.unflatten({n: x for n, x in tensors.items() if n.startswith("head/")})
+    _check_shapes(path, found, {"head": drawn})
+    return found["head"]
+
+
+def _open(fingerprint: str, path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads an export that was learned on these weights. -> its tensors and its card"""
     tensors, card = read_export(path)
     known = card["backbone"]
     if known["fingerprint"] != fingerprint:
@@ -120,7 +163,12 @@ def _read(c: Any, fingerprint: str, path: str) -> dict[str, Any]:
             f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
             "another export"
         )
-    part = "prompt/"
+    return tensors, card
+
+
+def _read(c: Any, fingerprint: str, path: str) -> dict[str, Any]:
+    tensors, card = _open(fingerprint, path)
+    known, part = card["backbone"], "prompt/"
     arrays = {n.removeprefix(part): x for n, x in tensors.items() if n.startswith(part)}
     for name in arrays.keys() & {"slots", "decoder_slots"}:
         arrays[name] = rescaled(arrays[name], known["rescale"], c.backbone.rescale)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.inheritance import inherit, rescaled
+from jaxprompt.assembly.inheritance import inherit, inherit_head, rescaled
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
@@ -44,16 +44,21 @@ def start(
         rng.key_for(c.seed, "init"), loaded.params, choices=scorer.layout.num_rows,
         placement=placement,
     )  # fmt: skip
-    # What is frozen of a prompt is in no checkpoint: it is made again in any case.
-    frozen = [name for name in divide(c, scorer, params)[1] if name.startswith("prompt/")]
-    if restored and not frozen:
+    # What is frozen of them is in no checkpoint: it is made again in any case.
+    frozen = divide(c, scorer, params)[1]
+    is_made = lambda part: not restored or any(name.startswith(part) for name in frozen)
+    if not is_made("prompt/"):
         pass
     elif c.prompt.get("init"):
         params["prompt"] = inherit(c, loaded.report.fingerprint, c.prompt.init, params["prompt"])
     else:
         source = _make_source(c, scorer, params, counts, placement, loaded.report.fingerprint)
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
-    for head in params["head"].values():
+    if c.train.init_head and is_made("head/"):
+        params["head"] = inherit_head(
+            c, loaded.report.fingerprint, scorer.task.labels, params["head"]
+        )
+    for head in () if c.train.init_head else params["head"].values():
         # A head's own pooler starts as that of the checkpoint.
         if "pooler" in head and "pooler" in loaded.params:
             head["pooler"] = loaded.params["pooler"]

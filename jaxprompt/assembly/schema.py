@@ -93,6 +93,7 @@ FIELDS = Block(
             dev=path("", "of the rows that choose the best prompt"),
             test=path("", "of the rows that are scored once"),
         ),
+        only=text("", "COLUMN=VALUE: rows with another value are left out, of every split"),
         cache_dir=path("", "of hub and TFDS downloads"),
         protocol=word("", Words("data.fewshot", "PROTOCOLS"), "empty = all rows"),
         seed=whole(0, "data seed: which rows the protocol draws", SEED),
@@ -285,6 +286,7 @@ FIELDS = Block(
             0, "steps of one run that are traced into its folder, behind the first two; also "
             "--profile=STEPS"
         ),
+        init_head=flag(False, "the head starts from the export that prompt.init names, too"),
         tracker=word(
             "tensorboard", Words("training.trackers", "TRACKERS"),
             "tensorboard: event files in the workdir; wandb, trackio: a run there, named after the "

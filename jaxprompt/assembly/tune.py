@@ -107,7 +107,9 @@ class Tuning(Work):
             log.say(f"  {line}")
         log.say(tree.overview(trainable, frozen))
         fresh = sorted({"/".join(n.split("/")[:3]) for n in trainable if n.startswith("head/")})
-        if fresh:
+        if fresh and c.train.init_head:
+            log.say(f"head from {c.prompt.init}: {', '.join(fresh)}")
+        elif fresh:
             log.say(f"fresh, not in the checkpoint: {', '.join(fresh)}")
         log.say(f"{self.milestones.total} steps, {where}")
         for line in from_config.tell_kernel(c, self.placement, self.backbone.module):

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     where = args.prompt[0] if args.prompt else str(Path(args.workdir) / "export")
     _, card = read_export(where)
     # Before the weights: what is wrong with the input is told at once.
-    given = _read_texts(args, card["task"]["fields"])
+    given = _read_texts(args, card["task"]["fields"], card["task"]["columns"])
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
     name, task = "", task_from_json(card["task"])
@@ -182,13 +182,13 @@ def _say(line: str) -> None:
     print(escape(line), file=sys.stderr)
 
 
-def _read_texts(args: Any, fields: Sequence[str]) -> list[Any]:
+def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -> list[Any]:
     from jaxprompt.data import records
 
     if args.text:
         return records.from_texts(args.text, fields)
     is_file = args.input and args.input != "-"
-    given = records.from_file(args.input) if is_file else records.from_stdin(fields)
+    given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
     if all(record.row is None and not record.error for record in given):
         raise InputError(f"{args.input if is_file else 'stdin'} holds no text; give at least one")
     if args.on_error == "raise":

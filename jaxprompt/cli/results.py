@@ -11,7 +11,7 @@ from jaxprompt.files import parse_json, read_json
 
 # Runs that differ in these alone share a row.
 FOLD = "data.fold"
-SEEDS = ("seed", "data.seed", FOLD)
+SEEDS = ("seed", "data.seed", FOLD, "data.only")
 SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone", "data.batch")
 # Fields that tell runs apart at a glance; a row is named by these before all others.
 _TELLING = ("task.name", "prompt.name", "trainable", "head.name", "ppt.task", "backbone.path")
@@ -173,7 +173,8 @@ def read(workdir: Path) -> dict[str, Any]:
     c = read_json(workdir / _CONFIG, "the folder of a run")
     try:
         fold = {"fold": c["data"]["fold"]} if c["data"]["protocol"] == "kfold" else {}
-        return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]} | fold
+        only = {"only": c["data"]["only"]} if c["data"].get("only") else {}
+        return result | {"lr": c["optim"]["lr"], "data_seed": c["data"]["seed"]} | fold | only
     except (KeyError, TypeError) as error:
         raise InputError(f"{workdir / _CONFIG} cannot be read ({error}); train again") from error
 

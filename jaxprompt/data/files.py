@@ -8,7 +8,7 @@ import gzip
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,26 +61,6 @@ class Rows(Sequence):
         lines = [self._lines[i] if self._lines else i + 1 for i in indices]
         return Rows([self[i] for i in indices], self.path, lines)
 
-    def unnest(self, column: str) -> "Rows":
-        """A row of each item of a column, beside the rest of its row, whose origin it has.
-
-        The column holds a list of rows, or a row of lists. Rows without it stay. Raises InputError
-        for a column of something else.
-        """
-
-        def make(number: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-            value = row.get(column, [{}])
-            items = _list_items(value)
-            if items is None:
-                raise InputError(
-                    f"{self.origin(number)}: column {column!r} must hold a list of objects "
-                    f"{{column: value}}, got {value!r:.60}"
-                )
-            rest = {name: own for name, own in row.items() if name != column}
-            return [rest | item for item in items]
-
-        return self.expand(make)
-
     def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
         """The rows that `make` gives for each row and its number; they have its origin."""
         rows, lines = [], []
@@ -95,32 +75,20 @@ class Rows(Sequence):
         return f"{self.path}:{self._lines[index] if self._lines else index + 1}"
 
 
-def _list_items(value: Any) -> list[dict[str, Any]] | None:
-    """Lists the rows of a nested column, a list of rows or a row of lists; None = it is neither."""
-    # What a text or an object holds could be iterated too.
-    is_list = lambda own: isinstance(own, Collection) and not isinstance(own, (str, bytes, Mapping))
-    if isinstance(value, Mapping):
-        columns = list(value.values())
-        if not all(map(is_list, columns)) or len(set(map(len, columns))) > 1:
-            return None
-        return [dict(zip(value, own, strict=True)) for own in zip(*columns, strict=True)]
-    if not is_list(value) or not all(isinstance(item, Mapping) for item in value):
-        return None
-    return [dict(item) for item in value]
-
-
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
     """Reads one file, its format told by its name: one of SUFFIXES.
 
-    `columns` are those of a row that JSON has as a list.
+    `columns` are those of a row that JSON has as a list, and of a TSV without a header.
     """
     path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".tsv": _read_tsv}
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv}
     if path.suffix == ".parquet":
         rows = _read_parquet(path)
     elif kind == ".json":
         rows = _read_json(path, columns)
+    elif kind == ".tsv":
+        rows = _read_tsv(path, columns)
     elif kind in conll.FORMATS:
         found, numbers = conll.read_tagged_file(_lines(path), str(path))
         rows = Rows(found, str(path), numbers)
@@ -185,8 +153,13 @@ def _read_jsonl(path: Path) -> Rows:
 
 def _read_json(path: Path, columns: Sequence[str]) -> Rows:
     rows = _parsed("".join(_lines(path)), str(path))
+    if isinstance(rows, dict):  # SQuAD and its kin: {"version": ..., "data": [...]}
+        rows = rows.get("data")
     if not isinstance(rows, list):
-        raise InputError(f"{path}: must hold a list of objects; one object a line is .jsonl")
+        raise InputError(
+            f'{path}: must hold a list of objects, or an object with such a list as its "data"; '
+            "one object a line is .jsonl"
+        )
     is_row = lambda row: isinstance(row, list) and len(row) == len(columns) > 0
     rows = [dict(zip(columns, row, strict=True)) if is_row(row) else row for row in rows]
     return Rows([_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
@@ -230,16 +203,19 @@ def _delimiter(header: str) -> str:
     return "," if cells(",") > 1 else max(",;\t", key=cells)
 
 
-def _read_tsv(path: Path) -> Rows:
-    """Reads TSV with or without double quotes.
+def _read_tsv(path: Path, columns: Sequence[str]) -> Rows:
+    """Reads TSV with or without double quotes; without a header where its first row has none.
 
     The GLUE files are without, so a quote may begin a cell there and end nowhere; pandas and
     spreadsheets put cells that hold a tab, a quote or a line end into quotes.
     """
     lines = list(_lines(path))
-    quoted = lambda: _table(path, lines, delimiter="\t", strict=True)
+    cells = next((line for line in lines if line.strip()), "").rstrip("\r\n").split("\t")
+    # A row of as many cells as `columns` that names none of them is a row of values.
+    header = columns if len(cells) == len(columns) and not set(cells) & set(columns) else None
+    quoted = lambda: _table(path, lines, header, delimiter="\t", strict=True)
     try:
-        rows = _table(path, lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows = _table(path, lines, header, delimiter="\t", quoting=csv.QUOTE_NONE)
     except InputError:
         try:
             return quoted()
@@ -263,10 +239,12 @@ def _is_quoted(rows: Sequence[dict[str, str]]) -> bool:
     return any('""' in cell[1:-1] for cell in opened) or all(map(_QUOTED.fullmatch, rows[0]))
 
 
-def _table(path: Path, lines: Sequence[str], **style: Any) -> Rows:
+def _table(
+    path: Path, lines: Sequence[str], header: Sequence[str] | None = None, **style: Any
+) -> Rows:
     csv.field_size_limit(1 << 30)  # documents are longer than the default of 128 KiB
     reader = csv.reader(lines, **style)
-    rows, numbers, header, start = [], array("q"), None, 1
+    rows, numbers, start = [], array("q"), 1
     try:
         for cells in reader:
             if not cells:

@@ -30,12 +30,15 @@ def from_texts(texts: Sequence[str], fields: Sequence[str]) -> list[Record]:
     ]
 
 
-def from_file(path: str) -> list[Record]:
-    """Reads a file of any format. A broken or blank line of a JSONL file is a record too."""
+def from_file(path: str, columns: Sequence[str] = ()) -> list[Record]:
+    """Reads a file of any format. A broken or blank line of a JSONL file is a record too.
+
+    `columns` are those of rows without names, see `read_file`.
+    """
     where = user_path(path)
     if where.name.removesuffix(".gz").endswith(".jsonl"):
         return list(_from_lines(raw_lines(where), str(where), ()))
-    return from_rows(read_file(where))
+    return from_rows(read_file(where, columns))
 
 
 def from_rows(rows: Rows) -> list[Record]:
@@ -79,7 +82,7 @@ def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
 def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
     """Reads the example of each row, its label unknown where it has none that the task knows.
 
-    A row with a list of candidates becomes a record for each of them.
+    A row that holds several examples, such as candidates, becomes a record for each of them.
     """
     found = []
     for record in records:

@@ -10,7 +10,8 @@ from typing import Any
 from jaxprompt.data.files import SUFFIXES, Rows, read_file, reading
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.tasks.candidates import spread
-from jaxprompt.errors import InputError
+from jaxprompt.data.tasks.cells import spelling
+from jaxprompt.errors import InputError, nearest
 from jaxprompt.files import user_path
 
 _ALIASES = {"dev": ("dev", "validation", "val", "valid")}
@@ -24,6 +25,7 @@ def read_split(
     files: Mapping[str, str] | None = None,
     cache_dir: str | None = None,
     given: Mapping[str, Rows] | None = None,
+    only: str = "",
 ) -> Rows:
     """Reads `split` ("train", "dev", "test") of a task; raises InputError if it cannot be had.
 
@@ -31,6 +33,7 @@ def read_split(
     split and goes before `source`, which is one of: "" (the place where the task lives), "hub",
     "hub:owner/name[:subset]", "tfds:name", "package", or a folder with `<split>` + .jsonl .json
     .csv .tsv .txt .conll .props .v4_gold_conll .parquet, each also with .gz but for Parquet.
+    `only`, "column=value", leaves out the rows with another value.
     """
     if given is not None:
         if split not in given:
@@ -51,15 +54,33 @@ def read_split(
                 rows = read_file(_file_of(Path(folder), split))
         else:
             rows = read_file(_file_of(user_path(source), split), task.columns)
-    # Local files may have the rows spread out already.
-    if task.nested and len(rows) and task.nested in rows[0]:
-        rows = rows.unnest(task.nested)
-    rows = spread(task, rows)
+    rows = spread(task, _those_of(rows, only) if only else rows)
     if task.left_out:
         rows = rows.take([i for i, row in enumerate(rows) if not task.leaves_out(row)])
     if not len(rows):
         raise InputError(f"{rows.path}: split {split!r} of task {task.name} has no rows")
     return rows
+
+
+def _those_of(rows: Rows, only: str) -> Rows:
+    """Keeps the rows with one value of a column. Raises InputError where there are none."""
+    column, is_given, value = only.partition("=")
+    if not (column and is_given):
+        raise InputError(f"data.only={only!r} must be COLUMN=VALUE, as in predicate_id=P36")
+    kept, seen = [], {}
+    for number, row in enumerate(rows):
+        if column not in row:
+            raise InputError(
+                f"{rows.origin(number)}: no column {column!r} of data.only; columns: "
+                f"{', '.join(row)}"
+            )
+        found = spelling(row[column])
+        seen[found] = None
+        if found == value:
+            kept.append(number)
+    if not kept:
+        raise InputError(f"{rows.path}: no row has data.only={only}; {nearest(value, seen)}")
+    return rows.take(kept)
 
 
 def has_split(

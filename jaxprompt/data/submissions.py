@@ -1,8 +1,8 @@
 """Files that a benchmark's server takes: the answers of one task as `predict` found them.
 
 Names and forms are those of GLUE and SuperGLUE (Wang et al. 2018, 2019) as their servers read them,
-and of SQuAD's predictions.json (Rajpurkar et al. 2016, 2018). Rows are numbered by their own `idx`
-or `id`, which the benchmarks' files have.
+and of SQuAD's predictions.json (Rajpurkar et al. 2016, 2018). Rows are numbered as the benchmarks'
+files have it: by `idx`, by `id` in SQuAD, and in GLUE's own files by `index`, QQP's by `id`.
 """
 
 import json
@@ -24,6 +24,7 @@ _SUPERGLUE = {
     "boolq": "BoolQ", "cb": "CB", "copa": "COPA", "multirc": "MultiRC", "record": "ReCoRD",
     "rte": "RTE", "wic": "WiC", "wsc": "WSC",
 }  # fmt: skip
+_INDICES = ("idx", "index", "id")
 _PARTS = ("paragraph", "question", "answer")  # of MultiRC's idx
 FORMATS = {
     "glue": {task: f"{name}.tsv" for task, name in _GLUE.items()},
@@ -73,7 +74,7 @@ def check(name: str, task: Task, records: Sequence[Record]) -> None:
             if task.name == "record":  # a query has a record for each of its candidates
                 number += (record.row[task.candidate],)
         else:
-            number = _whole(record)
+            number = _index(record) if name == "glue" else _whole(record)
         if number in seen:
             raise InputError(
                 f"{record.origin} has the number of {seen[number]}, {number!r}; a submission has "
@@ -90,7 +91,7 @@ def write(name: str, task: Task, records: Sequence[Record], answers: Answers) ->
         return json.dumps(found, ensure_ascii=False) + "\n"
     if name == "glue":
         lines = ["index\tprediction"] + [
-            f"{_whole(record)}\t{_glue(task, answer['prediction'])}" for record, answer in pairs
+            f"{_index(record)}\t{_glue(task, answer['prediction'])}" for record, answer in pairs
         ]
         return "".join(f"{line}\n" for line in lines)
     form = {"multirc": _multirc, "record": _record}.get(task.name, _superglue)
@@ -147,12 +148,20 @@ def _number(record: Record, column: str) -> Any:
     return record.row[column]
 
 
-def _whole(record: Record, part: str = "") -> int:
+def _index(record: Record) -> int:
+    """Reads the number of a row of GLUE, from the column that its file has for it."""
+    row = record.row or {}
+    return _whole(record, column=next((name for name in _INDICES if name in row), "idx"))
+
+
+def _whole(record: Record, part: str = "", column: str = "idx") -> int:
     """Reads the number of a row, or a `part` of one that has several."""
-    value = _number(record, "idx")
+    found = value = _number(record, column)
     if part:
         value = value.get(part) if isinstance(value, Mapping) else None
+    elif isinstance(value, str) and value.isdecimal():  # a cell of a table
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         asked = f"an object with a whole number {part!r}" if part else "a whole number"
-        raise InputError(f"{record.origin}: idx is {record.row['idx']!r:.60}; it must be {asked}")
+        raise InputError(f"{record.origin}: {column} is {found!r:.60}; it must be {asked}")
     return value

@@ -10,7 +10,8 @@ from jaxprompt.scoring.metrics import mean_std
 def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Tabulates results as Markdown: mean and population standard deviation over the seeds.
 
-    Beside what result.json holds a result may have "lr", its learning rate, "data_seed" and "fold".
+    Beside what result.json holds a result may have "lr", its learning rate, "data_seed", "fold",
+    and "only", the part of the data that it is of.
     """
     every = [result for results in rows.values() for result in results]
 
@@ -50,7 +51,7 @@ def _mean(
 def _seeds(results: Sequence[Mapping[str, Any]]) -> str:
     """Lists the seeds, each with its data seed behind a slash where these differ."""
     pairs = [(r.get("seed", "-"), r.get("data_seed", "-")) for r in results]
-    if all("fold" in r for r in results):  # several runs of each seed
+    if all("fold" in r or "only" in r for r in results):  # several runs of each seed
         pairs = list(dict.fromkeys(pairs))
     both = len({data for _, data in pairs}) > 1
     return ", ".join(f"{seed}/{data}" if both else str(seed) for seed, data in pairs)

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from tiny_run import ROOT, TOPICS, WORDS, flags, jaxprompt, make_backbone, read_lines, write_rows
 
+from jaxprompt.assembly.grid import select
+from jaxprompt.cli.sweep import list_runs
+
 CONFIG = ROOT / "configs/p_tuning_lama.py"
 OUT = {"sub_label": "cat", "obj_label": "Paris", "predicate_id": "P31"}  # no word of the list
 
@@ -86,6 +89,61 @@ def test_columns_of_other_names_on_a_gpt2(given, relation, tmp_path, capsys):
     assert 0 <= json.loads(out)["test"]["hit_at_1"] <= json.loads(out)["test"]["hit_at_10"] <= 1
 
 
+def test_each_relation_of_one_file_has_a_run_and_a_row_their_mean(
+    given, relation, tmp_path, capsys
+):
+    """Of files with two relations the rows of one are read; what they share in a table is a row."""
+    other = "P36"
+    for split in ("train", "dev", "test"):
+        rows = read_lines(relation / f"{split}.jsonl")
+        turned = [row | {"obj_label": "tool", "predicate_id": other} for row in rows[:5]]
+        mixed = [row for pair in zip(rows, turned, strict=False) for row in pair] + rows[5:]
+        write_rows(tmp_path / f"{split}.jsonl", mixed)
+    fields = given | {
+        "data.source": tmp_path, "prompt.encoder": "none", "optim.lr": 3e-2,
+        "train.total_epochs": 0, "train.total_steps": 4, "train.eval_steps": 2,
+        "train.eval_epochs": 0,
+    }  # fmt: skip
+    scores = []
+    for name, size in (("P31", 18), (other, 5)):
+        run = tmp_path / "runs" / name
+        config = f"--config={CONFIG}:masked,predicate_id={name}"
+        code, out, err = jaxprompt(capsys, "train", config, f"--workdir={run}", *flags(fields))
+        assert code == 0, err
+        assert f"train {size}, dev " in err
+        scores.append(json.loads(out)["test"]["hit_at_1"])
+        found = tmp_path / f"{name}.jsonl"
+        at = (f"--config={run / 'config.json'}", f"--workdir={run}", "--split=test")
+        assert jaxprompt(capsys, "evaluate", *at, f"--output={found}")[0] == 0
+        assert {line["predicate_id"] for line in read_lines(found)} == {name}
+    code, out, err = jaxprompt(capsys, "sweep", f"--table={tmp_path / 'runs'}")
+    assert code == 0, err
+    _, _, row = out.splitlines()
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[:3] == ["p_tuning", "2", "34"]
+    assert cells[7] == f"{np.mean(scores):.3f} ± {np.std(scores):.3f}"
+
+
+def test_the_sweep_has_a_row_per_model(tmp_path):
+    runs = list_runs(str(CONFIG), str(tmp_path))
+    assert len(runs) == 2 * 41 and {run.row for run in runs} == {"masked", "causal"}
+    assert len({run.workdir for run in runs}) == len(runs)
+
+
+def test_each_relation_is_chosen_for_by_itself():
+    """Of one seed the learning rate that is best on dev, for each relation."""
+    dev = {("a", 1): 0.9, ("a", 2): 0.2, ("b", 1): 0.1, ("b", 2): 0.3}
+    runs = [
+        (
+            {"seed": 34, "optim.lr": lr, "data.only": f"r={name}"},
+            {"dev": {"hit_at_1": x}, "of": name},
+        )
+        for (name, lr), x in dev.items()
+    ]
+    chosen = select(runs)
+    assert [(own["of"], own["dev"]["hit_at_1"]) for own in chosen] == [("a", 0.9), ("b", 0.3)]
+
+
 def words_of(folder, text):
     (folder / "words.txt").write_text(text)
 
@@ -120,6 +178,9 @@ def test_what_is_refused(spoil, said, given, relation, tmp_path, refused):
     [
         ("masked", {"task.labels": "a,b"}, "task.labels=('a', 'b') has its own"),
         ("masked", {"task.name": "topics"}, "task.name='topics' has its own"),
+        ("masked,predicate_id=P3", {}, "no row has data.only=predicate_id=P3; nearest: P31"),
+        ("masked,relation=P31", {}, "train.jsonl:1: no column 'relation' of data.only; columns: "),
+        ("masked", {"data.only": "P31"}, "data.only='P31' must be COLUMN=VALUE"),
         ("masked,subject", {}, "must be MODEL or MODEL,SUBJECT,OBJECT"),
         ("both", {}, "the model='both' is unknown; known: causal, masked"),
     ],

@@ -79,14 +79,20 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     c = make_config(
         backbone, folder / "beasts", "prefix",
         **STILL | SHORT | {"task.fields": "text", "prompt.init": str(first),
+                           "train.init_head": True,
                            "train.total_steps": 2, "train.eval_steps": 1, "optim.lr": 1e-9},
     )  # fmt: skip
     (tmp_path / "own.json").write_text(c.to_json())
     place = [f"--config={tmp_path / 'own.json'}", f"--workdir={tmp_path / 'own'}"]
-    assert jaxprompt(capsys, "train", *place)[0] == 0
+    code, out, err = jaxprompt(capsys, "train", *place)
+    assert code == 0 and f"head from {first}: head/main/" in err, err
+    # From prompt and head of the export: it answers as the export did.
+    assert json.loads(out)["test"]["accuracy"] == result["test"]["beasts/accuracy"]
     assert jaxprompt(capsys, "export", f"--workdir={tmp_path / 'own'}")[0] == 0
     found = read_artifact(tmp_path / "own/export")[0]
-    np.testing.assert_allclose(found["prompt/k"], held["beasts"]["prompt/k"], atol=1e-6)
+    assert found.keys() == held["beasts"].keys() and any(n.startswith("head/") for n in found)
+    for name, x in found.items():
+        np.testing.assert_allclose(x, held["beasts"][name], atol=1e-6, err_msg=name)
     for command in ("evaluate", "export"):
         code, _, err = jaxprompt(capsys, command, f"--workdir={workdir}")
         assert code == 2 and "exports each task's prompt into WORKDIR/export/NAME" in err, err

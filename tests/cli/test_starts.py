@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 from tiny_run import jaxprompt, make_config, train_and_export
 
@@ -80,3 +81,27 @@ def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, c
     config.write_text(c.to_json())
     line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'again'}", started=True)
     assert "holds constants" in line and "set prompt.encoder=none" in line
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"prompt__init": ""}, "takes the head of the export that prompt.init names, and that "
+                               "names 0; name one"),
+        ({"prompt__init": "{0},{0}"}, "names 2; name one"),
+        ({"head__name": "verbalizer", "task__template": "{text} it is [mask] ."},
+         "prompt.init={0} has head.name=linear, this run verbalizer; give another export"),
+        ({"task__labels": "tool,food,beast"},
+         "prompt.init={0} has a head for the classes beast, food, tool, this run has tool, food, "),
+    ],
+)  # fmt: skip
+def test_a_head_that_does_not_fit_is_refused(
+    fields, told, trained, backbone, data, tmp_path, refused
+):
+    export = str(trained / "export")
+    given = {"prompt__init": export, "train__init_head": True} | fields
+    given = {name: str(x).replace("{0}", export) for name, x in given.items()}
+    (tmp_path / "c.json").write_text(make_config(backbone, data, "prefix", **given).to_json())
+    place = (f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
+    line = refused("train", *place, started=True)
+    assert line.startswith("train.init_head=True") and told.format(export) in line

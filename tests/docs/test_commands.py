@@ -165,6 +165,27 @@ def renamed(seed, size):
     return [{"tokens": row["tokens"], "ner_tags": row["tags"]} for row in tagged(seed, size)]
 
 
+def write_benchmarks(root):
+    """Writes WSC and MNLI as they are downloaded."""
+    (root / "WSC").mkdir()
+    spans = {"span1_index": 0, "span2_index": 1}
+    for seed, (split, size) in enumerate({"train": 24, "val": 8, "test": NEW}.items()):
+        rows = []
+        for number, own in enumerate(sentences(seed, size)):
+            named = {f"span{i}_text": own["text"].split()[i - 1] for i in (1, 2)}
+            rows.append({"text": own["text"], "idx": number, "target": {**spans, **named}})
+            rows[-1] |= {} if split == "test" else {"label": bool(number % 2)}
+        write_rows(root / f"WSC/{split}.jsonl", rows)
+    (root / "MNLI").mkdir()
+    for seed, (split, size) in enumerate({"train": 24, "dev_matched": 8}.items()):
+        labels = itertools.cycle(("neutral", "entailment", "contradiction"))
+        rows = draw(seed, size, "sentence1", "sentence2")
+        lines = [f"{r['sentence1']}\t{r['sentence2']}\t{next(labels)}\n" for r in rows]
+        (root / f"MNLI/{split}.tsv").write_text(
+            "sentence1\tsentence2\tgold_label\n" + "".join(lines)
+        )
+
+
 @pytest.fixture(scope="session")
 def backbones(tmp_path_factory):
     """Folders of tiny models, by family."""
@@ -228,6 +249,7 @@ def files(backbones, tmp_path_factory):
     }
     for name, make in data_sets.items():
         write_splits(root / name, make)
+    write_benchmarks(root)
     (root / "common_vocab_cased.txt").write_text("beast\nfood\ntool\n")
     rows = {"seed": 13, "train": list(range(12)), "dev": list(range(12, 24))}
     with gzip.open(root / "DATA/trec/kshot_16.jsonl.gz", "wt") as file:
@@ -306,13 +328,17 @@ def check_run(words, out):
         assert (folder / "backbone/model.safetensors").exists()
 
 
+# Four methods with three seeds; two models on 41 relations.
+SWEEPS = {"configs/quickstart.py": 12, "p_tuning_lama": 82}
+
+
 def check_sweep(words, out):
-    """The quickstart's are four methods with three seeds."""
     folder = flag(words, "workdir")
     if folder and "--table" not in words:
         listed = out.count("python -m jaxprompt train")
         results = list(Path(folder).rglob("result.json"))
-        assert (listed, len(results)) == ((0, 12) if "--run" in words else (12, 0))
+        runs = SWEEPS[flag(words, "config")]
+        assert (listed, len(results)) == ((0, runs) if "--run" in words else (runs, 0))
     elif flag(words, "best"):  # of two runs there are no best three
         assert out.startswith("| method | runs |") and len(out.splitlines()) == 3
     else:

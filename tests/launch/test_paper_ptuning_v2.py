@@ -14,6 +14,7 @@ import paper  # noqa: E402
 import paper_ptuning_v2 as tables  # noqa: E402
 
 from configs import ptuning_v2  # noqa: E402
+from configs.ptuning_v2 import multi_task  # noqa: E402
 from jaxprompt.data.tasks import get_task  # noqa: E402
 from jaxprompt.errors import InputError  # noqa: E402
 
@@ -78,7 +79,12 @@ def test_every_cell_has_its_runs(name):
         if file in ("superglue", "tagging", "qa") and system in ("pt", "prefix"):
             assert len(runs) == (2 if released else 2 * 3 * 6)
         if system == "multi_task":
-            assert c.prompt.init == f"s/{task}"
+            # As the shared run has it: neither cut nor repeated, and its head goes on.
+            kind = next(kind for kind, own in multi_task.KINDS.items() if task in own)
+            shared = multi_task.get_config(f"{kind},{tables.BACKBONES[cell.backbone]}")
+            assert c.prompt.init == f"s/{task}" and c.train.init_head
+            assert c.prompt.length == shared.prompt.length
+            assert all("prompt.length" not in run.changes for run in runs)
         shift = c.prompt.length if c.prompt.name == "prefix" else 0
         bounded = cell.backbone in ("BERT-large", "RoBERTa-large")
         assert not bounded or c.data.max_len + shift <= 512

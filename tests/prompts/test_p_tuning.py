@@ -8,9 +8,12 @@ import torch
 from peft.tuners.p_tuning import PromptEncoder, PromptEncoderConfig
 from tiny import assert_close, assert_equal, make_batch
 
+from configs import p_tuning
+from jaxprompt import tree
 from jaxprompt.errors import InputError
 from jaxprompt.layers.recurrent import BiLstm
 from jaxprompt.prompts import make_prompt
+from jaxprompt.training.optim import decay_mask
 from jaxprompt.types import Dims
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
@@ -138,3 +141,16 @@ def test_bad_fields_are_named(fields, message):
     with pytest.raises(InputError, match=message) as error:
         make_prompt("p_tuning", DIMS, **fields)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("task", p_tuning.TASKS)
+def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
+    """The released code has an optimizer for each; that of the encoder has no decay."""
+    c = p_tuning.get_config(task)
+    _, params, _ = start(length=c.prompt.length)
+    encoder = [f"prompt/{name}" for name in tree.flatten(params)]
+    weights = ["backbone/layers/attention/q/kernel", "backbone/embed/word/table"]
+    spared = ["backbone/layers/attention/q/bias", "backbone/layers/attention_norm/scale"]
+    found = decay_mask(c.optim.no_decay)(dict.fromkeys([*encoder, *weights, *spared]))
+    assert [name for name, decays in found.items() if decays] == weights
+    assert len(encoder) > 4 and c.optim.weight_decay == 0.1

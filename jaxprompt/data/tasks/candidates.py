@@ -1,4 +1,4 @@
-"""Rows that become several examples: one for each candidate of a question, or each predicate."""
+"""Rows that become several examples: one of each question, of each candidate or predicate."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 from jaxprompt.data.files import Rows
 from jaxprompt.data.tasks.cells import read_text, spelling
 from jaxprompt.data.tasks.predicates import rows_of_predicates
+from jaxprompt.data.tasks.published import is_published, published_rows
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
@@ -35,18 +36,27 @@ def check_candidates(task: Task) -> None:
 
 def spread(task: Task, rows: Rows) -> Rows:
     """Makes the rows of all examples, which keep the origin of theirs; see `rows_of`."""
-    if not task.candidates and not task.predicate:
+    grows = task.candidates or task.predicate
+    # The first row tells a benchmark's own file: one of the hub is not read as a whole for this.
+    if not grows and not (len(rows) and is_published(task, rows[0])):
         return rows
     return rows.expand(lambda number, row: rows_of(task, row, rows.origin(number)))
 
 
 def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Makes a row of each candidate, each once, in the column that `task.candidates` names first.
+    """Makes the rows of the examples that a row of a file holds; most hold one.
 
-    It has the label 1 or 0, whether the second column lists it, where that lists any: test rows
+    What a benchmark nests in a row are rows first, see `published_rows`. Of a task with predicates
+    see `rows_of_predicates`. Of candidates, each is a row once, in the column `task.candidate`. It
+    has the label 1 or 0, whether the second column lists it, where that lists any: test rows
     hide their answers as an empty list. Where a text says `task.placeholder` the candidate stands.
-    A row without candidates stays as it is. Of a task with predicates see `rows_of_predicates`.
+    A row without candidates stays as it is.
     """
+    own = published_rows(task, row, where)
+    return [made for each in own for made in _rows_of(task, each, where)]
+
+
+def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if task.predicate:
         return rows_of_predicates(task, row, where)
     if not task.candidates or task.candidates[0] not in row:

@@ -107,6 +107,7 @@ ENGLISH = SUPERGLUE | {
         "words": (("incorrect",), ("correct",)),
         "plain": "{sentence}",
         "metric": "matthews",
+        "columns": ("source", "label", "mark", "sentence"),  # its train and dev name none
     },
     "trec": {
         "fields": ("text",),

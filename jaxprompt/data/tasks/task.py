@@ -99,7 +99,7 @@ class Task:
     offsets: str = "tags"
     markers: tuple[str, ...] = ()
     negative: str = ""  # the class that is no relation, which metrics of relations leave out
-    columns: tuple[str, ...] = ()  # of a row of JSON that is a list
+    columns: tuple[str, ...] = ()  # of a row of JSON that is a list, of a TSV without a header
     # Columns whose values make a question, of which examples are answers; see scoring/questions.py
     question: tuple[str, ...] = ()
     candidate: str = ""  # the field of such an answer

@@ -1,0 +1,158 @@
+"""Rows as benchmarks publish them, in the columns that the tasks have.
+
+The hub's versions of GLUE, SuperGLUE and SQuAD are flat and share column names; the benchmarks' own
+files nest questions in passages, or call columns otherwise. Rows of `Task.nested` are nested on the
+hub too. A row that has our columns stays as it is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jaxprompt.data.tasks.task import Task
+from jaxprompt.errors import InputError
+
+Row = dict[str, Any]
+
+_PAIR = {"sentence1": "premise", "sentence2": "hypothesis"}
+# Columns of GLUE's .tsv files -> ours.
+_RENAMES = {
+    "mrpc": {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
+    "stsb": {"score": "label"},
+    "qqp": {"is_duplicate": "label"},
+    "mnli": {**_PAIR, "gold_label": "label"},
+    "rte": _PAIR,
+}
+
+
+def is_published(task: Task, row: Mapping[str, Any]) -> bool:
+    """Tells whether a row may have a form of its benchmark that is not ours."""
+    if task.nested:
+        return task.nested in row
+    if task.kind == "spans":
+        return "paragraphs" in row
+    return task.name in _NESTED or any(name in row for name in _RENAMES.get(task.name, ()))
+
+
+def published_rows(task: Task, row: Row, where: str) -> list[Row]:
+    """Makes our rows of a row as its benchmark has it; of any other row just that.
+
+    Raises InputError, which `where` opens, where it is nested otherwise than the benchmark says.
+    """
+    if task.nested:
+        return _unnested(row, task.nested, where) if task.nested in row else [row]
+    if task.kind == "spans" and "paragraphs" in row:
+        return list(_squad(row, where))
+    if task.name in _NESTED:
+        return list(_NESTED[task.name](row, where))
+    names = _RENAMES.get(task.name, {})
+    # A column of ours that is there goes before one that would take its name.
+    names = {name: own for name, own in names.items() if own not in row}
+    return [{names.get(name, name): value for name, value in row.items()}]
+
+
+def _unnested(row: Row, column: str, where: str) -> list[Row]:
+    """Makes a row of each item of a column, a list of rows or a row of lists, beside the rest."""
+    items = row[column]
+    if isinstance(items, Mapping):
+        lists = [_part(items, name, list, where) for name in items]
+        if len(set(map(len, lists))) > 1:
+            raise InputError(f"{where}: lists of unequal length in {column!r}; mend the row")
+        items = [dict(zip(items, own, strict=True)) for own in zip(*lists, strict=True)]
+    else:
+        items = _parts(row, column, where)
+    rest = {name: value for name, value in row.items() if name != column}
+    return [rest | item for item in items]
+
+
+def _wsc(row: Row, where: str) -> Iterator[Row]:
+    if "target" in row:
+        rest = {name: value for name, value in row.items() if name != "target"}
+        row = {**rest, **_part(row, "target", dict, where)}
+    yield row
+
+
+def _multirc(row: Row, where: str) -> Iterator[Row]:
+    """Makes a row of each answer, as the hub has them."""
+    if "passage" not in row:
+        yield row
+        return
+    passage = _part(row, "passage", dict, where)
+    for asked in _parts(passage, "questions", where):
+        for answer in _parts(asked, "answers", where):
+            numbers = {"paragraph": row, "question": asked, "answer": answer}
+            yield {
+                "paragraph": passage.get("text"),
+                "question": asked.get("question"),
+                "answer": answer.get("text"),
+                "idx": {name: own.get("idx") for name, own in numbers.items()},
+                **{name: answer[name] for name in ("label",) if name in answer},
+            }
+
+
+def _record(row: Row, where: str) -> Iterator[Row]:
+    """Makes a row of each query. Highlights become items of a list, as P-tuning v2 has them."""
+    if "qas" not in row:
+        yield _listed(row)
+        return
+    passage = _part(row, "passage", dict, where)
+    text = _part(passage, "text", str, where)
+    entities = []
+    for span in _parts(passage, "entities", where):
+        start, end = (_part(span, name, int, where) for name in ("start", "end"))
+        if not 0 <= start <= end < len(text):
+            raise InputError(
+                f"{where}: entity {start} to {end} is outside of the {len(text)} characters of its "
+                "passage; mend its place"
+            )
+        entities.append(text[start : end + 1])  # the last character belongs to it
+    for asked in _parts(row, "qas", where):
+        own = {
+            "passage": text,
+            "query": asked.get("query"),
+            "entities": entities,
+            "idx": {"passage": row.get("idx"), "query": asked.get("idx")},
+        }
+        if "answers" in asked:
+            own["answers"] = [answer.get("text") for answer in _parts(asked, "answers", where)]
+        yield _listed(own)
+
+
+def _listed(row: Row) -> Row:
+    passage = row.get("passage")
+    if not isinstance(passage, str):
+        return row
+    return {**row, "passage": passage.replace("@highlight\n", "- ")}
+
+
+def _squad(row: Row, where: str) -> Iterator[Row]:
+    """Makes a row of each question of an article."""
+    for paragraph in _parts(row, "paragraphs", where):
+        for asked in _parts(paragraph, "qas", where):
+            yield {"title": row.get("title"), "context": paragraph.get("context"), **asked}
+
+
+_NESTED: dict[str, Callable[[Row, str], Iterator[Row]]] = {
+    "wsc": _wsc, "multirc": _multirc, "record": _record,
+}  # fmt: skip
+_CALLED = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
+
+
+def _part(row: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+    value = row.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        found = f"holds {value!r:.60}" if name in row else "is missing"
+        raise InputError(
+            f"{where}: {name!r} {found}; in the benchmark's own form it is {_CALLED[kind]}"
+        )
+    return value
+
+
+def _parts(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    values = _part(row, name, list, where)
+    for value in values:
+        if not isinstance(value, dict):
+            raise InputError(
+                f"{where}: {name!r} lists {value!r:.60}; in the benchmark's own form it lists "
+                "objects"
+            )
+    return values

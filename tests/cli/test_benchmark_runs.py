@@ -1,0 +1,70 @@
+"""A benchmark's own folder through the command line: train, evaluate, and a submission."""
+
+import json
+
+import pytest
+from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, train_and_export
+
+SUPERGLUE = {"dev": "val.jsonl", "test": "test.jsonl"}
+GLUE = {"dev": "dev.tsv", "test": "test.tsv"}
+
+
+def multirc(seed, size, hidden):
+    """Writes a paragraph per line, as SuperGLUE does: what is it about?"""
+    lines = []
+    for number, row in enumerate(sentences(seed, size)):
+        answers = [
+            {"text": name, "idx": 3 * number + i} | ({} if hidden else
+             {"label": int(name == row["label"])}) for i, name in enumerate(TOPICS)
+        ]  # fmt: skip
+        asked = [{"question": "it is about ?", "idx": number, "answers": answers}]
+        passage = {"text": row["text"], "questions": asked}
+        lines.append(json.dumps({"idx": number, "version": 1.1, "passage": passage}))
+    return "\n".join(lines) + "\n"
+
+
+def rte(seed, size, hidden):
+    """Writes pairs, as GLUE does: does the second sentence say what the first is about?"""
+    lines = ["index\tsentence1\tsentence2" + "\tlabel" * (not hidden)]
+    for number, row in enumerate(sentences(seed, size)):
+        named = list(TOPICS)[number % 2]
+        label = "entailment" if named == row["label"] else "not_entailment"
+        cells = [number, row["text"], f"it is about {named} ."] + [label] * (not hidden)
+        lines.append("\t".join(map(str, cells)))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name, make", [("multirc", multirc), ("rte", rte)])
+def test_a_folder_as_it_is_downloaded(name, make, backbone, tmp_path, capsys):
+    files, form = (SUPERGLUE, "superglue") if name == "multirc" else (GLUE, "glue")
+    suffix = files["test"].removeprefix("test")
+    for seed, split in enumerate(("train", "dev", "test")):
+        text = make(seed, 8, split == "test")
+        (tmp_path / files.get(split, f"train{suffix}")).write_text(text, "utf-8")
+    c = make_config(
+        backbone, tmp_path, "soft", task__name=name, train__total_steps=2, train__eval_steps=2
+    )
+    result, workdir, told = train_and_export(capsys, tmp_path, c)
+    assert "test" not in result
+    hidden = tmp_path / files["test"]
+    assert f"test is not scored: no row of {hidden} states a label" in told
+    place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
+    code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=dev")
+    assert code == 0, err
+    metric = "f1a" if name == "multirc" else "accuracy"
+    assert json.loads(out)[metric] == result["dev"][metric]
+    code, _, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
+    assert (code, len(err.splitlines())) == (2, 1) and "no label column 'label'" in err
+    folder = tmp_path / "handed-in"
+    to = (f"--input={hidden}", f"--format={form}", f"--output={folder}/")
+    code, _, err = jaxprompt(capsys, "predict", f"--workdir={workdir}", *to)
+    assert code == 0, err
+    if name == "rte":
+        lines = (folder / "RTE.tsv").read_text().splitlines()
+        assert [line.split("\t")[0] for line in lines] == ["index", *map(str, range(8))]
+        return
+    found = read_lines(folder / "MultiRC.jsonl")
+    assert [line["idx"] for line in found] == list(range(8))
+    questions = [line["passage"]["questions"] for line in found]
+    numbers = [[answer["idx"] for answer in own["answers"]] for (own,) in questions]
+    assert numbers == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(8)]
