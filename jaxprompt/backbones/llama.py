@@ -20,11 +20,11 @@ from jaxprompt.convert.hf_config import (
     read_positive,
     read_share,
     read_size,
-    read_word,
     refuse,
 )
 from jaxprompt.convert.llama_fields import (
     KINDS,
+    read_activation,
     read_biases,
     read_cap,
     read_heads,
@@ -38,7 +38,7 @@ from jaxprompt.layers.attention import put_in_front, read_at, seen_before
 from jaxprompt.layers.cache import write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
-from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
+from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
@@ -347,8 +347,6 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     is_local, window = read_windows(hf, name, layers)
     width = read_size(hf, "hidden_size")
     positions = read_positions(hf)
-    usual = "gelu_pytorch_tanh" if kind.gemma else "silu"
-    act = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
     # Gemma 2 and 3 name their scale, and it need not be that of the head's width.
     scale = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5 if kind.sandwich else None
     fields = dict(
@@ -363,7 +361,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         turnings=_read_turnings(hf, name, size, positions),
         is_local=is_local,
         window=window,
-        activation=read_word(hf, act, usual, ACTIVATIONS),
+        activation=read_activation(hf),
         eps=read_positive(hf, "rms_norm_eps", 1e-6),
         scale=scale,
         biases=read_biases(hf),

@@ -5,6 +5,7 @@ import functools
 import pytest
 from transformers import (
     AlbertConfig,
+    AutoConfig,
     BertConfig,
     DebertaConfig,
     DebertaV2Config,
@@ -109,6 +110,13 @@ def test_every_field(kind, name):
         assert name in str(error) and not ignored
         return
     assert (after == before) == ignored, f"{name}={changed[name]!r} changes nothing, unsaid"
+
+
+@pytest.mark.parametrize("kind", MODEL_TYPES)
+def test_a_gelu_is_the_one_that_transformers_takes(kind):
+    name = "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act"
+    hf = CLASSES[kind]().to_dict() | {name: "gelu"}
+    assert make(kind, hf).activation == getattr(AutoConfig.for_model(**hf), name)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
