@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +189,7 @@ LONG = [
         ("gpt2", "train", "prefix", 20, (2, 2, False)), ("gpt2", "evaluate", "soft", 20, MESHES[0]),
         ("bert", "grid", "prefix", 16, (2, 1, False)), ("t5", "adapt", "prefix", 16, MESHES[0]),
         ("roberta", "train", "soft", 1, (2, 2, False)),
+        ("llama", "train", "prefix", 16, (1, 4, False)),
     )
 ]  # fmt: skip
 
@@ -376,6 +378,18 @@ def test_what_hides_in_a_mask_alone_is_told_to_no_kernel():
     assert scaled not in lower(Case("gpt2", method="soft"))
     for method in ("soft", "prefix"):
         assert "PADDING_CAUSAL" in lower(Case("gpt2", method=method))
+
+
+@pytest.mark.parametrize("model, heads", [(2, 2), (4, 4)])
+def test_cudnns_keys_are_divided_as_the_queries_are(model, heads):
+    """Two heads of keys serve four; on four devices each has the keys of its own head."""
+    case = Case("llama", mesh=(1, model, False))
+    calls = [line for line in lower(case).splitlines() if "CustomSPMD" in line]
+    assert len(calls) == 2  # forward and backward
+    for line in calls:
+        q, k, v = re.findall(r"tensor<([^>]*)>", line.rpartition(" : ")[2])[:3]
+        assert shape_of(q) == (8, 24 + case.length, 4, 8)
+        assert shape_of(k) == shape_of(v) == (8, 24 + case.length, heads, 8)
 
 
 def test_a_run_says_that_dropout_keeps_the_kernel_out():
