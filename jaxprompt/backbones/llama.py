@@ -16,10 +16,10 @@ from flax import linen as nn
 
 from jaxprompt.backbones.gpt2 import Backbone as Decoder
 from jaxprompt.convert.hf_config import (
-    read_flag,
     read_positive,
     read_share,
     read_size,
+    read_tied,
     refuse,
 )
 from jaxprompt.convert.llama_fields import (
@@ -373,7 +373,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         cap=read_cap(hf, "attn_logit_softcapping", 50.0),
         logit_cap=read_cap(hf, "final_logit_softcapping", 30.0),
         attention_dropout=read_share(hf, "attention_dropout", 0.0),
-        tied=read_flag(hf, "tie_word_embeddings", kind.gemma),
+        tied=read_tied(hf, "llama"),
     )
     return LlamaConfig(**(fields | changes))
 
