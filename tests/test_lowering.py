@@ -33,6 +33,7 @@ from tiny import make_batch
 from configs.base import get_config
 from jaxprompt.assembly import from_config
 from jaxprompt.backbones import families
+from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import make_placement, within
@@ -369,6 +370,33 @@ def test_tpus_take_long_texts(case):
 )  # fmt: skip
 def test_the_kernel_is_there_where_it_is_promised(case, told):
     assert has_kernel(lower(case)) == told
+
+
+@pytest.mark.parametrize(
+    "case, promised",
+    [
+        # A window as wide as prefix and text, and one that is narrower by a token.
+        (Case("llama", "train", "prefix", 5, 512, target=TPU, kind="mistral"), True),
+        (Case("llama", "train", "prefix", 6, 512, target=TPU, kind="mistral"), False),
+        (Case("llama", "train", "prefix", 6, 512, kind="mistral"), True),
+        (Case("llama", "train", "soft", 5, 512, target=TPU, kind="gemma3"), False),
+        (Case("llama", "train", "prefix", 5, 24, kind="gemma2"), False),  # capped scores
+        (Case("modernbert", "train", "soft", 5, 512, target=TPU), False),
+    ],
+    ids=str,
+)
+def test_a_kernel_is_promised_where_it_is_taken(case, promised):
+    model, _ = make_model(case)
+    cfg, front = model.backbone.cfg, model.prompt.position_shift()
+    given = cfg, model.backbone.dims.head_dim, case.target, case.tokens
+    assert kernels.has_own(*given, drops=False, front=front) == promised
+    assert has_kernel(lower(case)) == promised
+
+
+def test_windows_as_wide_as_the_text_leave_lengths_to_cudnn():
+    case = Case("llama", "train", "prefix", 5, 512, kind="mistral")
+    assert "PADDING_CAUSAL" in lower(case) and "fmhaScaleBias" not in lower(case)
+    assert "fmhaScaleBias" in lower(dataclasses.replace(case, length=6))
 
 
 def test_what_hides_in_a_mask_alone_is_told_to_no_kernel():

@@ -6,6 +6,7 @@ as the text goes on; with prompt.shift=False it stands outside of windows, and a
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -84,6 +85,11 @@ class LlamaConfig:
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
     skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+
+    @property
+    def sees_all_of(self) -> float:
+        """Tells up to how many tokens, a prefix included, no layer's window hides any."""
+        return self.window if any(self.is_local) else math.inf
 
     def norm(self, **name: Any) -> RMSNorm:
         """Makes a norm."""
@@ -196,15 +202,14 @@ class Layer(nn.Module):
 
     def _narrow(self, seen: Seen, item: Item, places) -> Seen:
         """Hides what is out of a local layer's window. A mask alone tells that."""
-        c = self.cfg
-        if not any(c.is_local):
-            return seen
+        c, where = self.cfg, None if item.prefix is None else item.prefix.positions
+        length = 0 if item.prefix is None else item.prefix.k.shape[1]
+        # Without positions a prefix stands outside of windows: nothing of it is hidden.
+        if places.shape[1] + (0 if where is None else length) <= c.sees_all_of:
+            return seen  # as it is: kernels may be told of its mask in another form
         hidden = places[:, None, :] <= places[:, :, None] - c.window  # [B, T, T]
-        if item.prefix is not None:
-            length = item.prefix.k.shape[1]
-            where = item.prefix.positions
+        if length:
             front = jnp.zeros((*places.shape, length), bool)
-            # Without positions it stands outside of windows: nothing of it is hidden.
             if where is not None:
                 front = where <= places[:, :, None] - c.window
             hidden = jnp.concatenate([front, hidden], axis=-1)
