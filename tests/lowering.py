@@ -78,6 +78,7 @@ KINDS = {
         model_type="gemma3_text", head_dim=SIZE, sliding_window=12, query_pre_attn_scalar=8,
         sliding_window_pattern=2,
     ),
+    "mistral": dict(model_type="mistral", head_dim=SIZE, sliding_window=517),
     "qwen3": dict(model_type="qwen3", head_dim=SIZE),
 }  # fmt: skip
 WEIGHTS = {

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ from tiny import make_batch
 from configs.base import get_config
 from jaxprompt.assembly import from_config
 from jaxprompt.backbones import families
+from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import make_placement, within
@@ -188,6 +190,7 @@ LONG = [
         ("gpt2", "train", "prefix", 20, (2, 2, False)), ("gpt2", "evaluate", "soft", 20, MESHES[0]),
         ("bert", "grid", "prefix", 16, (2, 1, False)), ("t5", "adapt", "prefix", 16, MESHES[0]),
         ("roberta", "train", "soft", 1, (2, 2, False)),
+        ("llama", "train", "prefix", 16, (1, 4, False)),
     )
 ]  # fmt: skip
 
@@ -385,6 +388,33 @@ def test_the_kernel_is_there_where_it_is_promised(case, told):
     assert has_kernel(lower(case)) == told
 
 
+@pytest.mark.parametrize(
+    "case, promised",
+    [
+        # A window as wide as prefix and text, and one that is narrower by a token.
+        (Case("llama", "train", "prefix", 5, 512, target=TPU, kind="mistral"), True),
+        (Case("llama", "train", "prefix", 6, 512, target=TPU, kind="mistral"), False),
+        (Case("llama", "train", "prefix", 6, 512, kind="mistral"), True),
+        (Case("llama", "train", "soft", 5, 512, target=TPU, kind="gemma3"), False),
+        (Case("llama", "train", "prefix", 5, 24, kind="gemma2"), False),  # capped scores
+        (Case("modernbert", "train", "soft", 5, 512, target=TPU), False),
+    ],
+    ids=str,
+)
+def test_a_kernel_is_promised_where_it_is_taken(case, promised):
+    model, _ = make_model(case)
+    cfg, front = model.backbone.cfg, model.prompt.position_shift()
+    given = cfg, model.backbone.dims.head_dim, case.target, case.tokens
+    assert kernels.has_own(*given, drops=False, front=front) == promised
+    assert has_kernel(lower(case)) == promised
+
+
+def test_windows_as_wide_as_the_text_leave_lengths_to_cudnn():
+    case = Case("llama", "train", "prefix", 5, 512, kind="mistral")
+    assert "PADDING_CAUSAL" in lower(case) and "fmhaScaleBias" not in lower(case)
+    assert "fmhaScaleBias" in lower(dataclasses.replace(case, length=6))
+
+
 def test_what_hides_in_a_mask_alone_is_told_to_no_kernel():
     """Left padding: to cuDNN a mask goes as a bias, and right padding as lengths alone."""
     scaled = "fmhaScaleBias"
@@ -392,6 +422,18 @@ def test_what_hides_in_a_mask_alone_is_told_to_no_kernel():
     assert scaled not in lower(Case("gpt2", method="soft"))
     for method in ("soft", "prefix"):
         assert "PADDING_CAUSAL" in lower(Case("gpt2", method=method))
+
+
+@pytest.mark.parametrize("model, heads", [(2, 2), (4, 4)])
+def test_cudnns_keys_are_divided_as_the_queries_are(model, heads):
+    """Two heads of keys serve four; on four devices each has the keys of its own head."""
+    case = Case("llama", mesh=(1, model, False))
+    calls = [line for line in lower(case).splitlines() if "CustomSPMD" in line]
+    assert len(calls) == 2  # forward and backward
+    for line in calls:
+        q, k, v = re.findall(r"tensor<([^>]*)>", line.rpartition(" : ")[2])[:3]
+        assert shape_of(q) == (8, 24 + case.length, 4, 8)
+        assert shape_of(k) == shape_of(v) == (8, 24 + case.length, heads, 8)
 
 
 def test_a_run_says_that_dropout_keeps_the_kernel_out():

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,12 +96,18 @@ def _make_source(
     fingerprint: str,
 ) -> Source:  # fmt: skip
     """Makes what a method may start from."""
-    table = as_table(params["backbone"]["embed"]["word"]["table"], np.float32)
+    backbone = scorer.model.backbone
 
-    def embed(ids: Sequence[int]) -> np.ndarray:
+    def words(params: Any, ids: np.ndarray) -> jax.Array:
+        return backbone.bind({"params": params}).words()[ids]
+
+    def unscaled(params: Any, ids: np.ndarray) -> jax.Array:
+        return as_table(params["embed"]["word"]["table"], np.float32)[ids]
+
+    def pick(rows: Callable[..., jax.Array], ids: Sequence[int]) -> np.ndarray:
         # The table may lie on several hosts: only what is needed of it is brought here.
-        pick = jax.jit(lambda table, ids: table[ids], out_shardings=placement.replicated)
-        return np.asarray(pick(table, np.array(ids)))
+        run = jax.jit(within(placement, rows), out_shardings=placement.replicated)
+        return np.asarray(run(params["backbone"], np.array(ids)))
 
     def read(method: Method, path: str) -> np.ndarray:
         return read_rows(path, method, c.backbone.rescale)
@@ -121,13 +127,14 @@ def _make_source(
         return numbers_of(path, tensors, card)
 
     def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        run = within(placement, functools.partial(text_keys, scorer.model.backbone))
+        run = within(placement, functools.partial(text_keys, backbone))
         found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
+    embed, rows = functools.partial(pick, words), functools.partial(pick, unscaled)
     return Source(
-        scorer.tokenizer, c.seed, label_words, counts, embed, read, take_over, take, keys
+        scorer.tokenizer, c.seed, label_words, counts, embed, rows, read, take_over, take, keys
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ as the text goes on; with prompt.shift=False it stands outside of windows, and a
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,15 +17,15 @@ from flax import linen as nn
 
 from jaxprompt.backbones.gpt2 import Backbone as Decoder
 from jaxprompt.convert.hf_config import (
-    read_flag,
     read_positive,
     read_share,
     read_size,
-    read_word,
+    read_tied,
     refuse,
 )
 from jaxprompt.convert.llama_fields import (
     KINDS,
+    read_activation,
     read_biases,
     read_cap,
     read_heads,
@@ -38,7 +39,7 @@ from jaxprompt.layers.attention import put_in_front, read_at, seen_before
 from jaxprompt.layers.cache import write, write_positions
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
-from jaxprompt.layers.mlp import ACTIVATIONS, GatedMlp
+from jaxprompt.layers.mlp import GatedMlp
 from jaxprompt.layers.norm import RMSNorm
 from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
@@ -84,6 +85,11 @@ class LlamaConfig:
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
     skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
+
+    @property
+    def sees_all_of(self) -> float:
+        """Tells up to how many tokens, a prefix included, no layer's window hides any."""
+        return self.window if any(self.is_local) else math.inf
 
     def norm(self, **name: Any) -> RMSNorm:
         """Makes a norm."""
@@ -196,15 +202,14 @@ class Layer(nn.Module):
 
     def _narrow(self, seen: Seen, item: Item, places) -> Seen:
         """Hides what is out of a local layer's window. A mask alone tells that."""
-        c = self.cfg
-        if not any(c.is_local):
-            return seen
+        c, where = self.cfg, None if item.prefix is None else item.prefix.positions
+        length = 0 if item.prefix is None else item.prefix.k.shape[1]
+        # Without positions a prefix stands outside of windows: nothing of it is hidden.
+        if places.shape[1] + (0 if where is None else length) <= c.sees_all_of:
+            return seen  # as it is: kernels may be told of its mask in another form
         hidden = places[:, None, :] <= places[:, :, None] - c.window  # [B, T, T]
-        if item.prefix is not None:
-            length = item.prefix.k.shape[1]
-            where = item.prefix.positions
+        if length:
             front = jnp.zeros((*places.shape, length), bool)
-            # Without positions it stands outside of windows: nothing of it is hidden.
             if where is not None:
                 front = where <= places[:, :, None] - c.window
             hidden = jnp.concatenate([front, hidden], axis=-1)
@@ -353,8 +358,6 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
     is_local, window = read_windows(hf, name, layers)
     width = read_size(hf, "hidden_size")
     positions = read_positions(hf)
-    usual = "gelu_pytorch_tanh" if kind.gemma else "silu"
-    act = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
     # Gemma 2 and 3 name their scale, and it need not be that of the head's width.
     scale = read_positive(hf, "query_pre_attn_scalar", 256.0) ** -0.5 if kind.sandwich else None
     fields = dict(
@@ -369,7 +372,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         turnings=_read_turnings(hf, name, size, positions),
         is_local=is_local,
         window=window,
-        activation=read_word(hf, act, usual, ACTIVATIONS),
+        activation=read_activation(hf),
         eps=read_positive(hf, "rms_norm_eps", 1e-6),
         scale=scale,
         biases=read_biases(hf),
@@ -381,7 +384,7 @@ def make_config(hf: Mapping[str, Any], **changes: Any) -> LlamaConfig:
         cap=read_cap(hf, "attn_logit_softcapping", 50.0),
         logit_cap=read_cap(hf, "final_logit_softcapping", 30.0),
         attention_dropout=read_share(hf, "attention_dropout", 0.0),
-        tied=read_flag(hf, "tie_word_embeddings", kind.gemma),
+        tied=read_tied(hf, "llama"),
     )
     return LlamaConfig(**(fields | changes))
 

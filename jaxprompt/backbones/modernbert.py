@@ -7,7 +7,7 @@ head.pooler=auto reads [CLS] itself.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,8 @@ class ModernBertConfig(EncoderConfig):
     window: int = 64  # how far a local layer sees to each side
     biases: frozenset[str] = frozenset()  # of names_modernbert.BIASES
     embed_dropout: float = 0.0
+
+    sees_all_of: ClassVar[int] = 0  # tokens: its layers are told by a mask alone
 
     def norm(self, **name: Any) -> LayerNorm:
         """Makes a norm, with a bias where the config says so."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.convert.hf_config import read_flag, read_positive, read_share, read_size, refuse
+from jaxprompt.convert.shapes import feed_forward_of
 from jaxprompt.errors import InputError, brief
 from jaxprompt.layers.attention import Attention, put_in_front, read_at, seen_before, seen_of
 from jaxprompt.layers.cache import place, remember, unstack, write, write_positions
@@ -334,7 +335,7 @@ def _bare(prefix: Prefix | None) -> Prefix | None:
 
 def make_config(hf: Mapping[str, Any], **changes: Any) -> T5Config:
     """Reads a T5 or mT5 config. Raises InputError where it asks for what is not done here."""
-    gate, _, act = str(hf.get("feed_forward_proj", "relu")).rpartition("-")
+    gate, _, act = feed_forward_of(hf).rpartition("-")
     act = "gelu_new" if gate and act == "gelu" else act  # as T5 1.1 was trained
     if gate not in ("", "gated") or act not in ACTIVATIONS:
         raise InputError(

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from jaxprompt.errors import InputError, brief, is_kind, nearest
 
 _CURE = "give the config.json that was saved with the weights"
+# Model types whose configs mean two tables where they do not say, as transformers' classes have it.
+_UNTIED = ("llama", "mistral", "qwen2", "qwen3")
 LIMIT = 2**31  # of sizes and ids, which are int32 where they are computed with
 
 
@@ -26,6 +28,11 @@ def read_id(hf: Mapping[str, Any], field: str, default: int | None = None) -> in
 def read_flag(hf: Mapping[str, Any], field: str, default: bool) -> bool:
     """Reads true or false."""
     return _read(hf, field, default, bool, "true or false", lambda _: True)
+
+
+def read_tied(hf: Mapping[str, Any], family: str) -> bool:
+    """Reads whether the output table is the word table; `family` is what model_type is else."""
+    return read_flag(hf, "tie_word_embeddings", hf.get("model_type", family) not in _UNTIED)
 
 
 def read_share(hf: Mapping[str, Any], field: str, default: float) -> float:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxprompt.convert.hf_config import read_flag, read_positive, read_size
+from jaxprompt.convert.hf_config import read_flag, read_positive, read_size, read_word
 from jaxprompt.errors import InputError, brief, is_kind, nearest
+from jaxprompt.layers.mlp import ACTIVATIONS
 
 KINDS = ("full_attention", "sliding_attention")
 # What a config may leave out: positions, the window, layers of which the last is global.
@@ -71,6 +72,15 @@ def read_heads(hf: Mapping[str, Any]) -> tuple[int, int, int]:
             "head_dim be given, an even number"
         )
     return heads, key_heads, size
+
+
+def read_activation(hf: Mapping[str, Any]) -> str:
+    """Reads the activation of the MLPs."""
+    name, own = read_type(hf)
+    field = "hidden_activation" if name in _CAPPED else "hidden_act"
+    word = read_word(hf, field, "gelu_pytorch_tanh" if own.gemma else "silu", ACTIVATIONS)
+    # Gemma's first configs say gelu and mean its tanh form, as GemmaConfig of transformers reads.
+    return "gelu_pytorch_tanh" if (name, word) == ("gemma", "gelu") else word
 
 
 def read_biases(hf: Mapping[str, Any]) -> frozenset[str]:

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jaxprompt.convert.hf_config import read_tied
 from jaxprompt.convert.shapes import (
     axis_sizes,
     copies,
     family_of,
+    feed_forward_of,
     file_shape,
     gate_of,
     names_of,
@@ -88,7 +90,7 @@ def load_backbone(
     if dtype not in DTYPES:
         raise InputError(f"backbone dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
     sizes, gate = axis_sizes(config, table), gate_of(config)
-    if rescale != 1.0 and not (gate or config.get("feed_forward_proj", "relu") == "relu"):
+    if rescale != 1.0 and not (gate or feed_forward_of(config) == "relu"):
         raise InputError(
             f"rescale={rescale} needs a gated or relu feed-forward block, config.json says "
             f"{config['feed_forward_proj']!r}; take rescale 1"
@@ -104,7 +106,7 @@ def load_backbone(
                 "not ask for; give the config.json of these weights."
             )
         writes = bool({"mlm", "lm"} & set(heads))
-        tied = not writes or _is_tied(weights, names, table, config)
+        tied = not writes or (read_tied(config, family) and _is_tied(weights, names, table))
         wanted = select(table, config, sizes, heads, tied=tied)
         names.require(wanted, sizes)
         found = {tensor: names.checked(tensor, sizes) for tensor in wanted}
@@ -216,14 +218,12 @@ class _Names:
         return names_of(tensor, layer, self.prefix, self.inner)
 
 
-def _is_tied(weights: Weights, names: _Names, family: Family, config: Mapping[str, Any]) -> bool:
-    """Tells whether the output table is the word table: config.json says so and no other is there.
+def _is_tied(weights: Weights, names: _Names, family: Family) -> bool:
+    """Tells whether no output table is there that is not the word table.
 
     Torch files hold a copy of the word table; a table of other numbers is used though
     config.json says tied, as transformers does.
     """
-    if not config.get("tie_word_embeddings", True):
-        return False
     decoder, word = names.find(family.decoder), names.find(family.trunk[0])
     return None in (decoder, word) or _same(weights, decoder, word)
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxprompt import rng
-from jaxprompt.convert.hf_config import read_id, read_positive
+from jaxprompt.convert.hf_config import read_id, read_positive, read_tied
+from jaxprompt.convert.llama_fields import read_type
 from jaxprompt.convert.load import DTYPES, Loaded, Report
 from jaxprompt.convert.names import FAMILIES
 from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
@@ -86,6 +87,9 @@ class Draw(NamedTuple):
         if tensor.path.endswith("/bias"):
             return 0.0
         if tensor.path.endswith("/scale"):
+            # Gemma multiplies by 1 + scale.
+            if self.family == "llama" and read_type(self.config)[1].gemma:
+                return 0.0
             return self._amount("initializer_factor", 1.0) if self.family == "t5" else 1.0
         return None
 
@@ -106,7 +110,7 @@ def draw_backbone(
     """
     table = check_heads(family, heads)
     sizes = axis_sizes(config, table)
-    tied = bool(config.get("tie_word_embeddings", True)) or not {"mlm", "lm"} & set(heads)
+    tied = read_tied(config, family) or not {"mlm", "lm"} & set(heads)
     tensors = select(table, config, sizes, heads, tied=tied)
     given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
     flat = _draw(Draw(family, config, sizes), tensors, **given)
@@ -137,7 +141,7 @@ def with_heads(
     tied = old.tied
     tensors = select(table._replace(trunk=()), config, sizes, fresh, tied=True)
     if "mlm" in fresh:
-        tied = bool(config.get("tie_word_embeddings", True))
+        tied = read_tied(config, family)
         tensors += [] if tied else [table.decoder]
     given = dict(seed=seed, placement=placement, part=part, dtype=dtype, rescale=rescale)
     draw = Draw(family, config, sizes)

@@ -48,9 +48,16 @@ def axis_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     return sizes | derived
 
 
+def feed_forward_of(config: Mapping[str, Any]) -> str:
+    """Reads the kind of a T5's feed-forward block, as "relu" or "gated-gelu"."""
+    # The defaults of the configuration classes of transformers.
+    usual = "gated-gelu" if config.get("model_type") == "mt5" else "relu"
+    return str(config.get("feed_forward_proj", usual))
+
+
 def gate_of(config: Mapping[str, Any]) -> str:
     """Reads how a T5's feed-forward block is gated, "" = not at all."""
-    return str(config.get("feed_forward_proj", "relu")).rpartition("-")[0]
+    return feed_forward_of(config).rpartition("-")[0]
 
 
 def select(

@@ -5,6 +5,7 @@ flash attention (TPUs, Pallas) keep no scores, and take only some shapes and mas
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -43,13 +44,21 @@ def choose(
     return "recompute" if kernel == "fused" else "einsum"
 
 
-def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool) -> bool:
-    """Tells whether a target has a kernel of its own for a backbone's attention over a text."""
+def has_own(
+    cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool, front: int = 0
+) -> bool:
+    """Tells whether a target has a kernel of its own for a backbone's attention over a text.
+
+    `front` counts the tokens of a prefix before it.
+    """
+    # No kernel caps scores, and a mask alone tells what a window hides.
+    capped = getattr(cfg, "cap", 0.0) > 0
+    told = front + length <= getattr(cfg, "sees_all_of", math.inf)
     chosen = choose(
         cfg.attention, target, dtype=cfg.dtype, head_dim=head_dim, dropped=drops, length=length,
-        told=True,
+        told=told,
     )  # fmt: skip
-    return chosen in ("cudnn", "flash")
+    return not capped and chosen in ("cudnn", "flash")
 
 
 def cudnn(q, k, v, seen: Seen, bias, scale: float):

@@ -26,7 +26,10 @@ class Source(NamedTuple):
     seed: int
     words: Sequence[Sequence[str]]  # label words of each class
     counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text
-    embed: Callable[[Sequence[int]], np.ndarray]  # token ids -> their embeddings [ids, E]
+    # token ids -> their embeddings as they enter the first layer [ids, E]
+    embed: Callable[[Sequence[int]], np.ndarray]
+    # token ids -> their rows of the word table [ids, E], which Gemma multiplies on input alone
+    rows: Callable[[Sequence[int]], np.ndarray]
     # a method, and an .npy file, an export or an adapter -> its rows [P, E]
     read: Callable[[Any, str], np.ndarray]
     # exports with commas between, and what was drawn -> the numbers that they hold

@@ -99,7 +99,7 @@ class Prompt(Method):
             found["table"] = np.asarray(source.embed(ids), np.float32)
         if "rows" in params:
             upto = 1 if self.pieces == "first" else None
-            mean = lambda word: source.embed(list(word[:upto])).mean(0)
+            mean = lambda word: source.rows(list(word[:upto])).mean(0)  # they score, unscaled
             rows = [np.mean([*map(mean, row)], axis=0) for own in self._words() for row in own]
             found["rows"] = np.stack(rows).astype(np.float32)
         return found

@@ -45,6 +45,7 @@ FIELDS = {path: dict(backbone__remat="full") for path in PRETRAINING}
 # layers are computed again in the backward pass.
 CRASHES = {("ppt/annotator.py", "v6e"): dict(backbone__remat="full")}
 BERT, GPT2 = "google-bert/bert-large-uncased", "openai-community/gpt2-xl"
+TINY_LLAMA = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
 NARROW = dict(backbone__dtype="bfloat16", backbone__dropout=0.0)
 
 
@@ -132,6 +133,8 @@ OTHERS = (
     ("train", "base.py", 4, 1, True, dict(backbone__path=GPT2, data__max_len=512)),
     ("train", "base.py", 4, 1, False, dict(backbone__path=GPT2, data__max_len=512)),
     ("train", "ppt/t5_xxl.py", 8, 1, True, {}),
+    # Four heads of keys on eight devices.
+    ("train", "base.py", 1, 8, False, dict(backbone__path=TINY_LLAMA)),
 )
 # All of them for one TPU and one GPU, the first for each.
 CASES = [(on, *own) for on in ON for own in (OTHERS if on in ("v5e", "h100") else OTHERS[:1])]

@@ -79,6 +79,17 @@ def test_gpus_have_a_kernel_for_attention(make_run):
     assert kernel("h100") == "auto"
 
 
+def test_no_kernel_of_a_tpu_is_promised_behind_a_window(make_run):
+    """Mistral's is 4096 tokens, those of a prefix included."""
+    own = dict(prompt__length=8, backbone__dtype="bfloat16")
+    c = make_run("mistralai/Mistral-7B-v0.1", "prefix", **own).config
+    kernel = lambda device: open_run(c, DEVICES[device]).backbone.module.cfg.attention
+    c.data.max_len = 4088
+    assert kernel("v5e") == kernel("h100") == "fused"
+    c.data.max_len = 4089
+    assert kernel("v5e") == "auto" and kernel("h100") == "fused"
+
+
 def test_several_slices_are_counted_as_one(make_run):
     run = make_run(T5, mesh__slices=2, mesh__data=2)
     assert run.config.mesh.slices == 1 and "between slices" in run.notes[-1]

@@ -5,6 +5,7 @@ import functools
 import pytest
 from transformers import (
     AlbertConfig,
+    AutoConfig,
     BertConfig,
     DebertaConfig,
     DebertaV2Config,
@@ -109,6 +110,31 @@ def test_every_field(kind, name):
         assert name in str(error) and not ignored
         return
     assert (after == before) == ignored, f"{name}={changed[name]!r} changes nothing, unsaid"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_field_that_is_absent_is_what_transformers_takes(kind):
+    """Or is refused by name. The class of transformers fills in what a config leaves out."""
+    named = {name: value for name, value in CLASSES[kind]().to_dict().items() if name != "dtype"}
+    named.setdefault("decoder_start_token_id", 0)
+    # Without these two other fields of the Llama family are read.
+    older = {n: x for n, x in named.items() if n not in ("layer_types", "rope_parameters")}
+    for hf in (named, older):
+        for name in hf.keys() - {"model_type"}:
+            cut = {field: value for field, value in hf.items() if field != name}
+            try:
+                found = make(kind, cut)
+            except InputError as error:
+                assert name in str(error)
+                continue
+            assert found == make(kind, AutoConfig.for_model(**cut).to_dict()), name
+
+
+@pytest.mark.parametrize("kind", MODEL_TYPES)
+def test_a_gelu_is_the_one_that_transformers_takes(kind):
+    name = "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act"
+    hf = CLASSES[kind]().to_dict() | {name: "gelu"}
+    assert make(kind, hf).activation == getattr(AutoConfig.for_model(**hf), name)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])

@@ -45,6 +45,8 @@ KINDS = {
         "llama", dict(rope_parameters=_YARN | dict(attention_factor=1.3, beta_fast=16)),
     ),
     "mistral": ("mistral", dict(sliding_window=4)),
+    # A token less than the text of `test_model`, as many as that of `test_prefix` with its prefix.
+    "mistral wide": ("mistral", dict(sliding_window=11)),
     "mistral global": ("mistral", dict(sliding_window=None)),
     "qwen2": ("qwen2", {}),
     "qwen2 local": (
@@ -106,7 +108,7 @@ def test_model(pairs, kind, side):
     assert np.asarray(hidden)[tokens.mask].std() > 0.3
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mistral wide", "qwen3", "gemma2", "gemma3"])
 def test_prefix(pairs, kind):
     """Past keys of transformers, in front of the text: not turned, in the windows."""
     pair = pairs(kind)

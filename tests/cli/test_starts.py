@@ -5,9 +5,11 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny_run import jaxprompt, make_config, train_and_export
+from tiny_run import jaxprompt, make_backbone, make_config, train_and_export
 
-from jaxprompt.assembly.pipeline import open_backbone
+from jaxprompt.assembly import from_config
+from jaxprompt.assembly.initial_params import start
+from jaxprompt.assembly.pipeline import load_weights, open_backbone
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.load import load_backbone
@@ -105,3 +107,50 @@ def test_a_head_that_does_not_fit_is_refused(
     place = (f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
     line = refused("train", *place, started=True)
     assert line.startswith("train.init_head=True") and told.format(export) in line
+
+
+def first_numbers(c) -> dict[str, np.ndarray]:
+    """Makes the numbers of a prompt before its first step. -> arrays by name"""
+    placement = from_config.build_placement(c)
+    backbone, loaded = load_weights(from_config.open_fitting(c, placement), placement)
+    scorer = from_config.scorer_from_config(c, backbone, from_config.read_examples(c), placement)
+    trainable = start(c, scorer, loaded, None, placement).trainable
+    return {
+        name.removeprefix("prompt/"): np.asarray(rows)
+        for name, rows in trainable.items()
+        if name.startswith("prompt/")
+    }
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    """A Gemma's folder, its embeddings as torch computes them, and the rows of its table."""
+    import torch
+    import transformers
+
+    folder = make_backbone(tmp_path_factory.mktemp("gemma") / "gemma", "gemma")
+    embed = transformers.GemmaForCausalLM.from_pretrained(folder).get_input_embeddings()
+    ids = lambda text: encode_texts(load_tokenizer(folder), [text])[0]
+    scaled = lambda text: embed(torch.tensor(ids(text))).detach().numpy()
+    unscaled = lambda text: embed.weight.detach()[ids(text)].numpy()
+    return folder, scaled, unscaled
+
+
+def test_soft_tokens_start_as_gemma_scales_its_embeddings(gemma, data):
+    folder, scaled, unscaled = gemma
+    assert np.abs(scaled("it was") / unscaled("it was") - 32**0.5).max() < 1e-5
+    own = dict(prompt__text="it was", prompt__length=2, head__pooler="mean")
+    c = make_config(folder, data, "soft", arguments=dict(start="text"), **own)
+    np.testing.assert_allclose(first_numbers(c)["table"], scaled("it was"), rtol=1e-6)
+
+
+def test_label_rows_start_as_gemma_scores_its_words(gemma, data):
+    folder, scaled, unscaled = gemma
+    own = dict(
+        prompt__text="it was", prompt__length=2, prompt__fluency=0, task__words="beast,food,tool",
+        task__labels="beast,food,tool", task__template="{text} [soft*2] [mask]",
+    )  # fmt: skip
+    found = first_numbers(make_config(folder, data, "dart", **own))
+    np.testing.assert_allclose(found["table"], scaled(" it was"), rtol=1e-6)
+    means = [unscaled(f" {word}").mean(0) for word in ("beast", "food", "tool")]
+    np.testing.assert_allclose(found["rows"], np.stack(means), rtol=1e-5, atol=1e-7)

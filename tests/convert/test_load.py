@@ -369,3 +369,25 @@ def test_fingerprint_is_stable_over_versions(tmp_path):
     assert load(tmp_path).report.fingerprint == (
         "c1fb484f95cc3e479543d2817dbb56b3cc6ff9b2d9ad426290f5d046d7fa6704"
     )
+
+
+LLAMA = dict(SIZES, num_key_value_heads=1, head_dim=4, bos_token_id=0, eos_token_id=1)
+
+
+@pytest.mark.parametrize("name, tied", [("Llama", False), ("Qwen2", False), ("Gemma", True)])
+def test_a_config_that_does_not_say_ties_as_transformers_does(tmp_path, name, tied):
+    """Also where the file holds the word table for both."""
+    kind, folder = getattr(transformers, f"{name}ForCausalLM"), tmp_path / "llama"
+    sizes = dict(LLAMA, tie_word_embeddings=True, pad_token_id=0)
+    kind(kind.config_class(**sizes)).save_pretrained(folder)
+    path = folder / "config.json"
+    said = json.loads(path.read_text())
+    del said["tie_word_embeddings"]
+    path.write_text(json.dumps(said))
+    if not tied:
+        with pytest.raises(InputError, match="lacks 1 of the needed tensors: lm_head.weight"):
+            load(folder, "llama")
+    rewrite(folder, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"]})
+    params, report = load(folder, "llama")
+    assert kind.from_pretrained(folder).config.tie_word_embeddings == tied == report.tied
+    assert tied == ("lm" not in params)

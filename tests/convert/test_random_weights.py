@@ -31,6 +31,11 @@ T5 = dict(
     decoder_start_token_id=0, relative_attention_num_buckets=32,
 )  # fmt: skip
 GPT2 = dict(vocab_size=203, n_embd=48, n_layer=5, n_head=4, n_positions=70, initializer_range=0.03)
+LLAMA = dict(
+    vocab_size=203, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=12, intermediate_size=80, max_position_embeddings=70,
+    pad_token_id=None,
+)  # fmt: skip
 # kind: (family, class, config, heads)
 MODELS = {
     "bert": ("bert", "BertForMaskedLM", WIDE, ["mlm"]),
@@ -50,6 +55,9 @@ MODELS = {
         T5 | UNTIED | dict(feed_forward_proj="gated-gelu", initializer_factor=0.5), ["lm"],
     ),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2, ["lm"]),
+    # Neither says whether its tables are one.
+    "llama": ("llama", "LlamaForCausalLM", LLAMA, ["lm"]),
+    "gemma": ("llama", "GemmaForCausalLM", LLAMA | dict(model_type="gemma"), ["lm"]),
 }  # fmt: skip
 SIGMAS = 5
 

@@ -57,7 +57,7 @@ def make(backbone, task=TASK, template=TEMPLATE, prompt=None, max_len=40, **head
     )  # fmt: skip
     params = scorer.model.init(jax.random.key(0), loaded.params)
     table = np.asarray(loaded.params["embed"]["word"]["table"])
-    given = Source(scorer.tokenizer, 0, (), None, lambda ids: table[list(ids)], *[None] * 4)
+    given = Source(scorer.tokenizer, 0, (), None, lambda ids: table[list(ids)], *[None] * 5)
     begun = scorer.model.prompt.begin(params["prompt"], given)
     return scorer, params | {"prompt": begun}
 

@@ -285,7 +285,8 @@ def source(words="it was ."):
         tokenizer_object=inner, unk_token="[UNK]", pad_token="[PAD]"
     )
     table = np.arange(60 * 24, dtype=np.float32).reshape(60, 24)
-    return Source(tokenizer, 0, (), None, lambda ids: table[list(ids)], *[None] * 4), table
+    rows = lambda ids: table[list(ids)]
+    return Source(tokenizer, 0, (), None, rows, rows, *[None] * 4), table
 
 
 def test_rows_start_from_the_words(pair):

@@ -5,7 +5,7 @@ files nest questions in passages, or call columns otherwise. Rows of `Task.neste
 hub too. A row that has our columns stays as it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from jaxprompt.data.tasks.task import Task
@@ -52,16 +52,28 @@ def published_rows(task: Task, row: Row, where: str) -> list[Row]:
 
 def _unnested(row: Row, column: str, where: str) -> list[Row]:
     """Makes a row of each item of a column, a list of rows or a row of lists, beside the rest."""
-    items = row[column]
-    if isinstance(items, Mapping):
-        lists = [_part(items, name, list, where) for name in items]
-        if len(set(map(len, lists))) > 1:
-            raise InputError(f"{where}: lists of unequal length in {column!r}; mend the row")
-        items = [dict(zip(items, own, strict=True)) for own in zip(*lists, strict=True)]
-    else:
-        items = _parts(row, column, where)
+    items = _list_items(row[column])
+    if items is None:
+        raise InputError(
+            f"{where}: column {column!r} must hold a list of objects {{column: value}}, got "
+            f"{row[column]!r:.60}"
+        )
     rest = {name: value for name, value in row.items() if name != column}
     return [rest | item for item in items]
+
+
+def _list_items(value: Any) -> list[Row] | None:
+    """Lists the rows of a nested column, a list of rows or a row of lists; None = it is neither."""
+    # What a text or an object holds could be iterated too.
+    is_list = lambda own: isinstance(own, Collection) and not isinstance(own, (str, bytes, Mapping))
+    if isinstance(value, Mapping):
+        columns = list(value.values())
+        if not all(map(is_list, columns)) or len(set(map(len, columns))) > 1:
+            return None
+        return [dict(zip(value, own, strict=True)) for own in zip(*columns, strict=True)]
+    if not is_list(value) or not all(isinstance(item, Mapping) for item in value):
+        return None
+    return [dict(item) for item in value]
 
 
 def _wsc(row: Row, where: str) -> Iterator[Row]:
