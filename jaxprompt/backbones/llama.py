@@ -260,6 +260,11 @@ class Backbone(Decoder):
         c = self.cfg
         return Dims(c.vocab, c.width, c.width, c.layers, c.key_heads, c.head_dim, c.positions)
 
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        return any(self.cfg.is_local)
+
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
         tokens = batch.encoder
