@@ -80,7 +80,8 @@ class Prefix(NamedTuple):
     mask: Array  # bool [L, B|1, P], False = no prompt in that layer or for that row; numpy where
     # it is known when compiling, so that layers without the prompt are spared its work; for the
     # layers of a stack None = all True
-    positions: Array | None = None  # int32 [P] for a relative bias, None = outside of it
+    positions: Array | None = None  # int32 [P], 0 to P - 1, for a relative bias or a window; None =
+    # outside of it
 
 
 class Seen(NamedTuple):

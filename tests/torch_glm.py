@@ -41,6 +41,7 @@ class Layer(nn.Module):
             )
         scores = q @ k.transpose(1, 2) / math.sqrt(size)
         probs = scores.masked_fill(~sees, -1e30).softmax(-1)
+        self.probs = probs.detach()  # [N, T, P+T] of the last call, to look at
         y = (probs @ v).transpose(0, 1).reshape(x.shape)
         x = x + self.attention["dense"](y)
         y = self.mlp["dense_h_to_4h"](self.post_attention_layernorm(x))

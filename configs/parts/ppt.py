@@ -20,6 +20,7 @@ class Kind(NamedTuple):
     scale: float  # of the first prompt
     lr: float  # of pre-training: the factor of 1 / sqrt(step)
     positions: int
+    answer: str = "[mask] {label} [mask]"  # of pre-training: where a decoder writes, around words
 
 
 KINDS = {
@@ -29,6 +30,7 @@ KINDS = {
     # Not published: after 100 steps the rate is the one of a soft prompt in parts/methods.py.
     "masked": Kind(1.0, 0.02, 0.3, 512),
     "causal": Kind(1.0, 0.02, 0.3, 1024),
+    "infilling": Kind(1.0, 0.02, 0.3, 1024, "{label}"),
 }
 # By name: the kind, and whether the prompt is deep.
 ALL_KINDS = {name + deep: (KINDS[name], bool(deep)) for name in KINDS for deep in ("", "-deep")}

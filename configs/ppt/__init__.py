@@ -72,8 +72,9 @@ PRETRAINING = {
 def pretrain(task, kind="t5"):
     """Returns pre-training of a prompt; give corpus.path and backbone.path.
 
-    `kind` is "t5" (mT5 too), "masked" (a BERT and its kin, with a masked-LM head) or "causal"; with
-    "-deep" behind it keys and values of every layer are learned in place of soft tokens.
+    `kind` is "t5" (mT5 too), "masked" (a BERT and its kin, with a masked-LM head), "causal" or
+    "infilling" (GLM); with "-deep" behind it keys and values of every layer are learned in place of
+    soft tokens.
     """
     choose("the kind of backbone", kind, ALL_KINDS)
     own, (kind, deep) = PRETRAINING[task], ALL_KINDS[kind]
@@ -83,7 +84,7 @@ def pretrain(task, kind="t5"):
     c.backbone.rescale = kind.rescale
     c.ppt.task = task
     heads.verbalizer(c, scores="full", span="target")
-    c.task.answer, c.task.eos = "[mask] {label} [mask]", False  # the loss is over all three
+    c.task.answer, c.task.eos = kind.answer, False  # the loss is over sentinels too
     if deep:  # not published: the learning rate is chosen as for the kinds that are not T5
         methods.prefix(c, length=100, lr=0.1, dropout=0.0)
     else:

@@ -139,8 +139,8 @@ def _added(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
     choices = (" ",) * scorer.layout.num_rows
     rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
     added = scorer.model.inject(params, scorer.one_batch(rows))
-    is_relative = scorer.model.backbone.dims.max_len == NO_LIMIT
-    return added if is_relative else without_places(added)
+    # What no distance depends on need not keep prompts apart.
+    return added if scorer.model.backbone.reads_prefix_positions else without_places(added)
 
 
 def _shape_of(layout: Layout, added: Injection) -> tuple[Any, ...]:

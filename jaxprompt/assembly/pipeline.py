@@ -92,9 +92,10 @@ class Scorer(NamedTuple):
         """Takes another method of the same slots."""
         return self._replace(model=dataclasses.replace(self.model, prompt=prompt))
 
-    def with_vocabulary_of(self, train: Split) -> "Scorer":
-        """Tells the method which words the training text has."""
-        return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(text_ids(train.rows))))
+    def with_vocabulary_of(self, *trains: Split) -> "Scorer":
+        """Tells the method which words the training text has, of one task or of several."""
+        ids = np.concatenate([np.unique(text_ids(train.rows)) for train in trains])
+        return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(ids)))
 
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split, as what is to be learned where `targets`.

@@ -81,7 +81,7 @@ def pack(
     # Any example will do: what is folded depends on no text.
     batch = scorer.one_batch(_encode(scorer, ""))
     prompt, arrays = fold(scorer.model, params, batch)
-    own = tree.flatten({"prompt": arrays})
+    own = tree.flatten({"prompt": prompt.exported(arrays)})
     # What another export holds is not exported once more, unless it was trained on.
     tensors = {n: x for n, x in own.items() if n in trainable or not BASE.fullmatch(n)}
     tensors |= {
@@ -255,8 +255,7 @@ def with_base(
     own = {name: x for name, x in tensors.items() if name.startswith("prompt/")}
     prompt = tree.unflatten(own).get("prompt", {})
     whole = method.with_base(prompt, _base_reader(path, card, moved))
-    # The export's own numbers go before those of the one that it depends on.
-    return {**tree.flatten({"prompt": whole}), **tensors}
+    return {**tensors, **tree.flatten({"prompt": whole})}
 
 
 def join(

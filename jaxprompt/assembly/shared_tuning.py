@@ -16,10 +16,11 @@ from jaxprompt import tree
 from jaxprompt.assembly import from_config, records, starting_text
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.load_config import apply
-from jaxprompt.assembly.method import starts_of
+from jaxprompt.assembly.method import seen_by, starts_of
 from jaxprompt.assembly.pipeline import NOTHING, Scorer
 from jaxprompt.assembly.prompt_artifact import pack
-from jaxprompt.assembly.running import Work, carry_out, facts
+from jaxprompt.assembly.running import Work, carry_out
+from jaxprompt.assembly.running import facts as facts_of
 from jaxprompt.convert.artifact import write_artifact
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json, user_path
@@ -139,6 +140,10 @@ class SharedTuning(Work):
             known[name] |= {"template": scorer.template, "fields": fields[name]}
             digests |= {f"{part} of {name}": x.digest() for part, x in self.splits[name].items()}
         self._check_prompts()
+        trains = [own["train"] for own in self.splits.values()]
+        self.scorers = {
+            name: scorer.with_vocabulary_of(*trains) for name, scorer in self.scorers.items()
+        }
         if jax.process_count() > 1:
             # Every process reads for itself, and takes its share of the same rows.
             processes.agree(digests)
@@ -158,8 +163,9 @@ class SharedTuning(Work):
         for name, scorer in self.scorers.items():
             self.scorers[name] = scorer.with_backbone(self.backbone)
         self.placement = placement
+        facts = {"tasks": known} | seen_by(next(iter(self.scorers.values())).model.prompt)
         self.record = records.make_record(
-            c, {"tasks": known}, "", self.backbone.family, self.loaded.report.fingerprint
+            c, facts, "", self.backbone.family, self.loaded.report.fingerprint
         )
 
     def _check_prompts(self) -> None:
@@ -288,7 +294,7 @@ class SharedTuning(Work):
 
 def _own_fields(c: Any) -> dict[str, str]:
     """Lists the fields that are a task's own, without the places of its files."""
-    return {field: x for field, x in facts(c).items() if field.split(".")[0] in _BLOCKS}
+    return {field: x for field, x in facts_of(c).items() if field.split(".")[0] in _BLOCKS}
 
 
 def _own(scores: Mapping[str, float], name: str) -> dict[str, float]:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,28 +36,47 @@ def mean_token(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
 
 
+def kind_of(card: Mapping[str, Any]) -> dict[str, str]:
+    """Tells what prompts must have in common for a cosine of their numbers to mean anything."""
+    found, prompt = [], card["prompt"]
+    for name, value in prompt.items():
+        part, first = name.removesuffix("last"), prompt.get(f"{name.removesuffix('last')}first", 0)
+        if part != name and value > first:  # of folded numbers, half-open
+            found.append(f"{part}{first + 1}-{value}")
+        elif name.endswith("layers") and value:
+            found.append(f"{name.removesuffix('layers')}{value}")
+    return {
+        "backbone": card["backbone"]["fingerprint"][:12], "method": str(card["method"]),
+        "layers": ", ".join(found) or "none",
+    }  # fmt: skip
+
+
 def compare_exports(folder: str) -> Similarity:
     """Compares every export in a folder with every other.
 
-    Raises InputError for fewer than two, and where two are of other methods, layers or widths.
+    Raises InputError for fewer than two, and where two are of other backbones, methods, layers or
+    widths.
     """
     root = user_path(folder)
     paths = sorted(Path(path) for path, _, files in os.walk(root) if CARD in files)
     if len(paths) < 2:
         raise InputError(f"--exports={folder} holds {len(paths)} exports; give a folder of several")
-    means = []
+    means, kinds = [], []
     for path in paths:
         tensors, card = read_export(str(path))
         means.append(mean_token(tensors))
+        kinds.append(kind_of(card))
         if not len(means[-1]):
             raise InputError(
                 f"{path} holds a prompt of {card['method']} without tokens; move it away"
             )
-        if len(means[-1]) != len(means[0]):
-            raise InputError(
-                f"{path} has {len(means[-1]):,} numbers a token, {paths[0]} {len(means[0]):,}; "
-                "only prompts of one method and backbone are compared"
-            )
+        kinds[-1]["numbers per token"] = f"{len(means[-1]):,}"
+        for name, own in kinds[-1].items():
+            if own != kinds[0][name]:
+                raise InputError(
+                    f"{path} has {name} {own}, {paths[0]} has {kinds[0][name]}; only prompts of "
+                    "one method in the same layers of one backbone are compared"
+                )
     rows = np.stack(means)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     return Similarity([str(path.relative_to(root)) for path in paths], rows @ rows.T)

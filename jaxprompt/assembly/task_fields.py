@@ -74,7 +74,9 @@ TASK = Block(
         "of an option",
     ),
     answer=text(
-        "", 'T5: what is written; empty = "[mask] {label}" (cloze), "{label} [sep]" (text)'
+        "",
+        'T5: what is written; empty = "[mask] {label}" (cloze), "{label} [sep]" (text); GLM: '
+        '"{label}", which stands in its blank',
     ),
     eos=flag(True, "T5: the input ends with </s>"),
 )

@@ -182,6 +182,11 @@ class Encoder(nn.Module):
         head_dim = c.width // c.heads
         return Dims(c.vocab, c.width, c.embed, c.layers, c.heads, head_dim, c.positions - c.offset)
 
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        return False
+
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
         """Encodes a batch. -> [B, T, H], or at the positions `reads` [B, M] alone [B, M, H]"""
         slots, prefix, _ = injection.encoder

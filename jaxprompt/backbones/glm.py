@@ -81,6 +81,11 @@ class Backbone(nn.Module):
         # The table has a row more than the config's max_sequence_length.
         return Dims(c.vocab, c.width, c.width, c.layers, c.heads, head_dim, c.positions - 1)
 
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        return False
+
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
         """Reads a batch. -> the answer's states, or the input's where none is fed [B, T, H]
 

@@ -147,6 +147,11 @@ class Backbone(nn.Module):
         c = self.cfg
         return Dims(c.vocab, c.width, c.width, c.layers, c.heads, c.width // c.heads, c.positions)
 
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        return False
+
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
         """Reads a batch. -> [B, T, H], or at the positions `reads` [B, M] alone [B, M, H]"""
         return self._read(batch, injection, deterministic=deterministic, reads=reads)[0]

@@ -273,6 +273,11 @@ class Backbone(Decoder):
         """Whether `read_front` serves it: keys in front of a window would have to leave it."""
         return not any(self.cfg.is_local)
 
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        return any(self.cfg.is_local)
+
     def enter(self, batch: Batch, layer: int):
         """Computes what enters a layer where nothing is injected below. -> [B, T, H]"""
         tokens = batch.encoder

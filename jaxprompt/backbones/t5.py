@@ -193,6 +193,11 @@ class Backbone(nn.Module):
             c.vocab, c.width, c.width, c.layers, c.heads, c.head_dim, NO_LIMIT, c.decoder_layers
         )
 
+    @property
+    def reads_prefix_positions(self) -> bool:
+        """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
+        return True
+
     def __call__(self, batch: Batch, injection: Injection, *, deterministic: bool, reads=None):
         """Encodes and decodes a batch. -> the decoder's states [B, T, H]
 

@@ -73,7 +73,15 @@ def default_answer(style: str, form: str = "cloze") -> str:
 
 
 def frame(answer: Template, specials: Specials) -> Frame:
-    """Turns the layout of an answer into tokens; each [mask] is the next sentinel."""
+    """Turns the layout of an answer into tokens; each [mask] is the next sentinel.
+
+    Raises InputError for a [mask] in the answer of a GLM, which has no sentinels.
+    """
+    if specials.style == "infilling" and any(part.kind == "mask" for part in answer.parts):
+        raise InputError(
+            f"task.answer={answer.source!r} has [mask], but a GLM writes no sentinel: its one "
+            "blank stands in the template; give '{label}'"
+        )
     sentinels = iter(specials.masks)
     before: list[int] = []
     behind: list[int] = []

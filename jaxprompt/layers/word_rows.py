@@ -4,7 +4,7 @@ import base64
 import binascii
 import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,8 @@ from flax import linen as nn
 
 from jaxprompt.errors import InputError
 
-_MULTIPLE = 64  # the number of rows is rounded up to it, so that a mesh can shard them
+# The number of rows is rounded up to it, so that a mesh can shard them; exports have no such rows.
+_MULTIPLE = 64
 
 
 def hash_rows(ids, width: int, scale: float, xp=jnp):
@@ -70,9 +71,10 @@ class WordRows(nn.Module):
     """Looks up the rows of words. int [...] -> float32 [..., width]
 
     Parameters: `table` [R, width], the trained rows of the words `seen`, unless `fixed`, and
-    `base` [V, width], where there is one, the rows of all others. Without it these are
-    `hash_rows`. A row that is not in the training text has no gradient, so plain SGD, or Adam
-    without weight decay, gives `table` exactly what it would give those rows of a table of all V.
+    `base` [V, width], where there is one, the rows of all others; R and V are rounded up. Without
+    `base` the others are `hash_rows`. A row that is not in the training text has no gradient, so
+    plain SGD, or Adam without weight decay, gives `table` exactly what it would give those rows of
+    a table of all V.
     """
 
     vocab: int
@@ -86,14 +88,13 @@ class WordRows(nn.Module):
     def __call__(self, ids):
         """Looks them up."""
         number, rows = rows_of(self.seen, self.vocab), None
-        # A text without a known word still needs an array to train.
-        stored = max(int(number.max() + 1), 1)
-        count = -(-stored // _MULTIPLE) * _MULTIPLE if self.seen else self.vocab
         if self.has_base:
-            base = self.param("base", nn.initializers.zeros, (self.vocab, self.width))
+            shape = _rounded(self.vocab), self.width
+            base = self.param("base", nn.initializers.zeros, shape)
             rows = base[ids].astype(jnp.float32)
         if not self.fixed:
-            own = self.param("table", self._draw, (count, self.width))  # [R, width]
+            shape = _rounded(self.stored()), self.width
+            own = self.param("table", self._draw, shape)  # [R, width]
             if not self.seen:
                 return own[ids]
         if rows is None:
@@ -103,6 +104,12 @@ class WordRows(nn.Module):
         at = jnp.asarray(number)[ids]
         # An index of -1 would read the last row, which the choice leaves out anyway.
         return jnp.where((at >= 0)[..., None], own[jnp.maximum(at, 0)], rows)
+
+    @nn.nowrap
+    def stored(self) -> int:
+        """Counts the rows that train, without those that round their number up."""
+        # A text without a known word still needs an array to train.
+        return max(int(rows_of(self.seen, self.vocab).max() + 1), 1)
 
     def _draw(self, key, shape):
         return jax.random.uniform(key, shape, jnp.float32, -self.scale, self.scale)
@@ -122,7 +129,7 @@ def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]
             "this backbone"
         )
     if "base" in numbers:
-        found = np.array(numbers["base"], np.float32)
+        found = np.array(numbers["base"], np.float32)[: other.vocab]
     else:
         found = hash_rows(np.arange(other.vocab), other.width, other.scale, np)
     if "table" in numbers:
@@ -131,11 +138,47 @@ def take_table(rows: WordRows, path: str, method: Any, prompt: Mapping[str, Any]
     return found
 
 
-def start_table(rows: WordRows, params: dict[str, Any], base: np.ndarray) -> dict[str, Any]:
-    """Starts the stored rows from those of all words, [V, width]. -> params"""
-    found = {"base": base} if rows.has_base else {}
+def start_table(
+    rows: WordRows, path: str, params: dict[str, Any], method: Any, prompt: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Starts the stored rows from those of another prompt, as `take_table` takes it. -> params"""
+    base = take_table(rows, path, method, prompt)
+    found = {"base": _pad(base)} if rows.has_base else {}
     if "table" in params:
         number, table = rows_of(rows.seen, rows.vocab), np.array(params["table"], np.float32)
         table[number[number >= 0]] = base[number >= 0]
         found["table"] = table
     return found
+
+
+def export_rows(rows: WordRows, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out of a method's numbers the rows that round their number up. -> params"""
+    sizes = _sizes(rows)
+    own = {name: x[: sizes[name]] for name, x in params.get("words", {}).items()}
+    return {**params, **({"words": own} if own else {})}
+
+
+def restore_rows(
+    rows: WordRows, path: str, params: Mapping[str, Any], take: Callable[[str], tuple[Any, Any]]
+) -> dict[str, Any]:
+    """Undoes `export_rows`, and adds the rows of all words that the export `path` has. -> params"""
+    base = {"base": take_table(rows, path, *take(path))} if rows.has_base else {}
+    # What was exported goes before what is taken.
+    sizes, own = _sizes(rows), base | params.get("words", {})
+    # Of another number they are left as they are, and refused where shapes are compared.
+    fits = {name: np.shape(x)[:1] == (sizes.get(name),) for name, x in own.items()}
+    own = {name: _pad(np.asarray(x)) if fits[name] else x for name, x in own.items()}
+    return {**params, **({"words": own} if own else {})}
+
+
+def _sizes(rows: WordRows) -> dict[str, int]:
+    return {"table": rows.stored(), "base": rows.vocab}
+
+
+def _rounded(rows: int) -> int:
+    return -(-rows // _MULTIPLE) * _MULTIPLE
+
+
+def _pad(rows: np.ndarray) -> np.ndarray:
+    more = _rounded(len(rows)) - len(rows)
+    return np.pad(rows, [(0, more)] + [(0, 0)] * (rows.ndim - 1))

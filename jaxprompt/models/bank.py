@@ -84,14 +84,17 @@ def pick(added: Injection, prompt: Any) -> Injection:
     return Injection(**{name: _pick_stream(getattr(added, name), prompt) for name in _STREAMS})
 
 
-def places_of(added: Injection) -> tuple[Any, ...]:
-    """Tells where the prefixes of a prompt stand in a relative bias: equal ones can be stacked."""
+def places_of(added: Injection) -> tuple[bool, ...]:
+    """Tells which prefixes of a prompt stand at distances from the text: equal ones can be stacked.
+
+    Of any length: a prefix begins at position 0, and the text stands behind it.
+    """
     prefixes = [getattr(added, name).prefix for name in _STREAMS]
-    return tuple(None if p is None or p.positions is None else p.k.shape[2] for p in prefixes)
+    return tuple(p is not None and p.positions is not None for p in prefixes)
 
 
 def without_places(added: Injection) -> Injection:
-    """Forgets where prefixes stand, for a backbone without a relative bias."""
+    """Forgets where prefixes stand, for a backbone that does not read it."""
 
     def forget(stream: Stream) -> Stream:
         prefix = stream.prefix
@@ -123,8 +126,8 @@ def _stack_streams(streams: Sequence[Stream]) -> Stream:
             # A mask is filled up with False.
             filled.append((k, v, _fill(mask, 2, most)))
         k, v, mask = (jnp.concatenate(parts, 1) for parts in zip(*filled, strict=True))
-        # Positions are those of the first, since what is stacked has equal `places_of`.
-        prefix = Prefix(k, v, mask, first.positions)
+        # All have them or none has, since what is stacked has equal `places_of`.
+        prefix = Prefix(k, v, mask, None if first.positions is None else jnp.arange(most))
     return Stream(slots, prefix)
 
 

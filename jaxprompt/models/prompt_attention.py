@@ -15,7 +15,8 @@ from jaxprompt.layers.stack import WATCHED
 from jaxprompt.models.model import Model, Params, place
 from jaxprompt.types import Batch, Injection, Stream, Tokens
 
-STREAMS = ("encoder", "decoder", "cross")  # a left-to-right model's own attention is its encoder's
+# A left-to-right model's own attention is its encoder's, that of what a GLM writes its decoder's.
+STREAMS = ("encoder", "decoder", "cross")
 
 
 class PromptAttention(NamedTuple):
@@ -80,21 +81,26 @@ def _sort(
 ) -> dict[str, PromptAttention]:
     """Divides attentions among the streams: layers in order, a decoder's own before its other."""
     dims, decodes = model.backbone.dims, batch.decoder is not None
-    if len(calls) != dims.layers + 2 * dims.decoder_layers * decodes:
-        return {}
+    # A GLM's layers run again over what it writes, and see the prompt and the input in front.
+    again = decodes and not dims.decoder_layers
     above = calls[dims.layers :]
-    own = {"encoder": calls[: dims.layers], "decoder": above[::2], "cross": above[1::2]}
+    if len(above) != (dims.layers if again else 2 * dims.decoder_layers * decodes):
+        return {}
+    own = {"encoder": calls[: dims.layers]}
+    own |= {"decoder": above} if again else {"decoder": above[::2], "cross": above[1::2]}
     found = {}
     for name, layers in own.items():
         if not layers:
             continue
-        keys = batch.decoder if name == "decoder" else batch.encoder
         queries = batch.encoder if name == "encoder" else batch.decoder
-        prefix = getattr(injection, name).prefix
-        slots = injection.decoder.slots if name == "decoder" else injection.encoder.slots
+        prefix = getattr(injection, "encoder" if again else name).prefix
+        with_own = name == "decoder" and not again
+        slots = injection.decoder.slots if with_own else injection.encoder.slots
         if prefix is None and slots is None:
             continue
-        is_prompt = keys.slot >= 0  # [B, S]
+        is_prompt = (batch.decoder if with_own else batch.encoder).slot >= 0  # [B, S]
+        if again and name == "decoder":
+            is_prompt = jnp.concatenate([is_prompt, batch.decoder.slot >= 0], axis=1)
         if prefix is not None:
             front = jnp.ones((len(is_prompt), prefix.k.shape[2]), bool)
             is_prompt = jnp.concatenate([front, is_prompt], axis=1)  # [B, P+S]

@@ -45,7 +45,7 @@ _GIVEN = ("dims", "asks", "seen", "parent", "name")  # fields of a module that n
 
 
 _HOOKS = (
-    "begin", "components", "inherits", "modules", "objectives", "starts", "with_base",
+    "begin", "components", "exported", "inherits", "modules", "objectives", "starts", "with_base",
     "with_vocabulary",
 )  # fmt: skip
 
@@ -162,6 +162,12 @@ class Method(nn.Module):
         """
         del take
         return params
+
+    @nn.nowrap  # as `__init_subclass__` does for others
+    def exported(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Leaves out what an export need not hold, since `with_base` makes it anew. -> params"""
+        own = (part for part in self.components() if part.name in params)
+        return params | {part.name: part.method.exported(params[part.name]) for part in own}
 
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes what the backbone takes in; `embed` is its word table [V, E]."""

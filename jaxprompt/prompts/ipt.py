@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.layers.instance import ENCODERS, make_vectors
 from jaxprompt.layers.prefix import parse_layers, place_vectors
-from jaxprompt.layers.word_rows import WordRows, pack_ids, start_table, take_table
+from jaxprompt.layers.word_rows import WordRows, export_rows, pack_ids, restore_rows, start_table
 from jaxprompt.prompts import Method, Source, Take
 from jaxprompt.types import Batch, Injection, Stream
 
@@ -77,20 +77,20 @@ class Prompt(Method):
         return self.clone(seen="" if self.fixed or self.rows == "all" else pack_ids(ids))
 
     def with_base(self, params: dict[str, Any], take: Take) -> dict[str, Any]:
-        """Adds the rows of all words. -> params"""
-        if not self.table().has_base:
-            return params
-        base = take_table(self.table(), self.pretrained, *take(self.pretrained))
-        return params | {"words": params.get("words", {}) | {"base": base}}
+        """Adds the rows of all words, and those that round their number up. -> params"""
+        return restore_rows(self.table(), self.pretrained, params, take)
+
+    def exported(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Leaves the latter out. -> params"""
+        return export_rows(self.table(), params)
 
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
         """Starts the rows and the encoder from those of the export. -> params"""
         if not self.pretrained:
             return params
-        table, (other, numbers) = self.table(), source.take(self.pretrained)
-        base = take_table(table, self.pretrained, other, numbers)
-        own = {"encoder": numbers["encoder"]} if "encoder" in params else {}
-        return params | own | {"words": start_table(table, params.get("words", {}), base)}
+        taken, words = source.take(self.pretrained), params.get("words", {})
+        own = {"encoder": taken[1]["encoder"]} if "encoder" in params else {}
+        return params | own | {"words": start_table(self.table(), self.pretrained, words, *taken)}
 
     @nn.nowrap
     def table(self) -> WordRows:

@@ -184,7 +184,36 @@ def test_what_a_bank_cannot_hold_is_named(backbone, prompts, rows, small, tmp_pa
         jp.predict(jp.attach(backbone, {"first": first}), rows[1])
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def changed(prompt, length, **fields):
+    """Gives a prefix of other numbers, cut to a length, as an export of a run of its own."""
+    rng = np.random.default_rng(length)
+    spread = lambda x: (x + rng.normal(0, 0.5, x.shape)).astype(np.float32)
+    tensors = {
+        name: spread(x[:, :length] if name in ("prompt/k", "prompt/v") else x)
+        for name, x in prompt.tensors.items()
+    }
+    own = prompt.card["prompt"] | {"length": length} | fields
+    return jp.Prompt(tensors, {**prompt.card, "prompt": own})
+
+
+@pytest.mark.parametrize("family, shelves", [("mistral", 2), ("deberta_v2", 1)])
+def test_prefixes_stand_where_they_do_alone(family, shelves, rows, small, tmp_path):
+    """In local windows and outside of them, of any lengths; a DeBERTa reads no place of theirs."""
+    backbone = jp.load_backbone(str(make_backbone(tmp_path / family, family)))
+    first = jp.train(backbone, *rows, method=jp.prefix(5, start="normal"), **small).prompt
+    prompts = {
+        "first": first, "shorter": changed(first, 3, shift=3), "outside": changed(first, 4, shift=0)
+    }  # fmt: skip
+    mixed = [{"task": name, **row} for row in rows[1][:8] for name in prompts]
+    bank = jp.attach(backbone, prompts, by="task", batch=16)
+    found = jp.predict(bank, mixed)
+    for number, (name, prompt) in enumerate(prompts.items()):
+        alone = jp.predict(jp.attach(backbone, prompt), rows[1][:8])
+        assert close(found[number :: len(prompts)], alone), name
+    assert len(bank.bank.shelves) == shelves
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2", "mistral", "glm"])
 def test_decoders_answer_as_each_prompt_alone(family, rows, small, tmp_path):
     backbone = jp.load_backbone(str(make_backbone(tmp_path / family, family)))
     layout = {"words": tuple(TOPICS), "template": "{text} : [mask]"}

@@ -17,11 +17,15 @@ from pairs import (
     states_and_logits,
     write_checkpoint,
 )
-from tiny import jit
+from tiny import jit, make_params
 from torch_glm import GLM
 
 from jaxprompt.backbones.glm import make_config
 from jaxprompt.errors import InputError
+from jaxprompt.heads.linear import Classifier
+from jaxprompt.models.model import Model
+from jaxprompt.models.prompt_attention import attend_prompt
+from jaxprompt.prompts import make_prompt
 from jaxprompt.types import Injection, Prefix, Role, Stream
 
 HF = dict(
@@ -107,6 +111,29 @@ def test_a_prefix_is_seen_by_input_and_answer(pair):
             return [tuple(torch.tensor(x[at, i % rows]) for x in (k, v)) for at in range(c.layers)]
 
         check(logits, expected_logits(model, fronts, shift=2))
+
+
+def test_input_and_answer_attend_to_a_prefix(pair):
+    """The shares of `inspect`, of both, by the probabilities in torch."""
+    model, module, params, _ = pair
+    length, batch = 2, batch_of()
+    prompt = make_prompt("prefix", module.dims, length=length, shift=False)
+    ours = Model(module, prompt, {"main": Classifier(3)})
+    whole = make_params(ours, params)
+    found = jit(lambda p, b: attend_prompt(ours, p, b))(whole, batch)
+    assert set(found) == {"encoder", "decoder"}
+    table = torch.tensor(np.asarray(whole["prompt"]["table"]))  # [L, 2, P, N, D]
+    for i, (source, answer, blank) in enumerate(zip(SOURCES, ANSWERS, BLANKS, strict=True)):
+        model(torch.tensor(source), torch.tensor(answer), blank, [(k, v) for k, v in table])
+        layers = model.transformer["layers"]
+        mass = np.stack([own.probs[..., :length].sum(-1).numpy() for own in layers])  # [L, N, T]
+        inside, written = np.split(mass, [len(source)], axis=-1)
+        assert_near(found["encoder"].tokens[i], inside.mean(-1), 1e-5)
+        assert_near(found["decoder"].tokens[i], written.mean(-1), 1e-5)
+        assert_near(found["decoder"].read[i], written[..., 0], 1e-5)
+        even = length / (length + len(source) + 1 + np.arange(len(answer)))
+        assert_near(found["decoder"].even[i], even.mean(), 1e-6)
+    assert np.isnan(found["encoder"].read).all()
 
 
 def test_gradients(pair):

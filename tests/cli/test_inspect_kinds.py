@@ -173,4 +173,34 @@ def test_exports_are_compared_by_their_mean_tokens(backbone, data, tmp_path, cap
     run(make_config(backbone, data, "prefix", **KEPT), str(tmp_path / "d"))
     words = [f"--workdir={tmp_path / 'd'}", f"--output={folder / 'd'}"]
     assert jaxprompt(capsys, "export", *words)[0] == 0
-    assert "only prompts of one method" in refused("inspect", f"--exports={folder}", started=True)
+    line = refused("inspect", f"--exports={folder}", started=True)
+    assert f"{folder / 'd'} has method prefix, {folder / 'a'} has soft; only prompts of one" in line
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"prompt": {"first": 1, "last": 2}}, "has layers 2-2, {first} has 1-1; only prompts of"),
+        ({"method": "constant"}, "has method constant, {first} has prefix; only prompts of one"),
+        ({"backbone": {"fingerprint": "1" * 64}}, "has backbone 111111111111, {first} has "),
+    ],
+)
+def test_prompts_of_other_kinds_are_not_compared(
+    change, told, backbone, data, tmp_path, tmp_path_factory, capsys, refused
+):
+    """Of equal widths each: the numbers do not tell."""
+    made = tmp_path_factory.getbasetemp() / "first-layer"
+    if not made.exists():
+        c = make_config(backbone, data, "prefix", **KEPT, prompt__layers="1-1")
+        run(c, str(tmp_path / "run"))
+        words = [f"--workdir={tmp_path / 'run'}", f"--output={made}"]
+        assert jaxprompt(capsys, "export", *words)[0] == 0
+    first, other = (shutil.copytree(made, tmp_path / "prompts" / name) for name in "ab")
+    capsys.readouterr()
+    assert jaxprompt(capsys, "inspect", f"--exports={tmp_path / 'prompts'}")[0] == 0
+    card = json.loads((other / "prompt.json").read_text())
+    for block, own in change.items():
+        card[block] = card[block] | own if isinstance(own, dict) else own
+    (other / "prompt.json").write_text(json.dumps(card))
+    line = refused("inspect", f"--exports={tmp_path / 'prompts'}", started=True)
+    assert f"{other} {told.format(first=first)}" in line

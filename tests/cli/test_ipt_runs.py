@@ -66,7 +66,7 @@ def test_a_topic_classifier_learns_without_its_backbone(topics, data, tmp_path, 
     )
     assert card["prompt"]["seen"] == record["seen"] and card["prompt"]["name"] == "ipt"
     # Of some 150 words those of the training text have rows.
-    assert held["prompt/words/table"].shape == (64, 32)
+    assert held["prompt/words/table"].shape == (len(unpack_ids(record["seen"])), 32)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,12 @@ def test_a_grid_trains_as_alone(backbone, data, tmp_path, capsys):
     assert evaluates(workdir / "seed=1", capsys) == pytest.approx(result["test"]["accuracy"])
 
 
-def test_a_mesh_changes_nothing(backbone, data, tmp_path, capsys):
+@pytest.mark.parametrize("rows", ["seen", "all"])
+def test_a_mesh_changes_nothing(rows, backbone, data, tmp_path, capsys):
     """The rows lie on two devices each half, and examples on four."""
-    scores = []
+    scores, own = [], SHORT | {"train.total_steps": 3, "prompt.rows": rows}
     for number, fields in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
-        c = make_config(backbone, data, "ipt", **SHORT | {"train.total_steps": 3} | fields)
+        c = make_config(backbone, data, "ipt", **own | fields)
         (tmp_path / str(number)).mkdir()
         _, workdir, _ = train_and_export(capsys, tmp_path / str(number), c)
         scores.append(split_scores(c, workdir))
@@ -202,7 +203,7 @@ def test_beside_prompts_of_the_task(backbone, data, tmp_path, capsys):
     held = load_file(workdir / "export/prompt.safetensors")
     shapes = {name: x.shape for name, x in held.items() if name.startswith("prompt/")}
     assert shapes == {
-        "prompt/prefix/table": (2, 2, 2, 2, 16), "prompt/ipt/words/table": (64, 32),
+        "prompt/prefix/table": (2, 2, 2, 2, 16), "prompt/ipt/words/table": (54, 32),
         "prompt/constant/slots": (2, 32),
     }  # fmt: skip
     right = predicts(workdir, data, tmp_path, capsys)

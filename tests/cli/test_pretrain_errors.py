@@ -121,6 +121,11 @@ def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
     )
 
 
+def test_an_answer_with_sentinels_that_a_glm_has_not(start, tmp_path_factory):
+    told = "task.answer='[mask] {label} [mask]' has [mask], but a GLM writes no sentinel: its one"
+    assert told in start("nsp-glm", task__answer="[mask] {label} [mask]")
+
+
 def test_too_few_documents(start, tmp_path):
     def corpus(count, lines=8):
         rows = [{"text": "\n".join(text.splitlines()[:lines])} for text in corpus_texts()[:count]]

@@ -11,6 +11,8 @@ from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.shared_tuning import SharedTuning, _sum_counts
 from jaxprompt.convert.artifact import read_artifact
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.layers.word_rows import unpack_ids
 
 STILL = {"backbone.dropout": 0, "prompt.dropout": 0, "head.dropout": 0}
 SHORT = {"data.max_len": 24, "data.multiple": 24, "data.batch": 8, "optim.lr": 0.02}
@@ -100,6 +102,33 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     assert code == 2 and "give one of beasts, tags, topics in that folder" in err, err
     again = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
     assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
+
+
+def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys):
+    """Each export has a row for every word that any task's training text has, and no other."""
+    named = ",".join(str(folder / f"{name}.json") for name in ("beasts", "tags"))
+    fields = {"backbone.dropout": 0, "head.dropout": 0, "shared.tasks": named, "prompt.length": 3}
+    c = make_config(
+        backbone, folder / "beasts", "ipt",
+        **SHORT | fields | {"train.total_steps": 4, "train.eval_steps": 2},
+    )  # fmt: skip
+    (tmp_path / "c.json").write_text(c.to_json())
+    words = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}"]
+    code, _, err = jaxprompt(capsys, "train", *words)
+    assert code == 0, err
+    tokenizer, texts = load_tokenizer(backbone), {}
+    for name, field in (("beasts", "text"), ("tags", "tokens")):
+        rows = read_lines(folder / name / "train.jsonl")
+        words = sum((row[field].split() if name == "beasts" else row[field] for row in rows), [])
+        texts[name] = set(sum(encode_texts(tokenizer, words), []))
+    assert texts["tags"] - texts["beasts"] and texts["beasts"] - texts["tags"]
+    for name in texts:
+        tensors, card = read_artifact(tmp_path / "run/export" / name)
+        seen = unpack_ids(card["prompt"]["seen"])
+        assert set(seen.tolist()) == texts["beasts"] | texts["tags"]
+        assert tensors["prompt/words/table"].shape[0] == len(seen)
+    record = json.loads((tmp_path / "run/record.json").read_text())
+    assert unpack_ids(record["seen"]).tolist() == seen.tolist()
 
 
 def test_soft_tokens_start_from_the_words_of_all_tasks(backbone, folder, tmp_path, capsys):

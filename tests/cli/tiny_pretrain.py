@@ -39,6 +39,7 @@ CASES = {
     "cls-t5": Case("cls", "t5", "t5-deep", ALONE | {"data.max_len": 24, "prompt.cross": 2}),
     "cls-gpt2": Case("cls", "gpt2", "causal", {"data.max_len": 40, "head.span": "label"}),
     "cls-llama": Case("cls", "llama", "causal", {"data.max_len": 40, "head.span": "label"}),
+    "nsp-glm": Case("nsp", "glm", "infilling", {"data.max_len": 48}),
     "nsp-t5": Case("nsp", "t5", "t5", {"data.max_len": 48, "prompt.decoder": 1}),
     "nss-bert": Case("nss", "bert", "masked", {"data.max_len": 64}),
     "unified-t5": Case("unified", "t5", "t5", {"data.max_len": 100, "ppt.most": 4}),

@@ -21,6 +21,7 @@ FAMILIES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "albert": "AlbertForMaskedLM",
     "deberta": "DebertaForMaskedLM",
     "deberta_v2": "DebertaV2ForMaskedLM",
@@ -57,7 +58,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0, **changes: 
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     vocab = _write_tokenizer(folder, family)
-    if family in ("t5", "gpt2", "llama", "gemma"):
+    if family in ("t5", "gpt2", "llama", "gemma", "mistral"):
         return _make_decoder(folder, family, vocab)
     if family == "glm":
         return _make_glm(folder, vocab)
@@ -99,7 +100,10 @@ def make_dropping(folder: Path, backbone: Path) -> Path:
 
 
 def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
-    """Writes a T5 whose decoder has a layer more than its encoder, a GPT-2, a Llama or a Gemma."""
+    """Writes a T5 whose decoder has a layer more than its encoder, a GPT-2 or a kind of Llama.
+
+    A token of the Mistral sees eight, itself included.
+    """
     import transformers
 
     if family == "t5":
@@ -108,13 +112,14 @@ def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
             num_heads=2, feed_forward_proj="gated-gelu", decoder_start_token_id=0, pad_token_id=0,
             eos_token_id=1, dropout_rate=0.0,
         )  # fmt: skip
-    elif family in ("llama", "gemma"):
+    elif family in ("llama", "gemma", "mistral"):
         sizes = dict(
             hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4,
             num_key_value_heads=2, intermediate_size=48, max_position_embeddings=66,
             head_dim=WIDTH // 4, bos_token_id=0, eos_token_id=1, pad_token_id=1,
             initializer_range=0.1, tie_word_embeddings=True,
         )  # fmt: skip
+        sizes |= dict(sliding_window=8) if family == "mistral" else {}
     else:
         sizes = dict(
             n_embd=WIDTH, n_layer=LAYERS, n_head=2, n_positions=66, bos_token_id=0, eos_token_id=0,
@@ -185,7 +190,7 @@ def _share_directions(model: Any, folder: Path, scale: float) -> None:
 def _write_tokenizer(folder: Path, family: str) -> int:
     if family == "t5":
         return _write_sentence_piece(folder)
-    if family in ("llama", "gemma"):
+    if family in ("llama", "gemma", "mistral"):
         return _write_llama_tokenizer(folder)
     if family == "gpt2":
         return _write_byte_level(folder, ["<|endoftext|>"])

@@ -63,6 +63,13 @@ def test_answers(text, expected):
     assert frame(answer, T5) == expected
 
 
+def test_a_glm_writes_no_sentinel():
+    glm = T5._replace(style="infilling", masks=(97,))
+    assert frame(read_answer("{label} [sep]")[0], glm) == Frame((), (1,))
+    with pytest.raises(InputError, match=r"task.answer='\[mask\] \{label\}' has \[mask\], but a"):
+        frame(read_answer("[mask] {label}")[0], glm)
+
+
 @pytest.mark.parametrize("text", ["[mask]", "{word}", "{label} {label}", "It is {label}", "[soft]"])
 def test_answers_that_say_nothing(text):
     with pytest.raises(InputError, match="task.answer="):

@@ -114,7 +114,7 @@ def test_soft_tokens_draw_what_transformers_says(bert):
 FIELDS = {"t5": {"decoder": LENGTH, "cross": LENGTH}}
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "glm"])
 def test_layers_without_a_prefix_give_it_nothing(family):
     model, params = build(family, "prefix", layers="2-2", **FIELDS.get(family, {}))
     found = measure(model, params, make_batch(rows=4, shift=LENGTH, family=family))
@@ -123,12 +123,17 @@ def test_layers_without_a_prefix_give_it_nothing(family):
     if family == "t5":
         assert found["decoder"].tokens.shape == found["cross"].tokens.shape == (4, 3, 2)
         assert np.isnan(found["encoder"].read).all() and found["cross"].read.min() > 0
+    elif family == "glm":
+        written = found["decoder"]
+        assert set(found) == {"encoder", "decoder"} and np.isnan(found["encoder"].read).all()
+        for own in (written.tokens, written.read):
+            assert own.shape == (4, 2, 2) and own[:, 0].max() == 0 and own[:, 1].min() > 0
     else:
         heads = 4 if family == "llama" else 2
         assert set(found) == {"encoder"} and found["encoder"].read.shape == (4, 2, heads)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "glm"])
 def test_a_prompt_whose_keys_are_all_the_same_draws_its_share(family):
     """Where queries are 0 every key that is seen has the same probability."""
     model, params = build(family, "soft", **({"decoder": 2} if family == "t5" else {}))
@@ -138,7 +143,8 @@ def test_a_prompt_whose_keys_are_all_the_same_draws_its_share(family):
     )
     slots = {"slots": LENGTH} | ({"decoder_slots": 2} if family == "t5" else {})
     found = measure(model, params | {"backbone": flat}, make_batch(rows=4, family=family, **slots))
-    assert set(found) == ({"encoder", "decoder", "cross"} if family == "t5" else {"encoder"})
+    streams = {"t5": {"encoder", "decoder", "cross"}, "glm": {"encoder", "decoder"}}
+    assert set(found) == streams.get(family, {"encoder"})
     for own in found.values():
         wanted = np.broadcast_to(own.even[:, None, None], own.tokens.shape)
         np.testing.assert_allclose(own.tokens, wanted, rtol=1e-5)

@@ -21,7 +21,7 @@ from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_train_step
-from jaxprompt.tree import count, split, trainable_mask
+from jaxprompt.tree import count, flatten, split, trainable_mask
 from jaxprompt.types import Dims, Role
 
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
@@ -216,9 +216,8 @@ def test_rows_of_the_words_seen_train_as_those_of_a_whole_table(tx):
         own = split(params, trainable_mask(params, prompt.TRAINABLE))
         trainable, frozen = own
         whole = np.random.default_rng(1).normal(0, 0.3, (53, 16)).astype(np.float32)
-        table = whole if rows == "all" else np.zeros((64, 16), np.float32)
-        if rows == "seen":
-            table[: len(ids)] = whole[ids]
+        stored, table = whole if rows == "all" else whole[ids], np.zeros((64, 16), np.float32)
+        table[: len(stored)] = stored
         trainable["prompt/words/table"] = jnp.asarray(table)
         state = make_state(trainable, tx, jax.random.key(0))
         for batch in batches:
@@ -240,21 +239,52 @@ def test_words_that_were_not_seen_have_rows_too():
     np.testing.assert_array_equal(found[0], params["table"][1])
     np.testing.assert_array_equal(found[1], hash_rows(5, 6, 0.5, np))
     rows = dataclasses.replace(rows, has_base=True)
-    base = jax.random.normal(jax.random.key(1), (53, 6))
+    base = jax.random.normal(jax.random.key(1), (64, 6))  # 53, rounded up
     found = rows.apply({"params": params | {"base": base}}, jnp.array([9, 5]))
     np.testing.assert_array_equal(found, np.stack([params["table"][1], base[5]]))
 
 
 def test_the_rows_are_sharded_over_the_vocabulary():
-    place = make_placement(2, 4)
-    shapes = {
-        "prompt/words/table": (64, 8), "prompt/ipt/words/base": (32, 8),
-        "prompt/words/base": (53, 8), "prompt/encoder/basis": (64, 8),
-    }  # fmt: skip
-    found = place.parameters({n: jax.ShapeDtypeStruct(s, float) for n, s in shapes.items()})
-    divided = PartitionSpec("model", None)
-    # 53 rows do not divide by 4: they are on every device.
-    assert [x.spec for x in found.values()] == [divided, divided, PartitionSpec(), PartitionSpec()]
+    """All of them too, of 53 words, which do not divide by 4."""
+    place, parts = make_placement(2, 4), "ipt(length=2,rows='all')+soft(length=2)"
+    made = [
+        ("ipt", dict(rows="all")),
+        ("ipt", dict(pretrained="x")),
+        ("compose", dict(parts=parts)),
+    ]
+    for name, fields in made:
+        prompt = make_prompt(name, DIMS, **fields).with_vocabulary(np.arange(9))
+        shapes = jax.eval_shape(
+            lambda prompt=prompt: prompt.init(
+                jax.random.key(0), make_batch(), None, deterministic=True
+            )
+        )
+        found = place.parameters(flatten({"prompt": shapes["params"]}))
+        rows = {n: x.spec for n, x in found.items() if "/words/" in n}
+        assert rows and set(rows.values()) == {PartitionSpec("model", None)}
+        others = {x.spec for n, x in found.items() if n not in rows}
+        assert others == ({PartitionSpec()} if name == "compose" else set())
+
+
+@pytest.mark.parametrize("fields", [{}, {"rows": "all"}, {"rows": "all", "on": "prefix"}])
+def test_an_export_holds_the_rows_of_words_alone(fields):
+    """What rounds their number up is made again, and a table of another size is left to a check."""
+    for name in ("ipt", "compose"):
+        words = ",".join(f"{field}={value!r}" for field, value in ({"length": 2} | fields).items())
+        own = dict(parts=f"ipt({words})+prefix(length=1)") if name == "compose" else fields
+        prompt = make_prompt(name, DIMS, **own).with_vocabulary(np.array([5, 9, 20]))
+        params = prompt.init(jax.random.key(0), make_batch(), None, deterministic=True)["params"]
+        inner = lambda tree, name=name: tree["ipt"] if name == "compose" else tree
+        stored = 53 if fields else 3
+        exported = prompt.exported(params)
+        assert len(inner(exported)["words"]["table"]) == stored
+        whole = prompt.with_base(exported, None)
+        assert jax.tree.map(np.shape, whole) == jax.tree.map(np.shape, params)
+        found, expected = (inner(x)["words"]["table"][:stored] for x in (whole, params))
+        np.testing.assert_array_equal(found, expected)
+        assert not np.asarray(inner(whole)["words"]["table"][stored:]).any()
+        inner(exported)["words"]["table"] = np.zeros((2, 12))
+        assert inner(prompt.with_base(exported, None))["words"]["table"].shape == (2, 12)
 
 
 def test_a_part_that_stores_all_rows_does_so_beside_one_that_stores_those_seen():
@@ -264,7 +294,11 @@ def test_a_part_that_stores_all_rows_does_so_beside_one_that_stores_those_seen()
         lambda: prompt.init(jax.random.key(0), make_batch(), None, deterministic=True)["params"]
     )
     rows = {name: own["words"]["table"].shape for name, own in shapes.items()}
-    assert rows == {"ipt": (53, 12), "ipt-2": (64, 12)}
+    assert rows == {"ipt": (64, 12), "ipt-2": (64, 12)}
+    prompt = make_prompt("compose", LARGE, parts="ipt(length=2,rows='all')+ipt(length=2)")
+    prompt = prompt.with_vocabulary(np.array([5, 9]))
+    rows = {part.name: part.method.table().stored() for part in prompt.components()}
+    assert rows == {"ipt": 50_265, "ipt-2": 2}
 
 
 def test_long_texts_are_counted_without_overflow():
