@@ -130,6 +130,7 @@ def list_runs(
         parts = [f"{field.rpartition('.')[2]}={value}" for field, value in own.items()]
         folder = Path(args.workdir) / ",".join([f"{name}-{cell.task}", *parts, f"seed={seed}"])
         own |= dict.fromkeys(paper.SEEDED, seed)
+        own |= {f: x for f, x in paper.follows(cell, own).items() if f not in changes}
         runs.append(sweep.SweepRun(folder.name, config, changes | own, folder))
     return runs
 
@@ -279,8 +280,9 @@ def list_changes(cell: Cell, own: Measured, args: Any) -> list[str]:
     """Lists the settings of a cell's runs that are not the paper's."""
     if not own.runs:
         return []
-    published = fields(resolved(sweep.load(list_runs(cell, args)[0], ())))
-    searched = (*PLACE, *PAPERS[args.paper].FLAGS, *PAPERS[args.paper].searched(cell))
+    paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
+    published = fields(resolved(sweep.load(first, ())))
+    searched = (*PLACE, *paper.FLAGS, *paper.searched(cell), *paper.follows(cell, first.changes))
     return [
         f"{field}={config[field]} ({value})"
         for config in own.configs

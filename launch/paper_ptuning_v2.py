@@ -177,6 +177,14 @@ class PTuningV2(Paper):
         fixed = name in ("prompt_length", "depth") or system in ("full", "multi_task")
         return {} if fixed or self._released(cell) else {"prompt.length": ptuning_v2.LENGTHS}
 
+    def follows(self, cell: Cell, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Gives the text as much room beside a prompt of any length."""
+        if "prompt.length" not in own:
+            return {}
+        task, system = cell.task.removesuffix("_brown"), cell.method.split(",")[1]
+        sizes = task, system, BACKBONES[cell.backbone], own["prompt.length"]
+        return {"data.max_len": ptuning_v2.max_len_of(*sizes)}
+
     def point_of(self, cell: Cell) -> tuple[str, str]:
         """Names a figure's number by its curve, and by its length or number of layers."""
         _, own, *at = cell.method.split(",")
@@ -189,8 +197,8 @@ class PTuningV2(Paper):
         return ["the paper reports development sets, at the epoch that is best on them"]
 
     def _released(self, cell: Cell) -> bool:
-        task = cell.task.removesuffix("_brown")
-        return (task, BACKBONES[cell.backbone]) in ptuning_v2.RELEASED
+        task, system = cell.task.removesuffix("_brown"), cell.method.split(",")[1]
+        return ptuning_v2.is_released(task, system, BACKBONES[cell.backbone])
 
 
 PAPER = PTuningV2()

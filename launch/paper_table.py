@@ -105,6 +105,11 @@ class Paper(abc.ABC):
         del cell
         return {}
 
+    def follows(self, cell: Cell, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Lists the fields that follow from those that are searched, whose values are `own`."""
+        del cell, own
+        return {}
+
     def point_of(self, cell: Cell) -> tuple[str, str]:
         """Names a figure's number. -> the method, its place on the figure's axis"""
         return cell.method, "all" if "data.protocol" in cell.changes else ""

@@ -10,6 +10,9 @@ Where the paper and its released code disagree, or both are silent:
 - the linear layer on the pooler of <s> is trained; the code's is random, fixed, and reads the place
   of the first soft token;
 - template: the task's own of a linear layer; the code's has a mask that is not read;
+- on a prefix the paper has keys and values of the text in each layer (sections 3 and 4.1: what the
+  strategy computes, and nothing else trains), the code has them in the first layer alone, times
+  0.05, added to a prefix of the task: PLACE is prefix_paper or prefix, which the tables take;
 - soft tokens are of words of the text alone; the code has padding and <s> among its 100;
 - dev is 10% of train; the code selects on the validation split, which is its test split too;
 - few-shot: 32 examples per class (5.1), not 32 in all (A.3).
@@ -30,7 +33,12 @@ ENCODERS = ("cnn", "lstm", "mlp")  # section 4.2; "RNN" in the tables
 # task: the same soft tokens, or keys and values, for every text; ppt: soft tokens that
 # configs/ppt/nsp.py pre-trained; full: fine-tuning.
 SYSTEMS = ("task", "ppt", "full", "random", "pretrained", *ENCODERS)
-PLACES = ("prompt", "prefix")
+# What a text adds to a prefix: to which layers, beside a prefix of the task or alone, times what.
+PREFIXES = {
+    "prefix": {"layers": "1", "added": True, "coefficient": 0.05},  # released code
+    "prefix_paper": {"layers": "", "added": False, "coefficient": 1.0},  # sections 3 and 4.1
+}
+PLACES = ("prompt", *PREFIXES)
 
 
 class Training(NamedTuple):
@@ -66,7 +74,8 @@ def read_cell(text, *rest):
 
 def export_of(system, place, folder="topics"):
     """Names the export that a system starts from: the rows of "pretrained" are the CNN's (A.3)."""
-    return f"{folder}/{'cnn' if system == 'pretrained' else system}-{place}"
+    on = place.partition("_")[0]  # both settings on a prefix start from the same
+    return f"{folder}/{'cnn' if system == 'pretrained' else system}-{on}"
 
 
 def tune(task, system, place="prompt", *, length=LENGTH, utilization=UTILIZATION, hidden=0):
@@ -86,6 +95,9 @@ def tune(task, system, place="prompt", *, length=LENGTH, utilization=UTILIZATION
 
 
 def _method(c, system, place, length, utilization, hidden):
+    on, added = place.partition("_")[0], PREFIXES.get(place, {})
+    if system in ("task", "ppt", "full"):  # the same for every text: nothing is added to it
+        choose(f"the place of {system}", place, ("prompt", "prefix"))
     if system == "full":
         methods.full(c, lr=FULL_RATES[0])
     elif system in ("task", "ppt"):
@@ -97,10 +109,10 @@ def _method(c, system, place, length, utilization, hidden):
         if system == "ppt":
             c.prompt.init = "prompts/nsp"
     elif system in ENCODERS:
-        own = dict(encoder=system, hidden=hidden, utilization=utilization, length=length)
-        methods.ipt_encoder(c, lr=RATES[1], on=place, pretrained=export_of(system, place), **own)
+        own = dict(encoder=system, hidden=hidden, utilization=utilization, length=length, **added)
+        methods.ipt_encoder(c, lr=RATES[1], on=on, pretrained=export_of(system, place), **own)
     else:
-        methods.ipt(c, lr=RATES[1], on=place, length=length)
+        methods.ipt(c, lr=RATES[1], on=on, length=length, **added)
         c.prompt.pretrained = export_of(system, place) if system == "pretrained" else ""
 
 

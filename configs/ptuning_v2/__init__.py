@@ -5,7 +5,8 @@ A file per kind. Its argument is TASK,SYSTEM,MODEL, of which the last may be lef
 
 Batch, learning rate, length, epochs, dropout and seed are those of the released run_script/, where
 it has a task and a model. Of what it has not, the learning rate and the length are searched in the
-ranges of its search scripts, for 100 epochs (they search 20 to 120).
+ranges of its search scripts, for 100 epochs (they search 20 to 120). So are those of prompt tuning
+on every task and model: what is released was chosen for prefixes.
 
 Where the paper and its released code disagree, or both are silent:
 - the paper reports the development set, at the epoch that is best on it; here, where a task has no
@@ -129,7 +130,7 @@ def tune(task, system="prefix", model="roberta-large", *, shared="shared", **cha
         c.prompt.init = f"{shared}/{task}" if system == "multi_task" else ""
         c.train.init_head = system == "multi_task"
     taken = own.length if system != "full" else 0
-    c.data.max_len = _length(task, system, model, taken)
+    c.data.max_len = max_len_of(task, system, model, taken)
     if task not in TAGGING:
         c.data.protocol, c.data.ratio, c.data.holdout = "fraction", 0.9, 0.1
     c.data.batch, c.seed = own.batch, own.seed
@@ -148,7 +149,7 @@ def _head(c, task, dropout):
         heads.linear(c, dropout=dropout)
 
 
-def _length(task, system, model, taken):
+def max_len_of(task, system, model, taken):
     """Counts the tokens of an input; soft tokens are among them, the places of a prefix are not."""
     if task in TAGGING:  # released code: as many as the model has
         bounded = model in ("bert-large", "roberta-large") and system != "pt"
@@ -165,12 +166,21 @@ def runs_of(tasks, systems, models):
                     yield {"config": f"{task},{system},{model}", **change}
 
 
+def is_released(task, system, model):
+    """Tells whether the released settings are a system's own: they are those of prefixes."""
+    return system != "pt" and (task, model) in RELEASED
+
+
 def searched(task, system, model):
-    """Lists the values that are searched."""
+    """Lists the values that are searched; beside any length the text has the same room."""
     if system == "full":
         return [{"optim.lr": lr} for lr in FULL_RATES]
-    if (task, model) in RELEASED:
+    if is_released(task, system, model):
         return [{}]
     if system == "multi_task":
         return [{"optim.lr": lr} for lr in RATES]
-    return [{"optim.lr": lr, "prompt.length": n} for lr in RATES for n in LENGTHS]
+    return [
+        {"optim.lr": lr, "prompt.length": n, "data.max_len": max_len_of(task, system, model, n)}
+        for lr in RATES
+        for n in LENGTHS
+    ]

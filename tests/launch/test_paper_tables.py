@@ -23,6 +23,7 @@ from paper_table import read_published  # noqa: E402
 
 from configs import ipt  # noqa: E402
 from configs.parts import ppt  # noqa: E402
+from jaxprompt.assembly.load_config import load_config  # noqa: E402
 from jaxprompt.data.tokenizer import encode_texts  # noqa: E402
 from jaxprompt.errors import InputError  # noqa: E402
 from jaxprompt.scoring.metrics import METRICS, SPAN_METRICS  # noqa: E402
@@ -477,6 +478,21 @@ def test_every_cell_of_ipts_tables_has_its_runs(name):
         hard = "hard" in cell.row
         assert c.task.template.startswith("Culture and" if cell.task != "ag_news" else "Human Act"
             ) if hard else not c.task.template  # fmt: skip
+
+
+@pytest.mark.parametrize("system", ["random", "pretrained", "lstm"])
+def test_both_settings_of_ipt_on_a_prefix_have_a_name(system):
+    """The released code's: layer 1, times 0.05, beside the task's; the paper's: alone, in each."""
+    released, published = (
+        load_config(f"{ROOT}/configs/ipt/end_to_end.py:rte,{system},{place}").prompt
+        for place in ("prefix", "prefix_paper")
+    )
+    read = lambda own: (own.on, own.layers, own.added, own.coefficient)
+    assert read(released) == ("prefix", "1", True, 0.05)
+    assert read(published) == ("prefix", "", False, 1.0)
+    assert released.pretrained == published.pretrained
+    with pytest.raises(InputError, match="the place of task='prefix_paper' is unknown"):
+        load_config(f"{ROOT}/configs/ipt/end_to_end.py:rte,task,prefix_paper")
 
 
 def test_rows_of_ipt_without_their_export_say_so(tmp_path):
