@@ -153,23 +153,25 @@ class _Fields:
         return {_KINDS[0]: own, _KINDS[1]: {"rope_theta": local, "rope_type": "default"}}
 
     def _scaling(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
-        name = self.get("rope.scaling.type", "none")
-        older = self.number("rope.scale_linear", 1.0)
+        # As llama.cpp has it: what is not named is linear, and what is "none" is never scaled.
+        name = self.get("rope.scaling.type", "linear")
+        factor = 1.0 if name == "none" else self._factor()
         # Factors for each number, as of Phi-3, stand in tensors and not in the metadata.
         if any(tensor.startswith("rope_factors") for tensor in self.header.tensors):
             name = "longrope"
         if "rope_freqs.weight" in self.header.tensors:
+            if factor not in (None, 1):  # llama.cpp would scale by both
+                raise self.refused("rope.scaling.factor", "1 beside rope_freqs.weight", factor)
             return self._llama3(sizes, theta)
         if name == "none" or name == "linear":
-            factor = self.number("rope.scaling.factor", older) if name == "linear" else older
             scaled = {"rope_type": "linear", "factor": factor}
-            return scaled if factor != 1 else {"rope_type": "default"}
+            return scaled if factor not in (None, 1) else {"rope_type": "default"}
         if name != "yarn":
             raise self.refused("rope.scaling.type", "none, linear or yarn", name)
         trained = "rope.scaling.original_context_length"
         found = {
             "rope_type": "yarn",
-            "factor": self.needed("rope.scaling.factor"),
+            "factor": factor or self.needed("rope.scaling.factor"),
             "original_max_position_embeddings": self.whole(
                 trained, sizes["max_position_embeddings"]
             ),
@@ -178,6 +180,13 @@ class _Fields:
             if (value := self.number(f"rope.scaling.yarn_{end}")) is not None:
                 found[end] = value
         return found
+
+    def _factor(self) -> float | None:
+        """Reads by how much positions are scaled, under today's name or the one before."""
+        for key in ("rope.scaling.factor", "rope.scale_linear"):
+            if (found := self.get(key)) is not None:
+                return 1.0 if found == 0 else self.number(key)
+        return None
 
     def _llama3(self, sizes: dict[str, int], theta: float) -> dict[str, Any]:
         """Finds the scaling of Llama 3.1 and later behind the factors that are written for it.

@@ -117,6 +117,11 @@ def _llama3(rates, own: Mapping[str, Any], trained: int):
 
 def _yarn(rates, own: Mapping[str, Any], base: float, positions: int) -> Turning:
     """Slows what turns seldom, leaves what turns often, and lengthens both (Peng et al. 2024)."""
+    if base <= 1:
+        raise InputError(
+            f"rope_type=yarn has rope_theta={base:g}, by whose logarithm it divides; it must be "
+            "above 1: give the config.json that was saved with the weights"
+        )
     trained = read_size(own, "original_max_position_embeddings", positions)
     factor = read_positive(own, "factor", positions / trained)
     size = 2 * len(rates)
@@ -135,10 +140,12 @@ def _yarn(rates, own: Mapping[str, Any], base: float, positions: int) -> Turning
     rates = rates / factor * slowed + rates * (1 - slowed)
     length = own.get("attention_factor")
     if length is None:
-        scale, of_all = own.get("mscale"), own.get("mscale_all_dim")
+        # 0 is as good as none, as in transformers.
+        given = [name for name in ("mscale", "mscale_all_dim") if own.get(name)]
+        scales = [read_positive(own, name, 1.0) for name in given]
         length = _length(factor)
-        if scale and of_all:
-            length = _length(factor, scale) / _length(factor, of_all)
+        if len(scales) == 2:
+            length = _length(factor, scales[0]) / _length(factor, scales[1])
     else:
         length = read_positive(own, "attention_factor", 1.0)
     return Turning(tuple(map(float, rates.astype(np.float32))), float(length))

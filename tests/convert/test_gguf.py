@@ -222,6 +222,43 @@ def test_scaled_turns(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("fields", "factor"),
+    [
+        ({"scaling.factor": 4.0}, 4.0),  # what names no type is linear
+        ({"scale_linear": 4.0}, 4.0),
+        ({"scaling.type": "linear"}, 1.0),
+        ({"scaling.factor": 4.0, "scale_linear": 2.0}, 4.0),
+        ({"scaling.factor": 0.0, "scale_linear": 2.0}, 1.0),
+        ({"scaling.type": "linear", "scale_linear": 2.0}, 2.0),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, 1.0),
+        ({"scaling.type": "none", "scale_linear": 4.0}, 1.0),
+    ],
+)
+def test_turns_are_scaled_as_llama_cpp_scales_them(tmp_path, fields, factor):
+    """As src/llama-model.cpp reads rope.scaling.type, and then a factor under either name."""
+
+    def more(writer):
+        for name, value in fields.items():
+            add = writer.add_string if isinstance(value, str) else writer.add_float32
+            add(f"llama.rope.{name}", value)
+
+    found = turns(tmp_path, more)["rope_parameters"]
+    scaled = dict(rope_type="linear", factor=factor) if factor != 1 else dict(rope_type="default")
+    assert found == dict(rope_theta=50000.0) | scaled
+
+
+def test_a_yarns_factor_may_have_its_older_name(tmp_path):
+    def more(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_float32("llama.rope.scale_linear", 4.0)
+
+    assert turns(tmp_path, more)["rope_parameters"]["factor"] == 4.0
+    name = lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    with pytest.raises(InputError, match="llama.rope.scaling.factor=None.* a number above 0"):
+        turns(tmp_path, name)
+
+
 def write_factors(writer, block):
     """Adds the factors that transformers' turns of a config have."""
     config = transformers.LlamaConfig(head_dim=64, rope_parameters=block)
@@ -242,6 +279,13 @@ def test_llama_3_says_its_scaling_by_factors(tmp_path, factor):
     assert found == {k: v for k, v in block.items() if k != "factor"}
     with open_weights(tmp_path / "model.gguf") as weights:
         assert "rope_freqs.weight" not in weights.names()
+
+    def both(writer):
+        write_factors(writer, block)
+        writer.add_rope_scaling_factor(2.0)
+
+    with pytest.raises(InputError, match="factor=2.0, and what is read is 1 beside rope_freqs"):
+        turns(tmp_path, both, **own)
     other = block | dict(low_freq_factor=2.0)
     with pytest.raises(InputError, match="rope_freqs.weight=.* those of Llama 3.1 and later"):
         turns(tmp_path, lambda writer: write_factors(writer, other), **own)
