@@ -164,8 +164,8 @@ class Backbone(nn.Module):
 
     @property
     def shares_front(self) -> bool:
-        """Whether `read_front` serves it."""
-        return True
+        """Whether `read_front` serves it: keys in front of a window would have to leave it."""
+        return not self.reads_prefix_positions
 
     def read_front(self, tokens: Tokens, injection: Injection, *, deterministic: bool) -> Prefix:
         """Reads what all rows begin with. -> its keys and values, behind those of the prefix"""

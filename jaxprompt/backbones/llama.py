@@ -269,11 +269,6 @@ class Backbone(Decoder):
         return Dims(c.vocab, c.width, c.width, c.layers, c.key_heads, c.head_dim, c.positions)
 
     @property
-    def shares_front(self) -> bool:
-        """Whether `read_front` serves it: keys in front of a window would have to leave it."""
-        return not any(self.cfg.is_local)
-
-    @property
     def reads_prefix_positions(self) -> bool:
         """Whether where a prefix stands, `Prefix.positions`, changes what it gives."""
         return any(self.cfg.is_local)
