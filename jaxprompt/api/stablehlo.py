@@ -147,8 +147,8 @@ def _make_score(model: PromptedModel, params: tree.Flat, batch: Batch) -> Callab
     # The device's own kernels are chosen by the length, which is open here.
     cfg = dataclasses.replace(backbone.cfg, attention="einsum", remat="none")
     # Whether few positions are read depends on the length too.
-    own = dict(backbone=backbone.clone(cfg=cfg), reads="all")
-    whole = dataclasses.replace(model.scorer.model, **own)
+    backbone = backbone.clone(cfg=cfg)
+    whole = dataclasses.replace(model.scorer.model, backbone=backbone, reads="all")
 
     def score(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> jax.Array:
         b, t = inputs["ids"].shape
