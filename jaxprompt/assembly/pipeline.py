@@ -290,6 +290,7 @@ def check_fit(
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
     kind.check_backbone(facts_of(backbone))
+    kind.check_length(max_len)
     kind.check_method(prompt["name"], () if method.components() else method.reads)
     return method, kind
 

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxprompt.errors import InputError
+
+USUAL = -1  # a stride that each kind of answer chooses itself
+
 
 class Window(NamedTuple):
     """A part of a text, in words or tokens; of these it reads some, the others are context."""
@@ -11,6 +15,15 @@ class Window(NamedTuple):
     last: int  # behind the last
     read: int  # first that is read
     end: int  # behind the last that is read
+
+
+def check_stride(stride: int, max_len: int) -> None:
+    """Raises InputError for windows that would share as many tokens as one has."""
+    if stride >= max_len:
+        raise InputError(
+            f"head.stride={stride} must be below data.max_len={max_len}, the tokens of a window; "
+            "lower it, or leave it out"
+        )
 
 
 def cut_windows(lengths: Sequence[int], room: int, stride: int) -> list[Window]:

@@ -94,6 +94,9 @@ class Kind:
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that cannot give this answer."""
 
+    def check_length(self, max_len: int) -> None:
+        """Raises InputError for an input too short to be read as the fields say."""
+
     def check_method(self, name: str, reads: tuple[str, ...]) -> None:
         """Raises InputError for a method that it cannot answer with."""
 

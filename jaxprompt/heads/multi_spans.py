@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
-from jaxprompt.data.windows import Window
+from jaxprompt.data.windows import USUAL, Window
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
@@ -61,14 +61,14 @@ class Head(InText):
     tune: bool = False  # the threshold is that of the best metric on dev; it is exported
     single: bool = False  # answers are alternatives of one span each (SQuAD), not one answer
     no_answer: bool = False  # a question may have none; else the likeliest word is one at least
-    stride: int = 128  # tokens that windows of a long text share, at most half of one
+    stride: int = -1  # tokens that windows of a long text share; -1 = 128; at most half of one
 
     def check(self) -> None:
         """Raises InputError for what is unknown or out of range."""
         choose("head.layer", self.layer, LAYERS)
         choose("head.score", self.score, SCORES)
         choose("head.loss", self.loss, LOSSES)
-        at_least("head.stride", self.stride, 0)
+        at_least("head.stride", self.stride, USUAL)
         if not 0 < self.threshold < 1:
             raise InputError(f"head.threshold={self.threshold} must be between 0 and 1")
 

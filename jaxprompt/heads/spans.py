@@ -17,13 +17,15 @@ from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_with_offsets
-from jaxprompt.data.windows import Window, cut_windows
+from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows
 from jaxprompt.errors import InputError
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import END, START, span_ends
 from jaxprompt.types import ABSENT, Batch, Objective
+
+_STRIDE = 128  # where none is given
 
 
 class Windows(NamedTuple):
@@ -68,6 +70,10 @@ class InText(Kind):
                 "the last of task.fields: the text that holds the answer"
             )
 
+    def check_length(self, max_len: int) -> None:
+        """Raises InputError where windows would share all that they have."""
+        check_stride(self.stride, max_len)
+
     def made_up(self, task: Task, text: str, max_target: int) -> Example:
         """Makes up a text as long as can be, behind a question of one word."""
         fields = dict.fromkeys(task.fields, "a") | {task.fields[-1]: text}
@@ -87,7 +93,8 @@ class InText(Kind):
             ids, places = texts[example.fields[field]]
             right = self.answer_of(example, places)
             # Cut by tokens, each a unit of its own: words need not stay whole.
-            for window in cut_windows([1] * len(ids), gap.room, self.stride):
+            stride = _STRIDE if self.stride == USUAL else self.stride
+            for window in cut_windows([1] * len(ids), gap.room, stride):
                 row, at = encoder.place(gap, ids[window.first : window.last])
                 read, own, inside = self.read_window(window, at, encoder.cls_at, right)
                 rows.append([row._replace(label_pos=read, count=len(read))])
@@ -122,7 +129,7 @@ class Head(InText):
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
 
-    stride: int = 128  # tokens that windows of a long text share, at most half of one
+    stride: int = -1  # tokens that windows of a long text share; -1 = 128; at most half of one
     max_answer: int = 30  # tokens of an answer
     n_best: int = 20  # starts, and ends, of a window that are looked at
     no_answer: bool = False  # a question may have none (SQuAD 2.0); else the best span is taken
@@ -131,7 +138,7 @@ class Head(InText):
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""
-        for field, least in (("stride", 0), ("max_answer", 1), ("n_best", 1)):
+        for field, least in (("stride", USUAL), ("max_answer", 1), ("n_best", 1)):
             if getattr(self, field) < least:
                 value = getattr(self, field)
                 raise InputError(f"head.{field}={value} must be at least {least}")

@@ -19,8 +19,8 @@ from jaxprompt.data.tags import lenient_entities
 from jaxprompt.data.tasks import PREDICATE, Example, Task
 from jaxprompt.data.tasks.tagging import word_spans
 from jaxprompt.data.template import Template
-from jaxprompt.data.windows import Window, cut_windows
-from jaxprompt.errors import InputError, check_share, choose
+from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, take
@@ -31,6 +31,7 @@ from jaxprompt.scoring.viterbi import best_tags
 from jaxprompt.types import Batch, Objective
 
 DECODES = ("argmax", "viterbi")
+_STRIDE = 32  # where none is given
 
 
 class Windows(NamedTuple):
@@ -59,19 +60,22 @@ class Head(Kind):
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("decode",)
 
     dropout: float = 0.1  # before the linear layer
-    stride: int = 32  # tokens that windows of a long text share, at most half of one
+    stride: int = -1  # tokens that windows of a long text share; -1 = 32; at most half of one
     decode: str = "argmax"  # of each word; viterbi: of a text, among the tags that IOB2 allows
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""
         check_share("head.dropout", self.dropout)
-        if self.stride < 0:
-            raise InputError(f"head.stride={self.stride} must be at least 0")
+        at_least("head.stride", self.stride, USUAL)
         choose("head.decode", self.decode, DECODES)
 
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
         self.check_encoder(facts, "word")
+
+    def check_length(self, max_len: int) -> None:
+        """Raises InputError where windows would share all that they have."""
+        check_stride(self.stride, max_len)
 
     def check_template(self, template: Template) -> None:
         """Raises InputError for a template in which the words do not stand once."""
@@ -215,8 +219,9 @@ class Head(Kind):
         -> windows, tokens that all words but the predicate may have in one
         """
         lengths = [len(ids) for ids in pieces]
+        stride = _STRIDE if self.stride == USUAL else self.stride
         if marked.word < 0:
-            return cut_windows(lengths, room, self.stride), room
+            return cut_windows(lengths, room, stride), room
         # It stands in every window, whose room is less by its tokens below.
         lengths[marked.word] = 0
         room -= len(marked.ids)
@@ -226,7 +231,7 @@ class Head(Kind):
                 f"room for other words; raise data.max_len by {1 - room} or more, or empty "
                 "task.markers"
             )
-        return cut_windows(lengths, room, self.stride), room
+        return cut_windows(lengths, room, stride), room
 
     def _read(self, split: Split, found: np.ndarray) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields each text's tags and their probabilities; `found` is [windows, M, C]."""

@@ -88,6 +88,15 @@ def test_answers_are_those_of_each_prompt_alone(backbone, prompts, bank, mixed):
         assert close(measured[name], jp.evaluate(alone, rows)), name
 
 
+def test_a_mesh_answers_as_one_device(prompts, folder, bank, mixed):
+    """Examples on four devices, heads and widths on two."""
+    spread = jp.load_backbone(str(folder), mesh=(4, 2))
+    own = {name: prompt for name, (prompt, _) in prompts.items()}
+    found = jp.predict(jp.attach(spread, own, by="task", batch=16), mixed)
+    assert [list(row) for row in found] == [list(row) for row in jp.predict(bank, mixed)]
+    assert close(found, jp.predict(bank, mixed))
+
+
 def test_the_commands_answer_by_a_column(
     prompts, folder, mixed, bank, tmp_path, capsys, monkeypatch
 ):

@@ -43,7 +43,7 @@ def test_every_name_is_listed_and_shown(command, names, capsys):
     [
         (("methods", "prefix"), ("prompt.length = 20", "prompt.shift = True", "jp.prefix(")),
         (("methods", "full"), ("--config=base:full", "lr=5e-05")),
-        (("heads", "tags"), ("head.stride = 32", "--config.head.name=tags")),
+        (("heads", "tags"), ("head.stride = -1", "--config.head.name=tags")),
         (("tasks", "sst2"), ("negative, positive", "{sentence} It was [mask].", "hub:stanfordnlp")),
         (("backbones", "t5"), ("google/t5-v1_1-xxl", "4096", "relative")),
         (("backbones", "google/t5-v1_1-xl"), ("2048", "--config.backbone.path=google/t5-v1_1-xl")),

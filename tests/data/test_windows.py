@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from jaxprompt.data.windows import Window, cut_windows
+from jaxprompt.data.windows import USUAL, Window, check_stride, cut_windows
+from jaxprompt.errors import InputError
 
 
 def test_every_word_is_read_once_and_windows_have_room():
@@ -38,3 +39,13 @@ def test_windows_share_half_at_most(stride):
     windows = cut_windows([1] * 500, 100, stride)
     assert [window.first for window in windows] == list(range(0, 401, 50))
     assert [w.read for w in windows[1:]] == [w.end for w in windows[:-1]]
+
+
+def test_windows_that_would_share_all_are_refused():
+    for stride in (24, 128):
+        with pytest.raises(
+            InputError, match=f"head.stride={stride} must be below data.max_len=24,"
+        ):
+            check_stride(stride, 24)
+    for stride in (23, 0, USUAL):
+        check_stride(stride, 24)

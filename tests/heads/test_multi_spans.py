@@ -247,7 +247,7 @@ def test_real_answers_come_back(bert, shared):
         (dict(score="sigma"), "head.score='sigma' is unknown"),
         (dict(loss="max"), "head.loss='max' is unknown"),
         (dict(threshold=1.0), "head.threshold=1.0 must be between 0 and 1"),
-        (dict(stride=-1), "head.stride=-1 must be at least 0"),
+        (dict(stride=-2), "head.stride=-2 must be at least -1"),
     ],
 )
 def test_what_is_out_of_range_is_named(fields, told):

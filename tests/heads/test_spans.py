@@ -171,6 +171,15 @@ def test_answers_are_read_in_both_forms():
             {"text": ["Gansu"], "answer_start": [3]},
             "r:9: the answer 'Gansu' does not stand at char",
         ),
+        # Outside of the text.
+        (
+            {"text": ["Gansu"], "answer_start": [1000]},
+            "r:9: the answer 'Gansu' does not stand at character 1000 of 'context'",
+        ),
+        (
+            {"text": ["Gansu"], "answer_start": [-5]},
+            "r:9: the answer 'Gansu' does not stand at character -5 of 'context'",
+        ),
         ({"text": ["Gansu"], "answer_start": []}, "r:9: column 'answers' must hold {\"text\": [.."),
         ({"text": "Gansu", "answer_start": 19}, "r:9: column 'answers' must hold"),
         ("Gansu", "r:9: column 'answers' must hold"),
@@ -201,7 +210,7 @@ def test_what_does_not_fit_is_refused(bert):
     for text in ("{context} {question} {context}", "{question} {context|lower}"):
         with pytest.raises(InputError, match="must hold {context}, the text with the answer, once"):
             make_head("spans").check_template(parse(text))
-    for field, value in (("stride", -1), ("max_answer", 0), ("n_best", 0)):
+    for field, value in (("stride", -2), ("max_answer", 0), ("n_best", 0)):
         with pytest.raises(InputError, match=f"head.{field}={value} must be at least"):
             make_head("spans", **{field: value})
     with pytest.raises(InputError, match="leaves no room in max_len 12"):

@@ -142,6 +142,34 @@ def test_rows_that_are_wrong(row, message):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize("max_len, stride", [(512, 32), (40, 19)])
+def test_windows_share_32_tokens_unless_half_is_less(max_len, stride, bert):
+    task, examples = read([{"tokens": ["a"] * 800, "tags": ["B-X"] + ["O"] * 799}])
+    encoder = make_encoder(bert, max_len)
+
+    def windows(**fields):
+        head = make_head("tags", **fields)
+        split = head.encode(encoder, task, examples, classes=0, targets=True)
+        return [len(row.label_pos) for (row,) in split.rows]
+
+    assert windows() == windows(stride=stride) and len(windows()) > 1
+    assert windows() != windows(stride=stride - 8)
+
+
+def test_a_word_that_a_tokenizer_turns_into_nothing_is_read_at_a_token_of_its_own(bert):
+    """A zero-width joiner, which BERT's tokenizer drops: its tag is neither lost nor another's."""
+    rows = [{"tokens": ["Rome", "\u200d", "the"], "tags": ["B-LOC", "B-X", "O"]}]
+    task, examples = read(rows)
+    assert bert("\u200d", add_special_tokens=False)["input_ids"] == []
+    split = make_head("tags").encode(
+        make_encoder(bert, 16), task, examples, classes=0, targets=True
+    )
+    ((row,),) = split.rows
+    assert [task.labels[i] for i in split.labels[0]] == ["B-LOC", "B-X", "O"]
+    (first,), (last,) = bert(["Rome", "the"], add_special_tokens=False)["input_ids"]
+    assert row.ids[row.label_pos].tolist() == [first, bert.unk_token_id, last]
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(InputError, match="name one field"):
         custom_task(fields=("a", "b"), tags="tags")
@@ -151,7 +179,7 @@ def test_what_does_not_fit_is_refused():
         read([{"tokens": ["a"], "tags": ["O"]}])
     with pytest.raises(InputError, match="must hold the words once and as they are"):
         make_head("tags").check_template(parse("{tokens|lower}"))
-    for field, value in (("dropout", 1.0), ("stride", -1)):
+    for field, value in (("dropout", 1.0), ("stride", -2)):
         with pytest.raises(InputError, match=f"head.{field}="):
             make_head("tags", **{field: value})
     task, _ = read()
