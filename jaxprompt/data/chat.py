@@ -1,5 +1,6 @@
 """A template laid into the form in which a model was taught to chat."""
 
+import datetime
 import json
 import re
 from typing import Any
@@ -8,6 +9,10 @@ from jaxprompt.errors import InputError
 
 # A control character, which chat templates neither write nor change.
 _MARK = "\x02"  # stands for the user's turn while the tokenizer lays the chat out
+# What a chat template reads from the clock: a run must read the same text on every day. Those of
+# Llama 3 name this date where they have no clock.
+_TODAY = datetime.datetime(2024, 7, 26)
+_CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBcdDefFHIjmMpRSTxXyY"))
 _AT_END = re.compile(r"\s*\[\s*mask\s*\]\s*$", re.IGNORECASE)
 
 
@@ -15,7 +20,8 @@ def in_chat(tokenizer: Any, template: str) -> str:
     """Makes what stands before [mask], or all of a template without one, the user's turn.
 
     What the tokenizer's chat template writes around it becomes text as it is, `["..."]`; the answer
-    begins the assistant's turn. Raises InputError for a tokenizer without a chat template.
+    begins the assistant's turn. A date in it is always the same, 26 Jul 2024. Raises InputError for
+    a tokenizer without a chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
@@ -24,7 +30,10 @@ def in_chat(tokenizer: Any, template: str) -> str:
         )
     turns = [{"role": "user", "content": _MARK}]
     try:
-        laid = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        laid = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True,
+            chat_template=_stop_clock(tokenizer.get_chat_template()),
+        )  # fmt: skip
     # transformers imports jinja2 only here.
     except ImportError:
         raise InputError("task.chat=True needs jinja2; run: pip install jinja2") from None
@@ -47,6 +56,16 @@ def in_chat(tokenizer: Any, template: str) -> str:
     turn = _AT_END.sub("", template).strip()
     blank = "[mask]" if _AT_END.search(template) else ""
     return f"{_as_is(front)}{turn}{_as_is(back)}{blank}"
+
+
+def _stop_clock(chat: str) -> str:
+    """Gives a chat template the fixed date in the place of transformers' `strftime_now`."""
+    if "strftime_now" not in chat:
+        return chat
+    # A macro: transformers hands no function of a caller's to a template.
+    date = "".join(f".replace('{code}', '{_TODAY.strftime(code)}')" for code in _CODES)
+    macro = f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}"
+    return macro + "{{ '' }}" + chat  # without which a line break behind the macro would be cut
 
 
 def _as_is(text: str) -> str:

@@ -88,6 +88,25 @@ def test_smollm2(smollm):
     assert row.ids.tolist() == theirs(tokenizer, "a gorgeous film It was")
 
 
+LLAMA = (  # as the templates of Llama 3.2 begin
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}"
+    "{%- set date_string = '26 Jul 2024' %}{%- endif %}{%- endif %}"
+)
+
+
+@pytest.mark.parametrize("code, said", [
+    ("%d %b %Y", "26 Jul 2024"), ("%Y-%m-%d", "2024-07-26"), ("%-d %B %Y", "26 July 2024"),
+    ("%A, %H:%M:%S.%f", "Friday, 00:00:00.000000"),
+])  # fmt: skip
+def test_a_chat_does_not_depend_on_the_day(tokenizer, monkeypatch, code, said):
+    """It would be another template in a run that goes on tomorrow, and is recorded with the run."""
+    chat = "\n." + LLAMA + "{{ date_string }} or {{ strftime_now('" + code + "') }}." + CHAT
+    monkeypatch.setattr(tokenizer, "chat_template", chat)
+    laid = in_chat(tokenizer, "{text} It was [mask]")
+    assert laid.startswith(f'["\\n.26 Jul 2024 or {said}.<s><|start|>user\\n"]{{text}} It was[')
+
+
 def test_where_an_answer_begins_on_a_line_of_its_own(tokenizer):
     assert parse(LAID).ends_with_space and parse(LAID.removesuffix("[mask]")).ends_with_space
     for template in ("{text} It was [mask]", '{text}["x"] [mask]', '["x\\n"]{text} [mask]'):
