@@ -1,10 +1,12 @@
 """Seconds and memory of a step on T5 and GPT-2 (first) beside PEFT's (second).
 
-Input is 128 random tokens a row, the target 8; both sides take the loss over the whole target. The
-cases `write` and `scores` have sides here too.
+Input is 128 random tokens a row, the target 8; both sides take the loss over the whole target. Soft
+tokens of a GPT-2 stand in front of all rows and run once a step, as in a run, but for --in-rows.
+The cases `write` and `scores` have sides here too.
 """
 
 import argparse
+import dataclasses
 import os
 import statistics
 
@@ -28,12 +30,12 @@ PAIRS = {
     "t5": (("soft", "soft"), ("deep", "soft"), ("decoder", "prefix")),
     "gpt2": (("soft", "soft"), ("prefix", "prefix")),
 }  # method, PEFT's
-KINDS = {  # of prompt; "deep" stands in all three attentions of a T5
-    "none": ("none", {}),
-    "soft": ("soft", dict(length=LENGTH)),
-    "prefix": ("prefix", dict(length=LENGTH)),
-    "deep": ("prefix", dict(length=LENGTH, decoder=LENGTH, cross=LENGTH)),
-    "decoder": ("prefix", dict(length=0, decoder=LENGTH)),
+KINDS = {  # of prompt, and where it stands; "deep" in all three attentions of a T5
+    "none": ("none", ()),
+    "soft": ("soft", ("length",)),
+    "prefix": ("prefix", ("length",)),
+    "deep": ("prefix", ("length", "decoder", "cross")),
+    "decoder": ("prefix", ("decoder",)),
 }
 
 
@@ -42,6 +44,9 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=CONFIGS, help="one of the models alone")
     parser.add_argument("--kind", choices=KINDS, default="soft", help="of a side's prompt")
     parser.add_argument("--rows", type=int, default=16, help="of a batch")
+    parser.add_argument("--length", type=int, default=LENGTH, help="of the prompt")
+    parser.add_argument("--input", type=int, default=INPUT, help="tokens of a row in front of 8")
+    parser.add_argument("--in-rows", action="store_true", help="soft tokens run in every row")
     parser.add_argument("--reps", type=int, default=3, help="steps of a turn")
     parser.add_argument("--stack", default="scan")
     parser.add_argument("--dtype", default="float32")
@@ -54,8 +59,9 @@ def measure(args: argparse.Namespace) -> list[dict]:
     rows = []
     for model in [args.model] if args.model else MEASURED:
         for own, theirs in PAIRS[model.partition("-")[0]]:
-            shape = {"model": model, "rows": args.rows}
-            ours = side("lm", "step", **shape, kind=own, stack=args.stack)
+            shape = {"model": model, **{n: getattr(args, n) for n in ("rows", "length", "input")}}
+            how = {"in-rows": True} if args.in_rows else {}
+            ours = side("lm", "step", **shape, kind=own, stack=args.stack, **how)
             pair = take_turns(args, ours, side("lm", "peft", **shape, kind=theirs), args.reps)
             rows.append({"model": model, "ours": own, "PEFT": theirs, **pair})
     return rows
@@ -92,7 +98,9 @@ def make_model(args: argparse.Namespace):
     backbone = make_backbone(
         family, CONFIGS[args.model], {"lm"}, stack=args.stack, dtype=args.dtype, **dropout
     )
-    name, fields = KINDS[args.kind]
+    name, places = KINDS[args.kind]
+    fields = {"length": 0} if "decoder" in places else {}
+    fields |= dict.fromkeys(places, args.length)
     if args.scores:
         rows, column = np.arange(100, 104), np.arange(4)[:, None, None]
         head = verbalizer.LabelWords(rows, column, np.zeros_like(column), args.scores)
@@ -115,7 +123,7 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
         slot = np.where(columns < slots, columns, -1)
         return Tokens(ids, zeros == 0, slot, columns + shift, zeros, zeros.astype(np.int8))
 
-    ids, said = draw(slots + INPUT), draw(TARGET)
+    ids, said = draw(slots + args.input), draw(TARGET)
     decoder, last = None, ids.shape[1] - 1
     if args.model.startswith("t5"):
         start = np.zeros((args.rows, 1), np.int32)
@@ -131,6 +139,23 @@ def make_batch(args: argparse.Namespace, prompt, *, generates: bool = False):
     if args.scores:
         return Batch(encoder, label_pos[:, :1], labels, weights, index, decoder)
     return Batch(encoder, label_pos, labels, weights, index, decoder, said)
+
+
+def share_front(model, batch):
+    """Takes soft tokens that stand in front of all rows out of these. -> model, batch"""
+    from jaxprompt.types import Front
+
+    # A token is left to each row, as in a run.
+    count = model.prompt.num_slots() - 1
+    if count < 1 or not getattr(model.backbone, "shares_front", False):
+        return model, batch
+    none = (0,) * count
+    front = Front(none, tuple(range(count)), none, none)
+    tokens = batch.encoder._replace(
+        **{name: x[:, count:] for name, x in batch.encoder._asdict().items() if x is not None}
+    )
+    batch = batch._replace(encoder=tokens, label_pos=batch.label_pos - count)
+    return dataclasses.replace(model, front=front), batch
 
 
 def draw_params(model, batch):
@@ -164,6 +189,8 @@ def time_step(args: argparse.Namespace) -> None:
 
     model = make_model(args)
     batch = make_batch(args, model.prompt)
+    if not args.in_rows:
+        model, batch = share_front(model, batch)
     tx = optim.make_optimizer("adamw", optax.constant_schedule(1.0), {"prompt": 1e-3})
     loss = losses.make_loss(args.scores, 0.0) if args.scores else losses.free_text
 
@@ -262,15 +289,15 @@ def time_peft(args: argparse.Namespace) -> None:
     setting = {"soft": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}[args.kind]
     task = "SEQ_2_SEQ_LM" if is_t5 else "CAUSAL_LM"
     model = peft.get_peft_model(
-        torch_model(args), setting(task_type=task, num_virtual_tokens=LENGTH)
+        torch_model(args), setting(task_type=task, num_virtual_tokens=args.length)
     ).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0)
     vocab = CONFIGS[args.model]["vocab_size"]
-    ids = torch.randint(5, vocab, (args.rows, INPUT if is_t5 else INPUT + TARGET))
+    ids = torch.randint(5, vocab, (args.rows, args.input + TARGET * (not is_t5)))
     labels = torch.randint(5, vocab, (args.rows, TARGET))
     if not is_t5:
-        labels = torch.cat([torch.full((args.rows, INPUT), -100), ids[:, INPUT:]], 1)
+        labels = torch.cat([torch.full((args.rows, args.input), -100), ids[:, args.input :]], 1)
     fed = dict(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels)
 
     def run(count: int) -> None:
@@ -287,7 +314,7 @@ def time_torch_writing(args: argparse.Namespace) -> None:
     import torch
 
     model = torch_model(args).eval()
-    ids = torch.randint(5, CONFIGS[args.model]["vocab_size"], (args.rows, INPUT))
+    ids = torch.randint(5, CONFIGS[args.model]["vocab_size"], (args.rows, args.input))
     mask = torch.ones_like(ids)
 
     def run(count: int) -> None:

@@ -261,9 +261,9 @@ def without(row, *path):
         ("record", RECORD | {"passage": {"text": "Ann", "entities": [{"start": True, "end": 3}]}},
          "'start' holds True; in the benchmark's own form it is a whole number"),
         ("squad", {"paragraphs": [{"context": "a"}]}, "'qas' is missing; in the benchmark's own"),
-        ("dialog_re", {"dialog": ["a"], "relation_data": 3}, "'relation_data' holds 3; in the"),
+        ("dialog_re", {"dialog": ["a"], "relation_data": 3}, "column 'relation_data' must hold a list of objects"),
         ("c3", {"context": ["a"], "questions": {"question": ["b"], "choice": []}},
-         "lists of unequal length in 'questions'"),
+         "column 'questions' must hold a list of objects"),
     ],
 )  # fmt: skip
 def test_broken_rows_are_one_line(name, row, told, tmp_path):
