@@ -25,7 +25,7 @@ COUNTS |= {"data": 900, "corpus": 200}
 BLOCK = dict(
     path="", revision="", init="", family="", dtype="float32", stack="scan", remat="none",
     attention="auto", dropout=None, sentinel="<extra_id_{}>", rescale=1.0,
-    quantize="none",
+    quantize="none", reads="asked", once=True,
 )  # fmt: skip
 FILE = "model.safetensors"
 
