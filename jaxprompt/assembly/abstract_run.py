@@ -15,6 +15,7 @@ from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.pipeline import Backbone, Scorer, check_fit, open_backbone, shape_backbone
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.published import published
+from jaxprompt.data.demos import COUNTS
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.specials import INFILLING
 from jaxprompt.data.tags import labels_of
@@ -110,7 +111,8 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
         c.mesh.slices = 1  # simulated devices are one slice
         notes += ("the network is counted as within a slice; between slices it is slower",)
     alone = make_placement(devices=jax.devices()[:1])
-    c.demos.per_class = c.demos.total = 0  # every row is as long as it may be without them
+    for name in COUNTS:
+        c.demos[name] = 0  # every row is as long as it may be without them
     if c.ppt.task:
         scorer, more = ppt.make_scorer(c, backbone, alone), ()
         example = Example(dict.fromkeys(scorer.task.fields, _text(c)))

@@ -24,6 +24,7 @@ from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import AnnotationWriter, Reader, check_thresholds, check_unfinished
 from jaxprompt.corpus.ppt.reading import CUT
 from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.demos import COUNTS
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -59,7 +60,8 @@ def check_annotator(c: Any) -> None:
     check_single(c, "annotate")
     need_corpus(c)
     if shows_demos(c):
-        raise InputError("a classifier of units shows no demonstrations; set demos.per_class=0")
+        field = next(f"demos.{name}" for name in COUNTS if c.demos[name])
+        raise InputError(f"a classifier of units shows no demonstrations; set {field}=0")
     task = read_task(c.task)
     if task.is_text or task.choices:
         what = "writes texts" if task.is_text else "has choices"

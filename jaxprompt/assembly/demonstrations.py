@@ -9,7 +9,7 @@ import numpy as np
 from jaxprompt.assembly.fields import check_value
 from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.assembly.sentence_encoder import SentenceEncoder, cosine
-from jaxprompt.data.demos import Demonstrations, DemoSettings
+from jaxprompt.data.demos import COUNTS, Demonstrations, DemoSettings
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.errors import InputError, brief
@@ -18,7 +18,7 @@ from jaxprompt.heads import Kind
 
 def shows_demos(c: Any) -> bool:
     """Tells whether a config lays demonstrations beside its examples."""
-    return c.demos.per_class > 0 or c.demos.total > 0
+    return any(c.demos[name] > 0 for name in COUNTS)
 
 
 def check_demos(c: Any, head: Kind, task: Task, template: Template) -> None:
@@ -26,10 +26,10 @@ def check_demos(c: Any, head: Kind, task: Task, template: Template) -> None:
     if not shows_demos(c):
         return
     own = c.demos
-    field = "per_class" if own.per_class else "total"
+    field, *more = [name for name in COUNTS if own[name]]
     shown = f"demos.{field}={own[field]}"
-    if own.per_class and own.total:
-        raise InputError(f"demos.per_class={own.per_class} and demos.total={own.total}; set one")
+    if more:
+        raise InputError(f"{shown} and demos.{more[0]}={own[more[0]]}; set one")
     if not head.READS_WORDS:
         raise InputError(
             f"{shown} shows label words, which head.name={head.name} does not read; take "
@@ -66,12 +66,11 @@ def demos_of(c: Any, task: Task, splits: Mapping[str, Sequence[Example]]) -> Dem
     """Makes the demonstrations of a config from its training examples, None where it shows none."""
     if not shows_demos(c):
         return None
+    settings = DemoSettings(**c.demos.to_dict(), seed=c.data.seed)
     if not splits.get("train"):
         raise InputError(
-            "demos.per_class and demos.total show training examples, and there are none here; set "
-            "both to 0"
+            f"{settings.shown} shows training examples, and there are none here; set it to 0"
         )
-    settings = DemoSettings(**c.demos.to_dict(), seed=c.data.seed)
     return _make(settings, splits["train"], task)
 
 
@@ -124,6 +123,8 @@ def check_demos_card(path: str, block: Any, task: Mapping[str, Any]) -> None:
             check_value(f"demos.{name}", field, block[name])
         except InputError as error:
             raise InputError(f"{path}: the card's {error}; export the prompt again") from error
+    if sum(block[name] > 0 for name in COUNTS) != 1:
+        raise _wrong(path, "", {name: block[name] for name in COUNTS})
     examples = block["examples"]
     if not isinstance(block["fingerprint"], str) or not isinstance(examples, list) or not examples:
         raise _wrong(path, ".examples", examples)

@@ -310,9 +310,9 @@ def build_scorer(
     facts, slots = facts_of(backbone), method.num_slots()
     if demos is not None and "encoder" in method.reads:
         raise InputError(
-            f"demos.{'total' if demos.settings.total else 'per_class'} puts other texts into the "
-            f"input, and prompt.name={prompt['name']} computes its prompt from the input; set it "
-            "to 0, or take another method"
+            f"{demos.settings.shown} puts other texts into the input, and prompt.name="
+            f"{prompt['name']} computes its prompt from the input; set it to 0, or take another "
+            "method"
         )
     kind.check_task(task)
     kind.check_form(form, facts.style)
@@ -363,8 +363,8 @@ def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) ->
         raise InputError(f"task.chat=True has no form={form}; take task.form=cloze, or text")
     if demos is not None:
         raise InputError(
-            "task.chat=True lays one turn, and demos.per_class or demos.total would show several; "
-            "set these to 0, or task.chat=False"
+            f"task.chat=True lays one turn, and {demos.settings.shown} would show several; set it "
+            "to 0, or task.chat=False"
         )
 
 
@@ -382,6 +382,6 @@ def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Besid
     role = Role.SPECIAL if specials.style == "masked" else Role.HARD
     return Beside(
         words, (TokenRun(between, role, 0),) if between else (),
-        first=settings.total > 0 or specials.style == "causal", drops=settings.total > 0,
-        limit=settings.limit, own_limit=settings.own_limit,
+        first=settings.per_class == 0 or specials.style == "causal", drops=settings.total > 0,
+        whole=settings.exact > 0, limit=settings.limit, own_limit=settings.own_limit,
     )  # fmt: skip

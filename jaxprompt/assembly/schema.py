@@ -127,6 +127,7 @@ FIELDS = Block(
         "demonstrations: training examples that are shown with their labels beside each example",
         per_class=count(0, "of each class, behind the example (GPT-2: in front); 0 = none"),
         total=count(0, "or of all classes in random order, in front, as many as fit; 0 = none"),
+        exact=count(0, "or exactly so many of these, none of them cut; 0 = none"),
         samples=size(
             1, "sets for each example; each is trained on as one, evaluation averages scores"
         ),

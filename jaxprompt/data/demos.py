@@ -1,7 +1,8 @@
 """Demonstrations: training examples with their labels, laid beside an example in its prompt.
 
 One of each class stands behind the example on a masked model (Gao et al. 2021, section 6); as many
-as fit stand in front of it for in-context learning (Brown et al. 2020, section 2).
+as fit, or exactly so many, stand in front of it for in-context learning (Brown et al. 2020, section
+2).
 """
 
 import copy
@@ -23,17 +24,27 @@ from jaxprompt.errors import InputError
 _DECIMALS = 5
 
 
+COUNTS = ("per_class", "total", "exact")  # of which a config sets one
+
+
 class DemoSettings(NamedTuple):
     """Which demonstrations an example is given; the fields are those of the block `demos`."""
 
     per_class: int
     total: int
+    exact: int
     samples: int
     similar: float
     encoder: str
     limit: int
     own_limit: int
     seed: int  # data.seed
+
+    @property
+    def shown(self) -> str:
+        """Writes the field that says how many are shown, as "demos.total=4"."""
+        field = next(name for name in COUNTS if getattr(self, name))
+        return f"demos.{field}={getattr(self, field)}"
 
 
 # examples -> their cosine similarities to those of the pool, float [examples, pool]
@@ -56,7 +67,7 @@ class Demonstrations:
     ):
         """Takes training examples and the class names.
 
-        Raises InputError where a class has fewer examples than are asked for.
+        Raises InputError where there are fewer examples, or of a class, than are asked for.
         """
         self.settings, self.pool = settings, list(pool)
         self.similarity, self._names = similarity, names
@@ -64,6 +75,7 @@ class Demonstrations:
         self._classes = [np.flatnonzero(labels == label) for label in range(len(names))]
         for label, rows in enumerate(self._classes):
             self._enough(label, len(rows), "")
+        self._enough_of_all(len(self.pool), "")
         self._same: dict[str, list[int]] = {}  # rows of the pool by their texts
         for row, example in enumerate(self.pool):
             self._same.setdefault(_texts(example), []).append(row)
@@ -72,6 +84,7 @@ class Demonstrations:
         """Says which demonstrations each example is given."""
         own, size = self.settings, len(self.pool)
         which = f"{own.per_class} of each class" if own.per_class else f"up to {own.total}"
+        which = f"exactly {own.exact}" if own.exact else which
         among = f", from the most similar {own.similar:.3g} of a class" * (own.similar < 1)
         return f"demonstrations: {which} of {size} examples{among}, {own.samples} samples"
 
@@ -85,7 +98,7 @@ class Demonstrations:
         """Samples the demonstrations of each example. -> [examples][samples]
 
         An example is never its own: training examples of the same texts are left out. Raises
-        InputError where that leaves too few of a class.
+        InputError where that leaves too few, or of a class.
         """
         if self.similarity is None:
             return [self._sample_one(example, None) for example in examples]
@@ -106,6 +119,9 @@ class Demonstrations:
                 count = max(self.settings.per_class, 1, int(self.settings.similar * len(rows)))
                 rows = rows[np.argsort(-similarity[rows], kind="stable")[:count]]
             candidates.append(rows)
+        others = " other than the example itself"
+        others += ", of the most similar" * (similarity is not None)
+        self._enough_of_all(sum(map(len, candidates)), others)
         # RandomState's streams are frozen by numpy's policy, Generator's are not.
         rng = np.random.RandomState(_seeds(self.settings.seed, own))
         samples = []
@@ -114,7 +130,8 @@ class Demonstrations:
                 count = self.settings.per_class
                 rows = np.concatenate([rng.permutation(rows)[:count] for rows in candidates])
             else:
-                rows = rng.permutation(np.concatenate(candidates))[: self.settings.total]
+                count = self.settings.exact or self.settings.total
+                rows = rng.permutation(np.concatenate(candidates))[:count]
             samples.append(tuple(self.pool[row] for row in rows))
         return samples
 
@@ -124,6 +141,13 @@ class Demonstrations:
                 f"demos.per_class={self.settings.per_class}, but class {self._names[label]!r} has "
                 f"{count} training examples{which}; set demos.per_class to {count} or less, or add "
                 "examples"
+            )
+
+    def _enough_of_all(self, count: int, which: str) -> None:
+        if count < self.settings.exact:
+            raise InputError(
+                f"demos.exact={self.settings.exact}, but there are {count} training examples"
+                f"{which}; set demos.exact to {count} or less, or add examples"
             )
 
 
@@ -149,6 +173,7 @@ class Beside(NamedTuple):
     separator: tuple[TokenRun, ...]  # between an example and the next
     first: bool  # in front of the example
     drops: bool  # those that do not fit whole are left out; else the texts of all are cut
+    whole: bool  # no text is cut: where one does not fit, that is an error
     limit: int = 0  # tokens of each of their texts; 0 = what fits
     own_limit: int = 0  # of each of the example's own
 
@@ -164,9 +189,9 @@ def lay(
     """Lays demonstrations beside an example and cuts texts until all fit into `room` tokens.
 
     The first `front` runs of the example stay in front of all, its last, the end, behind all. Texts
-    of demonstrations are cut before the example's own: each text keeps a token at least. `where`
-    names the template in messages. -> runs of which none is to be cut, whether a text was cut to
-    fit. Raises InputError where even a token of each text does not fit.
+    of demonstrations are cut before the example's own: each text keeps a token at least, and all of
+    it where `how` says so. `where` names the template in messages. -> runs of which none is to be
+    cut, whether a text was cut to fit. Raises InputError where what is kept does not fit.
     """
     own = _limit(own, how.own_limit)
     demos = [_limit(demo, how.limit) for demo in demos]
@@ -182,11 +207,15 @@ def lay(
     fixed = _length(own) + _length(shown) - sum(ours) - sum(theirs) + between * len(demos)
     least = sum(length > 0 for length in theirs)
     needed = fixed + least + sum(length > 0 for length in ours)
+    if how.whole:
+        needed = fixed + sum(ours) + sum(theirs)
     if needed > room:
+        kept = "whole" if how.whole else "with one of each text"
+        cure = "take fewer demonstrations"
+        cure += ", or cut texts by demos.limit and demos.own_limit" * how.whole
         raise InputError(
-            f"{where} with {len(demos)} demonstrations takes {needed} tokens with one of each "
-            f"text, over the {room} that data.max_len leaves; raise it by {needed - room} or more, "
-            "or take fewer demonstrations"
+            f"{where} with {len(demos)} demonstrations takes {needed} tokens {kept}, over the "
+            f"{room} that data.max_len leaves; raise it by {needed - room} or more, or {cure}"
         )
     # The example's own texts come first, with a token kept back for each text of a demonstration.
     kept = kept_lengths(ours, room - fixed - least)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_run import TOPICS, jaxprompt, make_backbone, make_config, read_lines, write_rows
-from transformers import AutoTokenizer, BertForMaskedLM, BertModel
+from transformers import AutoTokenizer, BertForMaskedLM, BertModel, LlamaForCausalLM
 
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.load_config import resolved
@@ -26,6 +26,15 @@ ABOUT = {
 def prepare(backbone, data, method, **fields):
     given = {name.replace(".", "__"): value for name, value in ABOUT.items()}
     return make_config(backbone, data, method, **given | fields)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A Llama for longer texts."""
+    folder = make_backbone(tmp_path_factory.mktemp("llama") / "llama", "llama")
+    config = json.loads((folder / "config.json").read_text()) | dict(max_position_embeddings=160)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def write(c, folder):
@@ -211,6 +220,41 @@ def test_a_decoder_reads_them_in_front(family, data, tmp_path, capsys):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_llama_reads_exactly_so_many(count, llama, data, tmp_path, capsys):
+    """Each line of its input is written out here; without any it is the text alone."""
+    fields = dict(task__template="{text} about [mask]", data__max_len=128)
+    c = prepare(llama, data, "zero_shot", **fields, demos__exact=count)
+    scorer = from_config.restore(c, None, ["test"]).scorer
+    out = tmp_path / "out.jsonl"
+    evaluate(capsys, write(c, tmp_path), f"--output={out}")
+    tokenizer, words = scorer.tokenizer, [f" {name}" for name in NAMES]
+    words = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in words]
+    model = LlamaForCausalLM.from_pretrained(llama).eval()
+    known = {row["text"]: row["label"] for row in read_lines(data / "train.jsonl")}
+    orders = set()
+    for line in read_lines(out)[:5]:
+        example = Example({"text": line["text"]})
+        (row,) = scorer.encode([example]).rows
+        *shown, own = tokenizer.decode(row[0].ids).removeprefix("<s>").split("\n")
+        assert own == f"{line['text']} about" and len(set(shown)) == count
+        for demo in shown:
+            text, label = demo.split(" about ")
+            assert known[text] == label
+        orders.add(tuple(shown))
+        start = tokenizer("\n".join([*shown, own]))["input_ids"]
+        assert row[0].ids.tolist() == start
+        with torch.no_grad():
+            last = model(torch.tensor([start])).logits[0, -1]
+        found = [line["scores"][name] for name in NAMES]
+        np.testing.assert_allclose(found, last[words].softmax(-1), rtol=0, atol=1e-5)
+    assert (len(orders) == 1) == (count == 0)
+    c.data.seed += 1
+    again = from_config.restore(c, None, ["test"]).scorer
+    same = [s.encode([example]).rows[0][0].ids.tolist() for s in (scorer, again)]
+    assert (same[0] == same[1]) == (count == 0)
+
+
 # -- bad input ------------------------------------------------------------------------------------
 
 
@@ -221,6 +265,11 @@ def test_a_decoder_reads_them_in_front(family, data, tmp_path, capsys):
     ({"demos.similar": 0}, ["demos.similar=0.0 must be in (0, 1]"]),
     ({"demos.similar": 0.5, "demos.encoder": "nowhere/at/all"},
      ["demos.encoder='nowhere/at/all': ", "nowhere/at/all"]),
+    ({"demos.per_class": 0, "demos.exact": 13},
+     ["demos.exact=13, but there are 12 training examples; set demos.exact to 12 or less"]),
+    ({"demos.exact": 4}, ["demos.per_class=1 and demos.exact=4; set one"]),
+    ({"demos.per_class": 0, "demos.exact": 6, "data.max_len": 40},
+     ["with 6 demonstrations takes ", " tokens whole, over the 40", "raise it by ", "or take few"]),
     ({"demos.per_class": 5}, ["demos.per_class=5, but class 'beast' has 4 training examples"]),
     ({"data.max_len": 16}, ["with 3 demonstrations takes 21 tokens", "over the 16 that data.max"]),
     ({"head.name": "discriminator", "task.template": "{text} [classes]"},

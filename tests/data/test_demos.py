@@ -24,7 +24,7 @@ FILM = Example({"s": "A fine film"})
 
 def make_encoder(
     tokenizer, template, style="masked", *, slots=0, max_len=64, types=2, first=False, drops=False,
-    limit=0, own_limit=0,
+    limit=0, own_limit=0, whole=False,
 ):  # fmt: skip
     """Makes an encoder whose classes are terrible and great, as build_scorer does."""
     parsed = parse(template)
@@ -34,7 +34,7 @@ def make_encoder(
     if style == "causal":
         (between,), role = encode_texts(tokenizer, ["\n"]), Role.HARD
     separator = (TokenRun(between, role, 0),) if style != "seq2seq" else ()
-    beside = Beside(words, separator, first or style == "causal", drops, limit, own_limit)
+    beside = Beside(words, separator, first or style == "causal", drops, whole, limit, own_limit)
     return ExampleEncoder(
         tokenizer, parsed, specials, num_slots=slots, num_masks=1, max_len=max_len,
         needs_mask=True, num_types=types, beside=beside,
@@ -176,12 +176,41 @@ def test_as_many_as_fit(bert):
     assert shown(bert, row).startswith("[CLS] bad it was terrible . [SEP] a fine film") and row.cut
 
 
+def test_exactly_so_many_are_whole_or_named(bert):
+    demos = [Example({"s": words(n, "bad")}, label=0) for n in (2, 3, 1)]  # 7, 8, 6 tokens
+    encoder = make_encoder(bert, IT_WAS, max_len=30, first=True, whole=True)
+    row = encode(encoder, FILM, *demos)  # 9 tokens of its own
+    assert shown(bert, row) == (
+        "[CLS] bad bad it was terrible . [SEP] bad bad bad it was terrible . [SEP] "
+        "bad it was terrible . [SEP] a fine film it was [MASK] . [SEP]"
+    )
+    assert len(row.ids) == 30 and not row.cut
+    encoder = make_encoder(bert, IT_WAS, max_len=29, first=True, whole=True)
+    with pytest.raises(InputError) as caught:
+        encode(encoder, FILM, *demos)
+    assert str(caught.value) == (
+        "template '{s} It was [mask].' with 3 demonstrations takes 30 tokens whole, over the 29 "
+        "that data.max_len leaves; raise it by 1 or more, or take fewer demonstrations, or cut "
+        "texts by demos.limit and demos.own_limit"
+    )
+    encoder = make_encoder(bert, IT_WAS, max_len=29, first=True, whole=True, limit=2)
+    assert not encode(encoder, FILM, *demos).cut
+
+
 # -- sampling -------------------------------------------------------------------------------------
 
 
 def settings(**changes):
     given = dict(
-        per_class=1, total=0, samples=4, similar=1.0, encoder="", limit=0, own_limit=0, seed=3
+        per_class=1,
+        total=0,
+        exact=0,
+        samples=4,
+        similar=1.0,
+        encoder="",
+        limit=0,
+        own_limit=0,
+        seed=3,
     )
     return DemoSettings(**given | changes)
 
@@ -223,6 +252,17 @@ def test_of_all_classes_in_random_order():
     assert all(sorted(own) == others for own in texts(every))
 
 
+def test_exactly_so_many_of_all_classes():
+    four = settings(per_class=0, exact=4, samples=30)
+    (found,) = Demonstrations(four, POOL, NAMES).sample([FILM])
+    assert all(len({d.fields["s"] for d in own}) == 4 for own in found)
+    assert len({tuple(d.label for d in own) for own in found}) > 9
+    as_many = settings(per_class=0, total=4, samples=30)
+    assert Demonstrations(as_many, POOL, NAMES).sample([FILM]) == [found]
+    (every,) = Demonstrations(settings(per_class=0, exact=12), POOL, NAMES).sample([FILM])
+    assert all(len({d.fields["s"] for d in own}) == 12 for own in every)
+
+
 def test_a_function_of_the_text_and_the_seed_alone():
     demos = Demonstrations(settings(), POOL, NAMES)
     alone = [demos.sample([example])[0] for example in POOL]
@@ -262,6 +302,22 @@ def test_too_few_of_a_class():
     assert demos.sample([FILM])
     with pytest.raises(InputError, match="has 5 training examples other than the example itself"):
         demos.sample(POOL)
+
+
+def test_too_few_for_an_exact_number():
+    with pytest.raises(InputError) as caught:
+        Demonstrations(settings(per_class=0, exact=13), POOL, NAMES)
+    assert str(caught.value) == (
+        "demos.exact=13, but there are 12 training examples; set demos.exact to 12 or less, or "
+        "add examples"
+    )
+    demos = Demonstrations(settings(per_class=0, exact=12), POOL, NAMES)
+    with pytest.raises(InputError, match="are 11 training examples other than the example itself;"):
+        demos.sample(POOL)
+    near = settings(per_class=0, exact=7, similar=0.5, encoder="e")
+    similarity = lambda examples: np.tile(np.arange(12.0), (len(examples), 1))
+    with pytest.raises(InputError, match="are 6 training examples .*, of the most similar; set"):
+        Demonstrations(near, POOL, NAMES, similarity).sample([FILM])
 
 
 # -- averages -------------------------------------------------------------------------------------

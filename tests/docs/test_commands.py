@@ -307,6 +307,8 @@ def shrink(words, backbones):
         fields["data.source"] = c.task.name
     if c.demos.encoder:
         fields["demos.encoder"] = backbones["bert"]
+    if c.demos.exact:
+        fields["demos.exact"] = 2  # which fit whole
     if c.optim.warmup_steps:
         fields["optim.warmup_steps"] = 1
     if c.ppt.thresholds:
