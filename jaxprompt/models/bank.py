@@ -5,7 +5,7 @@ soft tokens, keys and values by `Batch.prompt`, and what the longest prompt has 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from jaxprompt.models.model import Params, count_reads, few_reads
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 _STREAMS = ("encoder", "decoder", "cross")
+_PICKED = 2**22  # numbers of heads, 16 MiB, that a batch may pick beyond as many as all heads have
 
 
 class Held(NamedTuple):
@@ -48,24 +49,30 @@ class Bank:
         batch = batch if reads is None else count_reads(batch)
         bound = self.backbone.bind(variables)
 
-        def judge(head: nn.Module) -> Callable:
-            def one(own: tuple[Any, Any]):
-                given = injection._replace(rows=own[1])
-                scored = {"params": own[0]}
-                return head.apply(scored, hidden, batch, given, bound, deterministic=True)
+        def judge(head: nn.Module, own: tuple[Any, Any], hidden: Any, batch: Batch):
+            given = Injection(rows=own[1])
+            return head.apply({"params": own[0]}, hidden, batch, given, bound, deterministic=True)
 
-            return one
-
-        found = []
+        found, rows = [], batch.prompt.shape[0]
         for head, own in zip(self.heads, held, strict=True):
-            if not jax.tree.leaves((own.params, own.rows)):  # it has none: one pass serves all
-                found.append(judge(head)(({}, None)))
+            numbers = own.params, own.rows
+            leaves = jax.tree.leaves(numbers)
+            if not leaves:  # it has none: one pass serves all
+                found.append(judge(head, ({}, None), hidden, batch))
                 continue
-            # Every prompt's numbers see every row, and each row keeps what its own give: a head is
-            # small beside the backbone, and so nothing depends on how many rows each prompt has.
+            mine, total = own.number[batch.prompt], sum(leaf.size for leaf in leaves)
+            if rows * (total // len(leaves[0])) <= max(total, _PICKED):
+                # Each example by its own numbers: the work is that of one head, however many.
+                picked = jax.tree.map(lambda leaf, at=mine: leaf[at], numbers)
+                apart = lambda x: x.reshape(rows, -1, *x.shape[1:])  # [B*K, ...] -> [B, K, ...]
+                each = jax.tree.map(apart, (hidden, batch))
+                one = lambda n, given, head=head: judge(head, n, *given)
+                found.append(jax.vmap(one)(picked, each)[:, 0])  # [B, 1, ...] -> [B, ...]
+                continue
+            # Few and large: every prompt's numbers see every row, which keeps what its own give.
             # In turn and not by jax.vmap: one prompt's activations of a head are held at a time.
-            every = jax.lax.map(judge(head), (own.params, own.rows))  # [G, B, ...]
-            mine = own.number[batch.prompt].reshape(1, -1, *[1] * (every.ndim - 2))
+            every = jax.lax.map(lambda n, head=head: judge(head, n, hidden, batch), numbers)
+            mine = mine.reshape(1, -1, *[1] * (every.ndim - 2))  # of [G, B, ...]
             found.append(jnp.take_along_axis(every, mine, axis=0)[0])
         return tuple(found)
 

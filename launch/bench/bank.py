@@ -1,7 +1,7 @@
 """Texts per second of many prompts on MiniLM: rows of all in shared batches, and task by task.
 
-The prompts are copies of one with noise added; texts are TREC's, dealt to the prompts in turns. One
-task at a time has batches of as many rows as its task has, 64 at most.
+The prompts are copies of one with noise added; texts are TREC's, dealt to the prompts in turns.
+Each side divides its texts into equal batches of 64 rows at most, so that filling favours neither.
 """
 
 import argparse
@@ -18,6 +18,11 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=800, help="texts")
     parser.add_argument("--parts", type=int, default=3, help="turns")
     parser.add_argument("--prompts", type=int, nargs="+", default=[2, 20, 200])
+
+
+def even(rows: int) -> int:
+    """Tells the size of equally full batches of at most 64 rows."""
+    return -(-rows // -(-rows // 64))
 
 
 def measure(args: argparse.Namespace) -> list[dict]:
@@ -48,18 +53,18 @@ def measure(args: argparse.Namespace) -> list[dict]:
         run()
         return time.perf_counter() - started
 
-    alone = jp.attach(backbone, first)
+    alone = jp.attach(backbone, first, batch=even(args.count))
     jp.predict(alone, texts)
     rows = []
     for count in args.prompts:
         prompts = {str(number): noisy() for number in range(count)}
         began = time.perf_counter()
-        bank = jp.attach(backbone, prompts, by="task")
+        bank = jp.attach(backbone, prompts, by="task", batch=even(args.count))
         opening = time.perf_counter() - began
         mixed = [{"task": str(i % count), "text": text} for i, text in enumerate(texts)]
         own = [texts[i::count] for i in range(count)]
         each = [
-            jp.attach(backbone, prompt, batch=min(64, len(own[i])))
+            jp.attach(backbone, prompt, batch=even(len(own[i])))
             for i, prompt in enumerate(prompts.values())
         ]
 

@@ -11,6 +11,7 @@ import pytest
 from tiny_run import ROOT, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
+from jaxprompt.convert.peft import write_peft
 from jaxprompt.training.evaluation import scoring_step
 
 # PEFT calls what transformers deprecates.
@@ -134,6 +135,19 @@ def test_a_prefix_of_pefts_scores_as_there(family, folder, texts, tmp_path):
     jp.save_prompt(model.prompt, tmp_path / "export")
     again = jp.attach(backbone, jp.load_prompt(tmp_path / "export"))
     assert jp.predict(again, texts) == jp.predict(model, texts)
+
+
+def test_an_adapter_of_another_head_grouping_is_named(tmp_path):
+    """Two heads of keys serve the four of the Llama, and the adapter has one for each."""
+    backbone = jp.load_backbone(make_backbone(tmp_path / "llama", "llama"))
+    own = dict(task="topics", head=jp.verbalizer(), max_len=48)
+    for heads in (2, 4):
+        k = np.ones((2, 3, heads, 8), np.float32)
+        about = dict(base="x", layers=2, heads=heads, task_type="CAUSAL_LM")
+        write_peft(tmp_path / f"of {heads}", prefix=(k, k), **about)
+    jp.attach(backbone, jp.load_prompt(tmp_path / "of 2"), **own)
+    with refused(r"of 4: prompt/k is \[2, 3, 4, 8\], the backbone needs \[2, 3, 2, 8\]"):
+        jp.attach(backbone, jp.load_prompt(tmp_path / "of 4"), **own)
 
 
 def test_a_prompt_goes_to_peft_and_scores_there(model, trained, folder, texts, tmp_path):

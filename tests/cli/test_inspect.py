@@ -41,6 +41,7 @@ RUNS = {
     "dart": ("bert", "dart", DART, {"length": 2, "text": "it was", "lr": 0.1}),
     "t5 prefix": ("t5", "prefix", VERBALIZER, {"decoder": 2, "cross": 3}),
     "gpt2 soft": ("gpt2", "soft", VERBALIZER | {"optim.lr": 0.3}, {}),
+    "llama prefix": ("llama", "prefix", VERBALIZER, {}),
     "head alone": ("bert", "head_only", {}, {}),
 }  # fmt: skip
 

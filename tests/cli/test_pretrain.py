@@ -16,6 +16,7 @@ from tiny_pretrain import (
     SCORED,
     SLOTS,
     STEPS,
+    Case,
     corpus_texts,
     kill,
     made,
@@ -281,6 +282,19 @@ def test_train_starts_with_these_numbers(name, tmp_path_factory, tmp_path, data,
     for part in ("pretrained", "sha256", "created", "method", "seed"):
         assert card["init"][part] == first[part]
     assert card["init"]["task"] == CASES[name].task and "pretrained" not in card
+
+
+def test_a_llama_selects_the_next_sentence(tmp_path_factory, tmp_path, capsys, monkeypatch):
+    """The released form of nsp has text behind its mask, which no such model reads."""
+    case = Case("nss", "llama", "causal", {"data.max_len": 66, "head.span": "label"})
+    monkeypatch.setitem(CASES, "nss-llama", case)
+    workdir = pretrain(tmp_path_factory, "nss-llama", tmp_path / "run")
+    found = losses(workdir)
+    assert len(found) == STEPS and np.mean(found[-4:]) < np.mean(found[:2])
+    assert result_of(workdir)["held_out"]["loss"] < found[0]
+    words = words_of(tmp_path_factory, "nss-llama", tmp_path / "other", ppt__task="nsp")
+    code, _, err = jaxprompt(capsys, *words)
+    assert code == 2 and "has text behind [mask], where a llama cannot read it; take nss" in err
 
 
 def test_pretraining_goes_on_from_an_export(tmp_path_factory, tmp_path):

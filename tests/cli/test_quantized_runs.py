@@ -110,6 +110,30 @@ def test_a_grid_and_kept_states_give_the_same(whole, data, tmp_path):
     assert found["dev"] == pytest.approx(alone["dev"], abs=0.04)
 
 
+def test_a_llamas_grid_and_kept_states_are_the_same_run(data, tmp_path):
+    """Codes of 8 bits: heads of 32 numbers, of which two share keys."""
+    own = dict(hidden_size=64, head_dim=32, intermediate_size=64)
+    folder = make_backbone(tmp_path / "llama", "llama", **own)
+    fields = dict(
+        backbone__quantize="int8", backbone__dropout=0, prompt__layers="2-2", optim__lr=0.02,
+        train__total_steps=6, train__eval_steps=3, train__log_steps=1, head__name="verbalizer",
+        task__words="beast,food,tool", task__template="{text} about [mask]",
+    )  # fmt: skip
+    kept = make_config(folder, data, "prefix", cache__where="host", **fields)
+    grid = make_config(folder, data, "prefix", runs__seeds="0,1", **fields)
+    run(make_config(folder, data, "prefix", **fields), str(tmp_path / "alone"))
+    run(kept, str(tmp_path / "kept"))
+    assert train_grid(grid, str(tmp_path / "grid")) == 0
+    losses = lambda name: [
+        line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line
+    ]
+    expected = losses("alone")
+    assert len(set(expected)) == 6
+    for name in ("kept", "grid/seed=0"):
+        np.testing.assert_allclose(losses(name), expected, rtol=1e-4)
+    assert np.abs(np.array(losses("grid/seed=1")) - expected).max() > 1e-3
+
+
 def test_rows_of_the_vocabulary_start_soft_prompts(whole, data, tmp_path, capsys):
     c = make_config(
         whole, data, "soft", arguments=dict(start="text", text="the old cat was"),

@@ -50,7 +50,7 @@ DROPS = {"prompt.dropout": 0.1, "head.dropout": 0.1}
 def make_backbone(folder: Path, family: str = "bert", seed: int = 0, **changes: int) -> Path:
     """Writes random weights with an MLM head and a tokenizer of some 150 words.
 
-    `changes` are other sizes, of encoders.
+    `changes` are other sizes, of encoders and of a Llama.
     """
     import torch
     import transformers
@@ -59,7 +59,7 @@ def make_backbone(folder: Path, family: str = "bert", seed: int = 0, **changes: 
     folder.mkdir(parents=True, exist_ok=True)
     vocab = _write_tokenizer(folder, family)
     if family in ("t5", "gpt2", "llama", "gemma", "mistral"):
-        return _make_decoder(folder, family, vocab)
+        return _make_decoder(folder, family, vocab, changes)
     if family == "glm":
         return _make_glm(folder, vocab)
     sizes = dict(
@@ -99,7 +99,7 @@ def make_dropping(folder: Path, backbone: Path) -> Path:
     return folder
 
 
-def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
+def _make_decoder(folder: Path, family: str, vocab: int, changes: dict[str, int]) -> Path:
     """Writes a T5 whose decoder has a layer more than its encoder, a GPT-2 or a kind of Llama.
 
     A token of the Mistral sees eight, itself included.
@@ -126,7 +126,7 @@ def _make_decoder(folder: Path, family: str, vocab: int) -> Path:
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.2,
         )  # fmt: skip
     model = getattr(transformers, FAMILIES[family])
-    model = model(model.config_class(vocab_size=vocab, **sizes))
+    model = model(model.config_class(vocab_size=vocab, **sizes | changes))
     model.save_pretrained(folder)  # config.json, without which no tokenizer is read
     _share_directions(model, folder, 2.0 * model.get_input_embeddings().weight.std().item())
     model.save_pretrained(folder)

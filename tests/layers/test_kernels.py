@@ -128,6 +128,22 @@ def compare(kernel, name):
         assert_near(found, slope)
 
 
+def compare_shared(kernel, name):
+    """As `compare`, of four heads of which two share keys each, against keys that are repeated."""
+    (_, k, v, _), seen, real = make(name)
+    q = draw(6, *real.shape, 2 * N, D)
+    twice = lambda x: jnp.repeat(x, 2, axis=2)
+    whole = lambda q, k, v, *rest: plainly(q, twice(k), twice(v), *rest)
+    given = (q, k, v, None), seen, real
+    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (kernel, whole))
+    assert_near(y, expected)
+    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
+        assert_near(found, slope)
+
+
+SHARED = ("left", "odd, prefix", "causal, prefix", "causal documents", "several blocks, causal")
+
+
 @pytest.fixture
 def interpreted(monkeypatch):
     """Lets kernels of Pallas run as plain operations."""
@@ -141,6 +157,11 @@ def interpreted(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
     compare(kernels.flash, name)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_tpus_kernel_where_heads_share_keys(name, interpreted):
+    compare_shared(kernels.flash, name)
 
 
 @pytest.fixture
@@ -169,6 +190,12 @@ def test_gpus_kernel(name, described):
     assert (how["bias"] is not None) == bool(by_mask or biased)
     assert (how["key_value_seq_lengths"] is None) == by_mask
     assert how["is_causal"] == (causal and not by_mask)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_gpus_kernel_where_heads_share_keys(name, described):
+    compare_shared(kernels.cudnn, name)
+    assert described
 
 
 def test_rows_of_no_keys_stay_finite(described, interpreted):

@@ -47,6 +47,19 @@ KINDS = {
     ),
     "gpt2": ("GPT2", 4, GPT2),
     "llama": ("Llama", 5, LLAMA),
+    "mistral": ("Mistral", 5, LLAMA | dict(sliding_window=4)),
+    "qwen2": (
+        "Qwen2", 5,
+        LLAMA | dict(hidden_size=32, use_sliding_window=True, sliding_window=4,
+                     max_window_layers=1),
+    ),
+    "qwen3": ("Qwen3", 5, LLAMA),
+    "gemma": ("Gemma", 5, LLAMA),
+    "gemma3": (
+        "Gemma3", 6,
+        LLAMA | dict(sliding_window=4, query_pre_attn_scalar=8,
+                     layer_types=["sliding_attention", "full_attention"]),
+    ),
     # A token of every other layer sees five.
     "gemma2": ("Gemma2", 6, LLAMA | dict(sliding_window=5, query_pre_attn_scalar=8)),
 }  # fmt: skip
@@ -79,7 +92,8 @@ def pairs(tmp_path_factory):
         cls = {"T5": "T5ForConditionalGeneration", "GPT2": "GPT2LMHeadModel"}
         family = name.lower() if name in cls else "llama"
         cls = cls.get(name, f"{name}ForCausalLM")
-        model = getattr(transformers, cls)(getattr(transformers, f"{name}Config")(**fields))
+        cls = getattr(transformers, cls)
+        model = cls(cls.config_class(**fields))
         with torch.no_grad():
             for path, weight in model.named_parameters():
                 scale = "weight" in path and ("norm" in path or "ln_" in path)
@@ -198,6 +212,7 @@ RULES = [
 CASES = [("t5", *rule) for rule in RULES] + [
     (kind, *rule) for kind in ("t5-v1.1", "gpt2") for rule in RULES[1::3]
 ]
+CASES += [(kind, *RULES[1]) for kind in ("mistral", "qwen3", "gemma3")]
 
 
 @pytest.mark.parametrize(("kind", "beams", "penalty", "stop"), CASES)
