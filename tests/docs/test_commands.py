@@ -155,9 +155,9 @@ def write_csv(path, rows):
         table.writerows(rows)
 
 
-def write_splits(folder, make):
+def write_splits(folder, make, train=66):
     folder.mkdir(parents=True)
-    for seed, (split, size) in enumerate({"train": 66, "dev": 12, "test": 12}.items()):
+    for seed, (split, size) in enumerate({"train": train, "dev": 12, "test": 12}.items()):
         write_rows(folder / f"{split}.jsonl", make(seed, size))
 
 
@@ -248,7 +248,8 @@ def files(backbones, tmp_path_factory):
         "DATA/trec": lambda *at: draw(*at, "text", coarse_label=range(6)),
     }
     for name, make in data_sets.items():
-        write_splits(root / name, make)
+        # Of six classes 16 examples each to train on, and as many for dev.
+        write_splits(root / name, make, 192 if name == "DATA/trec" else 66)
     write_benchmarks(root)
     (root / "common_vocab_cased.txt").write_text("beast\nfood\ntool\n")
     rows = {"seed": 13, "train": list(range(12)), "dev": list(range(12, 24))}
