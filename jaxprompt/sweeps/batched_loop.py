@@ -1,5 +1,6 @@
 """Trains runs of one shape as one program, from their first step to their results."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -17,6 +18,7 @@ from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, Shared
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
+from jaxprompt.training.loop import AHEAD
 from jaxprompt.training.progress import Progress, write_step
 from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
 from jaxprompt.training.steps import tell_broken
@@ -75,7 +77,7 @@ class BatchedRuns:
                 open_now.enter_context(logs[-1])
                 logs[-1].resume(self.step if resumed else -1)
             self.logs = logs
-            with signals.held():
+            with signals.held(), self.group.settling():
                 if not self._loop(heard):
                     return False
             signals.check(heard())  # one that came during the last step
@@ -83,7 +85,7 @@ class BatchedRuns:
         return True
 
     def _loop(self, heard: Callable[[], int]) -> bool:
-        plan, began, pending = self.plan, time.monotonic() - self.seconds, None
+        plan, began, unread = self.plan, time.monotonic() - self.seconds, []
         first = self.step
         self._pause()
         while self.step < plan.total and self._live():
@@ -98,32 +100,38 @@ class BatchedRuns:
             # Nothing is lost before the first step, which compiles.
             with signals.at_once() if self.step == first else nullcontext():
                 self.state, measured = self.programs.train(self.state, batch, self.own)
-            if is_new:  # it runs from now on
+            if is_new:  # it runs from now on, once those before it are done
+                jax.block_until_ready(unread)
                 self._pause()
             self.step += 1
-            # The step before is looked at, so that the device never waits for the host.
-            if pending is not None:
-                self._end_broken(pending, self.step - 1)
-            pending = measured
+            unread.append((self.step, measured["streak"], measured["skipped"]))
+            jax.block_until_ready(unread[-AHEAD - 1 : -AHEAD])
             self.seconds = time.monotonic() - began
             last = self.step == plan.total
-            if self.step % self.settings.log_steps == 0 or last:
-                self._log(measured)
+            logs = self.step % self.settings.log_steps == 0 or last
+            evaluates = self.step % plan.evaluate == 0 or last
+            saves = plan.save and self.step % plan.save == 0
+            if logs or evaluates or saves:
+                # Nothing else is read of the device, so that the host makes what the next steps
+                # need while these run. Before a regrouping, whose rows are others.
+                read, found = jax.device_get((unread, measured))  # waits for the step
+                unread, self.seconds = [], time.monotonic() - began
+                if logs:
+                    self._log(found)
+                self._end_broken(read)
             self.log.progress(self.step)
-            if last:
-                self._end_broken(measured, self.step)
-            if self.step % plan.evaluate == 0 or last:
+            if evaluates:
                 self._evaluate(last)
-                # After a regrouping the rows of `pending` are no longer those of the state.
-                pending = pending if self._regroup() else None
+                self._regroup()
                 if not plan.save or not self._live():
                     self._save()
                 self._pause()
-            if plan.save and self.step % plan.save == 0:
+            if saves:
                 self._save()
                 self._pause()
             if (number := heard()) and self._live():
                 self._save()
+                self.group.settle()
                 saved = f"at step {self.step}; saved, the same command resumes"
                 self.log.say(signals.stopped(number, saved))
                 return False
@@ -141,8 +149,7 @@ class BatchedRuns:
         """Notes from where a rate counts."""
         self.since = self.step, time.monotonic()
 
-    def _log(self, measured: dict[str, Any]) -> None:
-        values = jax.device_get(measured)  # waits for the step
+    def _log(self, values: dict[str, Any]) -> None:
         step, clock = self.since
         taken = self.step - step, time.monotonic() - clock
         for row in self._live():
@@ -152,14 +159,19 @@ class BatchedRuns:
         self.log.show(lr=_span([rate for x in values["lr"].values() for rate in x[live].tolist()]))
         self._pause()
 
-    def _end_broken(self, measured: dict[str, Any], step: int) -> None:
-        """Ends the runs that had too many steps in a row that were not finite; others go on."""
-        streaks, limit = np.asarray(measured["streak"]), self.settings.max_streak
+    def _end_broken(self, read: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> None:
+        """Ends the runs that had too many steps in a row that were not finite; others go on.
+
+        `read` has the step, the streaks [R] and the skipped steps [R] of all that were taken since.
+        """
         for row in self._live():
-            if streaks[row] >= limit:
+            step, streak, skipped = max(
+                ((step, int(streaks[row]), int(skipped[row])) for step, streaks, skipped in read),
+                key=lambda one: one[1],
+            )
+            if streak >= self.settings.max_streak:
                 name = self.members[self.rows[row]].run.name
-                newest = int(np.asarray(measured["skipped"])[row])
-                error = tell_broken(limit, step, newest)
+                error = tell_broken(streak, step, skipped)
                 self._end(row, error)
                 self.log.say(f"{name}: {error}")
 
@@ -170,7 +182,9 @@ class BatchedRuns:
         if stand.best is not None:
             # On disk before the run leaves the state.
             numbers = self.programs.pick(self.best, row)
-            self.bests[self.rows[row]].save_best(stand.best["step"], numbers, stand.best)
+            best = self.bests[self.rows[row]]
+            best.save_best(stand.best["step"], numbers, stand.best)
+            best.settle()
 
     def _evaluate(self, last: bool) -> None:
         live = self._live()
@@ -193,8 +207,8 @@ class BatchedRuns:
             if self.stands[self.rows[row]].done:
                 self._end(row)
 
-    def _regroup(self) -> bool:
-        """Leaves finished runs out once a smaller program holds the rest. Tells if all stay."""
+    def _regroup(self) -> None:
+        """Leaves finished runs out once a smaller program holds the rest."""
         live, total = self._live(), len(self.members)
         # Runs that lie apart on the data axis stay so: else each step would send gradients over it.
         sizes = [n for n in halves(total) if self.programs.is_apart(n) >= self._is_apart()]
@@ -203,7 +217,7 @@ class BatchedRuns:
         # Steps of single runs: a smaller program pays only if it spares more than it costs to
         # compile.
         if not live or saved < max(WORTH, 1):
-            return True
+            return
         spare = [row for row in range(len(self.rows)) if row not in live]
         # A program may have more rows than runs go on: finished ones fill them up.
         keep = sorted(live + spare[: size - len(live)])
@@ -211,7 +225,6 @@ class BatchedRuns:
         self.rows = [self.rows[row] for row in keep]
         self.own = self.programs.put_own([self.owns[i] for i in self.rows])
         self.log.say(f"{len(live)} of {total} runs go on, {size} at once")
-        return False
 
     def _is_apart(self) -> bool:
         return self.programs.is_apart(len(self.rows))
@@ -226,8 +239,9 @@ class BatchedRuns:
             "data": [self.feeds[i].batches.get_state() for i in self.rows],
             "seconds": self.seconds,
         }
-        self.group.save(self.step, (self.state, self.best), position)
-        signals.note(f"with step {self.step} of {len(names)} runs saved; the same command resumes")
+        saved = f"with step {self.step} of {len(names)} runs saved; the same command resumes"
+        told = functools.partial(signals.note, saved)
+        self.group.save(self.step, (self.state, self.best), position, told)
 
     def _restore(self) -> None:
         position = self.group.position()

@@ -4,44 +4,65 @@
     <workdir>/checkpoints/best/<step>/  trained numbers and their dev result
 
 A folder named by a bare number is complete: orbax writes beside it, the checksums of all files are
-added, and it is renamed. Saving is synchronous: at prompt size it takes some 40 ms, and a full disk
-is known at the call that met it.
+added, and it is renamed. All of this goes on in the background while the next steps run. A save
+returns once the numbers are copied and the disk has room for them; what fails later is raised by
+`settle`, which every save and every reader calls first.
 
 Several processes share the folder and call every function together: each writes and reads its part
-of divided arrays, process 0 does the rest and decides.
+of divided arrays, process 0 does the rest and decides. In the background they meet at barriers of
+JAX's coordinator alone, since collectives of devices would mix with those of the steps.
 """
 
-import json
+import contextlib
+import copy
+import itertools
+import logging
 import os
 import re
-import shutil
 import tempfile
-import uuid
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
+from jaxprompt.files import make_folder, write_error
 from jaxprompt.parallel import processes
+from jaxprompt.training.checkpoint_folders import (
+    agreed_steps,
+    check_shared,
+    clean,
+    find,
+    partial,
+    remove,
+    seal,
+    steps_of,
+)
 
 Tree = Any
-SEAL = "checksums.json"  # file name -> CRC-32, written last
-# Names that only this module and orbax give; whatever else lies there is the user's.
-_LEFT_BEHIND = re.compile(r"\d+\.(partial|removed)(\.orbax-checkpoint-tmp.*)?|0\.shared-\w+")
 OVERHEAD, OVERHEAD_ARRAY = 16384, 2048  # bytes at most for shapes, checksums and the like
+# One thread, so that saves get their names in the order in which they were begun.
+_BEHIND = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+_SAVES = itertools.count()
+
+
+class Pending(NamedTuple):
+    """A save that goes on in the background."""
+
+    done: Future
+    told: Callable[[], None]
 
 
 class Checkpoints:
     """The checkpoints of one workdir.
 
     Readers (restore, restore_best) change nothing on disk. A run that writes calls `rewind` once
-    with the step it goes on from, and saves a step after all else of that step is done.
+    with the step it goes on from, and saves a step after all else of that step is done. It saves
+    in a block of `settling`, or calls `settle` behind its last save.
     """
 
     def __init__(self, workdir: str | os.PathLike, keep: int = 2):
@@ -51,29 +72,77 @@ class Checkpoints:
         self._root = Path(os.path.abspath(workdir)) / "checkpoints"
         self._best = self._root / "best"
         self._keep = keep
+        # At most a best and a state, by their folders; the same on every process.
+        self._pending: dict[Path, Pending] = {}
 
     def latest(self) -> int | None:
         """Returns the newest saved step, None when there is none."""
-        return max(_agreed_steps(self._root), default=None)
+        return max(self._steps(self._root), default=None)
 
     def best(self) -> int | None:
         """Returns the step of the newest best, None when there is none."""
-        return max(_agreed_steps(self._best), default=None)
+        return max(self._steps(self._best), default=None)
 
-    def save(self, step: int, state: Tree, position: dict) -> None:
+    def save(
+        self, step: int, state: Tree, position: dict, told: Callable[[], None] = lambda: None
+    ) -> None:
         """Saves a tree of arrays and a JSON-able dict as `step`; a step that is there stays.
 
-        Raises InputError when the disk refuses; the earlier checkpoints are then untouched.
+        Returns once they are copied, so that the arrays may be donated. `told` is called when the
+        step is complete, in another thread or by `settle`.
+        Raises InputError when the disk refuses, now or an earlier save; the earlier checkpoints are
+        then untouched.
         """
-        _write(self._root, step, state, position)
-        self._prune()
+        # Beside a best that is still being written, never beside another state: two copies of a
+        # state might be more than the memory holds.
+        if self._root in self._pending:
+            self.settle()
+        self._begin(self._root, step, state, position, told)
 
     def save_best(self, step: int, trainable: Tree, info: dict) -> None:
         """Saves the best trained numbers so far with a JSON-able dict (metric, value, ...).
 
-        Every kept step keeps the best of its time, so a run resumed from it misses nothing.
+        Every kept step keeps the best of its time, so a run resumed from it misses nothing: the
+        state of a step is complete only after the best that was begun before it.
         """
-        _write(self._best, step, trainable, info)
+        self.settle()
+        self._begin(self._best, step, trainable, info, lambda: None)
+
+    def settle(self) -> None:
+        """Waits until all that was saved is complete.
+
+        Raises InputError, once and on every process, where the disk refused a part of it.
+        """
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        wait(save.done for save in pending.values())
+
+        def check() -> None:
+            for save in pending.values():
+                save.done.result()
+
+        if not processes.is_first():
+            check()
+        processes.on_first(check)
+        if not processes.is_first():  # process 0 has told it at the time
+            for save in pending.values():
+                save.told()
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Settles at the end of a block. One that fails waits too, and raises its own error."""
+        try:
+            yield
+        except BaseException as error:
+            # Without a word to the other processes, which may not be here.
+            pending, self._pending = self._pending, {}
+            wait(save.done for save in pending.values())
+            for save in pending.values():
+                if failure := save.done.exception():
+                    error.add_note(f"besides: {failure}")
+            raise
+        self.settle()
 
     def restore(self, template: Tree, step: int | None = None) -> tuple[Tree, dict]:
         """Reads (state, position) of `step`, the newest by default, bit for bit.
@@ -82,24 +151,27 @@ class Checkpoints:
         those saved, and a leaf that has a sharding is read into it.
         Raises InputError for a checkpoint that is absent, damaged or of another model.
         """
+        self.settle()
         return _read(self._root, step, template)
 
     def position(self) -> dict:
         """Reads the newest position alone; errors as in `restore`."""
+        self.settle()
         with _checkpointer() as checkpointer:
             args = ocp.args.Composite(position=ocp.args.JsonRestore())
-            return checkpointer.restore(_find(self._root, None), args=args).position
+            return checkpointer.restore(find(self._root, None), args=args).position
 
     def restore_best(self, template: Tree, step: int | None = None) -> tuple[Tree, dict]:
         """Reads (trainable, info) of the best at `step`, the newest by default.
 
         Errors as in `restore`.
         """
+        self.settle()
         return _read(self._best, step, template)
 
     def steps(self) -> list[int]:
         """Lists the steps whose trained numbers are there, in order."""
-        return sorted({*_agreed_steps(self._root), *_agreed_steps(self._best)})
+        return sorted({*self._steps(self._root), *self._steps(self._best)})
 
     def restore_trainable(self, template: Tree, step: int) -> Tree:
         """Reads the trained numbers of one of `steps`, and no optimizer state.
@@ -107,107 +179,114 @@ class Checkpoints:
         Errors as in `restore`.
         """
         # A best has no optimizer state, so there is less to check and to read.
-        if step in _agreed_steps(self._best):
+        if step in self._steps(self._best):
             return self.restore_best(template, step)[0]
         return _read(self._root, step, template, part="trainable/")[0]
 
     def check_best(self, step: int | None = None) -> None:
         """Raises InputError where the best of `step`, or any, is absent or damaged."""
-        _find(self._best, step)
+        self.settle()
+        find(self._best, step)
 
     def rewind(self, step: int) -> None:
         """Removes what was saved after `step` (-1: all) and what killed saves left behind.
 
         Raises InputError where several processes do not share the folder.
         """
+        self.settle()
 
-        def remove() -> None:
+        def forget() -> None:
             for folder in (self._root, self._best):
-                _clean(folder)
-                for later in [s for s in _steps(folder) if s > step]:
-                    _remove(folder / str(later))
+                clean(folder)
+                for later in [s for s in steps_of(folder) if s > step]:
+                    remove(folder / str(later))
 
-        processes.on_first(remove)
-        _check_shared(self._root)
+        processes.on_first(forget)
+        check_shared(self._root)
 
     def bytes(self, step: int | None = None) -> int:
         """Returns the bytes on disk of `step`, the newest by default."""
+        self.settle()
         folder = self._root / str(self.latest() if step is None else step)
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
-    def _prune(self) -> None:
-        if not processes.is_first():
+    def _steps(self, folder: Path) -> list[int]:
+        self.settle()
+        return agreed_steps(folder)
+
+    def _begin(
+        self, folder: Path, step: int, tree: Tree, position: dict, told: Callable[[], None]
+    ) -> None:
+        """Copies what is to be saved, and leaves the rest to the background."""
+        path = folder / str(step)
+        if step in agreed_steps(folder):
             return
-        steps, bests = _steps(self._root), _steps(self._best)
+
+        def prepare() -> None:
+            make_folder(folder)
+            _check_room(folder, tree)
+
+        processes.on_first(lambda: _try(prepare, path))
+        args = ocp.args.Composite(
+            # Orbax copies it to the host before `save` returns. On a CPU that is a view: XLA then
+            # gives the next step, to which the state is donated, other memory.
+            state=ocp.args.PyTreeSave(_flat(tree)),
+            # Written in the background too, while the run goes on to change it.
+            position=ocp.args.JsonSave(copy.deepcopy(position)),
+        )
+        checkpointer = _background_checkpointer()
+        # A save that was killed may have left the folder, which force writes over.
+        _try(lambda: checkpointer.save(partial(path), args=args, force=True), path)
+        before = [save.done for save in self._pending.values()]
+
+        def complete() -> None:
+            with contextlib.closing(checkpointer):
+                checkpointer.wait_until_finished()  # also for the other processes
+            for save in before:
+                save.result()  # a state without the best of its time must not be there
+            if processes.is_first():
+                seal(path)
+                if folder == self._root:
+                    self._prune()
+                told()
+
+        self._pending[folder] = Pending(_BEHIND.submit(_try, complete, path), told)
+
+    def _prune(self) -> None:
+        steps, bests = steps_of(self._root), steps_of(self._best)
         kept = steps[-self._keep :]
         # A run that resumes from a kept step ends with the best of that time.
         needed = {max((b for b in bests if b <= step), default=None) for step in kept}
         for old in steps[: -self._keep]:
-            _remove(self._root / str(old))
+            remove(self._root / str(old))
         for old in bests:
             # A newer best is of a step whose state is still to be saved.
             if old not in needed and old <= kept[-1]:
-                _remove(self._best / str(old))
-
-
-def _steps(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
-
-
-def _agreed_steps(folder: Path) -> list[int]:
-    # A folder that was just written may look older to another host.
-    return json.loads(processes.gather(json.dumps(_steps(folder)))[0])
-
-
-def _check_shared(folder: Path) -> None:
-    if jax.process_count() == 1:
-        return
-    make_folder(folder)
-    # A new name: what a host has looked up before, it may remember.
-    probe = folder / f"0.shared-{processes.gather(uuid.uuid4().hex)[0]}"
-    processes.on_first(lambda: write_atomic(probe, ""))
-    _check_seen(probe)
-    processes.on_first(probe.unlink)
-
-
-def _check_seen(path: Path) -> None:
-    seen = processes.gather("yes" if path.exists() else "")
-
-    def conclude() -> None:
-        if "" in seen:
-            raise InputError(
-                f"process {seen.index('')} does not see the {path.parent} of process 0; several "
-                "processes need a --workdir on a disk that all of them share"
-            )
-
-    processes.on_first(conclude)
-
-
-def _clean(folder: Path) -> None:
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _LEFT_BEHIND.fullmatch(path.name):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _remove(path: Path) -> None:
-    # Renamed first: a kill in the middle of the removal must not leave half a checkpoint.
-    doomed = path.rename(path.with_name(path.name + ".removed"))
-    shutil.rmtree(doomed, ignore_errors=True)
+                remove(self._best / str(old))
 
 
 # No ocp.CheckpointManager: it keeps the newest and the best, but not the best as of each kept step,
 # and what it has finished cannot be given checksums before it counts as finished.
-def _checkpointer() -> ocp.Checkpointer:
+def _handler() -> ocp.CompositeCheckpointHandler:
     # OCDBT: few files, where plain zarr has two files and a folder an array.
     state = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
-    return ocp.Checkpointer(
-        ocp.CompositeCheckpointHandler(state=state, position=ocp.JsonCheckpointHandler())
-    )
+    return ocp.CompositeCheckpointHandler(state=state, position=ocp.JsonCheckpointHandler())
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    return ocp.Checkpointer(_handler())
+
+
+def _background_checkpointer() -> ocp.AsyncCheckpointer:
+    # Orbax logs with a traceback what it then raises; `settle` says it in one line.
+    logging.getLogger("absl").addFilter(_is_news)
+    # The barriers of a best and of a state of one step would else have one name.
+    prefix = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f"save{next(_SAVES)}")
+    return ocp.AsyncCheckpointer(_handler(), multiprocessing_options=prefix)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "in background save thread" not in str(record.msg)
 
 
 def _flat(tree: Tree) -> dict[str, Any]:
@@ -215,63 +294,26 @@ def _flat(tree: Tree) -> dict[str, Any]:
     return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def _write(folder: Path, step: int, tree: Tree, position: dict) -> None:
-    path = folder / str(step)
-    if step in _agreed_steps(folder):
-        return
-    partial = path.with_name(path.name + ".partial")
-    args = ocp.args.Composite(
-        state=ocp.args.PyTreeSave(_flat(tree)), position=ocp.args.JsonSave(position)
-    )
-
-    def prepare() -> None:
-        make_folder(folder)
-        _check_room(folder, tree)
-
-    def seal() -> None:
-        write_atomic(partial / SEAL, json.dumps(_checksums(partial)))
-        partial.rename(path)
-
-    processes.on_first(lambda: _try(prepare, path))
-    with _checkpointer() as checkpointer:
-        # A save that was killed may have left the folder, which force writes over.
-        _try(lambda: checkpointer.save(partial, args=args, force=True), path)
-    processes.on_first(lambda: _try(seal, path))
-
-
 def _try(action: Callable[[], None], path: Path) -> None:
     """Runs a part of writing `path`. Raises InputError where the disk refuses, and cleans up."""
     try:
         action()
     except InputError:
-        _clean(path.parent)
+        clean(path.parent)
         raise
     except (OSError, ValueError) as error:
         # tensorstore reports a failed write as a ValueError that quotes the system's code.
         code = re.search(r"os_error_code='(\d+)'", str(error))
         if not code and not isinstance(error, OSError):
             raise
-        _clean(path.parent)
+        clean(path.parent)
         cause = OSError(int(code[1]), os.strerror(int(code[1]))) if code else error
         raise write_error(path, cause) from error
 
 
-def _find(folder: Path, step: int | None) -> Path:
-    steps = _agreed_steps(folder)
-    if not steps or (step is not None and step not in steps):
-        there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise InputError(f"{what} in {folder} ({there}); train first, or give another --workdir")
-    path = folder / str(steps[-1] if step is None else step)
-    # Every process reads a part, so each of them has to see the folder.
-    _check_seen(path)
-    processes.on_first(lambda: _check_whole(path, older=[s for s in steps if s < int(path.name)]))
-    return path
-
-
 def _read(folder: Path, step: int | None, template: Tree, part: str = "") -> tuple[Tree, dict]:
     """Reads what was saved of a step, or the `part` of it whose names begin so."""
-    path = _find(folder, step)
+    path = find(folder, step)
     wanted = {part + name: _abstract(leaf) for name, leaf in _flat(template).items()}
     with _checkpointer() as checkpointer:
         saved = checkpointer.metadata(path).item_metadata["state"].tree
@@ -294,24 +336,6 @@ def _check_room(folder: Path, tree: Tree) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):  # not on macOS
             os.posix_fallocate(file.fileno(), 0, size)
-
-
-def _checksums(path: Path) -> dict[str, int]:
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return {str(file.relative_to(path)): zlib.crc32(file.read_bytes()) for file in files}
-
-
-def _check_whole(path: Path, older: list[int]) -> None:
-    try:
-        sealed = parse_json((path / SEAL).read_bytes())
-        found = _checksums(path)
-        bad = [name for name, checksum in sealed.items() if found.get(name) != checksum]
-        reason = f"{bad[0]} is missing, cut or changed" if bad else ""
-    except (OSError, ValueError, AttributeError) as error:
-        reason = f"{SEAL} cannot be read, {error}"
-    if reason:
-        cure = f"go on from step {older[-1]}" if older else "start anew (no older one is there)"
-        raise InputError(f"checkpoint {path} is damaged or foreign ({reason}); delete it to {cure}")
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

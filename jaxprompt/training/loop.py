@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +22,10 @@ from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import tell_broken, with_flags
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
+
+# Steps that the host may be ahead of the device. Their batches wait in its memory, and a signal
+# waits for all of them.
+AHEAD = 8
 
 
 class Milestones(NamedTuple):
@@ -93,7 +98,11 @@ def drive(
         log.resume(-1 if started is None else started)
         tell(log)
         steps = job.settings.profile if processes.is_first() else 0
-        with signals.held() as heard, profiled(workdir, steps, stand.step) as profiler:
+        with (
+            signals.held() as heard,
+            profiled(workdir, steps, stand.step) as profiler,
+            stand.checkpoints.settling(),
+        ):
             ended = run(job, stand, log, heard, profiler)
     if ended is not None:
         signals.note("after the last step; it is saved, and the same command completes the run")
@@ -141,12 +150,19 @@ def run(
     )  # fmt: skip
 
     def save() -> None:
-        checkpoints.save(step, state, vars(progress) | {"data": job.batches.get_state()})
-        signals.note(saved_at(step))
+        position = vars(progress) | {"data": job.batches.get_state()}
+        # A signal's line names the step once it is complete, which is some steps later.
+        told = functools.partial(signals.note, saved_at(step))
+        checkpoints.save(step, state, position, told)
 
-    clock, seen, pending = time.monotonic(), set(), None
+    def save_now() -> None:
+        save()
+        checkpoints.settle()
+
+    clock, seen = time.monotonic(), set()
     since = step, clock  # what a rate counts from
-    stop, flags = 0, sharding.put_flag(place, 0)
+    unread, read = [], []  # (step, streak, skipped) on the device; of the newest look at it
+    stop, before, flags = 0, None, sharding.put_flag(place, 0)
     while step < plan.total and not progress.done:
         batch = job.take()
         shape = batch.encoder.ids.shape
@@ -167,22 +183,33 @@ def run(
             log.say(line)
         if step == 1:
             signals.note("before the first checkpoint; nothing was saved")
-        if is_new:  # it runs from now on
+        if is_new:  # it runs from now on, once those before it are done
+            jax.block_until_ready(unread)
             since = step - 1, time.monotonic()
-        # The step before is looked at, so that the device never waits for the host.
-        if pending is not None:
-            _stop_if_broken(pending[0], job.settings.max_streak, save, step - 1)
-            stop = int(pending[1])  # the same on every process
-        pending = measured, raised
-        if step % job.settings.log_steps == 0 or step == plan.total:
-            found = jax.device_get(measured)  # waits for the step
-            now = time.monotonic()
-            taken = step - since[0], now - since[1]
-            write_step(log, step, found, job.describe, taken, now - clock)
-            since = step, now
-        log.progress(step)
+        if not alone:
+            # A preemption leaves seconds, so this cannot wait for the log. One step late, while the
+            # next one runs; on every process the flags of one step, so that all stop at one step.
+            stop, before = 0 if before is None else int(before), raised
+        unread.append((step, measured["streak"], measured["skipped"]))
+        jax.block_until_ready(unread[-AHEAD - 1 : -AHEAD])
         last = step == plan.total
-        if step % plan.evaluate == 0 or last:
+        logs = step % job.settings.log_steps == 0 or last
+        evaluates = step % plan.evaluate == 0 or last
+        saves = plan.save and step % plan.save == 0
+        if logs or evaluates or saves:
+            # Nothing else is read of the device, so that the host makes what the next steps need
+            # while these run.
+            read, found = jax.device_get((unread, measured))  # waits for the step
+            unread, now = [], time.monotonic()
+            if logs:
+                taken = step - since[0], now - since[1]
+                write_step(log, step, found, job.describe, taken, now - clock)
+                since = step, now
+            # Of the last step dev is scored first: the same command then completes the run.
+            if not last:
+                _stop_if_broken(read, job.settings.max_streak, save_now)
+        log.progress(step)
+        if evaluates:
             dev = job.measure(state.trainable)
             log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
             value = job.value(dev)
@@ -193,19 +220,17 @@ def run(
                 save()
             # A rate leaves out what evaluating and saving take.
             since = step, time.monotonic()
-        if plan.save and step % plan.save == 0:
+        if saves:
             save()
             since = step, time.monotonic()
-        # Several processes stop at one step: by the flags that they exchanged in the step before.
         number = heard() if alone else stop
         if number and not progress.done:
-            save()
+            save_now()
             log.say(signals.stopped(number, f"at step {step}; saved, the same command resumes"))
             return None
-    # No step is left to look at the last one.
-    if pending is not None:
-        _stop_if_broken(pending[0], job.settings.max_streak, save, step)
+    _stop_if_broken(read, job.settings.max_streak, save_now)
     job.batches.close()
+    checkpoints.settle()
     progress.steps, progress.skipped = step, int(state.skipped)
     # From disk: what is in memory is of the last step.
     numbers, progress.best = checkpoints.restore_best(state.trainable, progress.best["step"])
@@ -220,9 +245,13 @@ def saved_at(step: int | None) -> str:
     return f"with step {step} saved; the same command resumes"
 
 
-def _stop_if_broken(measured: Any, limit: int, save: Callable[[], None], step: int) -> None:
-    if int(measured["streak"]) < limit:
+def _stop_if_broken(
+    read: list[tuple[int, int, int]], limit: int, save_now: Callable[[], None]
+) -> None:
+    """Stops where a streak of steps that were not finite reached the limit, also one that ended."""
+    step, streak, skipped = max(read, key=lambda one: one[1], default=(0, 0, 0))
+    if streak < limit:
         return
-    save()
-    said = tell_broken(limit, step, int(measured["skipped"]))
+    save_now()
+    said = tell_broken(int(streak), step, int(skipped))
     raise InputError(f"{said}. The last good state is saved")

@@ -122,10 +122,10 @@ def make_train_step(
     return step
 
 
-def tell_broken(limit: int, step: int, skipped: int) -> str:
-    """Says after `limit` steps in a row that were not finite what to change.
+def tell_broken(streak: int, step: int, skipped: int) -> str:
+    """Says after `streak` steps in a row that were not finite what to change.
 
-    `step` is the newest, `skipped` how many of all steps were not finite.
+    `step` is the newest of them, `skipped` how many of all steps up to it were not finite.
     """
     if skipped >= step:  # nothing has moved yet
         return (
@@ -134,7 +134,7 @@ def tell_broken(limit: int, step: int, skipped: int) -> str:
             "starts from"
         )
     return (
-        f"{limit} steps in a row were not finite, up to step {step}; lower optim.lr or set "
+        f"{streak} steps in a row were not finite, up to step {step}; lower optim.lr or set "
         "optim.clip, and start in another --workdir"
     )
 

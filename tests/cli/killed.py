@@ -1,16 +1,17 @@
 """Runs a command that ends itself with SIGKILL: `python killed.py MOMENT STEP COMMAND ...`.
 
 MOMENT: taken (STEP is, and not saved), saved (after STEP is saved), saving (its files are half
-written), between (the best of STEP is saved, STEP is not), best (while the best of STEP is
-written), result (before the result is).
+written), ahead (they are, and the next step is taken), between (the best of STEP is saved, STEP is
+not), best (while the best of STEP is written), result (before the result is).
 """
 
 import os
 import signal
 import sys
+import threading
 
 from jaxprompt.__main__ import main
-from jaxprompt.training import checkpoint
+from jaxprompt.training import checkpoint_folders
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 
@@ -21,23 +22,37 @@ def kill(*_args, **_kwargs) -> None:
 
 
 def after(function, step: int):
-    """Calls `function`, then kills where its step is `step`."""
+    """Calls `function`, then kills where its step is `step`; what it has saved is complete."""
 
     def call(self, at: int, *args):
         function(self, at, *args)
         if at == step:
+            if isinstance(self, Checkpoints):
+                self.settle()
             kill()
 
     return call
 
 
-def half(function, step: int, best: bool):
+def half(function, step: int, best: bool, ready: threading.Event):
     """Kills in the middle of the writing of `step`: orbax is done, the seal is not."""
 
     def call(path):
         if path.name == f"{step}.partial" and (path.parent.name == "best") == best:
+            assert ready.wait(60)
             kill()
         return function(path)
+
+    return call
+
+
+def announced(function, step: int, ready: threading.Event):
+    """Calls `function`, and lets those go on who wait for `step`."""
+
+    def call(self, at: int):
+        function(self, at)
+        if at == step:
+            ready.set()
 
     return call
 
@@ -53,5 +68,11 @@ if __name__ == "__main__":
     elif moment == "result":
         Checkpoints.restore_best = kill
     else:
-        checkpoint._checksums = half(checkpoint._checksums, step, moment == "best")
+        ready = threading.Event()
+        if moment == "ahead":
+            RunLog.progress = announced(RunLog.progress, step + 1, ready)
+        else:
+            ready.set()
+        sums = checkpoint_folders._checksums
+        checkpoint_folders._checksums = half(sums, step, moment == "best", ready)
     sys.exit(main(sys.argv[3:]))

@@ -78,11 +78,11 @@ def test_cut_off_while_it_saves_and_before_its_result(
     tmp_path_factory, tmp_path, capsys, monkeypatch
 ):
     """Masked language modelling by AdamW."""
-    from jaxprompt.training import checkpoint
+    from jaxprompt.training import checkpoint_folders
 
     whole, workdir = adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run"
     words = words_of(tmp_path_factory, "mlm-bert", workdir)
-    sums = checkpoint._checksums
+    sums = checkpoint_folders._checksums
 
     def cut_at(path):
         if path.name == f"{KILLED}.partial" and path.parent.name != "best":
@@ -93,7 +93,7 @@ def test_cut_off_while_it_saves_and_before_its_result(
         raise Cut
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(checkpoint, "_checksums", cut_at)
+        patch.setattr(checkpoint_folders, "_checksums", cut_at)
         jaxprompt(capsys, *words)
     assert_not_ended(workdir)
     with monkeypatch.context() as patch, pytest.raises(Cut):  # its backbone is half written

@@ -76,8 +76,9 @@ def test_a_checkpoint_of_another_model(refused, run):
 
     shutil.rmtree(run / "checkpoints")
     foreign = {"prompt/table": np.zeros((2, 2, 5, 2, 16), np.float32)}
-    Checkpoints(run).save(3, foreign, {})
-    Checkpoints(run).save_best(3, foreign, {})
+    with (checkpoints := Checkpoints(run)).settling():
+        checkpoints.save(3, foreign, {})
+        checkpoints.save_best(3, foreign, {})
     (run / "result.json").unlink()
     before = files(run)
     for command in ("train", "evaluate", "export"):
@@ -103,12 +104,12 @@ def test_a_result_that_is_damaged(refused, run):
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_path, monkeypatch):
-    from jaxprompt.training import checkpoint
+    from jaxprompt.training import checkpoint_folders
 
     run, first = tmp_path / "run", {}
     fields = {"train.save_steps": 1, "train.eval_steps": 3}
     words = flags(tiny_fields(backbone, data) | fields)
-    sealed = checkpoint._checksums
+    sealed = checkpoint_folders._checksums
 
     def full(path):
         if path.name == "2.partial":
@@ -116,7 +117,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(refused, backbone, data, tmp_
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return sealed(path)
 
-    monkeypatch.setattr(checkpoint, "_checksums", full)
+    monkeypatch.setattr(checkpoint_folders, "_checksums", full)
     line = refused("train", f"--config={BASE}", f"--workdir={run}", *words, started=True)
     assert f"cannot write {run / 'checkpoints/2'}: No space left on device" in line
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["1"]

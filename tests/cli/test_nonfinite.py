@@ -8,7 +8,9 @@ from tiny_run import ROOT, flags, jaxprompt, make_config, read_lines, tiny_field
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.tune import run
 from jaxprompt.errors import InputError
+from jaxprompt.training import loop
 from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.log import RunLog
 
 STILL = {
     "backbone.dropout": 0, "head.dropout": 0, "prompt.dropout": 0, "train.log_steps": 1,
@@ -78,6 +80,52 @@ def test_a_run_that_never_was_finite_is_not_told_to_lower_its_learning_rate(
     ) as found:
         run(c, str(tmp_path))
     assert "optim.lr" not in str(found.value) and "backbone.dtype=float32" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "spoilt, said, state",
+    [
+        # The streak is over when it is seen.
+        ((2, 3, 4), "3 steps in a row were not finite, up to step 4", (3, 0)),
+        # It is longer than the limit by then.
+        ((1, 3, 4, 5, 6, 7), "4 steps in a row were not finite, up to step 6", (5, 4)),
+        ((1, 2, 3, 4, 5, 6, 7), "the first 6 steps were not finite", (6, 6)),
+    ],
+)
+def test_a_streak_is_seen_where_the_loss_is_logged(
+    spoil, backbone, data, tmp_path, spoilt, said, state
+):
+    own = {"train.total_steps": 12, "train.log_steps": 6}
+    own |= {"train.eval_steps": 12, "train.save_steps": 12}
+    c = make_config(backbone, data, "prefix", **STOPPED | own)
+    spoil(*spoilt)
+    with pytest.raises(InputError, match=said):
+        run(c, str(tmp_path))
+    assert Checkpoints(tmp_path).latest() == 6
+    saved, _ = arrays(tmp_path / "checkpoints")
+    assert (saved["step"], saved["skipped"], saved["streak"]) == (6, *state)
+
+
+def test_the_device_is_read_once_a_log_interval(backbone, data, tmp_path, monkeypatch):
+    own = {"train.total_steps": 10, "train.log_steps": 4, "train.eval_steps": 6}
+    c = make_config(backbone, data, "prefix", **STILL | own | {"train.save_steps": 5})
+    seen, progress, device_get = [], RunLog.progress, loop.jax.device_get
+
+    def note_step(self, step):
+        seen.append(step)
+        progress(self, step)
+
+    def note_read(tree):
+        # Of the steps alone: evaluation reads scores in its own way.
+        seen.extend(["read"] if "'loss'" in str(loop.jax.tree.structure(tree)) else [])
+        return device_get(tree)
+
+    monkeypatch.setattr(RunLog, "progress", note_step)
+    monkeypatch.setattr(loop.jax, "device_get", note_read)
+    run(c, str(tmp_path))
+    # It logs at 4, 8 and 10, saves at 5 and 10, evaluates at 6 and 10.
+    read = "read"
+    assert seen == [1, 2, 3, read, 4, read, 5, read, 6, 7, read, 8, 9, read, 10]
 
 
 def test_the_state_that_is_saved_is_the_last_good_one(spoil, backbone, data, tmp_path, monkeypatch):

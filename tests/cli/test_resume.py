@@ -20,7 +20,14 @@ from jaxprompt.training.checkpoint import Checkpoints
 STEPS = 8
 PROMPT, HEAD = LAYERS * 2 * 4 * WIDTH, (WIDTH + 1) * 3
 # Step, place in the run, and which step the resumed run must go on from (None: from the start).
-MOMENTS = {"saved-2": 2, "saving-6": 4, "between-4": 2, "best-2": None, "result-0": STEPS}
+MOMENTS = {
+    "saved-2": 2,
+    "saving-6": 4,
+    "ahead-4": 2,
+    "between-4": 2,
+    "best-2": None,
+    "result-0": STEPS,
+}
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training import checkpoint
+from jaxprompt.training import checkpoint, checkpoint_folders
 from jaxprompt.training.checkpoint import Checkpoints
 
 SPECS = {
@@ -85,8 +85,16 @@ def save(folder: Path) -> dict:
     first, second = make_state(placement, 1), make_state(placement, 2)
     checkpoints = Checkpoints(folder / "run", keep=1)
     checkpoints.rewind(-1)
+    told, place = [], folder / "run/checkpoints/1"
     checkpoints.save_best(1, {"whole": first["whole"]}, {"value": 1})
-    checkpoints.save(1, first, {"at": 1})
+    checkpoints.save(1, first, {"at": 1}, lambda: told.append(place.exists()))
+    # While both are written, the devices go on with the buffers of what was saved.
+    advance = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    moved = advance(first)
+    for _ in range(20):
+        moved = advance(moved)
+    first = make_state(placement, 1)
+    found_first = same(checkpoints.restore(first)[0], first)
     checkpoints.save(2, second, {"at": 2})
     checkpoints.save(2, first, {"at": 3})
     restored, position = checkpoints.restore(first)
@@ -94,7 +102,8 @@ def save(folder: Path) -> dict:
     found = {
         "steps": [checkpoints.latest(), checkpoints.best()],
         "position": [position, info],
-        "same": same(restored, second) and same(best["whole"], first["whole"]),
+        "same": same(restored, second) and same(best["whole"], first["whole"]) and found_first,
+        "told": told,
     }
     # What one process wrote on other devices.
     other, _ = Checkpoints(folder / "one").restore(first)
@@ -106,9 +115,10 @@ def save(folder: Path) -> dict:
     room, checkpoint._check_room = checkpoint._check_room, full
     found["full"] = refusal(checkpoints.save, 3, first, {})
     checkpoint._check_room = room
-    sums, checkpoint._checksums = checkpoint._checksums, full
-    found["unsealed"] = refusal(checkpoints.save, 3, first, {})
-    checkpoint._checksums = sums
+    sums, checkpoint_folders._checksums = checkpoint_folders._checksums, full
+    checkpoints.save(3, first, {})
+    found["unsealed"] = refusal(checkpoints.settle)
+    checkpoint_folders._checksums = sums
     found["left"] = sorted(path.name for path in (folder / "run/checkpoints").iterdir())
     if processes.is_first():
         file = next(p for p in (folder / "one/checkpoints/5").rglob("*") if p.stat().st_size > 60)

@@ -55,13 +55,14 @@ def test_a_process_alone_needs_no_other():
 
 def test_checkpoints_of_two_processes(tmp_path):
     one = make_placement(data=4, model=2)
-    Checkpoints(tmp_path / "one").save(5, make_state(one, 3), {"at": 5})
+    with (checkpoints := Checkpoints(tmp_path / "one")).settling():
+        checkpoints.save(5, make_state(one, 3), {"at": 5})
     with Processes(tmp_path / "logs") as team:
         team.start_all(2, [JOB, "save", tmp_path])
         found, other = answers(team)
     assert found == other
     assert found["steps"] == [2, 1] and found["position"] == [{"at": 2}, {"value": 1}]
-    assert found["same"] and found["other_mesh"]
+    assert found["same"] and found["other_mesh"] and found["told"] == [True]
     run = tmp_path / "run/checkpoints"
     assert found["full"] == found["unsealed"]
     assert found["full"].startswith(f"cannot write {run}/3: No space left on device; ")

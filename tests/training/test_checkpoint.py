@@ -1,5 +1,6 @@
 """Checkpoints come back bit for bit, and survive kills, full disks and damage."""
 
+import asyncio
 import errno
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint._src.serialization import serialization
 
 from jaxprompt.errors import InputError
+from jaxprompt.training import checkpoint, checkpoint_folders
 from jaxprompt.training.checkpoint import Checkpoints
 
 POSITION = {"epoch": 2, "iterator": {"next_index": 17, "state": "a\nb"}, "best": 0.1 + 0.2}
@@ -48,6 +52,12 @@ def assert_same(tree, other):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+def save(folder, step, state, position):
+    """Saves a step to the end."""
+    with (checkpoints := Checkpoints(folder)).settling():
+        checkpoints.save(step, state, position)
+
+
 def one_line(error):
     message = str(error.value)
     assert "\n" not in message and len(message) < 600
@@ -60,7 +70,7 @@ def test_restores_bit_for_bit(tmp_path, dtype):
     special = jnp.asarray([jnp.nan, jnp.inf, -0.0, 1e-40], dtype)
     table = state.trainable["prompt/table"].at[0, :4].set(special)
     state.trainable["prompt/table"] = table
-    Checkpoints(tmp_path).save(7, state, POSITION)
+    save(tmp_path, 7, state, POSITION)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     for template in (state, shapes):
         restored, position = Checkpoints(tmp_path).restore(template)
@@ -72,7 +82,7 @@ def test_sharded_leaf_is_read_into_its_sharding(tmp_path):
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     table = jax.device_put(jnp.arange(16.0).reshape(8, 2), sharding)
-    Checkpoints(tmp_path).save(1, {"table": table}, {})
+    save(tmp_path, 1, {"table": table}, {})
     restored, _ = Checkpoints(tmp_path).restore({"table": table})
     assert restored["table"].sharding == sharding
     assert_same(restored, {"table": table})
@@ -125,6 +135,7 @@ def test_best_of_every_kept_step_stays(tmp_path):
             best = make_state(seed=step).trainable
             checkpoints.save_best(step, best, {"dev": step / 10})
         checkpoints.save(step, make_state(seed=step), {})
+        checkpoints.settle()
         if step == 5:
             # Resumed from step 4, the best is that of step 2.
             names = sorted(p.name for p in (tmp_path / "checkpoints/best").iterdir())
@@ -158,7 +169,7 @@ def test_rewind_forgets_later_steps_and_leftovers(tmp_path):
 def test_holds_three_numbers_for_each_trained_one(tmp_path, width):
     state = make_state(width)
     numbers = sum(x.size for x in jax.tree.leaves(state.trainable))
-    Checkpoints(tmp_path).save(1, state, POSITION)
+    save(tmp_path, 1, state, POSITION)
     size = Checkpoints(tmp_path).bytes()
     assert 0.85 * 3 * 4 * numbers < size < 3 * 4 * numbers + 12_000
     files = [p for p in (tmp_path / "checkpoints").rglob("*") if p.is_file()]
@@ -166,6 +177,7 @@ def test_holds_three_numbers_for_each_trained_one(tmp_path, width):
 
 
 KILLED = """
+import functools
 import sys
 sys.path.insert(0, {repo!r})
 import jax.numpy as jnp
@@ -187,8 +199,8 @@ while True:
     step += 1
     if step % 3 == 0:
         checkpoints.save_best(step, tree(step), {{"step": step}})
-    checkpoints.save(step, tree(step), {{"step": step}})
-    print(step, flush=True)
+    told = functools.partial(print, step, flush=True)
+    checkpoints.save(step, tree(step), {{"step": step}}, told)
 """
 
 
@@ -213,6 +225,11 @@ def test_sigkill_at_any_moment_leaves_the_last_complete_checkpoint(tmp_path):
     assert int(trainable["step"]) == info["step"] == checkpoints.best()
 
 
+def fill(*_):
+    """Stands for a disk that is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.fixture
 def file_size_limit():
     """Lets no file grow past 20,000 bytes: writes fail as on a full disk, for root too."""
@@ -223,26 +240,27 @@ def file_size_limit():
 
 @pytest.mark.parametrize("where", ["before", "inside orbax", "at the seal"])
 def test_a_write_that_fails_leaves_the_earlier_checkpoint(
-    tmp_path, monkeypatch, file_size_limit, where
+    tmp_path, monkeypatch, file_size_limit, where, capfd
 ):
     # One array: of several that fail at once, orbax leaves tasks behind that warn later.
     state = {"table": jax.random.normal(jax.random.key(0), (20, 18432))}
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state, {"at": 1})
+    checkpoints.settle()
     if where == "inside orbax":
         monkeypatch.setattr("jaxprompt.training.checkpoint._check_room", lambda folder, tree: None)
     if where == "at the seal":
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr("jaxprompt.training.checkpoint._checksums", full)
+        monkeypatch.setattr("jaxprompt.training.checkpoint_folders._checksums", fill)
     else:
         file_size_limit()
+    if where != "before":  # in the background
+        checkpoints.save(2, state, {"at": 2}, lambda: pytest.fail("it is not complete"))
     with pytest.raises(InputError, match="cannot write .*checkpoints/2") as error:
-        checkpoints.save(2, state, {"at": 2})
+        checkpoints.save(2, state, {"at": 2}) if where == "before" else checkpoints.settle()
     reason = errno.ENOSPC if where == "at the seal" else errno.EFBIG
     assert os.strerror(reason) in one_line(error)
+    assert capfd.readouterr().err == ""  # orbax logs tracebacks of its threads
+    checkpoints.settle()  # it is raised once
     monkeypatch.undo()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
     restored, position = checkpoints.restore(state)
@@ -250,11 +268,111 @@ def test_a_write_that_fails_leaves_the_earlier_checkpoint(
     assert position == {"at": 1}
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """Lets no checkpoint become complete before an event is set."""
+    sums, event = checkpoint_folders._checksums, threading.Event()
+
+    def late(path):
+        assert event.wait(60)
+        return sums(path)
+
+    monkeypatch.setattr(checkpoint_folders, "_checksums", late)
+    yield event
+    event.set()
+
+
+def test_a_save_goes_on_in_the_background(tmp_path, held):
+    checkpoints, told = Checkpoints(tmp_path), []
+    position = {"best": {"step": 3}}
+    checkpoints.save(3, make_state(seed=3), position, lambda: told.append(3))
+    position["best"]["step"] = 4
+    assert not told and not (tmp_path / "checkpoints/3").exists()
+    held.set()
+    assert checkpoints.latest() == 3 and told == [3]  # a reader waits
+    state, found = checkpoints.restore(make_state())
+    assert_same(state, make_state(seed=3))
+    assert found == {"best": {"step": 3}}
+
+
+def test_what_is_saved_is_the_state_of_its_step(tmp_path, monkeypatch):
+    """Though its buffers are donated to steps that end before any of it is written."""
+    write, stepped = serialization.async_serialize_from_host, threading.Event()
+
+    async def write_late(*args, **kwargs):
+        assert await asyncio.to_thread(stepped.wait, 60)
+        return await write(*args, **kwargs)
+
+    monkeypatch.setattr(serialization, "async_serialize_from_host", write_late)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    specs = {"whole": jax.sharding.PartitionSpec(), "cut": jax.sharding.PartitionSpec("data")}
+    where = {name: jax.sharding.NamedSharding(mesh, spec) for name, spec in specs.items()}
+    make = lambda: jax.device_put(dict.fromkeys(where, jnp.arange(4096.0).reshape(64, 64)), where)
+    step = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    checkpoints, state = Checkpoints(tmp_path), step(make())
+    checkpoints.save(1, state, {})
+    for _ in range(5):
+        state = step(state)
+    jax.block_until_ready(state)
+    assert not (tmp_path / "checkpoints/1").exists()
+    stepped.set()
+    assert_same(checkpoints.restore(make())[0], step(make()))
+    assert_same(state, jax.tree.map(lambda x: x + 6, make()))
+
+
+def test_a_state_is_complete_after_its_best_and_not_without_it(tmp_path, monkeypatch, held):
+    state, order, seal = make_state(), [], checkpoint.seal
+
+    def sealed(path):
+        seal(path)
+        order.append(path.relative_to(tmp_path / "checkpoints").as_posix())
+
+    monkeypatch.setattr(checkpoint, "seal", sealed)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_best(1, state.trainable, {})
+    checkpoints.save(1, state, {})  # both are under way
+    assert not order
+    held.set()
+    checkpoints.save(2, state, {})
+    checkpoints.settle()
+    assert order == ["best/1", "1", "2"]
+
+    def refuse_best(path):
+        return fill() if path.parent.name == "best" else {}
+
+    monkeypatch.setattr(checkpoint_folders, "_checksums", refuse_best)
+    checkpoints.save_best(3, state.trainable, {})
+    checkpoints.save(3, state, {})
+    with pytest.raises(InputError, match="cannot write .*checkpoints/best/3: No space left"):
+        checkpoints.save(4, state, {})
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "best"]
+    assert [path.name for path in (tmp_path / "checkpoints/best").iterdir()] == ["1"]
+
+
+def test_a_block_that_fails_waits_for_its_saves_and_keeps_its_error(tmp_path, monkeypatch, held):
+    state, checkpoints = make_state(), Checkpoints(tmp_path)
+    with pytest.raises(KeyError) as error, checkpoints.settling():
+        checkpoints.save(1, state, {})
+        threading.Timer(0.2, held.set).start()
+        raise KeyError("its own")
+    assert (tmp_path / "checkpoints/1").exists() and not hasattr(error.value, "__notes__")
+    monkeypatch.setattr(checkpoint_folders, "_checksums", fill)
+    with pytest.raises(KeyError) as error, checkpoints.settling():
+        checkpoints.save(2, state, {})
+        raise KeyError("its own")
+    (note,) = error.value.__notes__
+    assert "cannot write" in note and "checkpoints/2: No space left" in note
+    with pytest.raises(InputError, match="checkpoints/3: No space left"), checkpoints.settling():
+        checkpoints.save(3, state, {})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+
+
 def test_damage_to_any_file_is_found(tmp_path):
     state = make_state()
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state, {"at": 1})
     checkpoints.save(2, state, {"at": 2})
+    checkpoints.settle()
     folder = tmp_path / "checkpoints/2"
     whole = shutil.copytree(folder, tmp_path / "whole")
     for file in sorted(p.relative_to(whole) for p in whole.rglob("*") if p.is_file()):
@@ -303,7 +421,7 @@ def test_foreign_checkpoints_are_refused(tmp_path):
 def test_a_workdir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot write .*file"):
-        Checkpoints(tmp_path / "file").save(1, make_state(), {})
+        save(tmp_path / "file", 1, make_state(), {})
 
 
 def test_only_what_saving_leaves_behind_is_removed(tmp_path):
