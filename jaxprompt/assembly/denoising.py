@@ -38,6 +38,7 @@ from jaxprompt.parallel.sharding import DATA, Placement, check_padding, put_batc
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.losses import count_hits, on_targets
+from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.replaced_tokens import (
     Pair,
     generator_config,
@@ -301,11 +302,14 @@ def build_scores(
 
     def measure(trainable: tree.Flat) -> dict[str, float]:
         total: dict[str, dict[str, np.float64]] = {}
-        for number, batch in enumerate(held):
-            own = step(
+        found = (
+            step(
                 trainable, adapted.frozen, put_batch(placement, batch),
                 jax.random.fold_in(key, number),
-            )  # fmt: skip
+            )
+            for number, batch in enumerate(held)
+        )  # fmt: skip
+        for own in ahead(found):
             # In float64, on the host: in float32 counts beyond 2^24 would stop growing.
             add = lambda old, new: old + np.float64(new)
             own = jax.device_get(own)

@@ -23,6 +23,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
+from jaxprompt.training.evaluation import ahead
 from jaxprompt.training.run_folder import read_record
 from jaxprompt.training.state import make_state
 from jaxprompt.training.throughput import Meter
@@ -166,9 +167,13 @@ class HeldOutScorer:
         same = all(text is texts[0] for text in texts)
         passes = [text.held for text in (texts[:1] if same else texts)]
         layout, total = self._members[0].scorer.layout, None
-        for each, batch in side_by_side(passes, layout):
-            batch = each[0] if same else batch
-            sums = self._programs.counts(trainable, batch, own, len(rows), is_shared=same)
+        found = (
+            self._programs.counts(
+                trainable, each[0] if same else batch, own, len(rows), is_shared=same
+            )
+            for each, batch in side_by_side(passes, layout)
+        )
+        for sums in ahead(found):
             # Sums over many batches: float32 would round away what is small beside them.
             sums = jax.tree.map(np.float64, jax.device_get(sums))
             total = sums if total is None else jax.tree.map(np.add, total, sums)
