@@ -14,7 +14,7 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement, put_batch, within
 from jaxprompt.training.steps import make_eval_step, make_generate_step
-from jaxprompt.tree import Flat
+from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 _T = TypeVar("_T")
@@ -22,28 +22,46 @@ _T = TypeVar("_T")
 _EARLY = {"true": True, "false": False, "never": "never"}
 
 
-# (trainable, frozen, batch) -> which example each row is, -1 = none, and what was computed of it.
-Step = Callable[[Flat, Flat, Batch], tuple[jax.Array, jax.Array]]
+# Begins a pass: (trainable, frozen) -> a function of a batch that tells which example each row is,
+# -1 = none, and what was computed of it.
+Step = Callable[[Flat, Flat], Callable[[Batch], tuple[jax.Array, jax.Array]]]
 
 
-def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Array]) -> Step:
+def place_step(
+    placement: Placement, step: Callable[..., jax.Array],
+    begin: Callable[[Flat, Flat], Any] | None = None,
+) -> Step:  # fmt: skip
     """Compiles a step for batches of which every process has its part.
 
-    Every process gets the results of all rows.
+    `step` takes (trainable, frozen, batch), and what `begin` made of the first two, once for all
+    batches of a pass. Every process gets the results of all rows.
     """
 
-    def whole(trainable: Flat, frozen: Flat, batch: Batch):
-        return batch.index, step(trainable, frozen, batch)
+    def whole(trainable: Flat, frozen: Flat, batch: Batch, *begun: Any):
+        return batch.index, step(trainable, frozen, batch, *begun)
 
     # On every device, since a process cannot read the parts of another one.
-    compiled = jax.jit(within(placement, whole), out_shardings=placement.replicated)
-    return lambda trainable, frozen, batch: compiled(trainable, frozen, put_batch(placement, batch))
+    compile_ = lambda made: jax.jit(within(placement, made), out_shardings=placement.replicated)
+    each, first = compile_(whole), None if begin is None else compile_(begin)
+
+    def start(trainable: Flat, frozen: Flat) -> Callable[[Batch], tuple[jax.Array, jax.Array]]:
+        begun = () if first is None else (first(trainable, frozen),)
+        return lambda batch: each(trainable, frozen, put_batch(placement, batch), *begun)
+
+    return start
 
 
 @shared
 def scoring_step(placement: Placement, model: Model) -> Step:
     """Compiles the scores of the classes, once for all equal models of a process."""
-    return place_step(placement, make_eval_step(model))
+    return place_step(placement, make_eval_step(model), begin_pass(model))
+
+
+def begin_pass(model: Model) -> Callable[[Flat, Flat], Any] | None:
+    """Makes (trainable, frozen) -> what all rows begin with; None where they share nothing."""
+    if model.front is None:
+        return None
+    return lambda trainable, frozen: model.run_front(merge(trainable, frozen))
 
 
 def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
@@ -64,8 +82,8 @@ def predict_scores(
     size: int,
 ) -> np.ndarray:
     """Scores every unit of a split. -> float32 [size, C] or [size, M, C], row i = unit i"""
-    scores = None
-    for index, value in ahead(step(trainable, frozen, batch) for batch in batches):
+    scores, score = None, step(trainable, frozen)
+    for index, value in ahead(map(score, batches)):
         index, value = np.asarray(index), np.asarray(value, np.float32)
         if scores is None:
             # NaN, so that a unit which no batch holds cannot pass for one with a score.
@@ -92,13 +110,13 @@ def make_writer(placement: Placement, how: Mapping[str, Any], model: Model, layo
     """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
     settings = dict(how, eos=layout.stop_id, pad=layout.pad_id)
     settings["early_stopping"] = _EARLY[settings["early_stopping"]]
-    return place_step(placement, make_generate_step(model, **settings))
+    return place_step(placement, make_generate_step(model, **settings), begin_pass(model))
 
 
 def write_texts(step, tokenizer, trainable, frozen, batches, size: int) -> list[str]:
     """Writes a text for every example of a split, in its order. -> [size]"""
-    texts = [""] * size
-    for found in ahead((step(trainable, frozen, batch) for batch in batches), 1):
+    texts, write = [""] * size, step(trainable, frozen)
+    for found in ahead(map(write, batches), 1):
         index, ids = (np.asarray(part) for part in found)
         rows = [i for i, row in enumerate(index) if row >= 0]
         written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
