@@ -247,7 +247,14 @@ class Programs:
         return jax.jit(within(self._within(runs), fronts), out_shardings=self._lay(runs))
 
     def scores(
-        self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool, ran: Any
+        self,
+        trainable: Flat,
+        batch: Batch,
+        own: PerRun,
+        runs: int,
+        *,
+        is_shared: bool,
+        ran: Any = None,
     ):
         """Scores a batch with every run; `ran` is what `front` gave. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)

@@ -1,9 +1,11 @@
 """Scores or texts of a whole split, in the split's own order."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -18,12 +20,35 @@ from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 _T = TypeVar("_T")
+_COMPILERS = 2  # at once; each takes some hundred MiB
 # A field of a config has one type, so the words stand for what `generate` takes.
 _EARLY = {"true": True, "false": False, "never": "never"}
 
 
-# Begins a pass: (trainable, frozen) -> a function of a batch that tells which example each row is,
-# -1 = none, and what was computed of it.
+class Pass(NamedTuple):
+    """A step with the numbers of one pass over a split."""
+
+    run: Callable[..., tuple[jax.Array, jax.Array]]
+    place: Callable[[Batch], Batch]
+    given: tuple[Any, ...]  # in front of the batch
+    begun: tuple[Any, ...]  # behind it
+    known: set[Any]  # shapes that `run` is compiled for
+
+    def __call__(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Tells which example each row is, -1 = none, and what was computed of it."""
+        self.known.add(_shapes(batch))
+        return self.run(*self.given, self.place(batch), *self.begun)
+
+    def compile(self, batch: Batch) -> None:
+        """Compiles what batches of this shape run."""
+        self.run.lower(*self.given, self.place(batch), *self.begun).compile()
+
+
+def _shapes(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    return tuple(x.shape for x in jax.tree.leaves(batch))
+
+
+# Begins a pass: (trainable, frozen) -> a function of its batches.
 Step = Callable[[Flat, Flat], Callable[[Batch], tuple[jax.Array, jax.Array]]]
 
 
@@ -43,10 +68,11 @@ def place_step(
     # On every device, since a process cannot read the parts of another one.
     compile_ = lambda made: jax.jit(within(placement, made), out_shardings=placement.replicated)
     each, first = compile_(whole), None if begin is None else compile_(begin)
+    known: set[Any] = set()
 
-    def start(trainable: Flat, frozen: Flat) -> Callable[[Batch], tuple[jax.Array, jax.Array]]:
+    def start(trainable: Flat, frozen: Flat) -> Pass:
         begun = () if first is None else (first(trainable, frozen),)
-        return lambda batch: each(trainable, frozen, put_batch(placement, batch), *begun)
+        return Pass(each, partial(put_batch, placement), (trainable, frozen), begun, known)
 
     return start
 
@@ -74,6 +100,33 @@ def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
     yield from waiting
 
 
+@contextlib.contextmanager
+def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any, Any]]]:
+    """Compiles the shapes of a pass side by side, while the first of its batches run. -> `score`
+
+    Batches that are no EvalBatches are compiled as they come, and so are those of several
+    processes, whose compilers may wait for each other.
+    """
+    firsts = getattr(batches, "firsts", None)
+    if firsts is None or not isinstance(score, Pass) or jax.process_count() > 1:
+        yield score
+        return
+    new = [batch for batch in firsts() if _shapes(batch) not in score.known]
+    pool = ThreadPoolExecutor(_COMPILERS)
+    # The first is compiled by the thread that runs it.
+    pending = {_shapes(batch): pool.submit(score.compile, batch) for batch in new[1:]}
+
+    def run(batch: Batch) -> tuple[Any, Any]:
+        if (compiled := pending.pop(_shapes(batch), None)) is not None:
+            compiled.result()  # else it would be compiled twice
+        return score(batch)
+
+    try:
+        yield run
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def predict_scores(
     step: Step,
     trainable: Flat,
@@ -83,12 +136,13 @@ def predict_scores(
 ) -> np.ndarray:
     """Scores every unit of a split. -> float32 [size, C] or [size, M, C], row i = unit i"""
     scores, score = None, step(trainable, frozen)
-    for index, value in ahead(map(score, batches)):
-        index, value = np.asarray(index), np.asarray(value, np.float32)
-        if scores is None:
-            # NaN, so that a unit which no batch holds cannot pass for one with a score.
-            scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
-        scores[index[index >= 0]] = value[index >= 0]
+    with compiling(score, batches) as run:
+        for index, value in ahead(map(run, batches)):
+            index, value = np.asarray(index), np.asarray(value, np.float32)
+            if scores is None:
+                # NaN, so that a unit which no batch holds cannot pass for one with a score.
+                scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
+            scores[index[index >= 0]] = value[index >= 0]
     return scores
 
 
@@ -116,10 +170,11 @@ def make_writer(placement: Placement, how: Mapping[str, Any], model: Model, layo
 def write_texts(step, tokenizer, trainable, frozen, batches, size: int) -> list[str]:
     """Writes a text for every example of a split, in its order. -> [size]"""
     texts, write = [""] * size, step(trainable, frozen)
-    for found in ahead(map(write, batches), 1):
-        index, ids = (np.asarray(part) for part in found)
-        rows = [i for i, row in enumerate(index) if row >= 0]
-        written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
-        for i, text in zip(index[rows], written, strict=True):
-            texts[i] = text.strip()
+    with compiling(write, batches) as run:
+        for found in ahead(map(run, batches), 1):
+            index, ids = (np.asarray(part) for part in found)
+            rows = [i for i, row in enumerate(index) if row >= 0]
+            written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
+            for i, text in zip(index[rows], written, strict=True):
+                texts[i] = text.strip()
     return texts
