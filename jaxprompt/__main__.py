@@ -126,6 +126,9 @@ def entry() -> None:
         from jaxprompt.cli.completion import complete
 
         complete(commands())
+    # transformers imports torch where it is installed, which takes seconds, and of it this process
+    # needs no more than tokenizers.
+    sys.modules.setdefault("torch", None)
     signals.watch()
     code = main()
     signals.note("after all was done")

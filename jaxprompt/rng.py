@@ -4,10 +4,22 @@ import zlib
 
 import jax
 
+# What `config.rng` calls a generator -> JAX's name, and the words of one of its keys. threefry
+# gives the same bits on every device and mesh, and to a run of a grid those that it has alone. rbg
+# is the device's own generator and cheaper on TPUs; its bits may change with the mesh, the kind of
+# device and the version of the compiler, and runs mapped over share them.
+GENERATORS = {"threefry": ("threefry2x32", 2), "rbg": ("rbg", 4)}
 
-def key_for(seed: int, name: str) -> jax.Array:
+
+def key_for(seed: int, name: str, generator: str = "threefry") -> jax.Array:
     """Makes the base key of one use ("init", "dropout") of a seed."""
-    return for_name(jax.random.key(seed), name)
+    return for_name(jax.random.key(seed, impl=GENERATORS[generator][0]), name)
+
+
+def from_numbers(numbers: jax.Array) -> jax.Array:
+    """Makes the key of the numbers that `jax.random.key_data` gave. Traceable."""
+    (impl,) = (impl for impl, words in GENERATORS.values() if words == numbers.shape[-1])
+    return jax.random.wrap_key_data(numbers, impl=impl)
 
 
 def for_name(key: jax.Array, name: str) -> jax.Array:

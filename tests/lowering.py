@@ -27,6 +27,7 @@ from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import DATA, Placement, Target, make_placement, within
 from jaxprompt.planning.compilers import standing_in
 from jaxprompt.prompts import make_prompt
+from jaxprompt.rng import key_for
 from jaxprompt.scoring.losses import (
     count_classes,
     count_hits,
@@ -37,6 +38,7 @@ from jaxprompt.scoring.losses import (
 )
 from jaxprompt.sweeps.batched_steps import PerRun, RunsPlacement, make_group_step
 from jaxprompt.training import replaced_tokens
+from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_generate_step, make_train_step
 from jaxprompt.tree import cast, is_plane, split, trainable_mask, unflatten
@@ -120,6 +122,7 @@ class Case:
     quantize: str = "none"
     kind: str = ""  # of KINDS; "" = the plainest of a family
     front: bool = False  # the soft tokens stand in front of all rows, and run once
+    rng: str = "threefry"
 
     def __str__(self):
         data, model, fsdp = self.mesh
@@ -128,6 +131,7 @@ class Case:
         words += ["dropout"] * (self.dropout > 0) + [self.side] * (self.side != "right")
         words += [self.head] * bool(self.head) + [self.quantize] * (self.quantize != "none")
         words += [self.kind] * bool(self.kind) + ["front"] * self.front
+        words += [self.rng] * (self.rng != "threefry")
         return "-".join(words)
 
 
@@ -266,7 +270,7 @@ def make_step(case: Case, place: Placement):
     model, objectives = make_model(case)
     trainable, frozen, batch = make_numbers(case, model)
     frozen = _put(frozen, place.parameters(frozen))
-    state = jax.eval_shape(lambda x: make_state(x, TX, jax.random.key(0)), trainable)
+    state = jax.eval_shape(lambda x: make_state(x, TX, key_for(0, "dropout", case.rng)), trainable)
     if case.work == "grid":
         apart = case.mesh[0] > 1
         place = dataclasses.replace(place, runs=True)
@@ -282,7 +286,10 @@ def make_step(case: Case, place: Placement):
     step = make_eval_step(model)
     if case.work == "generate":
         step = make_generate_step(model, max_new=4, eos=1, pad=0, beams=2)
-    return step, (state.trainable, frozen, batch), place
+    given = state.trainable, frozen, batch
+    if begin := begin_pass(model):  # what a pass computes once for all of its batches
+        given += (_put(jax.eval_shape(begin, *given[:2]), place.replicated),)
+    return step, given, place
 
 
 def products(text: str) -> Counter:

@@ -25,6 +25,7 @@ from lowering import (
     has_kernel,
     lower,
     make_model,
+    make_numbers,
     products,
     shape_of,
 )
@@ -38,6 +39,7 @@ from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import make_placement, within
 from jaxprompt.planning.compilers import standing_in
+from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.shared_steps import TaskBatch, make_shared_step
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import make_train_step
@@ -202,6 +204,7 @@ FRONTS = [
     for family, work, n, mesh in (
         ("gpt2", "train", 16, (2, 2, False)), ("llama", "train", 5, (2, 2, True)),
         ("gpt2", "grid", 16, (1, 1, False)), ("llama", "generate", 16, (1, 1, False)),
+        ("gpt2", "evaluate", 5, (2, 2, True)),
     )
 ]  # fmt: skip
 
@@ -271,6 +274,31 @@ def test_every_step_of_other_llamas(case):
 @pytest.mark.parametrize("case", FRONTS, ids=str)
 def test_every_step_behind_a_front_that_runs_once(case):
     check(case, lower(case))
+
+
+@pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
+def test_the_front_of_a_pass(target):
+    """It runs in a program of its own, before those of the batches."""
+    case = Case("llama", "evaluate", "soft", 5, mesh=MESHES[2], target=target, front=True)
+    model, _ = make_model(case)
+    trainable, frozen, _ = make_numbers(case, model)
+    place = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])
+    place = dataclasses.replace(place, compiled_for=target)
+    with standing_in(target):
+        traced = jax.jit(within(place, begin_pass(model))).trace(trainable, frozen)
+        text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    check(case, text)
+
+
+@pytest.mark.parametrize("family, mesh, target", [
+    ("bert", MESHES[1], H100), ("gpt2", MESHES[2], TPU), ("t5", MESHES[0], TPU),
+])  # fmt: skip
+def test_dropout_by_the_own_generator_of_a_device(family, mesh, target):
+    case = Case(family, dropout=0.1, mesh=mesh, target=target, rng="rbg")
+    text = lower(case)
+    assert "stablehlo.rng_bit_generator" in text
+    assert "stablehlo.rng_bit_generator" not in lower(dataclasses.replace(case, rng="threefry"))
+    check(case, text)
 
 
 @pytest.mark.parametrize("case", PROBES, ids=str)

@@ -125,3 +125,31 @@ print(configs.base.__file__)
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == str(wheel / "jaxprompt" / "shipped" / "configs" / "base.py")
+
+
+def test_a_command_imports_torch_for_its_files_alone(tmp_path):
+    """transformers would import it for the tokenizer, which takes most of the time to start."""
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.arange(6.0).reshape(2, 3)}, tmp_path / "pytorch_model.bin")
+    code = "\n".join((
+        "import contextlib, sys",
+        "from contextlib import ExitStack",
+        "from pathlib import Path",
+        "sys.argv = ['jaxprompt', '--version']",
+        "from jaxprompt.__main__ import entry",
+        "with contextlib.suppress(SystemExit):",
+        "    entry()",
+        "import transformers",
+        "transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast",
+        "assert sys.modules['torch'] is None",
+        "from jaxprompt.convert.weights import _open_torch",
+        "with ExitStack() as stack:",
+        f"    (entry,) = _open_torch(Path({str(tmp_path)!r}, 'pytorch_model.bin'), stack).values()",
+        "    print(entry.read(slice(0, 2), slice(0, 3)).tolist())",
+    ))  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]"

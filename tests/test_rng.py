@@ -4,6 +4,7 @@ import zlib
 
 import jax
 import numpy as np
+import pytest
 
 from jaxprompt import rng
 
@@ -29,3 +30,13 @@ def test_keys_differ_and_repeat():
 def test_at_step_is_traceable():
     key = rng.key_for(0, "dropout")
     assert jax.jit(rng.at_step)(key, 5) == rng.at_step(key, 5)
+
+
+@pytest.mark.parametrize("generator", rng.GENERATORS)
+def test_a_key_is_read_from_its_numbers(generator):
+    impl, words = rng.GENERATORS[generator]
+    key = rng.key_for(7, "dropout", generator)
+    numbers = jax.random.key_data(key)
+    assert numbers.shape == (words,) and str(jax.random.key_impl(key)) == impl
+    assert rng.from_numbers(numbers) == key
+    assert jax.jit(lambda x: jax.random.bits(rng.from_numbers(x)))(numbers) == jax.random.bits(key)

@@ -277,8 +277,8 @@ def _each(
     step: Callable, given: Any, params: Mapping[str, Any], batches: EvalBatches, prompts: np.ndarray
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
     """Runs the batches. -> of each the units of its rows, and their scores by kind of head"""
-    ran = (step(given, params, _with_prompts(batch, prompts)) for batch in batches)
-    for index, scored in ahead(ran):
+    score = step(given, params)
+    for index, scored in ahead(score(_with_prompts(batch, prompts)) for batch in batches):
         yield np.asarray(index), [np.asarray(value, np.float32) for value in scored]
 
 

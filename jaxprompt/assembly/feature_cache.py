@@ -242,7 +242,8 @@ def _compute(
 ) -> None:
     """Fills a store in one pass, longest rows first: few shapes are compiled."""
     batches = EvalBatches(split.rows, split.labels, scorer.layout)
-    found = ((batch, step(weights.trainable, weights.frozen, batch)[1]) for batch in batches)
+    look = step(weights.trainable, weights.frozen)
+    found = ((batch, look(batch)[1]) for batch in batches)
     for batch, states in ahead(found, 1):
         store.write(_rows(batch), _mask(batch, what), np.asarray(states))
 

@@ -64,6 +64,11 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
             f"train.profile={c.train.profile} traces steps of one run, and config.runs asks for "
             "several; set it to 0, or empty config.runs"
         )
+    if c.rng == "rbg":
+        raise InputError(
+            "rng=rbg gives runs that train as one program each other's draws, and config.runs asks "
+            "for several; set rng=threefry, or empty config.runs"
+        )
     axes = {axis: tuple(c.runs[axis]) for axis in AXES if c.runs[axis]}
     _check_axes(c, axes)
     runs, names = [], {}

@@ -76,7 +76,8 @@ class Work(Job):
         c = self.config
         self.tx = build_optimizer(c, trainable, self.milestones, self.batches.steps_per_epoch)
         self.step = make_train_step(model, self.tx, objectives, accumulate=c.optim.accumulate)
-        self.state = place_state(placement, trainable, self.tx, rng.key_for(c.seed, "dropout"))
+        key = rng.key_for(c.seed, "dropout", c.rng)
+        self.state = place_state(placement, trainable, self.tx, key)
         self.placement, self.frozen = placement, frozen
 
 

@@ -34,6 +34,11 @@ _TASKS = Words("corpus.ppt", "TASKS")
 FIELDS = Block(
     "",
     seed=whole(0, "train seed: initial values, order of examples, dropout", SEED),
+    rng=word(
+        "threefry", Words("rng", "GENERATORS"),
+        "of dropout. threefry: the same on every mesh and device; rbg: the device's own generator, "
+        "whose draws may change with the mesh, the device and the version of the compiler",
+    ),
     backbone=Block(
         "the frozen model",
         path=path("", "folder of save_pretrained, .gguf file, hub id, or pkg:PACKAGE/FOLDER"),

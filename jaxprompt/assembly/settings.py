@@ -9,6 +9,7 @@ class Settings:
     """Values of one run."""
 
     seed: int
+    rng: str  # generator of dropout
     method: str
     batch: int
     eval_batch: int
@@ -39,6 +40,7 @@ def settings_of(c: Any) -> Settings:
     """Reads them off a config."""
     return Settings(
         seed=c.seed,
+        rng=c.rng,
         method=c.prompt.name,
         batch=c.data.batch,
         eval_batch=c.data.eval_batch,

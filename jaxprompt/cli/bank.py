@@ -49,6 +49,7 @@ def open_bank(args: Any) -> Any:
     from jaxprompt.assembly import bank
     from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
     from jaxprompt.assembly.prompt_artifact import block_of_card, read_export
+    from jaxprompt.parallel.compilation import keep_programs
 
     paths, names = [], []
     for given in args.prompt:
@@ -60,6 +61,7 @@ def open_bank(args: Any) -> Any:
         name: bank.Export(path, *read_export(path)) for name, path in zip(names, paths, strict=True)
     }
     block = backbone_block(args)
+    keep_programs()
     placement = make_mesh(args.mesh, args.batch)
     # One prompt names the backbone, and make_bank refuses those of other weights.
     first = next(iter(exports.values()))

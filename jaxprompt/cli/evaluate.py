@@ -55,11 +55,14 @@ def evaluate(
     """
     from jaxprompt.assembly import from_config
     from jaxprompt.assembly.front import share_front
+    from jaxprompt.assembly.settings import settings_of
     from jaxprompt.parallel import processes
+    from jaxprompt.parallel.compilation import keep_programs
 
     _check_split(split)
     if not from_config.is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
+    keep_programs(settings_of(c).compilation_cache)
     trained = from_config.restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(

@@ -70,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.data import records, submissions
     from jaxprompt.data.tasks import task_from_json
     from jaxprompt.heads import make_head, writer
+    from jaxprompt.parallel.compilation import keep_programs
 
     choose("--format", args.format, submissions.formats())
     if not args.prompt:
@@ -85,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
         name = submissions.file_name(args.format, task, head.columns(task))
     else:
         records.check_columns(given, head.columns(task) + errors, args.prefix)
+    keep_programs()
     placement = bank.make_mesh(args.mesh, args.batch)
     exported = unpack(
         where, backbone=bank.backbone_block(args), batch=args.batch, placement=placement,

@@ -6,6 +6,7 @@ Torch files are mapped into memory, unlike the others (blocks.py): their layout 
 import json
 import math
 import os
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -195,6 +196,8 @@ def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
 
 
 def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
+    if sys.modules.get("torch", ...) is None:  # a command has hidden it
+        del sys.modules["torch"]
     try:
         import torch
     except ImportError:

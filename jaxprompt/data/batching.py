@@ -282,8 +282,19 @@ class EvalBatches:
         """Shapes [rows, T] of one pass."""
         at = self._examples.layout
         rows = at.batch // at.hosts * at.num_rows
-        longest = (self._examples.lengths[chosen].max() for chosen in self._plan)
-        return frozenset((rows, at.length(length)) for length in longest)
+        return frozenset((rows, length) for length in self._lengths())
+
+    def firsts(self) -> Iterator[Batch]:
+        """Yields the first batch of each length."""
+        lengths, plans = self._lengths(), self._plan
+        # From the back, so that of a length the first of its batches stays.
+        found = dict(zip(reversed(lengths), reversed(plans), strict=True))
+        return map(self._examples.batch, reversed(found.values()))
+
+    def _lengths(self) -> list[int]:
+        """Tells to which length each batch is padded."""
+        at = self._examples.layout
+        return [at.length(self._examples.lengths[chosen].max()) for chosen in self._plan]
 
 
 def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:

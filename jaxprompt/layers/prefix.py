@@ -127,16 +127,23 @@ def put_behind(prefix: Prefix | None, k, v, mask) -> Prefix:
 
     The mask is a numpy array where both are. There are no positions.
     """
-    known = isinstance(mask, np.ndarray) and (prefix is None or isinstance(prefix.mask, np.ndarray))
-    xp = np if known else jnp
-    mask = xp.broadcast_to(mask, k.shape[:3])
+    mask = mask_behind(prefix, k.shape[0], mask)
     if prefix is None:
         return Prefix(k, v, mask)
-    rows, length = k.shape[1], prefix.k.shape[2]
-    spread = (*k.shape[:2], length, *k.shape[3:])
-    there = xp.broadcast_to(prefix.mask, (k.shape[0], rows, length))
+    spread = (*k.shape[:2], prefix.k.shape[2], *k.shape[3:])
     return Prefix(
         jnp.concatenate([jnp.broadcast_to(prefix.k, spread).astype(k.dtype), k], axis=2),
         jnp.concatenate([jnp.broadcast_to(prefix.v, spread).astype(v.dtype), v], axis=2),
-        xp.concatenate([there, mask], axis=2),
+        mask,
     )
+
+
+def mask_behind(prefix: Prefix | None, layers: int, mask):
+    """Tells which columns `put_behind` fills. bool [B, T] -> bool [L, B, P + T]"""
+    known = isinstance(mask, np.ndarray) and (prefix is None or isinstance(prefix.mask, np.ndarray))
+    xp = np if known else jnp
+    mask = xp.broadcast_to(mask, (layers, *mask.shape))
+    if prefix is None:
+        return mask
+    there = xp.broadcast_to(prefix.mask, (*mask.shape[:2], prefix.k.shape[2]))
+    return xp.concatenate([there, mask], axis=2)

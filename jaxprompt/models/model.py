@@ -7,16 +7,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxprompt.layers.embed import hide_slots
+from jaxprompt.layers.prefix import mask_behind
 from jaxprompt.layers.quantized import BITS, quantized_shapes
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.prompts import Method
 from jaxprompt.tree import flatten
-from jaxprompt.types import Batch, Front, Injection, Tokens
+from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
 
 Params = Mapping[str, Any]
+Ran = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
 READS = ("asked", "all")
 
 
@@ -73,15 +76,24 @@ class Model:
             deterministic=deterministic, rngs=_rngs(key, 0),
         )  # fmt: skip
 
-    def share_front(self, params: Params, injection: Injection, *, deterministic=True, key=None):
+    def share_front(
+        self, params: Params, injection: Injection, *, ran: Ran | None = None, deterministic=True,
+        key=None,
+    ) -> Injection:  # fmt: skip
         """Runs what every row begins with, once: all see its keys and values as a prefix.
 
-        -> the injection with that prefix. Dropout is drawn once for all rows.
+        -> the injection with that prefix. Dropout is drawn once for all rows. `ran` is what
+        `run_front` gave for these numbers: then it is not run again.
         """
         if self.front is None:
             return injection
         slots, prefix, _ = injection.encoder
         rows = max(1 if slots is None else len(slots), 1 if prefix is None else prefix.k.shape[1])
+        if ran is not None:
+            # Known when compiling, as it is where the front runs in the same program.
+            there = np.ones((rows, len(self.front.ids)), bool)
+            mask = mask_behind(prefix, ran[0].shape[0], there)
+            return injection._replace(encoder=injection.encoder._replace(prefix=Prefix(*ran, mask)))
         ids, slot, types, roles = (
             jnp.broadcast_to(jnp.array(x, jnp.int32), (rows, len(x))) for x in self.front
         )
@@ -94,21 +106,39 @@ class Model:
         )  # fmt: skip
         return injection._replace(encoder=injection.encoder._replace(prefix=front))
 
+    def run_front(self, params: Params) -> Ran | None:
+        """Runs what every row begins with, without dropout, for all batches of these numbers.
+
+        -> its keys and values, with those of the method's own prefix in front, for `ran`; None
+        where rows share nothing.
+        """
+        if self.front is None or self.is_kept:
+            return None
+        # A method that reads the batch shares no front.
+        batch = _dummy_batch(1, decodes=False)
+        prefix = self.share_front(params, self.inject(params, batch)).encoder.prefix
+        return prefix.k, prefix.v
+
     def hidden(self, params: Params, batch: Batch, *, deterministic=True, key=None):
         """Runs the backbone with the method's injection. -> [B*K, T, H]"""
         return self._run(params, batch, deterministic, key, reads_all=True)[0]
 
-    def forward(self, params: Params, batch: Batch, *, head="main", deterministic=True, key=None):
+    def forward(
+        self, params: Params, batch: Batch, *, head="main", deterministic=True, key=None,
+        ran: Ran | None = None,
+    ):  # fmt: skip
         """Scores the classes. -> [B, C]"""
         reads_all = self.reads == "all" or self.heads[head].reads_all
-        hidden, batch, injection = self._run(params, batch, deterministic, key, reads_all)
+        hidden, batch, injection = self._run(params, batch, deterministic, key, reads_all, ran)
         return self.heads[head].apply(
             {"params": params.get("head", {}).get(head, {})}, hidden, batch, injection,
             self.backbone.bind({"params": params["backbone"]}),
             deterministic=deterministic, rngs=_rngs(key, 2),
         )  # fmt: skip
 
-    def _run(self, params: Params, batch: Batch, deterministic: bool, key, reads_all: bool):
+    def _run(
+        self, params: Params, batch: Batch, deterministic: bool, key, reads_all: bool, ran=None
+    ):
         """Runs the backbone. -> its states [B*K, T, H], the batch as they are read, the injection
 
         Where few positions are read the states are these, [B*K, M, H], and `label_pos` counts them.
@@ -117,7 +147,9 @@ class Model:
         if self.is_kept:
             return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
-        injection = self.share_front(params, injection, deterministic=deterministic, key=key)
+        injection = self.share_front(
+            params, injection, ran=ran, deterministic=deterministic, key=key
+        )
         reads = None if reads_all else few_reads(batch)
         hidden = self.backbone.apply(
             {"params": params["backbone"]}, batch, injection, deterministic=deterministic,

@@ -78,7 +78,9 @@ def keep_programs(folder: str = "") -> None:
                 "that others cannot write to, or none"
             ) from error
         where = f"{error.filename}: {error.strerror}"
-        line = f"{where}; compiled programs are not kept; set train.compilation_cache"
+        line = (
+            f"{where}; compiled programs are not kept; let JAX_COMPILATION_CACHE_DIR name a folder"
+        )
         print(escape(line), file=sys.stderr)
         return
     jax.config.update("jax_compilation_cache_dir", str(path / _machine()))

@@ -135,7 +135,8 @@ def _numbers(run: AbstractRun, rows: int, as_it_runs: bool) -> tuple[tree.Flat, 
         return tree.cast(trainable, jnp.float32), frozen
 
     trainable, frozen = jax.eval_shape(draw, jax.random.key(0))
-    tx, key = _optimizer(run, trainable), rng.key_for(run.settings.seed, "dropout")
+    own = run.settings
+    tx, key = _optimizer(run, trainable), rng.key_for(own.seed, "dropout", own.rng)
     return trainable, frozen, jax.eval_shape(lambda x: make_state(x, tx, key), trainable)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxprompt.models.folding import as_constants, replace_prompt
-from jaxprompt.models.model import Model
+from jaxprompt.models.model import Model, Ran
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import DATA, Placement, like, within
 from jaxprompt.sweeps.runs import Words, with_words
@@ -58,13 +58,26 @@ def make_group_step(model: Model, tx: Any, objectives: Sequence[Any], *, accumul
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
-    """Makes (trainables, frozen, batches, own) -> scores [R, B, C]; a shared batch has no R."""
+    """Makes (trainables, frozen, batches, own, ran) -> scores [R, B, C]; a shared batch has no R.
 
-    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun):
+    `ran` is what `make_group_fronts` gave for these numbers, None where rows share no front.
+    """
+
+    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun, ran: Ran | None):
         step = make_eval_step(with_words(model, own.words))
-        return step(trainable, frozen | own.frozen, batch)
+        return step(trainable, frozen | own.frozen, batch, ran)
 
-    return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
+    mapped = (0, None, None if is_shared else 0, 0, 0)
+    return jax.vmap(one, in_axes=mapped, spmd_axis_name=axis)
+
+
+def make_group_fronts(model: Model, *, axis=None):
+    """Makes (trainables, frozen, own) -> what the rows of each run begin with [R, L, B|1, ...]."""
+
+    def one(trainable: Flat, frozen: Flat, own: PerRun):
+        return model.run_front(merge(trainable, frozen | own.frozen))
+
+    return jax.vmap(one, in_axes=(0, None, 0), spmd_axis_name=axis)
 
 
 def make_group_counts(model: Model, objectives: Sequence[Any], *, is_shared: bool, axis=None):
@@ -106,6 +119,7 @@ class Programs:
         # lives.
         self._jitted = functools.cache(self._make_jitted)
         self._scores = functools.cache(self._make_scores)
+        self._fronts = functools.cache(self._make_fronts)
         self._counts = functools.cache(self._make_counts)
 
     def is_apart(self, runs: int) -> bool:
@@ -219,10 +233,32 @@ class Programs:
         scores = make_group_scores(self._scored, is_shared=is_shared, axis=axis)
         return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
 
-    def scores(self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool):
-        """Scores a batch with every run. -> [R, B, C]"""
+    def front(self, trainable: Flat, own: PerRun, runs: int) -> Any:
+        """Runs what the rows of every run begin with, once for all batches of a pass.
+
+        -> for `scores`, behind `fold`; None where they share nothing
+        """
+        return (
+            None if self._scored.front is None else self._fronts(runs)(trainable, self.frozen, own)
+        )
+
+    def _make_fronts(self, runs: int):
+        fronts = make_group_fronts(self._scored, axis=DATA if self.is_apart(runs) else None)
+        return jax.jit(within(self._within(runs), fronts), out_shardings=self._lay(runs))
+
+    def scores(
+        self,
+        trainable: Flat,
+        batch: Batch,
+        own: PerRun,
+        runs: int,
+        *,
+        is_shared: bool,
+        ran: Any = None,
+    ):
+        """Scores a batch with every run; `ran` is what `front` gave. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
-        return self._scores(runs, is_shared)(trainable, self.frozen, batch, own)
+        return self._scores(runs, is_shared)(trainable, self.frozen, batch, own, ran)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None

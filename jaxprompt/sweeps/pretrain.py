@@ -138,7 +138,7 @@ def _flops(c: Any, scorer: Scorer, text: ppt.Text, loaded: Any, placement: Place
     weights = from_config.start(c, scorer, loaded, None, placement, restored=True)  # shapes count
     tx = from_config.build_optimizer(c, weights.trainable, *_plan(c, text))
     own = settings_of(c)
-    state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout"))
+    state = make_state(weights.trainable, tx, rng.key_for(own.seed, "dropout", own.rng))
     learned = ppt.Learner(*ppt.make_objectives(c, scorer.model), *weights)
     return ppt.flops_of(learned, tx, state, next(iter(text.held)), own.batch, placement)
 

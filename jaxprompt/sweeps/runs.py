@@ -86,7 +86,9 @@ def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
     c = member.run.config
     weights = from_config.start(c, member.scorer, shared.loaded, member.counts, shared.placement)
     tx = from_config.build_optimizer(c, weights.trainable, member.plan, member.steps_per_epoch)
-    state = make_state(weights.trainable, tx, rng.key_for(member.run.settings.seed, "dropout"))
+    settings = member.run.settings
+    key = rng.key_for(settings.seed, "dropout", settings.rng)
+    state = make_state(weights.trainable, tx, key)
     is_common = lambda name: name.startswith("backbone/") or BASE.fullmatch(name)
     common = {n: leaf for n, leaf in weights.frozen.items() if is_common(n)}
     own = {n: leaf for n, leaf in weights.frozen.items() if n not in common}

@@ -163,7 +163,10 @@ class SplitScorer:
         trainable = programs.fold(trainable, example, own, len(rows))
         scores: list[Any] = [None] * len(members)
         laid_out = side_by_side(passes, scorer.layout)
-        score = partial(programs.scores, trainable, own=own, runs=len(rows), is_shared=same)
+        ran = programs.front(trainable, own, len(rows))
+        score = partial(
+            programs.scores, trainable, own=own, runs=len(rows), is_shared=same, ran=ran
+        )
         found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
         for each, values in ahead(found):
             values = np.asarray(values, np.float32)  # [R, B, C]

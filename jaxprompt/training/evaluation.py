@@ -1,9 +1,11 @@
 """Scores or texts of a whole split, in the split's own order."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -14,36 +16,78 @@ from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement, put_batch, within
 from jaxprompt.training.steps import make_eval_step, make_generate_step
-from jaxprompt.tree import Flat
+from jaxprompt.tree import Flat, merge
 from jaxprompt.types import Batch
 
 _T = TypeVar("_T")
+_COMPILERS = 2  # at once; each takes some hundred MiB
 # A field of a config has one type, so the words stand for what `generate` takes.
 _EARLY = {"true": True, "false": False, "never": "never"}
 
 
-# (trainable, frozen, batch) -> which example each row is, -1 = none, and what was computed of it.
-Step = Callable[[Flat, Flat, Batch], tuple[jax.Array, jax.Array]]
+class Pass(NamedTuple):
+    """A step with the numbers of one pass over a split."""
+
+    run: Callable[..., tuple[jax.Array, jax.Array]]
+    place: Callable[[Batch], Batch]
+    given: tuple[Any, ...]  # in front of the batch
+    begun: tuple[Any, ...]  # behind it
+    known: set[Any]  # shapes that `run` is compiled for
+
+    def __call__(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Tells which example each row is, -1 = none, and what was computed of it."""
+        self.known.add(_shapes(batch))
+        return self.run(*self.given, self.place(batch), *self.begun)
+
+    def compile(self, batch: Batch) -> None:
+        """Compiles what batches of this shape run."""
+        self.run.lower(*self.given, self.place(batch), *self.begun).compile()
 
 
-def place_step(placement: Placement, step: Callable[[Flat, Flat, Batch], jax.Array]) -> Step:
+def _shapes(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    return tuple(x.shape for x in jax.tree.leaves(batch))
+
+
+# Begins a pass: (trainable, frozen) -> a function of its batches.
+Step = Callable[[Flat, Flat], Callable[[Batch], tuple[jax.Array, jax.Array]]]
+
+
+def place_step(
+    placement: Placement, step: Callable[..., jax.Array],
+    begin: Callable[[Flat, Flat], Any] | None = None,
+) -> Step:  # fmt: skip
     """Compiles a step for batches of which every process has its part.
 
-    Every process gets the results of all rows.
+    `step` takes (trainable, frozen, batch), and what `begin` made of the first two, once for all
+    batches of a pass. Every process gets the results of all rows.
     """
 
-    def whole(trainable: Flat, frozen: Flat, batch: Batch):
-        return batch.index, step(trainable, frozen, batch)
+    def whole(trainable: Flat, frozen: Flat, batch: Batch, *begun: Any):
+        return batch.index, step(trainable, frozen, batch, *begun)
 
     # On every device, since a process cannot read the parts of another one.
-    compiled = jax.jit(within(placement, whole), out_shardings=placement.replicated)
-    return lambda trainable, frozen, batch: compiled(trainable, frozen, put_batch(placement, batch))
+    compile_ = lambda made: jax.jit(within(placement, made), out_shardings=placement.replicated)
+    each, first = compile_(whole), None if begin is None else compile_(begin)
+    known: set[Any] = set()
+
+    def start(trainable: Flat, frozen: Flat) -> Pass:
+        begun = () if first is None else (first(trainable, frozen),)
+        return Pass(each, partial(put_batch, placement), (trainable, frozen), begun, known)
+
+    return start
 
 
 @shared
 def scoring_step(placement: Placement, model: Model) -> Step:
     """Compiles the scores of the classes, once for all equal models of a process."""
-    return place_step(placement, make_eval_step(model))
+    return place_step(placement, make_eval_step(model), begin_pass(model))
+
+
+def begin_pass(model: Model) -> Callable[[Flat, Flat], Any] | None:
+    """Makes (trainable, frozen) -> what all rows begin with; None where they share nothing."""
+    if model.front is None:
+        return None
+    return lambda trainable, frozen: model.run_front(merge(trainable, frozen))
 
 
 def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
@@ -56,6 +100,33 @@ def ahead(found: Iterable[_T], count: int = 2) -> Iterator[_T]:
     yield from waiting
 
 
+@contextlib.contextmanager
+def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any, Any]]]:
+    """Compiles the shapes of a pass side by side, while the first of its batches run. -> `score`
+
+    Batches that are no EvalBatches are compiled as they come, and so are those of several
+    processes, whose compilers may wait for each other.
+    """
+    firsts = getattr(batches, "firsts", None)
+    if firsts is None or not isinstance(score, Pass) or jax.process_count() > 1:
+        yield score
+        return
+    new = [batch for batch in firsts() if _shapes(batch) not in score.known]
+    pool = ThreadPoolExecutor(_COMPILERS)
+    # The first is compiled by the thread that runs it.
+    pending = {_shapes(batch): pool.submit(score.compile, batch) for batch in new[1:]}
+
+    def run(batch: Batch) -> tuple[Any, Any]:
+        if (compiled := pending.pop(_shapes(batch), None)) is not None:
+            compiled.result()  # else it would be compiled twice
+        return score(batch)
+
+    try:
+        yield run
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def predict_scores(
     step: Step,
     trainable: Flat,
@@ -64,13 +135,14 @@ def predict_scores(
     size: int,
 ) -> np.ndarray:
     """Scores every unit of a split. -> float32 [size, C] or [size, M, C], row i = unit i"""
-    scores = None
-    for index, value in ahead(step(trainable, frozen, batch) for batch in batches):
-        index, value = np.asarray(index), np.asarray(value, np.float32)
-        if scores is None:
-            # NaN, so that a unit which no batch holds cannot pass for one with a score.
-            scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
-        scores[index[index >= 0]] = value[index >= 0]
+    scores, score = None, step(trainable, frozen)
+    with compiling(score, batches) as run:
+        for index, value in ahead(map(run, batches)):
+            index, value = np.asarray(index), np.asarray(value, np.float32)
+            if scores is None:
+                # NaN, so that a unit which no batch holds cannot pass for one with a score.
+                scores = np.full((size, *value.shape[1:]), np.nan, np.float32)
+            scores[index[index >= 0]] = value[index >= 0]
     return scores
 
 
@@ -92,16 +164,17 @@ def make_writer(placement: Placement, how: Mapping[str, Any], model: Model, layo
     """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
     settings = dict(how, eos=layout.stop_id, pad=layout.pad_id)
     settings["early_stopping"] = _EARLY[settings["early_stopping"]]
-    return place_step(placement, make_generate_step(model, **settings))
+    return place_step(placement, make_generate_step(model, **settings), begin_pass(model))
 
 
 def write_texts(step, tokenizer, trainable, frozen, batches, size: int) -> list[str]:
     """Writes a text for every example of a split, in its order. -> [size]"""
-    texts = [""] * size
-    for found in ahead((step(trainable, frozen, batch) for batch in batches), 1):
-        index, ids = (np.asarray(part) for part in found)
-        rows = [i for i, row in enumerate(index) if row >= 0]
-        written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
-        for i, text in zip(index[rows], written, strict=True):
-            texts[i] = text.strip()
+    texts, write = [""] * size, step(trainable, frozen)
+    with compiling(write, batches) as run:
+        for found in ahead(map(run, batches), 1):
+            index, ids = (np.asarray(part) for part in found)
+            rows = [i for i, row in enumerate(index) if row >= 0]
+            written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
+            for i, text in zip(index[rows], written, strict=True):
+                texts[i] = text.strip()
     return texts

@@ -19,7 +19,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     skipped: Any  # int32 scalar, steps skipped because they were not finite
     streak: Any  # int32 scalar, how many of them in a row up to now
-    key: Any  # uint32 [2], the run's base key; each step folds its number in
+    key: Any  # uint32 [2], of rbg [4], the run's base key; each step folds its number in
 
 
 def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array) -> TrainState:

@@ -9,7 +9,7 @@ import optax
 
 from jaxprompt import rng
 from jaxprompt.models.generation import generate
-from jaxprompt.models.model import Model
+from jaxprompt.models.model import Model, Ran
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.training.optim import learning_rates
 from jaxprompt.training.state import TrainState
@@ -63,7 +63,7 @@ def make_train_step(
 
     def step(state: TrainState, frozen: Flat, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         # Of the step's number, not of the key before: a resumed run drops what it would have.
-        step_key = rng.at_step(jax.random.wrap_key_data(state.key), state.step)
+        step_key = rng.at_step(rng.from_numbers(state.key), state.step)
         if accumulate == 1:
             found, counted = terms(state.trainable, frozen, batch, step_key)
         else:
@@ -149,19 +149,25 @@ def with_flags(step):
 
 
 def make_generate_step(model: Model, **settings: Any):
-    """Makes (trainable, frozen, batch) -> ids [B, max_new] of the texts that the model writes."""
+    """Makes (trainable, frozen, batch) -> ids [B, max_new] of the texts that the model writes.
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch):
-        return generate(model, merge(trainable, frozen), batch, **settings).ids
+    The last argument is that of `make_eval_step`'s.
+    """
+
+    def step(trainable: Flat, frozen: Flat, batch: Batch, ran: Ran | None = None):
+        return generate(model, merge(trainable, frozen), batch, ran=ran, **settings).ids
 
     return step
 
 
 def make_eval_step(model: Model, head: str = "main"):
-    """Makes (trainable, frozen, batch) -> scores [B, C], without dropout."""
+    """Makes (trainable, frozen, batch) -> scores [B, C], without dropout.
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch):
-        return model.forward(merge(trainable, frozen), batch, head=head, deterministic=True)
+    The last argument is what `Model.run_front` gave for these numbers, if anything.
+    """
+
+    def step(trainable: Flat, frozen: Flat, batch: Batch, ran: Ran | None = None):
+        return model.forward(merge(trainable, frozen), batch, head=head, ran=ran)
 
     return step
 

@@ -167,7 +167,7 @@ def test_states_are_those_at_the_mask(runs, looked_at):
         numbers = checkpoints.restore_trainable(trained.weights.trainable, own["step"])
         params = tree.merge(numbers, trained.weights.frozen)
         states = predict_scores(
-            lambda t, f, batch, p=params: step_of(p, batch), {}, {},
+            lambda t, f, p=params: functools.partial(step_of, p), {}, {},
             from_config.eval_batches(scorer, part), 30,
         )  # fmt: skip
         np.testing.assert_allclose(own["ratio"], separate(states, part.labels).ratio, rtol=1e-5)

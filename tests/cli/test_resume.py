@@ -110,10 +110,8 @@ def test_a_killed_run_resumes_bit_for_bit(killed, whole, config, capsys):
     assert not left, "a killed save left its folder behind"
 
 
-@pytest.mark.parametrize("step, number", [(3, signal.SIGINT), (4, signal.SIGTERM)])
-def test_a_signal_saves_and_the_same_command_resumes(
-    step, number, whole, config, tmp_path, capsys, monkeypatch
-):
+def stop_at(patch, step, number):
+    """Lets a run send itself a signal after a step."""
     from jaxprompt.training.log import RunLog
 
     progress = RunLog.progress
@@ -123,9 +121,16 @@ def test_a_signal_saves_and_the_same_command_resumes(
         if at == step:
             os.kill(os.getpid(), number)
 
+    patch.setattr(RunLog, "progress", progress_then_signal)
+
+
+@pytest.mark.parametrize("step, number", [(3, signal.SIGINT), (4, signal.SIGTERM)])
+def test_a_signal_saves_and_the_same_command_resumes(
+    step, number, whole, config, tmp_path, capsys, monkeypatch
+):
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(RunLog, "progress", progress_then_signal)
+        stop_at(patch, step, number)
         code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}")
     assert code == {signal.SIGTERM: 0, signal.SIGINT: 130}[number] and out == ""
     name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}[number]
@@ -138,6 +143,27 @@ def test_a_signal_saves_and_the_same_command_resumes(
     code, _, err = jaxprompt(capsys, "train", f"--config={saved}", f"--workdir={tmp_path}")
     assert code == 0 and f"resumed at step {step}" in err
     assert_same_end(tmp_path, whole)
+
+
+def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
+    whole, config, tmp_path, capsys, monkeypatch
+):
+    train = ["train", f"--config={config}", "--config.rng=rbg"]
+    assert jaxprompt(capsys, *train, f"--workdir={tmp_path / 'whole'}")[0] == 0
+    cut = [*train, f"--workdir={tmp_path / 'cut'}"]
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, signal.SIGTERM)
+        assert jaxprompt(capsys, *cut)[0] == 0
+    code, _, err = jaxprompt(capsys, *cut)
+    assert code == 0 and "resumed at step 3" in err
+    assert_same_end(tmp_path / "cut", tmp_path / "whole")
+    losses = [
+        [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
+        for folder in (whole, tmp_path / "whole")
+    ]
+    assert losses[0] != losses[1], "the generator is that of the config"
+    code, _, err = jaxprompt(capsys, *cut, "--config.runs.seeds=0,1")
+    assert code == 2 and "rng=rbg gives runs that train as one program" in err
 
 
 def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch):

@@ -15,7 +15,10 @@ from jaxprompt.heads.linear import Classifier
 from jaxprompt.models.generation import generate
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
+from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
+from jaxprompt.sweeps.batched_steps import PerRun, make_group_fronts, make_group_scores
+from jaxprompt.training.evaluation import make_writer, predict_scores, scoring_step
 from jaxprompt.tree import merge, split, trainable_mask
 from jaxprompt.types import Front, Role
 
@@ -98,6 +101,58 @@ def test_texts_are_those_behind_whole_rows(family):
     )
     assert_equal(shared[:2], whole[:2])
     np.testing.assert_allclose(shared.scores, whole.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_evaluation_runs_the_front_once(method, monkeypatch):
+    """Its batches hold no work of the front, and their scores are those of one program."""
+    model, (trainable, frozen) = make_model("llama", method)
+    (_, shared), (_, batch) = lay(model, "right")
+    begun = []
+
+    def run_front(self, params):
+        begun.append(self.front)
+        return own(self, params)
+
+    own = Model.run_front
+    monkeypatch.setattr(Model, "run_front", run_front)
+    params = merge(trainable, frozen)
+    expected = jit(shared.forward)(params, batch)
+    scores = predict_scores(
+        scoring_step(make_placement(1, 1), shared), trainable, frozen, [batch] * 3, 5
+    )
+    assert len(begun) == 1  # traced once, and run once a pass
+    np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
+    ran = shared.run_front(params)
+    assert ran[0].shape[1:3] == (1, model.prompt.position_shift() + len(shared.front.ids))
+    whole = count_flops(lambda p, b: shared.forward(p, b), params, batch)
+    front = count_flops(lambda p: shared.run_front(p), params)
+    rest = count_flops(lambda p, b, r: shared.forward(p, b, ran=r), params, batch, ran)
+    assert 0 < front and whole - rest == pytest.approx(front, rel=0.02)
+
+
+def test_runs_of_a_grid_have_fronts_of_their_own():
+    model, (trainable, frozen) = make_model("gpt2", "soft")
+    (_, shared), (_, batch) = lay(model, "right")
+    each = [trainable, jax.tree.map(lambda x: 2 * x, trainable)]
+    both, own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), PerRun({}, {})
+    ran = jit(make_group_fronts(shared))(both, frozen, own)
+    scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, own, ran)
+    expected = [jit(shared.forward)(merge(own, frozen), batch) for own in each]
+    assert np.linalg.norm(scores - np.array(expected)) <= 1e-6 * np.linalg.norm(expected)
+    assert float(jnp.abs(expected[0] - expected[1]).max()) > 0.01
+
+
+def test_texts_of_a_pass_are_those_of_one_program():
+    model, (trainable, frozen) = make_model("gpt2", "compose")
+    (_, shared), (_, batch) = lay(model, "left")
+    how = dict(max_new=4, eos=1, pad=0, beams=2)
+    expected = jit(lambda t, b: generate(shared, merge(t, frozen), b, **how).ids)(trainable, batch)
+    how |= {"length_penalty": 1.0, "early_stopping": "false"}
+    step = make_writer(make_placement(1, 1), {**how}, shared, Layout(5, 24, 0, stop_id=1))
+    index, found = step(trainable, frozen)(batch)
+    np.testing.assert_array_equal(index, batch.index)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_work_is_that_of_one_row():

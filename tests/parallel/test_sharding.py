@@ -277,7 +277,7 @@ def test_texts_are_those_of_one_device(writer, beams, mesh):
     moved = on_mesh(case, placement)
     step = place_step(placement, make_generate_step(moved.model, **settings))
     frozen = put(moved.frozen, placement.parameters(moved.frozen))
-    index, found = step(case.trainable, frozen, case.batch)
+    index, found = step(case.trainable, frozen)(case.batch)
     assert found.sharding.is_fully_replicated
     np.testing.assert_array_equal(index, case.batch.index)
     np.testing.assert_array_equal(found, expected)

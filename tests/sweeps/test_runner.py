@@ -158,7 +158,7 @@ def test_each_run_has_its_own_label_words(scores):
     words = [dict(main=dict(rows=np.array(h.rows), where=word, at=0 * word)) for h in heads]
     batch = batch_of("soft", 3)
     group = jit(make_group_scores(model, is_shared=True))
-    found = group(stack_trees(starts[:2]), frozen, batch, PerRun(stack_trees(words), {}))
+    found = group(stack_trees(starts[:2]), frozen, batch, PerRun(stack_trees(words), {}), None)
     for i, head in enumerate(heads):
         own = Model(model.backbone, model.prompt, {"main": head})
         expected = jit(make_eval_step(own))(starts[i], frozen, batch)
@@ -184,7 +184,7 @@ def test_runs_with_fewer_label_words_are_filled_up(scores, two_parts):
     words = [PerRun(own, {}) for own in varying_words(members).values()]
     batch = batch_of("soft", 3)
     group = jit(make_group_scores(models[0], is_shared=True))
-    found = group(stack_trees(starts[:2]), frozen, batch, stack_trees(words))
+    found = group(stack_trees(starts[:2]), frozen, batch, stack_trees(words), None)
     for i, own in enumerate(models):
         expected = jit(make_eval_step(own))(starts[i], frozen, batch)
         pairs = zip(found, expected, strict=True) if two_parts else [(found, expected)]

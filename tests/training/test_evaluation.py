@@ -21,8 +21,8 @@ def batches(*indices):
         yield Batch(None, None, None, None, index)
 
 
-def step(_trainable, _frozen, batch):
-    return batch.index, np.stack([batch.index * 1.0, -batch.index * 1.0], axis=1)
+def step(_trainable, _frozen):
+    return lambda batch: (batch.index, np.stack([batch.index * 1.0, -batch.index * 1.0], axis=1))
 
 
 def answers(scores, names):
@@ -72,11 +72,11 @@ def test_choices_that_an_example_lacks_never_win():
 
 
 def test_nan_scores_are_no_result():
-    def broken(*given):
-        index, scores = step(*given)
+    def broken(batch):
+        index, scores = step({}, {})(batch)
         return index, np.where(index[:, None] == 2, np.nan, scores)
 
-    scores = predict_scores(broken, {}, {}, batches([3, 2], [1, 0]), 4)
+    scores = predict_scores(lambda *_: broken, {}, {}, batches([3, 2], [1, 0]), 4)
     with pytest.raises(InputError, match="of 1 of 4 examples are NaN, the first .* example 3; "):
         make_head("linear").check_found(scores)
 
