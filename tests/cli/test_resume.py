@@ -162,7 +162,8 @@ def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
         for folder in (whole, tmp_path / "whole")
     ]
     assert losses[0] != losses[1], "the generator is that of the config"
-    code, _, err = jaxprompt(capsys, *cut, "--config.runs.seeds=0,1")
+    grid = [*train, f"--workdir={tmp_path / 'grid'}", "--config.runs.seeds=0,1"]
+    code, _, err = jaxprompt(capsys, *grid)
     assert code == 2 and "rng=rbg gives runs that train as one program" in err
 
 
