@@ -52,6 +52,10 @@ class Layout:
         if self.side not in ("left", "right"):
             raise InputError(f"padding side {self.side!r} is unknown; known: left, right")
 
+    def whole(self) -> "Layout":
+        """Lays all rows of every batch on this host."""
+        return replace(self, host=0, hosts=1)
+
     def length(self, longest: int) -> int:
         """The smallest bucket that holds `longest` tokens."""
         sizes = buckets(self.max_len, self.multiple)
@@ -289,8 +293,22 @@ class EvalBatches:
 def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:
     """Lays a few examples into one batch, in the order given."""
     # Whole on every process: it is for shapes and for what no batch changes.
-    layout = replace(layout, batch=len(rows), host=0, hosts=1)
+    layout = replace(layout.whole(), batch=len(rows))
     return _Examples(rows, labels, layout).batch(np.arange(len(rows)))
+
+
+def share_of(batch: Batch, layout: Layout) -> Batch:
+    """Cuts out of a whole batch what `layout` would lay on its host."""
+
+    def cut(part):
+        if part is None:
+            return None
+        if isinstance(part, Tokens):
+            return Tokens(*map(cut, part))
+        own = len(part) // layout.hosts  # of arrays with a row for every choice as well
+        return part[layout.host * own : (layout.host + 1) * own]
+
+    return Batch(*map(cut, batch))
 
 
 def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
@@ -302,6 +320,9 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
     counted = any(batch.counts is not None for batch in batches)
     # Runs are stacked array by array, so what one of them lacks is left out of all.
     told = all(batch.encoder.lengths is not None for batch in batches)
+    # States are of every token, or of the positions that are read.
+    keeps = first.kept is not None
+    by_token = keeps and all(b.kept.shape[1] == b.encoder.ids.shape[1] for b in batches)
     wide = []
     for batch in batches:
         by = moves * (length - batch.encoder.ids.shape[1])
@@ -312,6 +333,9 @@ def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
         )
         if counted and batch.counts is None:  # every class is there
             part = part._replace(counts=np.full(batch.labels.shape, NO_LIMIT, np.int32))
+        if keeps:
+            size, at = (length, side) if by_token else (reads, "right")
+            part = part._replace(kept=_widen(batch.kept, size, 0, at))
         if batch.targets is not None:
             part = part._replace(targets=_widen(batch.targets, reads, -1))
         if batch.labels.ndim > 1:  # one a read position
@@ -343,7 +367,8 @@ def _widen_tokens(tokens: Tokens, length: int, pad_id: int, side: str) -> Tokens
 
 def _widen(x: np.ndarray, length: int, fill: int, side: str = "right") -> np.ndarray:
     by = length - x.shape[1]
-    return np.pad(x, [(0, 0), (by, 0) if side == "left" else (0, by)], constant_values=fill)
+    widths = [(0, 0), (by, 0) if side == "left" else (0, by), *[(0, 0)] * (x.ndim - 2)]
+    return np.pad(x, widths, constant_values=fill) if by else x
 
 
 def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarray:
