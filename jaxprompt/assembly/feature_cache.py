@@ -1,30 +1,59 @@
 """Work that a frozen backbone makes needless: what its lower layers give is computed once."""
 
 import dataclasses
+import hashlib
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import tree
+from jaxprompt.assembly.feature_choice import OFF, What, choose, rest
 from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.batching import EvalBatches
+from jaxprompt.data.stacking import share_of
 from jaxprompt.errors import InputError
 from jaxprompt.layers.reading import take
 from jaxprompt.models.model import Model
+from jaxprompt.parallel import processes
+from jaxprompt.parallel.row_exchange import RowExchange
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training import feature_store
 from jaxprompt.training.evaluation import ahead, place_step
 from jaxprompt.types import Batch, Tokens
 
-OFF = "or set cache.where=''"
-# Parts of a backbone that stand above all its layers, by what is kept: their numbers may train.
-_HEADS = ("pooler", "mlm", "rtd", "lm")
-_BELOW = ("embed", "layers", "bias", "relative", "conv", "later_layers")
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(eq=False)
+class KeptSplit:
+    """A split of which states are kept, once for all runs that have it.
+
+    Of several processes each keeps the rows whose number divided by theirs leaves its own.
+    """
+
+    name: str
+    scorer: Scorer
+    split: Split
+    what: What
+    facts: Mapping[str, str]  # all that the states depend on
+    sizes: np.ndarray  # the states of each row of the split
+    store: feature_store.Store | None = None  # this process's, once it is filled
+
+    def most(self) -> int:
+        """Counts the states of the process that has most of them."""
+        count = jax.process_count()
+        return max(int(self.sizes[process::count].sum()) for process in range(count))
+
+    def own_sizes(self) -> np.ndarray:
+        """Counts the states of each row that this process keeps, 0 for those of others."""
+        is_own = np.arange(len(self.sizes)) % jax.process_count() == jax.process_index()
+        return np.where(is_own, self.sizes, 0)
 
 
 class FeatureCache:
@@ -33,174 +62,210 @@ class FeatureCache:
     Where nothing is kept the model is the scorer's own, and batches stay as they are.
     """
 
-    def __init__(self, scorer: Scorer, what: "What | None" = None):
-        """Holds no split yet."""
-        self.model = scorer.model if what is None else _rest(scorer.model, what)
-        self._what = what
-        self._stores: list[tuple[Split, feature_store.Store]] = []
-
-    def add(self, split: Split, store: feature_store.Store) -> None:
-        """Takes the states of a split."""
-        self._stores.append((split, store))
+    def __init__(
+        self, scorer: Scorer, what: What | None = None, parts: Sequence[KeptSplit] = (),
+        exchange: RowExchange | None = None,
+    ):  # fmt: skip
+        """Takes the splits that are kept; `exchange` where several processes keep them."""
+        self.model = scorer.model if what is None else rest(scorer.model, what)
+        self.parts = parts
+        self._scorer, self._what, self._exchange = scorer, what, exchange
 
     def holds(self, split: Split) -> bool:
         """Tells whether batches of this very split are given states."""
         return self._find(split) is not None
 
+    def read(self, split: Split) -> Iterator[Batch]:
+        """Yields one pass over a split, with its states where they are kept."""
+        layout = self._scorer.layout
+        layout = layout.whole() if self.holds(split) else layout
+        return (self.give(split, b) for b in EvalBatches(split.rows, split.labels, layout))
+
     def give(self, split: Split, batch: Batch) -> Batch:
-        """Puts the states of its rows into a batch, where they are kept."""
-        store = self._find(split)
-        if store is None:
+        """Puts the states of its rows into a batch, where they are kept.
+
+        The batch is whole: of several processes each gives its rows, and gets its own share.
+        """
+        part = self._find(split)
+        if part is None:
             return batch
-        kept = store.read(_rows(batch), _mask(batch, self._what))
+        rows, mask, store = _rows(batch), _mask(batch, self._what), part.store
+        if self._exchange is None:
+            kept = store.read(rows, mask)
+        else:
+
+            def own(chosen: np.ndarray) -> np.ndarray:
+                is_row = chosen >= 0
+                numbers = np.where(is_row, rows[chosen], -1)
+                return store.read(numbers, mask[chosen] & is_row[:, None])
+
+            kept = self._exchange.join(np.where(rows >= 0, rows % jax.process_count(), -1), own)
+            batch = share_of(batch, self._scorer.layout)
         if not self._what.all_tokens:
             batch = _narrow(batch)
         return batch._replace(kept=kept)
 
-    def _find(self, split: Split) -> feature_store.Store | None:
+    def _find(self, split: Split) -> KeptSplit | None:
         # By identity: == would compare the arrays of two splits.
-        return next((store for own, store in self._stores if own is split), None)
+        return next((part for part in self.parts if part.split is split), None)
 
 
-class What(NamedTuple):
-    """Which states are kept."""
+class KeepingPlan:
+    """Which states the runs of a config keep, by its block `cache`; those of a split once for all.
 
-    layer: int | None  # those that enter this layer of the input's stack; None = the output
-    all_tokens: bool  # of every token; else of the positions that the head reads
+    `several` runs have a folder for each of their splits on disk, one run the config's own.
+    """
 
-    def __str__(self) -> str:
-        tokens = "every token" if self.all_tokens else "the positions that the head reads"
-        if self.layer is None:
-            return f"the backbone's output at {tokens}"
-        return f"what layers 1-{self.layer} give for {tokens}"
+    def __init__(self, c: Any, placement: Placement, workdir: Any, *, several: bool = False):
+        self._config, self._placement, self._several = c, placement, several
+        self._folder = Path(c.cache.folder or Path(workdir) / "kept")
+        self.keeps, self._on_disk = bool(c.cache.where), c.cache.where == "disk"
+        self._parts: dict[tuple, KeptSplit] = {}
+        is_one = jax.process_count() == 1
+        self._exchange = RowExchange(placement) if self.keeps and not is_one else None
+
+    def add(self, scorer: Scorer, splits: Mapping[str, Split], weights: Any) -> FeatureCache:
+        """Plans for a run what it keeps; a split that another run has too is the same one.
+
+        `weights` are the run's, see `initial_params`; of what trains only the names count. The test
+        split is scored once: it is not kept.
+        """
+        c = self._config
+        if not self.keeps:
+            return FeatureCache(scorer)
+        what = choose(c, scorer, splits["train"], weights)
+        # Texts are written by all layers, token by token.
+        names = [n for n in ("train", "dev") if n == "train" or not scorer.head.WRITES]
+        at, parts = scorer.layout, []
+        for name in names:
+            split = splits[name]
+            laid = at.num_rows, at.shift, at.decoder_shift, scorer.template
+            key = name, id(split), what, *laid
+            if key not in self._parts:
+                facts, sizes = _facts(c, scorer, split, what, weights), _sizes(scorer, split, what)
+                self._parts[key] = KeptSplit(name, scorer, split, what, facts, sizes)
+            parts.append(self._parts[key])
+        return FeatureCache(scorer, what, parts, self._exchange)
+
+    def check(self) -> None:
+        """Raises InputError where the states need more room than the limit.
+
+        From lengths alone, so that it is told before anything is computed.
+        """
+        c, parts = self._config, list(self._parts.values())
+        room = self._room(parts)
+        if room > c.cache.limit:
+            shown = f"{_whats(parts)} of {len(parts)} splits" if self._several else _whats(parts)
+            half = "take cache.dtype=bfloat16, " * (c.cache.dtype == "float32")
+            raise InputError(
+                f"keeping {shown} takes {room:.3g} GiB{_each()}, over cache.limit={c.cache.limit}; "
+                f"raise that, {half}{OFF}"
+            )
+
+    def open(self, parts: Sequence[KeptSplit]) -> None:
+        """Opens what an earlier run left on disk, where every process finds its own.
+
+        Raises InputError, the same on every process, for what is damaged or of something else.
+        """
+        if not self._on_disk:
+            return
+
+        def reopen() -> None:
+            for part in parts:
+                form = part.own_sizes(), *self._form(part)
+                part.store = feature_store.reopen(self._path(part), part.facts, *form)
+
+        processes.on_all(reopen)
+        found = [json.loads(x) for x in processes.gather(json.dumps([_filled(p) for p in parts]))]
+        for part, each in zip(parts, zip(*found, strict=True), strict=True):
+            part.store = part.store if all(each) else None
+
+    def fill(self, parts: Sequence[KeptSplit], weights: Any, say: Say) -> None:
+        """Computes what is not there yet, and tells of it. `weights` are those of any of the runs.
+
+        All processes call this with the same parts.
+        """
+        if not parts:
+            return
+        started, old = time.monotonic(), [part.name for part in parts if _filled(part)]
+        new = [part for part in parts if not _filled(part)]
+        # Of all of them before the first is computed: where the disk is full no process waits.
+        stores = processes.on_all(lambda: [self._make(part) for part in new])
+        steps: dict[What, Any] = {}
+        for part, store in zip(new, stores, strict=True):
+            if part.what not in steps:
+                entering = _make_entering(part.scorer.model, part.what, store.states.dtype)
+                steps[part.what] = place_step(self._placement, entering)
+            _compute(steps[part.what], store, part, weights)
+            part.store = store.seal(part.facts) if self._on_disk else store
+        place = str(self._folder) if self._on_disk else "host memory"
+        count = f" of {len(parts)} splits" if self._several else ""
+        known = f"{len(old)} splits" if self._several else ", ".join(old)
+        again = f" (an earlier run's: {known})" if old else ""
+        room = f"{self._room(parts):.3g} GiB in {place}{_each()}"
+        say(f"kept {_whats(parts)}{count}: {room}{again}, {time.monotonic() - started:.1f} s")
+        others = {n for part in new for n in feature_store.of_others(self._path(part))}
+        if self._on_disk and others:
+            say(
+                f"  {self._folder} holds those of another number of processes too, which are not "
+                f"read: {', '.join(sorted(others))}"
+            )
+
+    def _form(self, part: KeptSplit) -> tuple[int, np.dtype]:
+        """Gives the width of a state and its type."""
+        return part.scorer.model.backbone.dims.width, jnp.dtype(self._config.cache.dtype)
+
+    def _room(self, parts: Sequence[KeptSplit]) -> float:
+        """Sums up what a process keeps at most, in GiB."""
+        total = 0
+        for part in parts:
+            width, dtype = self._form(part)
+            total += part.most() * width * dtype.itemsize
+        return total / 2**30
+
+    def _path(self, part: KeptSplit) -> Path:
+        """Names a split's files."""
+        folder = self._folder
+        if self._several:
+            text = json.dumps(dict(part.facts), sort_keys=True)
+            folder = folder / hashlib.sha256(text.encode()).hexdigest()[:12]
+        return feature_store.path_of(folder, part.name, jax.process_index(), jax.process_count())
+
+    def _make(self, part: KeptSplit) -> feature_store.Store:
+        form = part.own_sizes(), *self._form(part)
+        if not self._on_disk:
+            return feature_store.in_memory(*form)
+        return feature_store.DiskStore(self._path(part), *form)
 
 
 def plan_keeping(
     c: Any, scorer: Scorer, splits: Mapping[str, Split], weights: Any, placement: Placement,
     workdir: str,
-) -> tuple[FeatureCache, Callable[[Callable[[str], None]], None]]:  # fmt: skip
-    """Finds what never changes in a run, by the block `cache`. -> it, fill(say)
+) -> tuple[FeatureCache, Callable[[Say], None]]:  # fmt: skip
+    """Finds what never changes in one run. -> it, fill(say)
 
-    `fill` computes it, or opens what an earlier run left on disk, and tells of it. Raises
-    InputError where every layer depends on something that trains or is drawn, or where the states
-    need more room than the limit. The test split is scored once: it is not kept.
+    `fill` computes it, or takes what an earlier run left on disk, and tells of it. Raises
+    InputError where nothing can be kept, where it needs more room than the limit, and for a folder
+    of something else.
     """
-    if not c.cache.where:
-        return FeatureCache(scorer), lambda say: None
-    what = _choose(c, scorer, splits["train"], weights)
-    kept = FeatureCache(scorer, what)
-    # Texts are written by all layers, token by token.
-    parts = {n: splits[n] for n in ("train", "dev") if n == "train" or not scorer.head.WRITES}
-    sizes = {name: _sizes(scorer, part, what) for name, part in parts.items()}
-    width, dtype = scorer.model.backbone.dims.width, jnp.dtype(c.cache.dtype)
-    # From lengths alone, so that a run that needs too much is refused before anything is computed.
-    room = sum(int(own.sum()) for own in sizes.values()) * width * dtype.itemsize / 2**30
-    if room > c.cache.limit:
-        raise InputError(
-            f"keeping {what} takes {room:.3g} GiB, over cache.limit={c.cache.limit}; raise that, "
-            f"{'take cache.dtype=bfloat16, ' * (dtype.itemsize == 4)}{OFF}"
-        )
-    folder = Path(c.cache.folder or Path(workdir) / "kept")
-    on_disk = c.cache.where == "disk"
-    forms = {name: (own, width, dtype) for name, own in sizes.items()}
-    facts = {name: _facts(c, scorer, part, what, weights) for name, part in parts.items()}
-    found = {
-        n: feature_store.reopen(folder / n, facts[n], *forms[n]) if on_disk else None for n in parts
-    }
-
-    def fill(say: Callable[[str], None]) -> None:
-        started = time.monotonic()
-        step = place_step(placement, _make_entering(scorer.model, what, dtype))
-        for name, part in parts.items():
-            store = found[name]
-            if store is None:
-                path, form = folder / name, forms[name]
-                store = (
-                    feature_store.DiskStore(path, *form)
-                    if on_disk
-                    else feature_store.in_memory(*form)
-                )
-                _compute(step, store, scorer, part, what, weights)
-                store = store.seal(facts[name]) if on_disk else store
-            kept.add(part, store)
-        place = str(folder) if on_disk else "host memory"
-        old = ", ".join(name for name, store in found.items() if store is not None)
-        again = f" (an earlier run's: {old})" if old else ""
-        say(f"kept {what}: {room:.3g} GiB in {place}{again}, {time.monotonic() - started:.1f} s")
-
-    return kept, fill
+    plan = KeepingPlan(c, placement, workdir)
+    kept = plan.add(scorer, splits, weights)
+    plan.check()
+    plan.open(kept.parts)
+    return kept, lambda say: plan.fill(kept.parts, weights, say)
 
 
-# -- what can be kept -----------------------------------------------------------------------------
+def _filled(part: KeptSplit) -> bool:
+    return part.store is not None
 
 
-def _choose(c: Any, scorer: Scorer, train: Split, weights: Any) -> What:
-    """Finds the highest states that nothing trained and nothing drawn reaches."""
-    where = f"cache.where={c.cache.where}"
-    if jax.process_count() > 1:
-        raise InputError(
-            f"{where} is for one process, not {jax.process_count()}: each would keep all rows; "
-            "set cache.where=''"
-        )
-    model = scorer.model
-    cfg = model.backbone.cfg
-    rates = ("dropout", "attention_dropout", "embed_dropout")
-    drawn = ", ".join(f"{x} {getattr(cfg, x)}" for x in rates if getattr(cfg, x, 0.0))
-    if drawn:
-        raise InputError(
-            f"{where}: the backbone drops at random ({drawn}), so states differ in every step; set "
-            f"backbone.dropout=0, {OFF}"
-        )
-    params = jax.eval_shape(lambda: tree.merge(weights.trainable, weights.frozen))
-    layer = _lowest(model, params, scorer.one_batch(train.rows[:1]))
-    if layer == 0:
-        raise InputError(
-            f"{where}: the prompt stands in the input or in layer 1, so nothing below it stays "
-            f"the same; give a prefix to upper layers (prompt.layers), {OFF}"
-        )
-    if layer is not None and not hasattr(model.backbone, "enter"):
-        raise InputError(
-            f"{where}: what a GLM writes reads its input in every layer, so none can be left out; "
-            f"{OFF}"
-        )
-    what = What(layer, layer is not None or model.heads["main"].reads_all)
-    below = lambda part: part in _BELOW if layer is not None else part not in _HEADS
-    for name in weights.trainable:
-        group, part, *_ = name.split("/")
-        if group == "backbone" and below(part):
-            raise InputError(
-                f"{where}: {name} trains, and {what} depend on it; let config.trainable leave it "
-                f"out, {OFF}"
-            )
-    return what
+def _whats(parts: Sequence[KeptSplit]) -> str:
+    return " and ".join(dict.fromkeys(str(part.what) for part in parts))
 
 
-def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
-    """Finds the lowest layer of the input's stack that a method reaches; None = it adds nothing.
-
-    A T5's encoder is all below what is added to its decoder alone.
-    """
-    found = []
-    # Masks that are numpy arrays stay so: they are known without computing anything.
-    jax.eval_shape(lambda p: found.append(model.inject(p, batch)), params)
-    (injection,) = found
-    slots, prefix, _ = injection.encoder
-    if slots is not None:
-        return 0
-    if prefix is not None:
-        known = isinstance(prefix.mask, np.ndarray)
-        return int(prefix.mask.any(axis=(1, 2)).argmax()) if known else 0
-    others = injection.decoder, injection.cross
-    adds = any(part is not None for stream in others for part in stream)
-    return model.backbone.dims.layers if adds else None
-
-
-def _rest(model: Model, what: What) -> Model:
-    """Makes the model that goes on from what is kept."""
-    if what.layer is None:
-        return dataclasses.replace(model, is_kept=True)
-    cfg = dataclasses.replace(model.backbone.cfg, skip=what.layer)
-    return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))
+def _each() -> str:
+    count = jax.process_count()
+    return f" on each of {count} processes" if count > 1 else ""
 
 
 def _facts(c: Any, scorer: Scorer, split: Split, what: What, weights: Any) -> dict[str, str]:
@@ -237,15 +302,18 @@ def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Ar
     return entering
 
 
-def _compute(
-    step: Any, store: feature_store.Store, scorer: Scorer, split: Split, what: What, weights: Any
-) -> None:
+def _compute(step: Any, store: feature_store.Store, part: KeptSplit, weights: Any) -> None:
     """Fills a store in one pass, longest rows first: few shapes are compiled."""
-    batches = EvalBatches(split.rows, split.labels, scorer.layout)
+    layout, split = part.scorer.layout, part.split
+    # Whole on every process, which gets the states of all rows and takes its own.
+    batches = EvalBatches(split.rows, split.labels, layout.whole())
     look = step(weights.trainable, weights.frozen)
-    found = ((batch, look(batch)[1]) for batch in batches)
+    found = ((batch, look(share_of(batch, layout))[1]) for batch in batches)
     for batch, states in ahead(found, 1):
-        store.write(_rows(batch), _mask(batch, what), np.asarray(states))
+        rows = _rows(batch)
+        is_own = (rows >= 0) & (rows % jax.process_count() == jax.process_index())
+        mask = _mask(batch, part.what) & is_own[:, None]
+        store.write(np.where(is_own, rows, -1), mask, np.asarray(states))
 
 
 def _sizes(scorer: Scorer, split: Split, what: What) -> np.ndarray:

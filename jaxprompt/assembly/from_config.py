@@ -209,8 +209,9 @@ def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
 
 
 def train_batches(c: Any, scorer: Scorer, split: Split) -> TrainBatches:
-    """Makes the endless stream of training batches."""
+    """Makes the endless stream of training batches; whole where states are kept, see `give`."""
     layout = dataclasses.replace(scorer.layout, batch=c.data.batch)
+    layout = layout.whole() if c.cache.where else layout
     return TrainBatches(split.rows, split.labels, layout, seed=c.seed, group=c.data.group)
 
 
@@ -272,8 +273,7 @@ def build_judge(
             steps[goes_on] = make_answering(
                 scorer.head, placement, model, c.generate, scorer.tokenizer, scorer.layout
             )
-        batches = eval_batches(scorer, split)
-        batches = (kept.give(split, batch) for batch in batches) if goes_on else batches
+        batches = kept.read(split) if goes_on else eval_batches(scorer, split)
         found = steps[goes_on](trainable, frozen, batches, len(split.rows))
         scorer.head.check_found(split.average(found))
         return scorer.measure(split, found), found

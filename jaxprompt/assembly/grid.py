@@ -54,11 +54,6 @@ def is_grid(c: Any) -> bool:
 def list_runs(c: Any, workdir: str) -> list[GridRun]:
     """Lists the runs of a grid. Raises InputError for a run that is there twice or is wrong."""
     check_fields(c.to_dict())
-    if c.cache.where:
-        raise InputError(
-            f"cache.where={c.cache.where} is of one run, those of config.runs compute all layers; "
-            "set cache.where='', or empty config.runs"
-        )
     if c.train.profile:
         raise InputError(
             f"train.profile={c.train.profile} traces steps of one run, and config.runs asks for "

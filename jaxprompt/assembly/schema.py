@@ -232,9 +232,12 @@ FIELDS = Block(
     cache=Block(
         "what layers below all that trains give: computed once, then kept",
         where=word("", ("host", "disk"), "host: in memory; empty = computed in every step"),
-        folder=path("", "disk: where; empty = in the workdir"),
+        folder=path("", "disk: where; empty = in the workdir, or that of a grid"),
         dtype=word("float32", _DTYPES, "of what is kept"),
-        limit=number(8.0, "GiB; a run that needs more is refused", "above 0"),
+        limit=number(
+            8.0, "GiB on each process, for all runs of a grid; what needs more is refused",
+            "above 0",
+        ),
     ),
     generate=Block(
         "how a free text is written",

@@ -26,7 +26,6 @@ class Settings:
     tracker: str
     compilation_cache: str
     at_once: int  # runs of a grid; 0 = all that memory holds
-    keeps: bool  # what frozen layers give is kept
     pretrains: bool  # a prompt, on running text
     devices: int  # that the mesh names; what it leaves open counts as one
 
@@ -57,7 +56,6 @@ def settings_of(c: Any) -> Settings:
         tracker=c.train.tracker,
         compilation_cache=c.train.compilation_cache,
         at_once=c.runs.size,
-        keeps=bool(c.cache.where),
         pretrains=bool(c.ppt.task),
         devices=max(c.mesh.data, 1) * max(c.mesh.model, 1),
     )

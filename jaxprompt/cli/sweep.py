@@ -120,9 +120,8 @@ def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
 def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
-    A run that was begun alone goes on alone, and one that keeps what its lower layers give.
+    A run that was begun alone goes on alone.
     """
-    from jaxprompt.assembly.settings import settings_of
     from jaxprompt.sweeps import runner
     from jaxprompt.training.checkpoint import Checkpoints
 
@@ -130,7 +129,7 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
     fresh = [
         runner.GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
-        if Checkpoints(run.workdir).latest() is None and not settings_of(c).keeps
+        if Checkpoints(run.workdir).latest() is None
     ]
     many = sum((alike for alike in runner.by_config(fresh) if len(alike) > 1), [])
     names = {run.name for run in many}

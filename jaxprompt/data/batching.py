@@ -10,7 +10,7 @@ import numpy as np
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.stream import ENDLESS, BatchStream
 from jaxprompt.errors import InputError
-from jaxprompt.types import NO_LIMIT, Batch, Front, Role, Tokens
+from jaxprompt.types import Batch, Front, Role, Tokens
 
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
 
@@ -51,6 +51,10 @@ class Layout:
         _at_least("batching multiple", self.multiple, 1)
         if self.side not in ("left", "right"):
             raise InputError(f"padding side {self.side!r} is unknown; known: left, right")
+
+    def whole(self) -> "Layout":
+        """Lays all rows of every batch on this host."""
+        return replace(self, host=0, hosts=1)
 
     def length(self, longest: int) -> int:
         """The smallest bucket that holds `longest` tokens."""
@@ -300,61 +304,8 @@ class EvalBatches:
 def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:
     """Lays a few examples into one batch, in the order given."""
     # Whole on every process: it is for shapes and for what no batch changes.
-    layout = replace(layout, batch=len(rows), host=0, hosts=1)
+    layout = replace(layout.whole(), batch=len(rows))
     return _Examples(rows, labels, layout).batch(np.arange(len(rows)))
-
-
-def stack(batches: Sequence[Batch], pad_id: int, side: str) -> Batch:
-    """Puts the batches of R runs side by side, widened to the longest. -> arrays [R, ...]"""
-    first = batches[0]
-    length = max(batch.encoder.ids.shape[1] for batch in batches)
-    reads = max(batch.label_pos.shape[1] for batch in batches)
-    moves = side == "left" and first.decoder is None  # what is read moves with the text
-    counted = any(batch.counts is not None for batch in batches)
-    # Runs are stacked array by array, so what one of them lacks is left out of all.
-    told = all(batch.encoder.lengths is not None for batch in batches)
-    wide = []
-    for batch in batches:
-        by = moves * (length - batch.encoder.ids.shape[1])
-        lengths = batch.encoder.lengths if told else None
-        part = batch._replace(
-            encoder=_widen_tokens(batch.encoder._replace(lengths=lengths), length, pad_id, side),
-            label_pos=_widen(batch.label_pos + by, reads, 0),
-        )
-        if counted and batch.counts is None:  # every class is there
-            part = part._replace(counts=np.full(batch.labels.shape, NO_LIMIT, np.int32))
-        if batch.targets is not None:
-            part = part._replace(targets=_widen(batch.targets, reads, -1))
-        if batch.labels.ndim > 1:  # one a read position
-            part = part._replace(labels=_widen(batch.labels, reads, -1))
-        if batch.decoder is not None:
-            inner = max(batch.decoder.ids.shape[1] for batch in batches)
-            part = part._replace(decoder=_widen_tokens(batch.decoder, inner, pad_id, "right"))
-        wide.append(part)
-
-    def join(*parts):
-        if parts[0] is None:
-            return None
-        return Tokens(*map(join, *parts)) if isinstance(parts[0], Tokens) else np.stack(parts)
-
-    return Batch(*map(join, *wide))
-
-
-def empty(batch: Batch) -> Batch:
-    """Makes a batch of filling alone, of the same shape: weight 0 and index -1."""
-    return batch._replace(weights=0 * batch.weights, index=np.full_like(batch.index, -1))
-
-
-def _widen_tokens(tokens: Tokens, length: int, pad_id: int, side: str) -> Tokens:
-    fills = Tokens(pad_id, False, -1, 0, 0, Role.PAD, 0, None)
-    pairs = zip(tokens, fills, strict=True)
-    keeps = lambda x, fill: x is None or fill is None
-    return Tokens(*(x if keeps(x, fill) else _widen(x, length, fill, side) for x, fill in pairs))
-
-
-def _widen(x: np.ndarray, length: int, fill: int, side: str = "right") -> np.ndarray:
-    by = length - x.shape[1]
-    return np.pad(x, [(0, 0), (by, 0) if side == "left" else (0, by)], constant_values=fill)
 
 
 def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarray:

@@ -130,15 +130,21 @@ def on_first(action: Callable[[], Result]) -> Result | None:
 
     Returns on process 0 what the action returns, None on the others.
     """
+    return on_all(lambda: action() if is_first() else None)
+
+
+def on_all(action: Callable[[], Result]) -> Result:
+    """Lets every process act; the InputError of the first that has one is raised on all."""
     error = result = None
     try:
-        if is_first():
-            result = action()
+        result = action()
     except InputError as caught:
         error = caught
-    message = gather(str(error or ""))[0]
-    if error or message:
-        raise error or InputError(message)
+    message = next(filter(None, gather(str(error or ""))), "")
+    if error and str(error) == message:
+        raise error
+    if message:
+        raise InputError(message) from error
     return result
 
 

@@ -263,10 +263,14 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def put_batch(placement: Placement, batch: Any) -> Any:
-    """Joins the parts of a batch that the processes hold, over the data axis."""
+    """Joins the parts of a batch that the processes hold, over the data axis.
+
+    What is an array of all of them already stays as it is.
+    """
     if placement.batch.is_fully_addressable:
         return jax.device_put(batch, placement.batch)
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(placement.batch, x), batch)
+    join = lambda x: jax.make_array_from_process_local_data(placement.batch, x)
+    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else join(x), batch)
 
 
 def put_flag(placement: Placement, flag: int) -> jax.Array:

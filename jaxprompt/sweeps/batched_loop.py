@@ -12,10 +12,10 @@ import numpy as np
 from jaxprompt import signals, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.settings import settings_of
-from jaxprompt.data.batching import stack
+from jaxprompt.data.stacking import stack
 from jaxprompt.files import write_atomic
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
-from jaxprompt.sweeps.runs import Member, Shared
+from jaxprompt.sweeps.runs import Member, Shared, same_batches
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.loop import AHEAD
@@ -89,9 +89,7 @@ class BatchedRuns:
         first = self.step
         self._pause()
         while self.step < plan.total and self._live():
-            batch = self.programs.put_batch(
-                self._stack([self.feeds[i].take() for i in self.rows]), len(self.rows)
-            )
+            batch = self.programs.put_batch(self._take(), len(self.rows))
             if is_new := self.programs.is_new(batch):
                 shape = batch.encoder.ids.shape
                 self.log.say(
@@ -141,9 +139,17 @@ class BatchedRuns:
         """Lists the rows whose run goes on."""
         return [row for row, i in enumerate(self.rows) if not self.stands[i].done]
 
-    def _stack(self, batches: Sequence[Batch]) -> Batch:
-        layout = self.members[0].scorer.layout
-        return stack(batches, layout.pad_id, layout.side)
+    def _take(self) -> Batch:
+        """Takes the next batch of every run. -> arrays [R, ...]; see `Programs.put_batch`"""
+        batches, layout = [self.feeds[i].take() for i in self.rows], self.members[0].scorer.layout
+        members = [self.members[i] for i in self.rows]
+        if not (members[0].keeps and same_batches(members)):
+            given = [m.give(batch) for m, batch in zip(members, batches, strict=True)]
+            return stack(given, layout.pad_id, layout.side)
+        # Read once, and once on the device: states are larger than all else in a batch.
+        given = members[0].give(batches[0])
+        plain = stack([given._replace(kept=None)] * len(batches), layout.pad_id, layout.side)
+        return plain._replace(kept=given.kept)
 
     def _pause(self) -> None:
         """Notes from where a rate counts."""

@@ -42,10 +42,13 @@ class RunsPlacement(Placement):
         return {name: axis for name, axis in super().rules.items() if name != "act_batch"}
 
 
-def make_group_step(model: Model, tx: Any, objectives: Sequence[Any], *, accumulate=1, axis=None):
+def make_group_step(
+    model: Model, tx: Any, objectives: Sequence[Any], *, accumulate=1, axis=None, shares=False
+):
     """Makes (states, frozen, batches, own) -> (states, metrics): the train step of R runs.
 
-    All but `frozen` has a leading axis R. `axis` is the axis of the mesh that the runs lie on.
+    All but `frozen` has a leading axis R, with `shares` all but the states that are kept as well.
+    `axis` is the axis of the mesh that the runs lie on.
     """
 
     def one(state: TrainState, frozen: Flat, batch: Batch, own: PerRun):
@@ -53,8 +56,9 @@ def make_group_step(model: Model, tx: Any, objectives: Sequence[Any], *, accumul
         step = make_train_step(run, tx, objectives, accumulate=accumulate)
         return step(state, frozen | own.frozen, batch)
 
+    batches = Batch(*[0] * len(Batch._fields))._replace(kept=None if shares else 0)
     # With the axis's name constraints inside of a run leave the runs where they lie.
-    return jax.vmap(one, in_axes=(0, None, 0, 0), spmd_axis_name=axis)
+    return jax.vmap(one, in_axes=(0, None, batches, 0), spmd_axis_name=axis)
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
@@ -94,20 +98,29 @@ def make_group_counts(model: Model, objectives: Sequence[Any], *, is_shared: boo
     return jax.vmap(one, in_axes=(0, None, None if is_shared else 0, 0), spmd_axis_name=axis)
 
 
+def _is_once(batch: Batch) -> bool:
+    """Tells whether the states that are kept stand once for all runs. [B*K, T, H]"""
+    return batch.kept is not None and batch.kept.ndim == 3
+
+
 class Programs:
     """The programs of a group, compiled as they are needed, for any number of runs at once."""
 
     def __init__(
         self, placement: Placement, model: Model, tx: Any, objectives: Sequence[Any],
-        frozen: Flat, state: TrainState, *, accumulate: int = 1,
+        frozen: Flat, state: TrainState, *, accumulate: int = 1, rest: Model | None = None,
     ):  # fmt: skip
-        """Takes the state of one run for its shapes; `tx` holds no number that differs."""
+        """Takes the state of one run for its shapes; `tx` holds no number that differs.
+
+        `rest` trains, and scores the batches with states that are kept; others `model` scores.
+        """
         self.placement, self.frozen = placement, frozen
         self.compiled: dict[tuple, Any] = {}  # shapes -> train step
         self._make_step = functools.partial(
-            make_group_step, model, tx, objectives, accumulate=accumulate
+            make_group_step, rest or model, tx, objectives, accumulate=accumulate
         )
-        self._model = self._scored = model
+        self._model, self._rest = model, rest or model
+        self._prompt = model.prompt  # that of `scores`
         self._objectives = objectives
         self._one = jax.eval_shape(lambda x: x, state)
         self._specs = like(placement, self._one, placement.parameters(state.trainable))
@@ -157,14 +170,18 @@ class Programs:
         return jax.device_put(joined, self._lay(len(owns)))
 
     def put_batch(self, batch: Batch, runs: int, *, is_shared: bool = False) -> Batch:
-        """Puts a batch [R, ...], or one [B, ...] for all runs, where the steps expect it."""
+        """Puts a batch [R, ...], or one [B, ...] for all runs, where the steps expect it.
+
+        The states that are kept may be [B, ...] in any case.
+        """
         apart = self.is_apart(runs)
-        if is_shared:
-            # Devices with runs of their own score the whole of a shared batch each.
-            where = self.placement.replicated if apart else self.placement.batch
-        else:
-            where = self._lay(runs) if apart else self._lay(runs, DATA)
-        return jax.device_put(batch, where)
+        # Devices with runs of their own take the whole of what all runs share.
+        once = self.placement.replicated if apart else self.placement.batch
+        where = once if is_shared else self._lay(runs) if apart else self._lay(runs, DATA)
+        kept = None
+        if batch.kept is not None:
+            kept = jax.device_put(batch.kept, once if _is_once(batch) else where)
+        return jax.device_put(batch._replace(kept=None), where)._replace(kept=kept)
 
     def template(self, runs: int) -> tuple[TrainState, Flat]:
         """Describes the state and the best numbers of so many runs, for a checkpoint to read."""
@@ -180,9 +197,9 @@ class Programs:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def _make_jitted(self, runs: int):
+    def _make_jitted(self, runs: int, shares: bool):
         apart = self.is_apart(runs)
-        step = self._make_step(axis=DATA if apart else None)
+        step = self._make_step(axis=DATA if apart else None, shares=shares)
         return jit(
             within(self._within(runs), step), donate_argnums=0,
             out_shardings=(self._state_shardings(runs), self._lay(runs)),
@@ -196,7 +213,7 @@ class Programs:
         """Compiles the train step for these shapes, once. -> the executable"""
         key = tuple(x.shape for x in jax.tree.leaves(batch))
         if key not in self.compiled:
-            step = self._jitted(batch.index.shape[0])
+            step = self._jitted(batch.index.shape[0], _is_once(batch))
             # Compiled ahead, so that `memory` can read what a step takes before any is run.
             self.compiled[key] = step.lower(state, self.frozen, batch, own).compile()
         return self.compiled[key]
@@ -216,7 +233,7 @@ class Programs:
         streams = jax.device_get(self._inject(trainable, self.frozen, batch, own))
         each = [jax.tree.map(lambda x, i=i: x[i], streams) for i in range(runs)]
         prompts, arrays = zip(*(as_constants(self._model.prompt, one) for one in each), strict=True)
-        self._scored = dataclasses.replace(self._model, prompt=prompts[0])  # all of equal fields
+        self._prompt = prompts[0]  # all of equal fields
         arrays = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
         return replace_prompt(trainable, jax.device_put(arrays, self._lay(runs)))
 
@@ -228,9 +245,11 @@ class Programs:
         mapped = jax.vmap(one, in_axes=(0, None, None, 0))
         return jax.jit(within(dataclasses.replace(self.placement, runs=True), mapped))
 
-    def _make_scores(self, runs: int, is_shared: bool):
+    def _make_scores(self, runs: int, is_shared: bool, goes_on: bool):
         axis = DATA if self.is_apart(runs) else None
-        scores = make_group_scores(self._scored, is_shared=is_shared, axis=axis)
+        model = self._rest if goes_on else self._model
+        model = dataclasses.replace(model, prompt=self._prompt)
+        scores = make_group_scores(model, is_shared=is_shared, axis=axis)
         return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
 
     def front(self, trainable: Flat, own: PerRun, runs: int) -> Any:
@@ -238,27 +257,23 @@ class Programs:
 
         -> for `scores`, behind `fold`; None where they share nothing
         """
-        return (
-            None if self._scored.front is None else self._fronts(runs)(trainable, self.frozen, own)
-        )
+        if self._model.front is None:
+            return None
+        return self._fronts(runs)(trainable, self.frozen, own)
 
     def _make_fronts(self, runs: int):
-        fronts = make_group_fronts(self._scored, axis=DATA if self.is_apart(runs) else None)
+        model = dataclasses.replace(self._model, prompt=self._prompt)
+        fronts = make_group_fronts(model, axis=DATA if self.is_apart(runs) else None)
         return jax.jit(within(self._within(runs), fronts), out_shardings=self._lay(runs))
 
     def scores(
-        self,
-        trainable: Flat,
-        batch: Batch,
-        own: PerRun,
-        runs: int,
-        *,
-        is_shared: bool,
+        self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool,
         ran: Any = None,
-    ):
+    ):  # fmt: skip
         """Scores a batch with every run; `ran` is what `front` gave. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
-        return self._scores(runs, is_shared)(trainable, self.frozen, batch, own, ran)
+        step = self._scores(runs, is_shared, batch.kept is not None)
+        return step(trainable, self.frozen, batch, own, ran)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None

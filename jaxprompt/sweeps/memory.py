@@ -32,15 +32,19 @@ def _free_ram() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def needed(programs: Programs, runs: int, batch: Batch, own: PerRun) -> int | None:
+def needed(
+    programs: Programs, runs: int, batch: Batch, own: PerRun, *, shares: bool = False
+) -> int | None:
     """Tells the bytes a device needs to train so many runs, besides what is frozen for all.
 
-    `batch` and `own` are one run's. None where the device refuses to compile so large a program.
+    `batch` and `own` are one run's; states that are kept stand in it once where it `shares` them.
+    None where the device refuses to compile so large a program.
     """
     # A view: the batches of many runs take no memory on the host.
     spread = lambda x: np.broadcast_to(x, (runs, *np.shape(x)))
     state, best = programs.template(runs)
-    put = programs.put_batch(jax.tree.map(spread, batch), runs)
+    wide = jax.tree.map(spread, batch)
+    put = programs.put_batch(wide._replace(kept=batch.kept) if shares else wide, runs)
     try:
         program = programs.compile(state, put, programs.put_own([own] * runs))
     except jax.errors.JaxRuntimeError as error:
@@ -63,18 +67,20 @@ def local_bytes(tree: Flat) -> int:
     return sum(x.dtype.itemsize * int(np.prod(x.sharding.shard_shape(x.shape))) for x in leaves)
 
 
-def fitting(programs: Programs, wanted: int, batch: Batch, own: PerRun, free: int) -> int:
+def fitting(
+    programs: Programs, wanted: int, batch: Batch, own: PerRun, free: int, *, shares: bool = False
+) -> int:
     """Tells how many of the `wanted` runs train at once in `free` bytes; at least 1.
 
     The step of all of them is compiled first, since it is what runs if it fits. Else the bytes a
     run are the difference between the steps of two and of one.
     """
     limit = SHARE * free
-    whole = needed(programs, wanted, batch, own)
+    whole = needed(programs, wanted, batch, own, shares=shares)
     # One run is tried in any case: if it does not fit, nothing smaller would.
     if wanted == 1 or (whole is not None and whole <= limit):
         return wanted
-    one, two = (needed(programs, runs, batch, own) for runs in (1, 2))
+    one, two = (needed(programs, runs, batch, own, shares=shares) for runs in (1, 2))
     if one is None or two is None or two > limit:
         return 1
     each = max(two - one, 1)

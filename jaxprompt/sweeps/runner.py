@@ -36,6 +36,7 @@ from jaxprompt.sweeps.runs import (
     at_once,
     by_shape,
     longest,
+    same_batches,
     start,
     varying_words,
 )
@@ -183,6 +184,7 @@ class _Work:
         with RunLog(self.workdir, tracker="none") as log:
             for line in shared.says:
                 log.say(line)
+            shared.fill(members, log.say)
             if len(groups) > 1:
                 sizes = " + ".join(str(len(group)) for group in groups)
                 log.say(f"runs of other shapes or lengths train one after another: {sizes} runs")
@@ -219,7 +221,7 @@ class _Work:
             if key not in made:
                 made[key] = Programs(
                     shared.placement, some[0].model, own.tx, shared.objectives, frozen, own.state,
-                    accumulate=settings_of(shared.config).accumulate,
+                    accumulate=settings_of(shared.config).accumulate, rest=some[0].rest,
                 )  # fmt: skip
             return made[key], words
 
@@ -231,7 +233,8 @@ class _Work:
                 programs, words = program(some)
                 first = PerRun(words[some[0].run.name], own.own)
                 free = available(shared.placement.mesh)
-                return fitting(programs, len(some), longest(rest), first, free)
+                batch, shares = longest(rest), same_batches(some)
+                return fitting(programs, len(some), batch, first, free, shares=shares)
 
             for chunk in self._chunks(members, shared.placement, fit, log):
                 # The checkpoint is of exactly one chunk.

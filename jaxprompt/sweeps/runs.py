@@ -13,9 +13,11 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.pipeline import Scorer
-from jaxprompt.data.batching import Layout, empty, stack
+from jaxprompt.data.batching import Layout
+from jaxprompt.data.stacking import empty, stack
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import BASE
@@ -51,6 +53,21 @@ class Member(NamedTuple):
     record: Mapping[str, Any]  # what it learns from
     counts: np.ndarray | None = None  # of the text that its prompt starts from
     about: Mapping[str, Any] = {}  # what its result begins with
+    kept: FeatureCache | None = None  # states of frozen layers, of `source` too
+
+    @property
+    def keeps(self) -> bool:
+        """Tells whether its batches are given states."""
+        return self.kept is not None and bool(self.kept.parts)
+
+    @property
+    def rest(self) -> Model:
+        """What goes on from states that are kept; the model itself where none are."""
+        return self.model if self.kept is None else self.kept.model
+
+    def give(self, batch: Batch) -> Batch:
+        """Puts the states of its rows into a training batch, where they are kept."""
+        return batch if self.kept is None else self.kept.give(self.source, batch)
 
     @property
     def words(self) -> Words:
@@ -79,6 +96,8 @@ class Shared(NamedTuple):
     ]  # (Shared, members, Programs) -> scorer
     says: Sequence[str]  # what is told at the start
     scored: str = "dev"  # what a result calls the scores that it is chosen by
+    # (members, say): computes the states that these runs keep
+    fill: Callable[[Sequence[Member], Callable[[str], None]], None] = lambda members, say: None
 
 
 def start(shared: Shared, member: Member) -> tuple[Start, tree.Flat]:
@@ -117,10 +136,16 @@ def at_once(members: Sequence[Member], placement: Placement) -> list[list[Member
     return list(sets.values()) if worth else [list(members)]
 
 
+def same_batches(members: Sequence[Member]) -> bool:
+    """Tells whether runs train on the same batches in the same order."""
+    return len({(m.run.settings.seed, id(m.source)) for m in members}) == 1
+
+
 def longest(members: Sequence[Member]) -> Batch:
     """Makes a training batch of one run as long as any of all runs."""
     # Runs with the same batches are asked once.
-    each = [m.longest() for m in {id(member.source): member for member in members}.values()]
+    some = {id(member.source): member for member in members}.values()
+    each = [member.give(member.longest()) for member in some]
     layout = members[0].scorer.layout
     return jax.tree.map(lambda x: x[0], stack(each, layout.pad_id, layout.side))
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxprompt.assembly import from_config, records
+from jaxprompt.assembly.feature_cache import KeepingPlan
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.method import seen_by
@@ -19,6 +20,7 @@ from jaxprompt.assembly.starting_text import count_corpus, count_tokens
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import with_task
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, RunBatches, Shared, side_by_side
@@ -90,6 +92,7 @@ def prepare(
             json.dumps([own.prompt.block(), scorer.classes, words, own.front]), own
         )
         members.append(member._replace(scorer=scorer._replace(model=own), model=own))
+    members, fill = _keep(c, members, loaded, placement, workdir)
     for member in members:
         records.check_repeated(member.run.folder, member.record)
     says = [f"backbone {backbone.block['path']} ({backbone.family})"]
@@ -98,7 +101,37 @@ def prepare(
     for name, lines in told.items() if differ else list(told.items())[:1]:
         says += [f"{name}: {line}" * differ or line for line in lines]
     objectives = from_config.build_objectives(c, members[0].model) if members else []
-    return Shared(c, placement, loaded, objectives, SplitScorer, says), members
+    shared = Shared(c, placement, loaded, objectives, SplitScorer, says)
+    return shared._replace(fill=fill), members
+
+
+def _keep(
+    c: Any, members: Sequence[Member], loaded: Any, placement: Placement, workdir: Any
+) -> tuple[list[Member], Callable[..., None]]:
+    """Plans which states runs keep, those of the same rows once. -> members with them, fill
+
+    Raises InputError where a run cannot keep any, or all need more room than the limit.
+    """
+    plan = KeepingPlan(c, placement, workdir, several=True)
+    weights: dict[int, Any] = {}  # of equal models, whose numbers do not matter here
+    found = []
+    for member in members:
+        own, model = member.run.config, id(member.model)
+        if plan.keeps and model not in weights:
+            weights[model] = from_config.start(
+                own, member.scorer, loaded, member.counts, placement, restored=True
+            )
+        kept = plan.add(member.scorer, member.held, weights.get(model))
+        found.append(member._replace(kept=kept))
+    plan.check()
+
+    def fill(members: Sequence[Member], say: Callable[[str], None]) -> None:
+        # In the order of the runs; a split that several have stands there once.
+        parts = list(dict.fromkeys(part for m in members for part in m.kept.parts))
+        plan.open(parts)
+        plan.fill(parts, next(iter(weights.values()), None), say)
+
+    return found, fill
 
 
 def _asks(scorer: Scorer) -> Asks:
@@ -158,7 +191,7 @@ class SplitScorer:
         same = all(part is parts[0] for part in parts)
         # Runs with the same examples share one pass over them, and each scores it.
         laid = list(zip(members, parts, strict=True))[: 1 if same else None]
-        passes = [from_config.eval_batches(m.scorer, part) for m, part in laid]
+        passes = [m.kept.read(part) for m, part in laid]
         example = scorer.one_batch(parts[0].rows[:1])
         trainable = programs.fold(trainable, example, own, len(rows))
         scores: list[Any] = [None] * len(members)

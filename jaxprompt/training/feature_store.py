@@ -3,12 +3,13 @@
     <path>.states   the states of all rows, one after another
     <path>.json     what they belong to and their checksum, written last
 
-Where the second is missing there is nothing yet.
+Where the second is missing there is nothing yet. Of several processes each has files of its own.
 """
 
 import fcntl
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,6 +100,7 @@ class DiskStore(Store):
             # The states are on disk before the file that calls them whole.
             self.states.flush()
             os.fsync(self._file.fileno())
+            index.unlink(missing_ok=True)  # of states that another process lacked
             os.replace(self._scratch, data)
         except OSError as error:
             raise write_error(data, error) from error
@@ -142,6 +144,23 @@ def reopen(
     if _sum_up(states) != crc:
         raise damaged
     return Store(sizes, states)
+
+
+def path_of(folder: Path, name: str, process: int, count: int) -> Path:
+    """Names the files of one process of several, of a split in a folder."""
+    return folder / (name if count == 1 else f"{name}-{process}-of-{count}")
+
+
+def of_others(path: Path) -> list[str]:
+    """Lists the states of the same split that runs of another number of processes kept."""
+    name, *own = path.name.split("-", 1)
+    count = own[0].rpartition("-")[2] if own else "1"
+    found = []
+    for index in path.parent.glob(f"{name}*.json"):
+        known = re.fullmatch(rf"{name}(?:-\d+-of-(\d+))?", index.stem)
+        if known and (known[1] or "1") != count:
+            found.append(index.with_suffix(".states").name)
+    return sorted(found)
 
 
 def _files(path: Path) -> tuple[Path, Path]:

@@ -250,16 +250,6 @@ def test_dropout_zero_reaches_the_embeddings_of_gpt2(tmp_path, data):
     start(tmp_path / "run", folder, data, "prefix", **fields)
 
 
-def test_several_processes_are_refused(folders, data, refused, monkeypatch):
-    from jaxprompt.assembly import feature_cache
-    from jaxprompt.errors import InputError
-
-    monkeypatch.setattr(feature_cache.jax, "process_count", lambda: 2)
-    c = make_config(folders["bert"], data, "prefix", **UPPER, cache__where="host")
-    with pytest.raises(InputError, match="is for one process, not 2: each would keep all rows"):
-        feature_cache.plan_keeping(c, None, {"train": None}, None, None, "")
-
-
 def test_flags_reach_the_block(folders, data, tmp_path, capsys):
     words = flags({"cache.where": "disk", "cache.limit": 0.5, "cache.dtype": "bfloat16"})
     c = make_config(folders["bert"], data, "prefix", **COMMON | UPPER | dict(train__total_steps=1))

@@ -333,7 +333,6 @@ def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
         ({"runs.seeds": "-1"}, "runs.seeds=-1 must be in [0, 2**32)"),
         ({"runs.lr": "-0.1,1"}, "runs.lr=-0.1 must be at least 0"),
         ({"runs.starts": "vocab"}, "prompt.start='vocab' is unknown; known: normal, text, zero"),
-        ({"runs.seeds": "1,2", "cache.where": "host"}, "cache.where=host is of one run"),
         ({"runs.rate": "1"}, "unknown config field 'runs.rate'"),
         ({"runs.lr": "1,2", "optim.name": "adamx"}, "optim.name='adamx' is unknown"),
     ],

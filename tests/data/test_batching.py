@@ -5,8 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.data.batching import EvalBatches, Layout, TrainBatches, buckets, collate, stack
+from jaxprompt.data.batching import (
+    EvalBatches,
+    Layout,
+    TrainBatches,
+    buckets,
+    collate,
+)
 from jaxprompt.data.encoded import Encoded, Row
+from jaxprompt.data.stacking import share_of, stack
 from jaxprompt.errors import InputError
 from jaxprompt.types import NO_LIMIT, Role
 
@@ -259,6 +266,49 @@ def test_hosts_share_a_global_batch(make):
         assert all(len(share.index) == 4 for share in shares)
         for all_rows, *halves in zip(*map(arrays, (batch, *shares)), strict=True):
             np.testing.assert_array_equal(all_rows, np.concatenate(halves))
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_the_share_of_a_whole_batch_is_what_a_host_lays(choices):
+    """The last batch is short: the second host has filling alone."""
+    rows, labels = split(11)
+    rows = [[row] + [encoded(6, first=7)] * (choices - 1) for (row,) in rows]
+    for host in (0, 1):
+        own = layout(num_rows=choices, host=host, hosts=2)
+        whole = EvalBatches(rows, labels, own.whole())
+        for batch, expected in zip(whole, EvalBatches(rows, labels, own), strict=True):
+            assert len(batch.index) == 2 * len(expected.index)
+            same(share_of(batch, own), expected)
+            assert share_of(batch, own).index.tolist() == expected.index.tolist()
+    assert expected.index.tolist() == [-1] * 4
+
+
+def states_of(side, lengths, reads, sizes):
+    """Stacks two runs with states of so many columns. -> the first number of each [2, 1, ...]"""
+    batches = []
+    for number, (length, read, size) in enumerate(zip(lengths, reads, sizes, strict=True), 1):
+        laid = dict(batch=1, length=length, pad_id=9, label_width=read, side=side)
+        batch = collate([[encoded(1, slots=0, label_pos=[0] * read)]], [0], [0], **laid)
+        batches.append(batch._replace(kept=np.full((1, size, 3), float(number))))
+    found = stack(batches, 9, side)
+    assert found.kept.shape == (2, 1, max(sizes), 3) and (found.kept == found.kept[..., :1]).all()
+    return found.kept[..., 0].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_states_are_widened_as_the_tokens(side):
+    short = [0, 1] if side == "left" else [1, 0]
+    assert states_of(side, (8, 16), (1, 1), (8, 16)) == [
+        [[x for x in short for _ in range(8)]], [[2] * 16]
+    ]  # fmt: skip
+    assert states_of(side, (8, 16), (2, 1), (8, 16))[1] == [[2] * 16]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_states_of_what_is_read_are_widened_as_that(side):
+    """Their tokens are one column."""
+    assert states_of(side, (1, 1), (1, 3), (1, 3)) == [[[1, 0, 0]], [[2, 2, 2]]]
+    assert states_of(side, (1, 1), (1, 1), (1, 1)) == [[[1]], [[2]]]
 
 
 def test_eval_goes_over_every_example_once_longest_first():

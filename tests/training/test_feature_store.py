@@ -148,6 +148,32 @@ def test_what_a_killed_run_left_is_written_over(tmp_path):
     assert reopen(tmp_path / "train").states.max() < 105
 
 
+def test_each_process_has_files_of_its_own(tmp_path):
+    paths = [feature_store.path_of(tmp_path, "train", i, n) for n in (1, 2, 12) for i in range(n)]
+    assert [path.name for path in paths[:3]] == ["train", "train-0-of-2", "train-1-of-2"]
+    assert len(set(paths)) == 15
+    (tmp_path / "training.json").touch(), (tmp_path / "train-a-of-b.json").touch()
+    for path in paths[:3]:
+        path.with_name(f"{path.name}.json").touch()
+    others = [feature_store.of_others(paths[at]) for at in (0, 2, 3)]
+    two = ["train-0-of-2.states", "train-1-of-2.states"]
+    assert others == [two, ["train.states"], [*two, "train.states"]]
+
+
+def test_what_is_written_anew_is_never_whole_with_what_was_there(sealed, monkeypatch):
+    """Cut between the states and the file that calls them whole, there is nothing."""
+    again = feature_store.DiskStore(sealed, SIZES, 2, FLOAT)
+    again.states[:] = 7
+
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(feature_store, "write_atomic", cut)
+    with pytest.raises(KeyboardInterrupt):
+        again.seal(FACTS)
+    assert reopen(sealed) is None
+
+
 def test_two_runs_do_not_fill_one_folder(tmp_path):
     first = feature_store.DiskStore(tmp_path / "train", SIZES, 2, FLOAT)
     with pytest.raises(InputError, match="another run is filling .*; wait for it"):

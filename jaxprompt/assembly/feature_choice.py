@@ -1,0 +1,99 @@
+"""What never changes in a run: the highest states of a backbone that nothing trained reaches."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprompt import tree
+from jaxprompt.assembly.pipeline import Scorer, Split
+from jaxprompt.errors import InputError
+from jaxprompt.models.model import Model
+from jaxprompt.types import Batch
+
+OFF = "or set cache.where=''"
+# Parts of a backbone that stand above all its layers, by what is kept: their numbers may train.
+_HEADS = ("pooler", "mlm", "rtd", "lm")
+_BELOW = ("embed", "layers", "bias", "relative", "conv", "later_layers")
+
+
+class What(NamedTuple):
+    """Which states are kept."""
+
+    layer: int | None  # those that enter this layer of the input's stack; None = the output
+    all_tokens: bool  # of every token; else of the positions that the head reads
+
+    def __str__(self) -> str:
+        tokens = "every token" if self.all_tokens else "the positions that the head reads"
+        if self.layer is None:
+            return f"the backbone's output at {tokens}"
+        return f"what layers 1-{self.layer} give for {tokens}"
+
+
+def choose(c: Any, scorer: Scorer, train: Split, weights: Any) -> What:
+    """Finds the highest states that nothing trained and nothing drawn reaches.
+
+    Raises InputError where every layer depends on something that trains or is drawn.
+    """
+    where = f"cache.where={c.cache.where}"
+    model = scorer.model
+    cfg = model.backbone.cfg
+    rates = ("dropout", "attention_dropout", "embed_dropout")
+    drawn = ", ".join(f"{x} {getattr(cfg, x)}" for x in rates if getattr(cfg, x, 0.0))
+    if drawn:
+        raise InputError(
+            f"{where}: the backbone drops at random ({drawn}), so states differ in every step; set "
+            f"backbone.dropout=0, {OFF}"
+        )
+    # As arguments: a program may not close over arrays of several processes.
+    params = jax.eval_shape(tree.merge, weights.trainable, weights.frozen)
+    layer = _lowest(model, params, scorer.one_batch(train.rows[:1]))
+    if layer == 0:
+        raise InputError(
+            f"{where}: the prompt stands in the input or in layer 1, so nothing below it stays "
+            f"the same; give a prefix to upper layers (prompt.layers), {OFF}"
+        )
+    if layer is not None and not hasattr(model.backbone, "enter"):
+        raise InputError(
+            f"{where}: what a GLM writes reads its input in every layer, so none can be left out; "
+            f"{OFF}"
+        )
+    what = What(layer, layer is not None or model.heads["main"].reads_all)
+    below = lambda part: part in _BELOW if layer is not None else part not in _HEADS
+    for name in weights.trainable:
+        group, part, *_ = name.split("/")
+        if group == "backbone" and below(part):
+            raise InputError(
+                f"{where}: {name} trains, and {what} depend on it; let config.trainable leave it "
+                f"out, {OFF}"
+            )
+    return what
+
+
+def _lowest(model: Model, params: Any, batch: Batch) -> int | None:
+    """Finds the lowest layer of the input's stack that a method reaches; None = it adds nothing.
+
+    A T5's encoder is all below what is added to its decoder alone.
+    """
+    found = []
+    # Masks that are numpy arrays stay so: they are known without computing anything.
+    jax.eval_shape(lambda p: found.append(model.inject(p, batch)), params)
+    (injection,) = found
+    slots, prefix, _ = injection.encoder
+    if slots is not None:
+        return 0
+    if prefix is not None:
+        known = isinstance(prefix.mask, np.ndarray)
+        return int(prefix.mask.any(axis=(1, 2)).argmax()) if known else 0
+    others = injection.decoder, injection.cross
+    adds = any(part is not None for stream in others for part in stream)
+    return model.backbone.dims.layers if adds else None
+
+
+def rest(model: Model, what: What) -> Model:
+    """Makes the model that goes on from what is kept."""
+    if what.layer is None:
+        return dataclasses.replace(model, is_kept=True)
+    cfg = dataclasses.replace(model.backbone.cfg, skip=what.layer)
+    return dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg))

@@ -1,0 +1,152 @@
+"""Several processes that keep what frozen layers give: each its rows, and together the same run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import Processes
+from test_keeping import COMMON, DECODER, UPPER, start
+from tiny_run import WIDTH, make_backbone, make_config, timeless
+
+from jaxprompt.assembly.load_config import resolved
+
+STILL = COMMON | dict(
+    prompt__dropout=0, head__dropout=0, data__multiple=4, data__batch=8, data__eval_batch=16,
+    train__total_steps=8, train__eval_steps=4,
+)  # fmt: skip
+UPPER = UPPER | dict(prompt__dropout=0)
+CASES = {  # family, method, fields; processes, devices of each, data x model
+    "data": ("bert", "prefix", UPPER | dict(cache__where="disk"), (2, 2, (2, 2))),
+    "model": ("bert", "prefix", UPPER | dict(cache__where="host"), (2, 1, (1, 2))),
+    "read_alone": ("bert", "head_only", dict(cache__where="host"), (2, 1, (2, 1))),
+    "left": (
+        "gpt2", "prefix", UPPER | dict(cache__where="host", data__side="left"), (2, 1, (2, 1)),
+    ),
+    "t5": (
+        "t5", "prefix", DECODER | dict(prompt__dropout=0, cache__where="disk"), (2, 1, (2, 1)),
+    ),
+    "four": (
+        "bert", "prefix", UPPER | dict(cache__where="disk", cache__dtype="bfloat16"),
+        (4, 1, (2, 2)),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(backbone, tmp_path_factory):
+    made = {x: make_backbone(tmp_path_factory.mktemp(x) / x, x) for x in ("t5", "gpt2")}
+    return made | {"bert": backbone}
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def train(folder: Path, c, number: int, devices: int) -> tuple[dict, list[float], str]:
+    """Trains on several processes. -> (result, losses, what process 0 says)"""
+    folder.mkdir(exist_ok=True)
+    path = folder / "c.json"
+    path.write_text(json.dumps(resolved(c)))
+    words = ["-m", "jaxprompt", "train", f"--config={path}", f"--workdir={folder / 'run'}"]
+    with Processes(folder / "logs", devices=devices) as processes:
+        processes.start_all(number, words) if number > 1 else processes.start(words)
+        assert processes.wait(300) == [0] * number, processes.told()
+        said = processes.err(0)
+        assert all(processes.err(i) == "" for i in range(1, number))
+    result = json.loads((folder / "run/result.json").read_text())
+    return timeless(result), losses(folder / "run"), said
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_processes_keep_as_one(case, folders, data, tmp_path):
+    family, method, fields, (number, devices, mesh) = CASES[case]
+    fields = STILL | fields | dict(mesh__data=mesh[0], mesh__model=mesh[1])
+    args = (folders[family], data, method)
+    found, kept, said = train(tmp_path / "all", make_config(*args, **fields), number, devices)
+    expected, one = start(tmp_path / "one", *args, **fields)
+    assert found == expected
+    np.testing.assert_allclose(kept, one, rtol=1e-6)
+    where = fields.pop("cache__where")
+    if fields.pop("cache__dtype", "float32") == "float32":  # else digits are lost
+        expected, off = start(tmp_path / "off", *args, **fields)
+        assert found == expected
+        np.testing.assert_allclose(kept, off, rtol=1e-6)
+    assert len(kept) == 8 and kept[0] != kept[-1]
+    assert f"GiB in {'host memory' if where == 'host' else tmp_path}" in said
+    assert f"on each of {number} processes" in said
+    if where != "disk":
+        return
+    # All states, once, about as many on each process.
+    for name in ("train", "dev"):
+        whole = (tmp_path / "one/kept" / f"{name}.states").stat().st_size
+        files = sorted((tmp_path / "all/run/kept").glob(f"{name}-*.states"))
+        sizes = [path.stat().st_size for path in files]
+        assert [path.stem for path in files] == [f"{name}-{i}-of-{number}" for i in range(number)]
+        assert sum(sizes) == whole and max(sizes) < 1.5 * whole / number
+        assert not whole % WIDTH
+
+
+def test_states_are_read_again_and_those_of_other_processes_are_not(folders, data, tmp_path):
+    fields = STILL | UPPER | dict(
+        cache__where="disk", cache__folder=tmp_path / "kept", mesh__data=2, mesh__model=1,
+        train__total_steps=2, train__eval_steps=2,
+    )  # fmt: skip
+    args = (folders["bert"], data, "prefix")
+    expected, one = start(tmp_path / "one", *args, **fields)
+    c = make_config(*args, **fields)
+    found, kept, said = train(tmp_path / "two", c, 2, 1)
+    assert "earlier" not in said
+    assert (
+        f"{tmp_path / 'kept'} holds those of another number of processes too, which are not read: "
+        "dev.states, train.states"
+    ) in said
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "kept").glob("*-of-2.states")}
+    assert len(times) == 4
+    again, more, said = train(tmp_path / "again", c, 2, 1)
+    assert "(an earlier run's: train, dev)" in said and "not read" not in said
+    assert times == {p: p.stat().st_mtime_ns for p in times}
+    assert found == expected == again
+    np.testing.assert_allclose([kept, more], [one, one], rtol=1e-6)
+    # One process lacks its rows of dev: all compute that split, and no other, anew.
+    (tmp_path / "kept/dev-1-of-2.json").unlink()
+    _, more, said = train(tmp_path / "third", c, 2, 1)
+    assert "(an earlier run's: train)" in said
+    np.testing.assert_allclose(more, kept, rtol=1e-6)
+    changed = {p.name for p, time in times.items() if p.stat().st_mtime_ns != time}
+    assert changed == {"dev-0-of-2.states", "dev-1-of-2.states"}
+
+
+def refuse(folder: Path, c) -> list[str]:
+    """Starts two processes of one config that is refused. -> the line of each"""
+    path = folder / "c.json"
+    path.write_text(json.dumps(resolved(c)))
+    words = ["-m", "jaxprompt", "train", f"--config={path}", f"--workdir={folder / 'run'}"]
+    with Processes(folder / "logs", devices=1) as processes:
+        processes.start_all(2, words)
+        assert processes.wait() == [2, 2], processes.told()
+        lines = [processes.err(i).splitlines() for i in range(2)]
+    assert [len(said) for said in lines] == [1, 1], lines
+    assert not (folder / "run/metrics.jsonl").exists()
+    return [said[0].removeprefix("jaxprompt train: ") for said in lines]
+
+
+def test_damage_on_one_process_ends_all(folders, data, tmp_path):
+    fields = STILL | UPPER | dict(
+        cache__where="disk", cache__folder=tmp_path / "kept", mesh__data=2, mesh__model=1,
+        train__total_steps=1,
+    )  # fmt: skip
+    c = make_config(folders["bert"], data, "prefix", **fields)
+    train(tmp_path / "two", c, 2, 1)
+    states = tmp_path / "kept/train-1-of-2.states"
+    states.write_bytes(states.read_bytes()[:-4])
+    said, other = refuse(tmp_path, c)
+    assert said == other and said.startswith(f"{states} is damaged; delete")
+
+
+def test_the_limit_is_that_of_each_process(folders, data, tmp_path):
+    fields = STILL | UPPER | dict(cache__where="host", mesh__data=2, mesh__model=1)
+    c = make_config(folders["bert"], data, "prefix", **fields | dict(cache__limit=1e-9))
+    said, other = refuse(tmp_path, c)
+    assert said == other and "GiB on each of 2 processes, over cache.limit=1e-09; raise" in said

@@ -1,0 +1,26 @@
+"""Rows that lie on processes come where a batch has them, bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprompt.parallel.row_exchange import RowExchange
+from jaxprompt.parallel.sharding import make_placement
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(4, 2), (8, 1), (1, 8)])
+def test_rows_of_one_process_on_eight_devices(shape, dtype):
+    """Those of several processes: tests/cli/test_keeping_hosts.py."""
+    placement = make_placement(*shape)
+    exchange = RowExchange(placement)
+    rng = np.random.default_rng(0)
+    for filling in (0, 3, 16):
+        owners = np.where(rng.permutation(16) < filling, -1, 0)
+        rows = rng.normal(size=(16, 3, 2)).astype(jnp.dtype(dtype))
+        found = exchange.join(owners, lambda chosen, rows=rows: rows[chosen])
+        expected = np.where(owners[:, None, None] == 0, rows, 0).astype(rows.dtype)
+        assert found.sharding.is_equivalent_to(placement.batch, 3) and found.dtype == rows.dtype
+        assert np.asarray(found).tobytes() == expected.tobytes()
+    assert jax.device_count() == 8
