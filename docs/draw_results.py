@@ -76,6 +76,27 @@ def group_size(folder: Path) -> None:
     save(figure, folder / "group_size.svg")
 
 
+def beside_peft(folder: Path) -> None:
+    """Draws time and peak memory of a step as shares of PEFT's."""
+    head, *rows = read_table("results.md", "| work | ours | PEFT |")
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for number, (column, title) in enumerate(((3, "time"), (4, "peak memory"))):
+        there = [(place, float(row[column])) for place, row in enumerate(rows) if row[column]]
+        places, values = zip(*there, strict=True)
+        bars = axis.barh(
+            [place + 0.4 * number - 0.2 for place in places], values, 0.38, color=COLOURS[number],
+            label=title,
+        )  # fmt: skip
+        axis.bar_label(bars, [f"{value:.2f}" for value in values], padding=2, fontsize=8)
+    axis.axvline(1.0, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(rows)), [row[0].replace("`", "") for row in rows], fontsize=8)
+    axis.invert_yaxis()
+    axis.set(xlabel=head[3].replace(" time", ""), xlim=(0, 1.1))
+    axis.legend(fontsize=8, loc="lower right")
+    save(figure, folder / "beside_peft.svg")
+
+
 def memory_by_device(folder: Path) -> None:
     """Draws what compiled training steps hold on one device: arguments and temporary arrays."""
     head, *rows = read_table("devices.md", "| step | backbone | v5e |")
@@ -140,5 +161,5 @@ if __name__ == "__main__":
         record(Path(sys.argv[2]))
     else:
         target = Path(sys.argv[1]) if sys.argv[1:] else HERE / "pictures"
-        for draw in (few_shot, group_size, memory_by_device, learning_curves):
+        for draw in (few_shot, group_size, beside_peft, memory_by_device, learning_curves):
             draw(target)
