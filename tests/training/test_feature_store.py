@@ -171,6 +171,7 @@ def test_what_is_written_anew_is_never_whole_with_what_was_there(sealed, monkeyp
     monkeypatch.setattr(feature_store, "write_atomic", cut)
     with pytest.raises(KeyboardInterrupt):
         again.seal(FACTS)
+    again._file.close()  # as the end of a process does
     assert reopen(sealed) is None
 
 
