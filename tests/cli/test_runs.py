@@ -306,7 +306,7 @@ def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
     c = config.copy_and_resolve_references()
     c.runs.size, sizes = CHUNKS[why]
     if why.startswith("memory"):
-        monkeypatch.setattr(runner, "fitting", lambda *_: 1)
+        monkeypatch.setattr(runner, "fitting", lambda *_, **__: 1)
     assert train_grid(c, str(tmp_path / "grid")) == 0
     assert f"4 runs in {len(sizes)} chunks: {why}" in capsys.readouterr().err
     chunks = json.loads((tmp_path / "grid/chunks.json").read_text())["chunks"]
