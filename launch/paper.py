@@ -339,12 +339,13 @@ def main(argv: Sequence[str]) -> int:
         figures.check_output(output)
     runs = [(cell, list_runs(cell, args, overrides)) for cell in pick(table, args)]
     todo = [(cell, own) for cell, own in runs if not paper.why_not(cell, args)]
+    if not args.print:
+        tell_left_out([cell for cell, _ in runs], args)
     if args.estimate:
         print(estimate(todo, overrides))
         return 0
     failed: dict[str, str] | None = {}
     if not args.print:
-        tell_left_out([cell for cell, _ in runs], args)
         failed = execute(todo, args)
         if failed is None:
             return 0

@@ -49,7 +49,7 @@ def test_rows_of_other_objects_are_left_out(bert):
 
 
 def test_capitals(bert):
-    """The facts that docs/methods.md gives figures of."""
+    """The facts that docs/p_tuning.md gives figures of."""
     rows = read_file(Path(__file__).with_name("capitals.jsonl"))
     words = [*dict.fromkeys(word for row in rows for word in (row["obj_label"], row["sub_label"]))]
     task = with_words(custom_task(fields=["sub_label"], label="obj_label"), make(bert, words))

@@ -22,6 +22,7 @@ import paper_ppt  # noqa: E402
 from paper_table import read_published  # noqa: E402
 
 from configs import ipt  # noqa: E402
+from configs.ipt import utilization  # noqa: E402
 from configs.parts import ppt  # noqa: E402
 from jaxprompt.assembly.load_config import load_config  # noqa: E402
 from jaxprompt.data.tokenizer import encode_texts  # noqa: E402
@@ -754,6 +755,21 @@ def test_the_estimate_counts_runs_of_a_size(capsys):
         f"python -m jaxprompt plan --config={ROOT}/configs/ppt/cells.py:sst2,full,t5 "
         "--config.data.max_len=64 --config.backbone.path=google/t5-v1_1-small --devices=..."
     )
+
+
+def test_the_estimate_says_what_it_leaves_out(tmp_path, capsys):
+    """Of table 6 the CNN's classifier is there, the other two are not."""
+    (tmp_path / "cnn-prompt").mkdir()
+    words = ["--estimate", f"--workdir={tmp_path / 'new'}", f"--topics={tmp_path}", "--seeds=1"]
+    assert paper.main(["ipt", "table6", *words]) == 0
+    told = capsys.readouterr()
+    count = len(ipt.RATES) * len(utilization.PERCENTS)
+    assert told.out.startswith(f"{count} runs of ") and told.out.count(" runs of ") == 1
+    lines = told.err.splitlines()
+    assert all(" is left out: " in line for line in lines)
+    for name in ("lstm", "mlp"):
+        lost = sum(f"{name}-prompt does not exist" in line for line in lines)
+        assert lost == len(utilization.PERCENTS) == len(lines) / 2
 
 
 # -- figures -------------------------------------------------------------------------------------
