@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from jaxprompt import cli, signals
+from jaxprompt import cli, hidden, signals
 from jaxprompt.errors import InputError, escape, has_surrogate, nearest, out_of_memory
 
 
@@ -128,7 +128,7 @@ def entry() -> None:
         complete(commands())
     # transformers imports torch where it is installed, which takes seconds, and of it this process
     # needs no more than tokenizers.
-    sys.modules.setdefault("torch", None)
+    hidden.hide("torch")
     signals.watch()
     code = main()
     signals.note("after all was done")

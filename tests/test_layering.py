@@ -13,7 +13,7 @@ from jaxprompt.assembly.schema import FIELDS, OPEN
 
 ROOT = Path(__file__).resolve().parents[1] / "jaxprompt"
 ROOMS = (  # from the ground up
-    "errors signals",
+    "errors signals hidden",
     "types files tree rng",
     "parallel",
     "layers",
@@ -32,7 +32,7 @@ ROOMS = (  # from the ground up
     "__main__",
 )
 RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms.split()}
-HOST_ONLY = ("data", "corpus", "types", "errors", "files", "signals")
+HOST_ONLY = ("data", "corpus", "types", "errors", "files", "signals", "hidden")
 DEVICE = {"jax", "flax", "optax", "orbax", "jaxlib"}
 MODULES = sorted(ROOT.rglob("*.py"))
 

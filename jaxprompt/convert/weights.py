@@ -6,7 +6,6 @@ Torch files are mapped into memory, unlike the others (blocks.py): their layout 
 import json
 import math
 import os
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from jaxprompt import hidden
 from jaxprompt.convert.blocks import Entry, as_matrix, make_reader, unreadable
 from jaxprompt.convert.gguf import open_gguf
 from jaxprompt.convert.quantize import Planes
@@ -196,8 +196,7 @@ def _entry(path: Path, file: BinaryIO, data: int, meta: dict) -> Entry:
 
 
 def _open_torch(path: Path, _: ExitStack) -> dict[str, Entry]:
-    if sys.modules.get("torch", ...) is None:  # a command has hidden it
-        del sys.modules["torch"]
+    hidden.show("torch")
     try:
         import torch
     except ImportError:

@@ -170,7 +170,7 @@ def test_a_corpus_that_changed_under_a_grid(refused, command, grid, tmp_path):
         ({"runs__tasks": "nsp,nsq"}, "runs.tasks='nsq' is unknown; nearest: "),
         ({"runs__tasks": "nsp,cls"}, "ppt.annotations is empty; cls needs the folder that"),
         ({"corpus__path": ""}, "corpus.path is empty"),
-        ({"cache__where": "host"}, "cache.where=host is of one run"),
+        ({"cache__where": "host"}, "cache.where=host keeps states of rows that come again"),
     ],
 )  # fmt: skip
 def test_a_grid_that_is_wrong(changes, line, refused, command, tmp_path):

@@ -64,6 +64,42 @@ SKIPPED = {
         ),
         "needs files of roles; tests/cli/test_role_runs.py trains on such",
     ),
+    **dict.fromkeys(
+        (
+            "train --config=p_tuning:rte",
+            "export --workdir=runs/frozen",
+            "predict --workdir=runs/frozen",
+            "train --config=p_tuning_lama --workdir=runs/capitals",
+            "export --workdir=runs/capitals",
+            "evaluate --config=p_tuning_lama --split=test",
+        ),
+        "reads sets that are not drawn here; tests/cli/test_fact_runs.py, test_configs.py",
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                f"train --config=configs/ptuning_v2/superglue.py:{task},prefix"
+                for task in ("rte", "copa", "multirc", "record")
+            ),
+            "train --config=base:prefix --workdir=runs/stars",
+            "train --config=configs/ptuning_v2/tagging.py:conll2003,prefix",
+            "train --config=configs/ptuning_v2/tagging.py:conll12,prefix",
+            "export --workdir=runs/roles",
+            "predict --workdir=runs/roles",
+            "train --config=configs/ptuning_v2/qa.py:squad,prefix",
+        ),
+        "reads sets that are not drawn here; tests/cli/test_question_runs.py, test_role_runs.py, "
+        "test_number_runs.py and test_token_heads.py",
+    ),
+    **dict.fromkeys(
+        (
+            "pretrain --config=configs/ipt/topics.py:cnn,prompt,yahoo_answers_topics",
+            "export --workdir=runs/topic-classes",
+            "train --config=base:ipt --workdir=runs/pretrained",
+            "inspect --workdir=runs/pretrained",
+        ),
+        "takes more texts of a topic than are drawn here; tests/cli/test_ipt_runs.py",
+    ),
     "predict --prompt=hub:": "reads from the hub; tests/convert/test_hub_prompts.py",
 }
 
