@@ -4,10 +4,10 @@ import zlib
 
 import jax
 
-# What `config.rng` calls a generator -> JAX's name, and the words of one of its keys. threefry
-# gives the same bits on every device and mesh, and to a run of a grid those that it has alone. rbg
-# is the device's own generator and cheaper on TPUs; its bits may change with the mesh, the kind of
-# device and the version of the compiler, and runs mapped over share them.
+# What `config.rng` calls a generator -> JAX's name, and the number of words in one of its keys.
+# threefry gives the same bits on every device and mesh, and to a run of a grid those that it has
+# alone. rbg is the device's own generator and cheaper on TPUs; its bits may change with the mesh,
+# the kind of device and the version of the compiler, and under vmap they follow the first key.
 GENERATORS = {"threefry": ("threefry2x32", 2), "rbg": ("rbg", 4)}
 
 

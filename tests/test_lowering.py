@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from lowering import (
     A100,
     CLASSES,
@@ -37,8 +38,16 @@ from jaxprompt.backbones import families
 from jaxprompt.layers import kernels
 from jaxprompt.models.bank import Bank, group_heads, stack
 from jaxprompt.models.text_keys import text_keys
-from jaxprompt.parallel.sharding import make_placement, within
+from jaxprompt.parallel import row_exchange
+from jaxprompt.parallel.sharding import DATA, MODEL, make_placement, within
 from jaxprompt.planning.compilers import standing_in
+from jaxprompt.sweeps.batched_steps import (
+    PerRun,
+    RunsPlacement,
+    make_group_fronts,
+    make_group_scores,
+    make_group_step,
+)
 from jaxprompt.training.evaluation import begin_pass
 from jaxprompt.training.shared_steps import TaskBatch, make_shared_step
 from jaxprompt.training.state import make_state
@@ -288,6 +297,62 @@ def test_the_front_of_a_pass(target):
         traced = jax.jit(within(place, begin_pass(model))).trace(trainable, frozen)
         text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
     check(case, text)
+
+
+@pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
+def test_the_front_of_a_grid(target):
+    """Of two runs on the data axis: the front in one program, the scores of a batch in another."""
+    case = Case("gpt2", "evaluate", "soft", 5, mesh=MESHES[1], target=target, front=True)
+    model, _ = make_model(case)
+    trainable, frozen, batch = make_numbers(case, model)
+    many = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
+    trainable, own = jax.tree.map(many, trainable), PerRun({}, {})
+    place = make_placement(2, 2, devices=jax.devices()[:4])
+    place = dataclasses.replace(place, compiled_for=target, runs=True)
+    at = RunsPlacement(**vars(place))
+    front = make_group_fronts(model, axis=DATA)
+    scores = make_group_scores(model, is_shared=True, axis=DATA)
+    kept = jax.eval_shape(front, trainable, frozen, own)
+    for step, given in ((front, (trainable, frozen, own)),
+                        (scores, (trainable, frozen, batch, own, kept))):  # fmt: skip
+        with standing_in(target):
+            traced = jax.jit(within(at, step)).trace(*given)
+            text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+        check(case, text)
+
+
+@pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
+def test_runs_that_share_the_states_of_a_batch(target):
+    """The states of layer 1 are there once for both runs, which train the layers above it."""
+    case = Case("bert", "grid", "prefix", 5, target=target)
+    model, objectives = make_model(case)
+    trainable, frozen, batch = make_numbers(case, model)
+    cfg = dataclasses.replace(model.backbone.cfg, skip=1)
+    # The one layer that is left runs whole, as no kernel is for few queries.
+    model = dataclasses.replace(model, backbone=model.backbone.clone(cfg=cfg), reads="all")
+    state = jax.eval_shape(lambda x: make_state(x, TX, jax.random.key(0)), trainable)
+    many = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
+    state, runs = jax.tree.map(many, (state, batch))
+    states = (*batch.encoder.ids.shape, model.backbone.dims.width)
+    runs = runs._replace(kept=jax.ShapeDtypeStruct(states, jnp.bfloat16))
+    place = make_placement(1, 1, devices=jax.devices()[:1])
+    place = dataclasses.replace(place, compiled_for=target, runs=True)
+    step = make_group_step(model, TX, objectives, shares=True)
+    with standing_in(target):
+        traced = jax.jit(within(place, step)).trace(state, frozen, runs, PerRun({}, {}))
+        text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    check(case, text)
+
+
+@pytest.mark.parametrize("target", [H100, TPU], ids=lambda target: target.platform)
+def test_states_that_processes_exchange(target):
+    place = make_placement(4, 2)
+    spread = NamedSharding(place.mesh, PartitionSpec((DATA, MODEL)))
+    laid = jax.ShapeDtypeStruct((16, 24, 32), jnp.bfloat16, sharding=spread)
+    places = jax.ShapeDtypeStruct((12,), jnp.int32, sharding=place.replicated)
+    traced = jax.jit(row_exchange._pick, out_shardings=place.batch).trace(laid, places)
+    text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    assert "stablehlo.gather" in text and "callback" not in text
 
 
 @pytest.mark.parametrize("family, mesh, target", [

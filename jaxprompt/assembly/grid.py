@@ -61,8 +61,8 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
         )
     if c.rng == "rbg":
         raise InputError(
-            "rng=rbg gives runs that train as one program each other's draws, and config.runs asks "
-            "for several; set rng=threefry, or empty config.runs"
+            "rng=rbg: runs of config.runs train as one program, and the dropout masks of each "
+            "would depend on the others; set rng=threefry, or empty config.runs"
         )
     axes = {axis: tuple(c.runs[axis]) for axis in AXES if c.runs[axis]}
     _check_axes(c, axes)

@@ -36,8 +36,8 @@ FIELDS = Block(
     seed=whole(0, "train seed: initial values, order of examples, dropout", SEED),
     rng=word(
         "threefry", Words("rng", "GENERATORS"),
-        "of dropout. threefry: the same on every mesh and device; rbg: the device's own generator, "
-        "whose draws may change with the mesh, the device and the version of the compiler",
+        "random number generator of dropout. threefry: the same masks on every mesh and device; "
+        "rbg: the device's own, whose masks may change with mesh, device and compiler version",
     ),
     backbone=Block(
         "the frozen model",

@@ -1,6 +1,6 @@
 """Padded numpy batches of few shapes: a shuffled stream for training, one sorted pass besides."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -284,21 +284,22 @@ class EvalBatches:
     @property
     def shapes(self) -> frozenset[tuple[int, int]]:
         """Shapes [rows, T] of one pass."""
+        return frozenset(self._shapes())
+
+    def firsts(self, known: Collection[tuple[int, int]] = ()) -> Iterator[Batch]:
+        """Yields the first batch of each shape [rows, T] that is not among the `known`."""
+        seen = set(known)
+        for shape, chosen in zip(self._shapes(), self._plan, strict=True):
+            if shape not in seen:
+                seen.add(shape)
+                yield self._examples.batch(chosen)
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        """Lists the shape of each batch."""
         at = self._examples.layout
         rows = at.batch // at.hosts * at.num_rows
-        return frozenset((rows, length) for length in self._lengths())
-
-    def firsts(self) -> Iterator[Batch]:
-        """Yields the first batch of each length."""
-        lengths, plans = self._lengths(), self._plan
-        # From the back, so that of a length the first of its batches stays.
-        found = dict(zip(reversed(lengths), reversed(plans), strict=True))
-        return map(self._examples.batch, reversed(found.values()))
-
-    def _lengths(self) -> list[int]:
-        """Tells to which length each batch is padded."""
-        at = self._examples.layout
-        return [at.length(self._examples.lengths[chosen].max()) for chosen in self._plan]
+        longest = (self._examples.lengths[chosen].max() for chosen in self._plan)
+        return [(rows, at.length(length)) for length in longest]
 
 
 def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxprompt.errors import InputError, at_least
 from jaxprompt.layers.cache import pick_beams, repeat_rows
 from jaxprompt.layers.capping import logit_cap, soft_cap
-from jaxprompt.models.model import Model, Params, Ran, place
+from jaxprompt.models.model import KeyValues, Model, Params, place
 from jaxprompt.types import NO_LIMIT, Array, Batch
 
 
@@ -32,7 +32,7 @@ def generate(
     beams: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
-    ran: Ran | None = None,
+    front_kv: KeyValues | None = None,
 ) -> Generated:
     """Continues each row of `batch.read` from its last token, greedily or by beam search.
 
@@ -40,7 +40,7 @@ def generate(
     one is expected to beat the worst of them. What an open one may reach is its score as it stands
     (early_stopping False), or spread over `max_new` tokens where length pays ("never"); True does
     not ask. The loop ends with the last row. Rows of weight 0 only fill the batch and stay empty.
-    `ran` is what `Model.run_front` gave for these numbers, if anything.
+    `front_kv` is what `Model.run_front` gave for these numbers, if anything.
 
     Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
     rule to stop that cannot be, and for rows of several documents.
@@ -48,7 +48,7 @@ def generate(
     _check(model, batch, max_new, beams, early_stopping)
     injection = model.inject(params, batch)
     batch = place(batch, injection)
-    injection = model.share_front(params, injection, ran=ran)
+    injection = model.share_front(params, injection, front_kv=front_kv)
     tokens, room = batch.read, max_new - 1  # nothing follows the last token, so it is not read
     backbone = model.backbone.bind({"params": params["backbone"]})
     states, cache = backbone.prefill(batch, injection, room)

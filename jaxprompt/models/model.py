@@ -19,7 +19,7 @@ from jaxprompt.tree import flatten
 from jaxprompt.types import Array, Batch, Front, Injection, Prefix, Tokens
 
 Params = Mapping[str, Any]
-Ran = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
+KeyValues = tuple[Array, Array]  # keys and values of a front [L, B|1, P, N, D] each
 READS = ("asked", "all")
 
 
@@ -77,23 +77,25 @@ class Model:
         )  # fmt: skip
 
     def share_front(
-        self, params: Params, injection: Injection, *, ran: Ran | None = None, deterministic=True,
-        key=None,
+        self, params: Params, injection: Injection, *, front_kv: KeyValues | None = None,
+        deterministic=True, key=None,
     ) -> Injection:  # fmt: skip
         """Runs what every row begins with, once: all see its keys and values as a prefix.
 
-        -> the injection with that prefix. Dropout is drawn once for all rows. `ran` is what
+        -> the injection with that prefix. Dropout is drawn once for all rows. `front_kv` is what
         `run_front` gave for these numbers: then it is not run again.
         """
         if self.front is None:
             return injection
         slots, prefix, _ = injection.encoder
         rows = max(1 if slots is None else len(slots), 1 if prefix is None else prefix.k.shape[1])
-        if ran is not None:
+        if front_kv is not None:
             # Known when compiling, as it is where the front runs in the same program.
             there = np.ones((rows, len(self.front.ids)), bool)
-            mask = mask_behind(prefix, ran[0].shape[0], there)
-            return injection._replace(encoder=injection.encoder._replace(prefix=Prefix(*ran, mask)))
+            mask = mask_behind(prefix, front_kv[0].shape[0], there)
+            return injection._replace(
+                encoder=injection.encoder._replace(prefix=Prefix(*front_kv, mask))
+            )
         ids, slot, types, roles = (
             jnp.broadcast_to(jnp.array(x, jnp.int32), (rows, len(x))) for x in self.front
         )
@@ -106,10 +108,10 @@ class Model:
         )  # fmt: skip
         return injection._replace(encoder=injection.encoder._replace(prefix=front))
 
-    def run_front(self, params: Params) -> Ran | None:
+    def run_front(self, params: Params) -> KeyValues | None:
         """Runs what every row begins with, without dropout, for all batches of these numbers.
 
-        -> its keys and values, with those of the method's own prefix in front, for `ran`; None
+        -> its keys and values, with those of the method's own prefix in front, for `front_kv`; None
         where rows share nothing.
         """
         if self.front is None or self.is_kept:
@@ -125,11 +127,11 @@ class Model:
 
     def forward(
         self, params: Params, batch: Batch, *, head="main", deterministic=True, key=None,
-        ran: Ran | None = None,
+        front_kv: KeyValues | None = None,
     ):  # fmt: skip
         """Scores the classes. -> [B, C]"""
         reads_all = self.reads == "all" or self.heads[head].reads_all
-        hidden, batch, injection = self._run(params, batch, deterministic, key, reads_all, ran)
+        hidden, batch, injection = self._run(params, batch, deterministic, key, reads_all, front_kv)
         return self.heads[head].apply(
             {"params": params.get("head", {}).get(head, {})}, hidden, batch, injection,
             self.backbone.bind({"params": params["backbone"]}),
@@ -137,7 +139,7 @@ class Model:
         )  # fmt: skip
 
     def _run(
-        self, params: Params, batch: Batch, deterministic: bool, key, reads_all: bool, ran=None
+        self, params: Params, batch: Batch, deterministic: bool, key, reads_all: bool, front_kv=None
     ):
         """Runs the backbone. -> its states [B*K, T, H], the batch as they are read, the injection
 
@@ -148,7 +150,7 @@ class Model:
             return batch.kept.astype(self.backbone.cfg.dtype), batch, injection
         batch = place(batch, injection)
         injection = self.share_front(
-            params, injection, ran=ran, deterministic=deterministic, key=key
+            params, injection, front_kv=front_kv, deterministic=deterministic, key=key
         )
         reads = None if reads_all else few_reads(batch)
         hidden = self.backbone.apply(

@@ -246,8 +246,8 @@ class BatchedRuns:
             "seconds": self.seconds,
         }
         saved = f"with step {self.step} of {len(names)} runs saved; the same command resumes"
-        told = functools.partial(signals.note, saved)
-        self.group.save(self.step, (self.state, self.best), position, told)
+        on_complete = functools.partial(signals.note, saved)
+        self.group.save(self.step, (self.state, self.best), position, on_complete)
 
     def _restore(self) -> None:
         position = self.group.position()

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxprompt.models.folding import as_constants, replace_prompt
-from jaxprompt.models.model import Model, Ran
+from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import DATA, Placement, like, within
 from jaxprompt.sweeps.runs import Words, with_words
@@ -62,14 +62,15 @@ def make_group_step(
 
 
 def make_group_scores(model: Model, *, is_shared: bool, axis=None):
-    """Makes (trainables, frozen, batches, own, ran) -> scores [R, B, C]; a shared batch has no R.
+    """Makes (trainables, frozen, batches, own, front_kv) -> scores [R, B, C].
 
-    `ran` is what `make_group_fronts` gave for these numbers, None where rows share no front.
+    A shared batch has no R. `front_kv` is what `make_group_fronts` gave for these numbers, None
+    where rows share no front.
     """
 
-    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun, ran: Ran | None):
+    def one(trainable: Flat, frozen: Flat, batch: Batch, own: PerRun, front_kv: KeyValues | None):
         step = make_eval_step(with_words(model, own.words))
-        return step(trainable, frozen | own.frozen, batch, ran)
+        return step(trainable, frozen | own.frozen, batch, front_kv)
 
     mapped = (0, None, None if is_shared else 0, 0, 0)
     return jax.vmap(one, in_axes=mapped, spmd_axis_name=axis)
@@ -268,12 +269,12 @@ class Programs:
 
     def scores(
         self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool,
-        ran: Any = None,
+        front_kv: Any = None,
     ):  # fmt: skip
-        """Scores a batch with every run; `ran` is what `front` gave. -> [R, B, C]"""
+        """Scores a batch with every run; `front_kv` is what `front` gave. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
         step = self._scores(runs, is_shared, batch.kept is not None)
-        return step(trainable, self.frozen, batch, own, ran)
+        return step(trainable, self.frozen, batch, own, front_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):
         axis = DATA if self.is_apart(runs) else None

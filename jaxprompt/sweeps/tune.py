@@ -196,9 +196,9 @@ class SplitScorer:
         trainable = programs.fold(trainable, example, own, len(rows))
         scores: list[Any] = [None] * len(members)
         laid_out = side_by_side(passes, scorer.layout)
-        ran = programs.front(trainable, own, len(rows))
+        front_kv = programs.front(trainable, own, len(rows))
         score = partial(
-            programs.scores, trainable, own=own, runs=len(rows), is_shared=same, ran=ran
+            programs.scores, trainable, own=own, runs=len(rows), is_shared=same, front_kv=front_kv
         )
         found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
         for each, values in ahead(found):

@@ -54,7 +54,7 @@ class Pending(NamedTuple):
     """A save that goes on in the background."""
 
     done: Future
-    told: Callable[[], None]
+    on_complete: Callable[[], None]
 
 
 class Checkpoints:
@@ -84,12 +84,13 @@ class Checkpoints:
         return max(self._steps(self._best), default=None)
 
     def save(
-        self, step: int, state: Tree, position: dict, told: Callable[[], None] = lambda: None
-    ) -> None:
+        self, step: int, state: Tree, position: dict,
+        on_complete: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """Saves a tree of arrays and a JSON-able dict as `step`; a step that is there stays.
 
-        Returns once they are copied, so that the arrays may be donated. `told` is called when the
-        step is complete, in another thread or by `settle`.
+        Returns once they are copied, so that the arrays may be donated. `on_complete` is called
+        when the step is complete, in another thread or by `settle`.
         Raises InputError when the disk refuses, now or an earlier save; the earlier checkpoints are
         then untouched.
         """
@@ -97,7 +98,7 @@ class Checkpoints:
         # state might be more than the memory holds.
         if self._root in self._pending:
             self.settle()
-        self._begin(self._root, step, state, position, told)
+        self._begin(self._root, step, state, position, on_complete)
 
     def save_best(self, step: int, trainable: Tree, info: dict) -> None:
         """Saves the best trained numbers so far with a JSON-able dict (metric, value, ...).
@@ -125,9 +126,9 @@ class Checkpoints:
         if not processes.is_first():
             check()
         processes.on_first(check)
-        if not processes.is_first():  # process 0 has told it at the time
+        if not processes.is_first():  # process 0 has called it at the time
             for save in pending.values():
-                save.told()
+                save.on_complete()
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
@@ -215,7 +216,7 @@ class Checkpoints:
         return agreed_steps(folder)
 
     def _begin(
-        self, folder: Path, step: int, tree: Tree, position: dict, told: Callable[[], None]
+        self, folder: Path, step: int, tree: Tree, position: dict, on_complete: Callable[[], None]
     ) -> None:
         """Copies what is to be saved, and leaves the rest to the background."""
         path = folder / str(step)
@@ -248,9 +249,9 @@ class Checkpoints:
                 seal(path)
                 if folder == self._root:
                     self._prune()
-                told()
+                on_complete()
 
-        self._pending[folder] = Pending(_BEHIND.submit(_try, complete, path), told)
+        self._pending[folder] = Pending(_BEHIND.submit(_try, complete, path), on_complete)
 
     def _prune(self) -> None:
         steps, bests = steps_of(self._root), steps_of(self._best)

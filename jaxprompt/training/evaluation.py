@@ -32,20 +32,16 @@ class Pass(NamedTuple):
     place: Callable[[Batch], Batch]
     given: tuple[Any, ...]  # in front of the batch
     begun: tuple[Any, ...]  # behind it
-    known: set[Any]  # shapes that `run` is compiled for
+    known: set[tuple[int, ...]]  # shapes of tokens that `run` is compiled for
 
     def __call__(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Tells which example each row is, -1 = none, and what was computed of it."""
-        self.known.add(_shapes(batch))
+        self.known.add(batch.encoder.ids.shape)
         return self.run(*self.given, self.place(batch), *self.begun)
 
     def compile(self, batch: Batch) -> None:
         """Compiles what batches of this shape run."""
         self.run.lower(*self.given, self.place(batch), *self.begun).compile()
-
-
-def _shapes(batch: Batch) -> tuple[tuple[int, ...], ...]:
-    return tuple(x.shape for x in jax.tree.leaves(batch))
 
 
 # Begins a pass: (trainable, frozen) -> a function of its batches.
@@ -68,7 +64,7 @@ def place_step(
     # On every device, since a process cannot read the parts of another one.
     compile_ = lambda made: jax.jit(within(placement, made), out_shardings=placement.replicated)
     each, first = compile_(whole), None if begin is None else compile_(begin)
-    known: set[Any] = set()
+    known: set[tuple[int, ...]] = set()
 
     def start(trainable: Flat, frozen: Flat) -> Pass:
         begun = () if first is None else (first(trainable, frozen),)
@@ -111,13 +107,13 @@ def compiling(score: Any, batches: Any) -> Iterator[Callable[[Batch], tuple[Any,
     if firsts is None or not isinstance(score, Pass) or jax.process_count() > 1:
         yield score
         return
-    new = [batch for batch in firsts() if _shapes(batch) not in score.known]
-    pool = ThreadPoolExecutor(_COMPILERS)
     # The first is compiled by the thread that runs it.
-    pending = {_shapes(batch): pool.submit(score.compile, batch) for batch in new[1:]}
+    new = list(firsts(score.known))[1:]
+    pool = ThreadPoolExecutor(_COMPILERS)
+    pending = {batch.encoder.ids.shape: pool.submit(score.compile, batch) for batch in new}
 
     def run(batch: Batch) -> tuple[Any, Any]:
-        if (compiled := pending.pop(_shapes(batch), None)) is not None:
+        if (compiled := pending.pop(batch.encoder.ids.shape, None)) is not None:
             compiled.result()  # else it would be compiled twice
         return score(batch)
 

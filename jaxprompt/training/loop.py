@@ -152,8 +152,8 @@ def run(
     def save() -> None:
         position = vars(progress) | {"data": job.batches.get_state()}
         # A signal's line names the step once it is complete, which is some steps later.
-        told = functools.partial(signals.note, saved_at(step))
-        checkpoints.save(step, state, position, told)
+        on_complete = functools.partial(signals.note, saved_at(step))
+        checkpoints.save(step, state, position, on_complete)
 
     def save_now() -> None:
         save()

@@ -9,7 +9,7 @@ import optax
 
 from jaxprompt import rng
 from jaxprompt.models.generation import generate
-from jaxprompt.models.model import Model, Ran
+from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.training.optim import learning_rates
 from jaxprompt.training.state import TrainState
@@ -154,8 +154,8 @@ def make_generate_step(model: Model, **settings: Any):
     The last argument is that of `make_eval_step`'s.
     """
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch, ran: Ran | None = None):
-        return generate(model, merge(trainable, frozen), batch, ran=ran, **settings).ids
+    def step(trainable: Flat, frozen: Flat, batch: Batch, front_kv: KeyValues | None = None):
+        return generate(model, merge(trainable, frozen), batch, front_kv=front_kv, **settings).ids
 
     return step
 
@@ -166,8 +166,8 @@ def make_eval_step(model: Model, head: str = "main"):
     The last argument is what `Model.run_front` gave for these numbers, if anything.
     """
 
-    def step(trainable: Flat, frozen: Flat, batch: Batch, ran: Ran | None = None):
-        return model.forward(merge(trainable, frozen), batch, head=head, ran=ran)
+    def step(trainable: Flat, frozen: Flat, batch: Batch, front_kv: KeyValues | None = None):
+        return model.forward(merge(trainable, frozen), batch, head=head, front_kv=front_kv)
 
     return step
 

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 from test_runs import SAME, losses, results, rows_file
-from tiny_run import flags, jaxprompt, make_backbone, make_config, timeless
+from tiny_run import METHOD_CONFIG, flags, jaxprompt, make_backbone, make_config, timeless
 
 from jaxprompt.assembly import feature_cache
 from jaxprompt.assembly.load_config import resolved
@@ -199,23 +199,16 @@ def test_a_grid_that_can_keep_nothing_says_why(
     assert not list((tmp_path / "grid").glob("*/metrics.jsonl"))
 
 
-SWEEP = """
-from configs.base import get_config as base
-from configs.parts import methods
-
-
-def get_config(method="prefix"):
-    c = base()
-    getattr(methods, method)(c)
-    return c
-
-
+SWEEP = (
+    METHOD_CONFIG
+    + """
 def sweep():
     for rate in (0.01, 0.02):
         yield {"config": "prefix", "optim.lr": rate, "prompt.layers": "2-2"}
     for rate in (0.01, 0.02):
         yield {"config": "head_only", "optim.lr": rate}
 """
+)
 
 
 def test_a_sweep_keeps_what_each_program_can(folders, data, tmp_path, capsys):

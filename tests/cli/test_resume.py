@@ -164,7 +164,7 @@ def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
     assert losses[0] != losses[1], "the generator is that of the config"
     grid = [*train, f"--workdir={tmp_path / 'grid'}", "--config.runs.seeds=0,1"]
     code, _, err = jaxprompt(capsys, *grid)
-    assert code == 2 and "rng=rbg gives runs that train as one program" in err
+    assert code == 2 and "rng=rbg: runs of config.runs train as one program" in err
 
 
 def test_a_finished_run_is_not_trained_again(whole, config, capsys, monkeypatch):

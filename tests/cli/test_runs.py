@@ -7,6 +7,7 @@ import pytest
 from test_resume import arrays
 from tiny_run import (
     DROPS,
+    METHOD_CONFIG,
     flags,
     jaxprompt,
     make_backbone,
@@ -369,23 +370,16 @@ def test_flags_make_a_grid(backbone, data, tmp_path):
     assert c.runs.lr == (0.01, 0.03) and flags({"runs.lr": "1"}) == ["--config.runs.lr=1"]
 
 
-SWEEP = """
-from configs.base import get_config as base
-from configs.parts import methods
-
-
-def get_config(method="prefix"):
-    c = base()
-    getattr(methods, method)(c)
-    return c
-
-
+SWEEP = (
+    METHOD_CONFIG
+    + """
 def sweep():
     for seed in (1, 2):
         for rate in (0.01, 0.03):
             yield {"config": "prefix", "seed": seed, "optim.lr": rate}
     yield {"config": "head_only", "seed": 1, "optim.lr": 0.01}
 """
+)
 
 
 def test_a_sweep_trains_together_what_it_can(config, tmp_path, capsys):

@@ -27,6 +27,18 @@ FAMILIES = {
     "deberta_v2": "DebertaV2ForMaskedLM",
     "modernbert": "ModernBertForMaskedLM",
 }
+METHOD_CONFIG = """
+from configs.base import get_config as base
+from configs.parts import methods
+
+
+def get_config(method="prefix"):
+    c = base()
+    getattr(methods, method)(c)
+    return c
+
+
+"""  # the module of a config whose argument is a method
 TOPICS = {
     "beast": "cat dog horse cow sheep goat lion tiger bear wolf fox hare".split(),
     "food": "bread rice apple pear plum soup cake cheese honey salt bean corn".split(),

@@ -123,11 +123,11 @@ def test_an_evaluation_runs_the_front_once(method, monkeypatch):
     )
     assert len(begun) == 1  # traced once, and run once a pass
     np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
-    ran = shared.run_front(params)
-    assert ran[0].shape[1:3] == (1, model.prompt.position_shift() + len(shared.front.ids))
+    front_kv = shared.run_front(params)
+    assert front_kv[0].shape[1:3] == (1, model.prompt.position_shift() + len(shared.front.ids))
     whole = count_flops(lambda p, b: shared.forward(p, b), params, batch)
     front = count_flops(lambda p: shared.run_front(p), params)
-    rest = count_flops(lambda p, b, r: shared.forward(p, b, ran=r), params, batch, ran)
+    rest = count_flops(lambda p, b, r: shared.forward(p, b, front_kv=r), params, batch, front_kv)
     assert 0 < front and whole - rest == pytest.approx(front, rel=0.02)
 
 
@@ -136,8 +136,8 @@ def test_runs_of_a_grid_have_fronts_of_their_own():
     (_, shared), (_, batch) = lay(model, "right")
     each = [trainable, jax.tree.map(lambda x: 2 * x, trainable)]
     both, own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), PerRun({}, {})
-    ran = jit(make_group_fronts(shared))(both, frozen, own)
-    scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, own, ran)
+    front_kv = jit(make_group_fronts(shared))(both, frozen, own)
+    scores = jit(make_group_scores(shared, is_shared=True))(both, frozen, batch, own, front_kv)
     expected = [jit(shared.forward)(merge(own, frozen), batch) for own in each]
     assert np.linalg.norm(scores - np.array(expected)) <= 1e-6 * np.linalg.norm(expected)
     assert float(jnp.abs(expected[0] - expected[1]).max()) > 0.01

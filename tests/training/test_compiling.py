@@ -34,6 +34,8 @@ def test_firsts_are_the_first_batches_of_their_lengths():
     assert [batch.encoder.ids.shape[1] for batch in firsts] == lengths
     for batch, first in zip(batches, firsts, strict=True):
         np.testing.assert_array_equal(batch.index, first.index)
+    known = batches.shapes - {(4, 16)}
+    assert [batch.encoder.ids.shape for batch in batches.firsts(known)] == [(4, 16)]
 
 
 def test_each_shape_is_compiled_once_and_in_threads():
