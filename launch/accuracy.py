@@ -1,11 +1,13 @@
-"""Runs and tabulates configs/accuracy.py, and its P-tuning v2 with PEFT on the same rows.
+"""Runs and tabulates configs/accuracy.py, and sets its counterparts in torch beside them.
 
 usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
        python launch/accuracy.py peft  --workdir DIR --data DIR --task TASK --seed N
+       python launch/accuracy.py dart  --workdir DIR --data DIR --mlm DIR --seed SPLIT [--plain]
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
-masked-language-model head. `run` skips what has a result. `peft` needs torch and peft; of tags and
-spans it takes our rows, loss and decisions.
+masked-language-model head. `run` skips what has a result. `peft` trains P-tuning v2 by torch and
+peft on the same rows; of tags and spans it takes our rows, loss and decisions. `dart` trains DART
+by torch on 16 examples per class of SST-2, with --plain LM-BFF.
 """
 
 import argparse
@@ -61,8 +63,10 @@ def run_all(args: argparse.Namespace) -> None:
 def show(args: argparse.Namespace) -> None:
     """Prints the table of the results that are there."""
     rows = collect(list_runs(CONFIG, args.workdir))
-    for path in sorted(Path(args.workdir).glob("*-peft-seed=*/result.json")):
+    for path in sorted(Path(args.workdir).glob("*-seed=*/result.json")):
         row = path.parent.name.partition("-seed=")[0]
+        if row.rpartition("-")[2] not in ("peft", "dart", "lm_bff"):
+            continue
         rows.setdefault(row, []).append(json.loads(path.read_text()))
     print(table(rows))
 
@@ -150,17 +154,34 @@ def peft_run(args: argparse.Namespace) -> None:
     write(args, result)
 
 
-def write(args: argparse.Namespace, result: dict) -> None:
-    """Writes the result of a run of PEFT's."""
-    folder = Path(args.workdir) / f"{args.task}-peft-seed={args.seed}"
+def dart_run(args: argparse.Namespace) -> None:
+    """Trains 80 steps of DART or LM-BFF in torch, a dev score per epoch, on the split --seed."""
+    from accuracy_dart import train
+
+    from configs import dart, lm_bff
+
+    c = (lm_bff if args.plain else dart).get_config("sst2")
+    flags = {
+        "backbone.path": args.mlm, "data.source": str(Path(args.data) / "sst2"), "data.batch": 8,
+        "data.seed": args.seed, "data.max_len": 64, "optim.lr": args.lr, "train.total_steps": 80,
+    }  # fmt: skip
+    for flag, value in flags.items():
+        override(c, flag, str(value))
+    args.task = "sst2_mlm_16"
+    write(args, train(c, args.seed, dart=not args.plain), "lm_bff" if args.plain else "dart")
+
+
+def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
+    """Writes the result of a run in torch."""
+    folder = Path(args.workdir) / f"{args.task}-{method}-seed={args.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result))
 
 
 def main() -> None:
-    """Reads the flags and does one of the three."""
+    """Reads the flags and does what is asked."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("command", choices=("run", "peft", "table"))
+    parser.add_argument("command", choices=("run", "peft", "dart", "table"))
     parser.add_argument("--data", default="")
     parser.add_argument("--mlm", default="")
     parser.add_argument("--workdir", required=True)
@@ -168,10 +189,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--task", default="trec")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     if args.command != "table" and not args.data:
         parser.error("give --data, the folder of the tasks")
-    {"run": run_all, "peft": peft_run, "table": show}[args.command](args)
+    {"run": run_all, "peft": peft_run, "dart": dart_run, "table": show}[args.command](args)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import optax
 import probes
 from tiny import CAUSAL, CONFIGS, MODEL_HEADS, block_sizes, make_batch
 
-from jaxprompt.backbones import make_backbone
+from jaxprompt.backbones import for_words, make_backbone
 from jaxprompt.heads import linear, make_head, verbalizer
 from jaxprompt.heads.discriminator import ClassTokens
 from jaxprompt.heads.label_rows import LabelRows
@@ -70,7 +70,7 @@ _ENCODER = dict(
     hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=MLP, vocab_size=VOCAB,
     max_position_embeddings=PLACES,
 )  # fmt: skip
-# Llamas whose local layers see a window, with caps or norms of heads.
+# Llamas whose local layers see a window, with caps or norms of heads; a DeBERTa's decoder.
 KINDS = {
     "gemma2": dict(
         model_type="gemma2", head_dim=SIZE, sliding_window=7, query_pre_attn_scalar=8,
@@ -82,6 +82,7 @@ KINDS = {
     ),
     "mistral": dict(model_type="mistral", head_dim=SIZE, sliding_window=517),
     "qwen3": dict(model_type="qwen3", head_dim=SIZE),
+    "mask_decoder": dict(position_biased_input=False),
 }  # fmt: skip
 WEIGHTS = {
     (WIDTH, MLP), (MLP, WIDTH), (WIDTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (VOCAB, WIDTH),
@@ -145,7 +146,8 @@ def make_model(case: Case):
         "electra" if case.family == "electra" else case.family, hf, heads, dtype="bfloat16",
         stack="scan", dropout=case.dropout, attention=case.attention,
     )  # fmt: skip
-    backbone = make(hf, MODEL_HEADS.get(case.family, ("pooler", "mlm")))
+    own = (case.kind,) if case.kind == "mask_decoder" else ()
+    backbone = for_words(make(hf, (*MODEL_HEADS.get(case.family, ("pooler", "mlm")), *own)))
     if case.work == "adapt" and case.family == "electra":
         pair = replaced_tokens.make_pair(make(hf, ("mlm",)), backbone)
         return pair, replaced_tokens.make_objectives()

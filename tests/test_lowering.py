@@ -119,6 +119,16 @@ ROWS = [
     Case("bert", "train", "dart", 3, 27, mesh=MESHES[1], target=H100, head="word_rows"),
     Case("gpt2", "grid", "dart", 2, 27, target=TPU, head="word_rows"),
 ]  # fmt: skip
+# The last layer of a DeBERTa, run twice for what its label rows or its words read.
+DECODERS = [
+    Case(family, work, method, 3, 27, mesh=mesh, target=target, head=head, kind="mask_decoder")
+    for family, work, method, mesh, target, head in (
+        ("deberta_v2", "train", "dart", MESHES[0], H100, "label_rows"),
+        ("deberta_v2", "pretrain", "prefix", MESHES[2], TPU, ""),
+        ("deberta", "grid", "dart", MESHES[0], TPU, "label_rows"),
+        ("deberta_v2", "adapt", "prefix", MESHES[1], H100, ""),
+    )
+]  # fmt: skip
 # An LSTM and an MLP that compute soft tokens.
 ENCODED = [
     Case("bert", "train", "p_tuning", 9, 32, mesh=MESHES[0], target=H100),
@@ -240,6 +250,11 @@ def test_every_step_that_answers_by_tokens(case):
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_every_step_of_dart(case):
+    check(case, lower(case))
+
+
+@pytest.mark.parametrize("case", DECODERS, ids=str)
+def test_every_step_of_a_mask_decoder(case):
     check(case, lower(case))
 
 

@@ -107,7 +107,9 @@ def make_bank(
     added = [_added(scorer, own) for scorer, own in zip(scorers, found, strict=True)]
     apart: dict[Any, list[int]] = {}
     for number, scorer in enumerate(scorers):
-        apart.setdefault(_shape_of(scorer.layout, added[number]), []).append(number)
+        # Heads that read words may have a backbone that ends otherwise.
+        shape = scorer.model.backbone.cfg, *_shape_of(scorer.layout, added[number])
+        apart.setdefault(shape, []).append(number)
     shelves = [
         _make_shelf(
             backbone.placement, members, [scorers[i] for i in members], [found[i] for i in members],

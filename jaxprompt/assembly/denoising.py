@@ -17,6 +17,7 @@ from jaxprompt.assembly.fill_report import make_fill_step, render
 from jaxprompt.assembly.from_config import check_mesh
 from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.pipeline import Backbone, load_weights, open_backbone, shape_backbone
+from jaxprompt.backbones import for_words
 from jaxprompt.convert.load import Loaded, Report
 from jaxprompt.corpus import (
     Corpus,
@@ -179,7 +180,7 @@ def open_adaptable(c: Any, placement: Placement) -> Backbone:
         )
     if head == "rtd" and not block["init"]:
         new_backbone.as_electra(backbone)  # says so before the text is read
-    most = backbone.module.dims.max_len
+    most = for_words(backbone.module).dims.max_len
     if c.data.max_len > most:
         raise InputError(
             f"data.max_len={c.data.max_len} is over the {most} positions of {backbone.folder}; "
@@ -200,7 +201,9 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         backbone, loaded = load_weights(backbone, placement)
         if head == "rtd":
             backbone = new_backbone.as_electra(backbone)
-        backbone, loaded = new_backbone.with_heads(backbone, loaded, (head,), placement, c.seed)
+        # What the head's states need besides is not drawn where it is lacking.
+        own = {head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads}
+        backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, c.seed)
     params, generator, mark = {"backbone": loaded.params}, None, loaded.report.fingerprint
     if head == "rtd":
         generator, drawn = _load_generator(c, backbone, placement)
@@ -209,7 +212,7 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         model = make_pair(generator.module, backbone.module)
         objectives = make_objectives(c.objective.weight)
     else:
-        module = backbone.module
+        module = for_words(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
         model = Model(module, method, heads, reads=c.backbone.reads)
         objectives = [Objective("main", on_targets, sums=count_hits)]

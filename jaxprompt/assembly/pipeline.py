@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.assembly.schema import check_fields
-from jaxprompt.backbones import families, make_backbone
+from jaxprompt.backbones import families, for_words, make_backbone
 from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.batching import Layout, one_batch
@@ -86,7 +86,8 @@ class Scorer(NamedTuple):
 
     def with_backbone(self, backbone: "Backbone") -> "Scorer":
         """Takes the module of a backbone whose weights were read."""
-        return self._replace(model=dataclasses.replace(self.model, backbone=backbone.module))
+        module = module_for(backbone, self.head)
+        return self._replace(model=dataclasses.replace(self.model, backbone=module))
 
     def with_prompt(self, prompt: Method) -> "Scorer":
         """Takes another method of the same slots."""
@@ -182,9 +183,9 @@ def shape_backbone(
         raise InputError(
             f"{where} holds a model of type {brief(kind)}; backbone.family knows {known}"
         )
-    if heads is None:
-        heads = load.present_heads(where, family)
     try:
+        if heads is None:
+            heads = load.present_heads(where, family, hf)
         module = make_backbone(
             family, hf, heads, dtype=block["dtype"], stack=block["stack"], remat=block["remat"],
             attention=block["attention"], dropout=block["dropout"], rescale=block["rescale"],
@@ -266,6 +267,11 @@ def facts_of(backbone: Backbone) -> BackboneFacts:
     )  # fmt: skip
 
 
+def module_for(backbone: Backbone, kind: Kind) -> Any:
+    """Gives the module that computes the states which a kind of answer reads."""
+    return for_words(backbone.module) if kind.READS_WORDS else backbone.module
+
+
 def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
     """Tells a method what it may know of a task."""
     words = tuple(
@@ -280,7 +286,8 @@ def check_fit(
     backbone: Backbone, *, prompt: Mapping[str, Any], head: Mapping[str, Any], max_len: int
 ) -> tuple[Method, Kind]:
     """Makes the method and the head, and checks that they and the length fit the backbone."""
-    dims, kind = backbone.module.dims, make_head(**head)
+    kind = make_head(**head)
+    dims = module_for(backbone, kind).dims
     method = make_prompt(**prompt, dims=dims)
     shift = method.position_shift()
     if max_len + shift > dims.max_len:
@@ -346,7 +353,8 @@ def build_scorer(
     )  # fmt: skip
     method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
     reads = backbone.block.get("reads", READS[0])
-    model = Model(backbone.module, method, method.modules() | laid.modules, reads=reads)
+    heads = method.modules() | laid.modules
+    model = Model(module_for(backbone, kind), method, heads, reads=reads)
     return Scorer(
         task, laid.head, template, laid.verbalizer, encoder, layout, model, tokenizer, demos
     )

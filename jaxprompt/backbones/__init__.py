@@ -1,5 +1,6 @@
 """Frozen models, one file a family: `make_config(hf_config)` and `Backbone(cfg)`."""
 
+import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Collection, Mapping
@@ -56,3 +57,10 @@ def make_backbone(
     if dropout == 0.0:
         changes["attention_dropout"] = 0.0
     return module.Backbone(module.make_config(hf, **changes))
+
+
+def for_words(module):
+    """Makes a backbone compute the states that its LM head reads, which most do in any case."""
+    if "mask_decoder" not in module.cfg.model_heads:
+        return module
+    return module.clone(cfg=dataclasses.replace(module.cfg, decodes=True))

@@ -45,7 +45,7 @@ class EncoderConfig:
     eps: float = 1e-12
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    model_heads: frozenset[str] = frozenset()  # of "pooler", "mlm", "rtd": those in the checkpoint
+    model_heads: frozenset[str] = frozenset()  # those in the checkpoint, see load.Report
     tied: bool = True  # the MLM head multiplies the word table
     dtype: Any = jnp.float32
     stack: str = "unroll"
@@ -229,7 +229,7 @@ class Encoder(nn.Module):
         """Touches every part, so that `init` makes every parameter."""
         x = self(batch, Injection(), deterministic=True)
         parts = {"pooler": self.pool, "mlm": self.lm_features, "rtd": self.rtd}
-        return [parts[name](x) for name in sorted(self.cfg.model_heads)]
+        return [parts[name](x) for name in sorted(self.cfg.model_heads & parts.keys())]
 
     def _run(self, x, prefix, batch: Batch, deterministic: bool, **span: Any):
         seen = seen_of(batch.encoder, batch.encoder)

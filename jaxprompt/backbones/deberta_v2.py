@@ -1,13 +1,15 @@
 """DeBERTa v2 and v3: attention by content and by distance, position apart (He et al. 2021).
 
-The enhanced mask decoder of its pre-training is not in transformers, whose function this is: the
-masked-LM head reads the last layer's states.
+Where a checkpoint has the table of positions that its input lacks, its masked-LM head reads the
+states of the enhanced mask decoder (section 3.2), as in the released code: the last layer is run
+twice with other queries. transformers reads no such table and has no decoder.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -28,6 +30,7 @@ from jaxprompt.layers.embed import Table, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
 from jaxprompt.layers.product import einsum
+from jaxprompt.layers.reading import take
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import NO_LIMIT, Dims, Seen
@@ -49,6 +52,7 @@ class DebertaConfig(EncoderConfig):
     pooler_activation: str = "gelu"
     conv: int = 0  # width of the convolution behind the first layer
     conv_activation: str = "tanh"
+    decodes: bool = False  # states are those of the mask decoder
 
 
 class Layer(nn.Module):
@@ -57,8 +61,14 @@ class Layer(nn.Module):
     cfg: DebertaConfig
 
     @nn.compact
-    def __call__(self, x, prefix, seen: Seen, relative=None, *, deterministic: bool, reads=None):
-        """Runs the layer, at the positions `reads` [B, M] alone where they are given."""
+    def __call__(
+        self, x, prefix, seen: Seen, relative=None, *, deterministic: bool, reads=None,
+        queries=None,
+    ):  # fmt: skip
+        """Runs the layer, at the positions `reads` [B, M] alone where they are given.
+
+        `queries` [B, T or M, H] take the place of x where it asks, and where it is added.
+        """
         c = self.cfg
         head_dim = c.width // c.heads
         attention = Disentangled(
@@ -70,7 +80,9 @@ class Layer(nn.Module):
         drop = Dropout(c.dropout)
         k, v, seen = put_in_front(prefix, *attention.keys(x), seen)
         seen, own = read_at(reads, seen, x)
-        y = attention(x, k, v, seen, relative, reads, deterministic=deterministic)
+        if queries is not None:
+            own = queries
+        y = attention(x, k, v, seen, relative, reads, queries=queries, deterministic=deterministic)
         x = LayerNorm(c.eps, name="attention_norm")(own + drop(y, deterministic=deterministic))
         y = Mlp(c.mlp, c.activation, c.dtype, name="mlp")(x)
         return LayerNorm(c.eps, name="mlp_norm")(x + drop(y, deterministic=deterministic)), None
@@ -175,6 +187,8 @@ class Backbone(Encoder):
             self.relative = Relative(c)
         if c.conv:
             self.conv = Convolution(c)
+        if "mask_decoder" in c.model_heads:
+            self.mask_decoder = Table(c.positions, c.width, c.dtype)
 
     @nn.nowrap
     def example(self) -> tuple[Any, ...]:
@@ -185,22 +199,49 @@ class Backbone(Encoder):
     @property
     def dims(self) -> Dims:
         """Tells methods and heads what they may know of this backbone."""
-        dims = super().dims
-        return dims if self.cfg.has_positions else dims._replace(max_len=NO_LIMIT)
+        dims, counts = super().dims, self.cfg.has_positions or self.cfg.decodes
+        return dims if counts else dims._replace(max_len=NO_LIMIT)
 
     def pool(self, x):
         """Applies the checkpoint's pooler. [..., H] -> [..., H]"""
         return ACTIVATIONS[self.cfg.pooler_activation](self.pooler(x))
 
-    def _run(self, x, prefix, batch, deterministic: bool, **span: Any):
-        tokens, way, behind = batch.encoder, self._way(deterministic), None
+    def init_all(self, batch):
+        """Touches every part, the mask decoder's table too."""
+        if "mask_decoder" in self.cfg.model_heads:
+            self.mask_decoder(batch.encoder.positions)
+        return super().init_all(batch)
+
+    def _run(
+        self, x, prefix, batch, deterministic: bool, *, first=0, last=None, reads=None, fresh=False
+    ):
+        tokens, way, behind, top = batch.encoder, self._way(deterministic), None, self.cfg.layers
         given = seen_of(tokens, tokens), *((self.relative(),) if self.cfg.span else ())
         if self.cfg.conv:
             # x is the embeddings where layer 0 runs, and elsewhere `run_stack` does not call this.
             behind = lambda y: self.conv(x, y, tokens, deterministic=deterministic)
-        return run_stack(
-            self.layer, self.layers, x, prefix, *given, behind_first=behind, **span, **way,
+        run = lambda x, **how: run_stack(
+            self.layer, self.layers, x, prefix, *given, **(way | how)
         )[0]  # fmt: skip
+        how = dict(first=first, behind_first=behind, fresh=fresh)
+        # What was run to its end before is decoded.
+        if not self.cfg.decodes or first == top or last not in (None, top):
+            return run(x, last=last, reads=reads, **how)
+        return self._decode(run(x, last=top - 1, **how), run, tokens, reads, way["key"])
+
+    def _decode(self, x, run, tokens, reads, key):
+        """Runs the last layer twice from positions to the states below it. -> [B, T or M, H]
+
+        The first queries are these states and the table's positions, the second what the first
+        gave; keys and values are the states' both times (released code, emd_context_layer).
+        """
+        found = x + self.mask_decoder(tokens.positions)
+        found = found if reads is None else take(found, reads)
+        for turn in range(2):
+            # The layer has one number: its dropout is another each time.
+            own = None if key is None else jax.random.fold_in(key, self.cfg.layers + turn)
+            found = run(x, first=self.cfg.layers - 1, reads=reads, queries=found, key=own)
+        return found
 
 
 def deberta_config(hf: Mapping[str, Any], **changes: Any) -> DebertaConfig:

@@ -17,6 +17,7 @@ from jaxprompt.convert.shapes import (
     gate_of,
     names_of,
     select,
+    traits_of,
 )
 from jaxprompt.convert.tensor_reader import Filler, digest
 from jaxprompt.convert.tensors import IGNORED, Family, Tensor
@@ -35,7 +36,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 class Report(NamedTuple):
     """What a checkpoint gave."""
 
-    heads: tuple[str, ...]  # loaded, of "pooler", "mlm", "rtd", "lm"
+    heads: tuple[str, ...]  # loaded, of "pooler", "mlm", "mask_decoder", "rtd", "lm"
     fresh: tuple[str, ...]  # heads that it does not hold: of the family, or those drawn for it
     missing: tuple[str, ...]  # file names of the tensors of those heads
     unused: tuple[str, ...]  # tensors of the file that were not read
@@ -97,7 +98,7 @@ def load_backbone(
         )
     with open_weights(folder) as weights:
         names = _Names(weights, table, sizes.get("I", 1))
-        heads = names.heads()
+        heads = names.heads(config)
         # Told here, not as tensors that are missing: it is the config that is wrong.
         spare = [names.find(t) for t in table.trunk if not gate and t.when == "gated"]
         if any(spare):
@@ -134,10 +135,10 @@ def load_backbone(
     return Loaded(unflatten(flat), report)
 
 
-def present_heads(folder: str | Path, family: str) -> set[str]:
-    """Lists the heads that a checkpoint holds, from its tensor names alone."""
+def present_heads(folder: str | Path, family: str, config: Mapping[str, Any]) -> set[str]:
+    """Lists the heads that a checkpoint holds, from its config.json and its tensors' names."""
     with open_weights(folder) as weights:
-        return set(_Names(weights, family_of(family)).heads())
+        return set(_Names(weights, family_of(family)).heads(config))
 
 
 class _Names:
@@ -160,11 +161,15 @@ class _Names:
         """Returns the name that today's checkpoints give a tensor."""
         return self._candidates(tensor, layer)[-1]
 
-    def heads(self) -> tuple[str, ...]:
-        """Lists the heads of which the file holds at least one tensor."""
-        heads, unless = self.family.heads, self.family.unless
-        own = (head for head in heads if unless.get(head) not in self.names)
-        return (*(h for h in own if any(map(self.find, heads[h]))), *self.family.always)
+    def heads(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Lists the heads of which the file holds at least one tensor that the model has."""
+        unless, known = self.family.unless, traits_of(self.family, config)
+        has = {
+            head: any(tensor.when in known and self.find(tensor) for tensor in tensors)
+            for head, tensors in self.family.heads.items()
+            if unless.get(head) not in self.names
+        }
+        return (*(head for head in has if has[head]), *self.family.always)
 
     def require(self, wanted: Iterable[Tensor], sizes: Mapping[str, int]) -> None:
         """Raises InputError where the file lacks one of the tensors."""

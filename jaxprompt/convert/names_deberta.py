@@ -76,6 +76,8 @@ def _traits(config: Mapping[str, Any]) -> set[str]:
     found = {"legacy" if read_flag(config, "legacy", True) else "modern"}
     if read_flag(config, "position_biased_input", True):
         found.add("positioned")
+    else:
+        found.add("unpositioned")
     if _types(config):
         found.add("typed")
     if read_flag(config, "relative_attention", False):
@@ -131,6 +133,10 @@ def _mlm() -> tuple[Tensor, ...]:
 
 # Of a sequence classifier, whose pooler stands outside of the model with the prefix.
 _POOLER = tuple(t._replace(outside=True) for t in make_linear("pooler", "pooler.dense", "H", "H"))
+# Where the input has no positions the released decoder adds them: transformers reads no such table.
+_MASK_DECODER = make_table(
+    "mask_decoder", "embeddings.position_embeddings", axes="PH", when="unpositioned"
+)
 _LAYER = "encoder.layer.{i}."
 _SELF = _LAYER + "attention.self."
 
@@ -163,7 +169,7 @@ def _family(trunk: tuple[Tensor, ...], derive: Any, traits: Any) -> Family:
     return Family(
         prefix="deberta.",
         trunk=trunk,
-        heads={"pooler": _POOLER, "mlm": _mlm()},
+        heads={"pooler": _POOLER, "mlm": _mlm(), "mask_decoder": _MASK_DECODER},
         decoder=make_decoder("cls.predictions.decoder.weight"),
         sizes={
             "V": "vocab_size", "P": "max_position_embeddings", "H": "hidden_size",

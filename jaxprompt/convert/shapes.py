@@ -60,12 +60,17 @@ def gate_of(config: Mapping[str, Any]) -> str:
     return feed_forward_of(config).rpartition("-")[0]
 
 
+def traits_of(family: Family, config: Mapping[str, Any]) -> set[str]:
+    """Lists what a config says of a model, see `Tensor.when`, save what the sizes tell."""
+    return {"", "gated" if gate_of(config) else "ungated", *family.traits(config)}
+
+
 def select(
     family: Family, config: Mapping[str, Any], sizes: Mapping[str, int], heads: Collection[str],
     *, tied: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Lists the tensors of a model: its trunk, its heads, its own output table where not tied."""
-    known = {"", "gated" if gate_of(config) else "ungated", *family.traits(config)}
+    known = traits_of(family, config)
     if sizes["E"] != sizes["H"]:
         known.add("projected")
     found = [*family.trunk, *(tensor for head in heads for tensor in family.heads.get(head, ()))]

@@ -124,13 +124,18 @@ class Disentangled(Attention):
             return self.in_proj(x, 1), self.value(self.in_proj(x, 2))
         return self.key(x), self.value(x)
 
-    def __call__(self, x, k, v, seen: Seen, relative=None, reads=None, *, deterministic: bool):
+    def __call__(
+        self, x, k, v, seen: Seen, relative=None, reads=None, *, queries=None, deterministic: bool
+    ):
         """Attends from x; the last T keys are of x, those in front a prefix's.
 
         [B, T, H], [B, S, N, D] x 2, the table of distances [R, H] or None -> [B, T, H]. With
-        `reads`, int [B, M], from these positions of x alone, as `seen` has them -> [B, M, H]
+        `reads`, int [B, M], from these positions of x alone, as `seen` has them -> [B, M, H].
+        `queries` stand at those positions in the place of x.
         """
-        q = self._queries(x if reads is None else take(x, reads))
+        if queries is None:
+            queries = x if reads is None else take(x, reads)
+        q = self._queries(queries)
         if relative is not None:
             # As transformers' pos_dropout, which every layer draws anew.
             relative = self.drop(relative, deterministic=deterministic)

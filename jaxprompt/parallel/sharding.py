@@ -32,7 +32,7 @@ _INNER, _KEYS = ("heads", "kv"), ("key_heads", "kv")
 # Logical axes of the backbone's parameters by name. Stacked layers have one axis more, in front.
 PARAMETERS = (
     (r"(embed/word|lm|mlm)/table", ("vocab", "embed")),
-    (r"(embed/position|embed/inner|embed/type|relative)/table", (None, None)),
+    (r"(embed/position|embed/inner|embed/type|relative|mask_decoder)/table", (None, None)),
     (r"(decoder_)?bias/table", ("relpos_buckets", "heads")),
     (r"mlm/bias", ("vocab",)),
     (r".*norm/(scale|bias)", (None,)),

@@ -28,9 +28,9 @@ DIMS = Dims(*[8] * len(Dims._fields))
 # File in a folder -> what opens it.
 READERS = {
     "config.json": lambda path: read_config(path.parent),
-    "model.safetensors": lambda path: present_heads(path.parent, "bert"),
-    "pytorch_model.bin": lambda path: present_heads(path.parent, "bert"),
-    "model.safetensors.index.json": lambda path: present_heads(path.parent, "bert"),
+    "model.safetensors": lambda path: present_heads(path.parent, "bert", {}),
+    "pytorch_model.bin": lambda path: present_heads(path.parent, "bert", {}),
+    "model.safetensors.index.json": lambda path: present_heads(path.parent, "bert", {}),
     "prompt.json": lambda path: read_export(str(path.parent)),
     "adapter_config.json": lambda path: read_peft(path.parent),
     "x.npy": lambda path: import_npy(path, 8),

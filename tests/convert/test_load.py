@@ -123,7 +123,7 @@ def test_report(pretraining):
 def test_heads_come_from_the_file(tmp_path, name, family, heads, first_missing):
     save_model(tmp_path, name)
     params, report = load(tmp_path, family)
-    assert present_heads(tmp_path, family) == set(report.heads) == heads
+    assert present_heads(tmp_path, family, read_config(tmp_path)) == set(report.heads) == heads
     assert set(params) - {"embed", "layers"} == heads
     assert (
         set(report.fresh)

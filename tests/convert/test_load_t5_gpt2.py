@@ -80,7 +80,8 @@ def folders(saved, tmp_path):
 def test_report(saved, name):
     params, report = load(saved / name)
     assert report.heads == ("lm",) and report.fresh == report.missing == report.unused == ()
-    assert present_heads(saved / name, name.replace("gated", "t5")) == {"lm"}
+    family, config = name.replace("gated", "t5"), read_config(saved / name)
+    assert present_heads(saved / name, family, config) == {"lm"}
     assert report.tied == (name != "gated") == ("lm" not in params)
     assert report.bytes == sum(leaf.nbytes for leaf in flatten(params).values())
     size = sum(tensor.size for tensor in load_file(saved / name / "model.safetensors").values())
