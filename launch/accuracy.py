@@ -2,12 +2,13 @@
 
 usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
        python launch/accuracy.py peft  --workdir DIR --data DIR --task TASK --seed N
-       python launch/accuracy.py dart  --workdir DIR --data DIR --mlm DIR --seed SPLIT [--plain]
+       python launch/accuracy.py torch --workdir DIR --data DIR --mlm DIR --seed N [--only METHOD]
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` trains P-tuning v2 by torch and
-peft on the same rows; of tags and spans it takes our rows, loss and decisions. `dart` trains DART
-by torch on 16 examples per class of SST-2, with --plain LM-BFF.
+peft on the same rows; of tags and spans it takes our rows, loss and decisions. `torch` trains
+dart (which is the default), lm_bff or dpt on SST-2 by torch alone: of the first two N is the split,
+of dpt the seed, and --mlm its discriminator.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def show(args: argparse.Namespace) -> None:
     rows = collect(list_runs(CONFIG, args.workdir))
     for path in sorted(Path(args.workdir).glob("*-seed=*/result.json")):
         row = path.parent.name.partition("-seed=")[0]
-        if row.rpartition("-")[2] not in ("peft", "dart", "lm_bff"):
+        if not row.rpartition("-")[2].startswith(("peft", "torch_")):
             continue
         rows.setdefault(row, []).append(json.loads(path.read_text()))
     print(table(rows))
@@ -154,21 +155,26 @@ def peft_run(args: argparse.Namespace) -> None:
     write(args, result)
 
 
-def dart_run(args: argparse.Namespace) -> None:
-    """Trains 80 steps of DART or LM-BFF in torch, a dev score per epoch, on the split --seed."""
-    from accuracy_dart import train
+def torch_run(args: argparse.Namespace) -> None:
+    """Trains SST-2 in torch alone, as the config's own run with the flags of docs/results.md."""
+    from accuracy_torch import train_listed, train_words
 
-    from configs import dart, lm_bff
+    from configs import dart, dpt, lm_bff
 
-    c = (lm_bff if args.plain else dart).get_config("sst2")
-    flags = {
-        "backbone.path": args.mlm, "data.source": str(Path(args.data) / "sst2"), "data.batch": 8,
-        "data.seed": args.seed, "data.max_len": 64, "optim.lr": args.lr, "train.total_steps": 80,
-    }  # fmt: skip
-    for flag, value in flags.items():
+    few = {"data.batch": 8, "data.seed": args.seed, "train.total_steps": 80, "optim.lr": 3e-4}
+    c, flags, train = {
+        "dart": (dart.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=True)),
+        "lm_bff": (lm_bff.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=False)),
+        "dpt": (
+            dpt.get_config("sst2,low,dpt"), {"train.total_epochs": 4, "optim.lr": 2e-4},
+            train_listed,
+        ),
+    }[args.only or "dart"]  # fmt: skip
+    flags |= {"backbone.path": args.mlm, "data.source": Path(args.data) / "sst2"}
+    for flag, value in (flags | {"data.max_len": 64}).items():
         override(c, flag, str(value))
-    args.task = "sst2_mlm_16"
-    write(args, train(c, args.seed, dart=not args.plain), "lm_bff" if args.plain else "dart")
+    args.task = "sst2"
+    write(args, train(c, args.seed), f"torch_{args.only or 'dart'}")
 
 
 def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
@@ -181,7 +187,7 @@ def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
 def main() -> None:
     """Reads the flags and does what is asked."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("command", choices=("run", "peft", "dart", "table"))
+    parser.add_argument("command", choices=("run", "peft", "torch", "table"))
     parser.add_argument("--data", default="")
     parser.add_argument("--mlm", default="")
     parser.add_argument("--workdir", required=True)
@@ -189,12 +195,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--task", default="trec")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     if args.command != "table" and not args.data:
         parser.error("give --data, the folder of the tasks")
-    {"run": run_all, "peft": peft_run, "dart": dart_run, "table": show}[args.command](args)
+    {"run": run_all, "peft": peft_run, "torch": torch_run, "table": show}[args.command](args)
 
 
 if __name__ == "__main__":
