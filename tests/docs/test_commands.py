@@ -48,6 +48,7 @@ SKIPPED = {
     **dict.fromkeys(
         (
             "train --config=dart_relations:sem_eval_2010_task_8,8",
+            "train --config=configs/dart_relations.py:sem_eval_2010_task_8,8,dart",
             "export --workdir=runs/semeval",
             "predict --workdir=runs/semeval",
             "validate --config=base:dart --config.backbone.path=google-bert/bert-base-uncased "
