@@ -201,7 +201,7 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
         backbone, loaded = load_weights(backbone, placement)
         if head == "rtd":
             backbone = new_backbone.as_electra(backbone)
-        # What the head's states need besides is not drawn where it is lacking.
+        # A checkpoint without a mask decoder gets none.
         own = {head, "mask_decoder"} & {head, *backbone.module.cfg.model_heads}
         backbone, loaded = new_backbone.with_heads(backbone, loaded, own, placement, c.seed)
     params, generator, mark = {"backbone": loaded.params}, None, loaded.report.fingerprint
