@@ -57,7 +57,7 @@ def attend_prompt(model: Model, params: Params, batch: Batch) -> dict[str, Promp
 
     # Unrolled and never recomputed, so that what a layer gives besides can leave it.
     cfg = dataclasses.replace(model.backbone.cfg, stack="unroll", remat=WATCHED)
-    if getattr(cfg, "decodes", False):  # the layers are the encoder's own
+    if "mask_decoder" in cfg.model_heads:  # the layers are the encoder's own
         cfg = dataclasses.replace(cfg, decodes=False)
     with nn.intercept_methods(watch):
         model.backbone.clone(cfg=cfg).apply(
