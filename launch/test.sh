@@ -17,7 +17,8 @@ unset PYTHONDONTWRITEBYTECODE # else each of the many processes compiles all tha
 if [ "${1:-}" = --accelerators ]; then
   export JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 TPU_SKIP_MDS_QUERY=1
   VENV=.venv-accelerators
-  environment requirements.txt tests/requirements-accelerators.txt launch/backbone.txt
+  environment requirements.txt tests/requirements-accelerators.txt launch/backbone.txt \
+    launch/language_model.txt
   # libtpu compiles for one generation in a process; for another it crashes.
   failed=0
   for devices in v5e v5p v6e "a100-80 h100"; do
