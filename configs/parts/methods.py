@@ -112,7 +112,7 @@ def layernorm_only(c, lr=1e-3):
 
 
 def zero_shot(c):
-    """No training: the template and the backbone's own MLM head. For `evaluate` and `predict`."""
+    """No training: the template and the backbone's own language-model head. For `evaluate`."""
     heads.verbalizer(c)
     _no_prompt(c, (), 0.0)
 

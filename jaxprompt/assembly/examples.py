@@ -201,7 +201,7 @@ def read_examples(
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(
             f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
-            "data.protocol=holdout"
+            "data.protocol=holdout and data.size=N"
         )
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1

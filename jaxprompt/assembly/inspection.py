@@ -166,7 +166,7 @@ def _restore(c: Any, workdir: str, split: str) -> Any:
     trained = trained or from_config.restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(
-            f"task {trained.scorer.task.name} has no {split} split here; give data.files"
+            f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
         )
     return trained
 

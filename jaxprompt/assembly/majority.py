@@ -35,7 +35,7 @@ def measure_majority(c: Any, split: str) -> dict[str, Any]:
     best = int(counts.argmax())
     scored = read_examples(c, [split]).splits.get(split)
     if not scored:
-        raise InputError(f"task {task.name} has no {split} split here; give data.files")
+        raise InputError(f"task {task.name} has no {split} split here; give data.files.{split}")
     gold = np.array([example.label for example in scored])
     check_relations(task.metric, task.labels, task.negative)
     judged = judge(task, scored)

@@ -75,7 +75,7 @@ class Scorer(NamedTuple):
         """Lets the model write freely. Raises InputError for a backbone that cannot."""
         if self.model.backbone.STYLE == "masked":
             raise InputError(
-                "--generate needs a backbone that writes; take a T5, a GPT-2 or a Llama"
+                "--generate needs a backbone that writes; take a T5, a GLM, a GPT-2 or a Llama"
             )
         demos = self.demos and self.demos.once()  # texts have no average
         return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)

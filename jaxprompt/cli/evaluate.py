@@ -66,7 +66,7 @@ def evaluate(
     trained = from_config.restore(c, workdir, [split])
     if split not in trained.splits:
         raise InputError(
-            f"task {trained.scorer.task.name} has no {split} split here; give data.files"
+            f"task {trained.scorer.task.name} has no {split} split here; give data.files.{split}"
         )
     # Scored all the same, and told: the files may have been mended since.
     for line in trained.others if processes.is_first() else ():

@@ -50,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:
-        raise InputError(f"--npy: a prompt of {card['method']} has no soft tokens")
+        raise InputError(
+            f"--npy: a prompt of {card['method']} has no soft tokens; export it without --npy"
+        )
     # First, because --delta and --tuned take weights out that the program holds.
     program = ()
     if args.stablehlo:

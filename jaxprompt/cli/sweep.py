@@ -161,5 +161,5 @@ def list_runs(
         group = group_of(path.partition(":")[2], changes)
         runs.append(SweepRun(" ".join(row) or "all", path, changes, folder, group))
     if not runs:
-        raise InputError(f"{file}: sweep() yields nothing")
+        raise InputError(f"{file}: sweep() yields nothing; yield a dict of fields for each run")
     return runs

@@ -90,12 +90,12 @@ def divide(documents: int, held_out: float, seed: int) -> tuple[Share, Share]:
     `held_out` is the held-out share, 0 to 1; a share over 0 gives at least one document.
     """
     if not 0 <= held_out < 1:
-        raise InputError(f"the held-out share {held_out} must be from 0 to below 1, e.g. 0.01")
+        raise InputError(f"corpus.held_out={held_out} must be from 0 to below 1, e.g. 0.01")
     kept = max(1, round(held_out * documents)) if held_out else 0
     if kept >= documents:
         raise InputError(
             f"{documents} documents, {kept} of them held out, leave none to train on; "
-            "add text or lower the held-out share"
+            "add text or lower corpus.held_out"
         )
     order = Shuffle(documents, seed)
     return Share(order, kept, documents), Share(order, 0, kept)

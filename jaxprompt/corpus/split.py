@@ -41,7 +41,7 @@ def _segment():
     try:
         from sentencex import segment
     except ImportError:
-        raise InputError("units=sentence needs sentencex: pip install sentencex") from None
+        raise InputError("corpus.units=sentence needs sentencex: pip install sentencex") from None
     return segment
 
 

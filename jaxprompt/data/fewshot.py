@@ -58,7 +58,7 @@ def split(
         fold = options.pop("fold", 0)
         parts = kfold(labels, seed=seed, names=names, **options)
         if not 0 <= fold < len(parts):
-            raise InputError(f"fold = {fold}, but folds count from 0 to {len(parts) - 1}")
+            raise InputError(f"data.fold={fold}, but folds count from 0 to {len(parts) - 1}")
         return parts[fold]
     draw: dict[str, Callable[..., SplitRows]] = {
         "kshot": kshot,
@@ -83,16 +83,17 @@ def kshot(
     train what there is, up to K, and dev the rest, with a warning; "raise" is an error.
     """
     dev_k = k if dev_k is None else dev_k
-    _at_least("k", k, 1)
-    _at_least("dev_k", dev_k, 0)
+    _at_least("data.k", k, 1)
+    _at_least("data.dev_k", dev_k, 0)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     choose("data.scarce", scarce, SCARCE)
     if scarce == "raise":
-        _enough(groups, dict.fromkeys(groups, k + dev_k), f"K = {k} and {dev_k} for dev", names)
+        _enough(groups, dict.fromkeys(groups, k + dev_k), f"data.k={k} and {dev_k} for dev", names)
     for label, rows in groups.items():
         if len(rows) < k + dev_k:
             logging.getLogger(__name__).warning(
-                "class %s has %d examples, fewer than K = %d and %d for dev: train gets %d, dev %d",
+                "class %s has %d examples, fewer than data.k=%d and %d for dev: train gets %d, "
+                "dev %d",
                 _name(label, names), len(rows), k, dev_k, len(rows[:k]), len(rows[k:]),
             )  # fmt: skip
     train = [row for rows in groups.values() for row in rows[:k]]
@@ -113,7 +114,7 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
             "one example for train and one for dev", names)  # fmt: skip
     if len(groups) > 5:
         n = 8 * len(groups)
-    _at_least("n", n, len(groups))
+    _at_least("data.n", n, len(groups))
     train: list[int] = []
     dev: list[int] = []
     for place, (label, rows) in enumerate(groups.items()):
@@ -121,8 +122,8 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
         if len(rows) < 2 * share:
             half = len(rows) // 2
             logging.getLogger(__name__).warning(
-                "class %s has %d examples, but n = %d over %d classes, with as many for dev, asks "
-                "for %d: train and dev get %d each",
+                "class %s has %d examples, but data.n=%d over %d classes, with as many for dev, "
+                "asks for %d: train and dev get %d each",
                 _name(label, names), len(rows), n, len(groups), 2 * share, half,
             )  # fmt: skip
             share = half
@@ -144,9 +145,11 @@ def fraction(
     share of every class, at least 1 row, drawn from the rows left over.
     """
     if not 0 < ratio <= 1 and not (ratio >= 2 and ratio == int(ratio)):
-        raise InputError(f"ratio = {ratio}; give a share in (0, 1], or rows a class: 2, 3, ...")
+        raise InputError(
+            f"data.ratio={ratio}; give a share in (0, 1], or examples per class: 2, 3, ..."
+        )
     if not 0 <= holdout < 1:
-        raise InputError(f"holdout = {holdout}; give a share of each class in [0, 1)")
+        raise InputError(f"data.holdout={holdout}; give a share of each class in [0, 1)")
     groups = _by_class(labels, range(len(labels)))
     train: list[int] = []
     dev: list[int] = []
@@ -155,7 +158,7 @@ def fraction(
         takes[label] = int(ratio) if ratio >= 2 else max(1, int(ratio * len(rows)))
         dev_takes[label] = max(1, int(holdout * len(rows))) if holdout else 0
         needs[label] = takes[label] + dev_takes[label]
-    _enough(groups, needs, f"ratio = {ratio} with holdout = {holdout}", names)
+    _enough(groups, needs, f"data.ratio={ratio} with data.holdout={holdout}", names)
     for label, rows in groups.items():
         # Seeded anew for each class: its rows do not depend on which other classes there are.
         random.Random(seed).shuffle(rows)
@@ -178,16 +181,16 @@ def kfold(
     together. Of a class with fewer rows "take" cuts what there is; "raise" is an error. Rows stand
     in the order of the file. Raises InputError for a class with fewer rows than folds.
     """
-    _at_least("folds", folds, 2)
+    _at_least("data.folds", folds, 2)
     choose("data.scarce", scarce, SCARCE)
     groups = _by_class(labels, _shuffled(len(labels), seed))
     if k is not None:
-        _at_least("k", k, 1)
+        _at_least("data.k", k, 1)
         if scarce == "raise":
-            _enough(groups, dict.fromkeys(groups, k), f"K = {k}", names)
+            _enough(groups, dict.fromkeys(groups, k), f"data.k={k}", names)
     # [:None] takes them all.
     groups = {label: rows[:k] for label, rows in groups.items()}
-    _enough(groups, dict.fromkeys(groups, folds), f"folds = {folds}, a row in each,", names)
+    _enough(groups, dict.fromkeys(groups, folds), f"data.folds={folds}, an example in each,", names)
     dealt = np.array([row for rows in groups.values() for row in rows], np.int64)
     # Dealt like cards, class after class, so that each part gets its share of every class.
     parts = [np.sort(dealt[fold::folds]) for fold in range(folds)]
@@ -204,15 +207,18 @@ def holdout(labels: Sequence[int], size: int, seed: int) -> SplitRows:
     Where there are no classes, all labels are equal.
     """
     total = len(labels)
-    _at_least("size", size, 1)
+    _at_least("data.size", size, 1)
     if size >= total:
-        raise InputError(f"size = {size} leaves no row of {total} for train; lower it")
+        raise InputError(
+            f"data.size={size} leaves none of {total} examples for train; lower it, as to "
+            f"{max(total // 5, 1)}"
+        )
     groups = _by_class(labels, _shuffled(total, seed))
     most = total - len(groups)
     if size > most:
         cure = f"lower it to {most} or less" if most else "give data.files.dev instead"
         raise InputError(
-            f"size = {size} leaves train without an example of some class: there are {total} "
+            f"data.size={size} leaves train without an example of some class: there are {total} "
             f"examples of {len(groups)} classes; {cure}"
         )
     shares = _apportion({label: len(rows) for label, rows in groups.items()}, size)
@@ -285,7 +291,7 @@ def _name(label: int, names: Sequence[str]) -> str:
 
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise InputError(f"{name} = {value}; it must be at least {least}")
+        raise InputError(f"{name}={value}; it must be at least {least}")
 
 
 def _row_numbers(row: dict[str, Any], part: str, total: int, where: str) -> list[int]:

@@ -121,7 +121,9 @@ def _place(task: Task, source: str) -> str:
         return "hub" if task.hub else "package"
     if source in ("hub", "package") or source.startswith(("hub:", "tfds:")):
         if source == "hub" and not task.hub:
-            raise InputError(f"task {task.name} has no hub id; give data.source=hub:owner/name")
+            raise InputError(
+                f"task {task.name} has no hub id; give data.source=FOLDER or hub:owner/name"
+            )
         return source
     return "folder"
 
@@ -167,8 +169,8 @@ def _package_folder(task: Task) -> Traversable:
     folder = resources.files("jaxprompt.data") / task.name
     if not is_shipped(task):
         raise InputError(
-            f"task {task.name} is not in the package (only topics is); "
-            "give data.source=hub, tfds:name or a folder"
+            f"task {task.name} is not in the package (only topics is); give data.source=FOLDER, "
+            "hub:owner/name or tfds:name"
         )
     return folder
 

@@ -105,7 +105,7 @@ class Kind:
         if task.kind != self.OF:
             fitting = " or ".join(name for name in kinds() if _class(name).OF == task.kind)
             raise InputError(
-                f"head.name={self.name} with a {KINDS[task.kind].name} task; take "
+                f"head.name={self.name} does not answer a {KINDS[task.kind].name} task; take "
                 f"head.name={fitting}, or a task with {KINDS[self.OF].field}"
             )
 

@@ -104,7 +104,9 @@ class Head(Kind):
     def check_form(self, form: str, style: str) -> None:
         """Raises InputError for a form of the task that lists no classes."""
         if form != "cloze":
-            raise InputError(f"head.name={self.name} with task.form={form}; take cloze")
+            raise InputError(
+                f"head.name={self.name} does not take task.form={form}; set task.form=cloze"
+            )
 
     def layout_of(self, task: Task, style: str, form: str) -> str:
         """Writes the classes behind the task's own layout (eq. 1)."""

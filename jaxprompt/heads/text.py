@@ -30,7 +30,7 @@ class Head(Kind):
         if facts.style == "masked":
             raise InputError(
                 f"head.name={self.name} needs a backbone that writes, {facts.where} is a "
-                f"{facts.family}; take a T5, a GPT-2 or a Llama"
+                f"{facts.family}; take a T5, a GLM, a GPT-2 or a Llama"
             )
 
     def layout_of(self, task: Task, style: str, form: str) -> str:

@@ -161,7 +161,7 @@ def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
 
 def test_a_bert_writes_nothing(run, refused):
     line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
-    assert line == "--generate needs a backbone that writes; take a T5, a GPT-2 or a Llama"
+    assert line == "--generate needs a backbone that writes; take a T5, a GLM, a GPT-2 or a Llama"
 
 
 REFUSED = {
@@ -173,8 +173,12 @@ REFUSED = {
     "no_cross": ("gpt2", {"prompt.cross": 2}, "prompt.cross=2 needs an encoder-decoder"),
     "positions": ("gpt2", {"data.max_len": 64}, "exceed the model's 66"),
     "writing_bert": ("bert", TEXT, "head.name=text needs a backbone that writes"),
-    "text_head": ("t5", {"head.name": "text"}, "head.name=text with a classification task"),
-    "text_task": ("t5", {"task.target": "answer"}, "head.name=linear with a free-text task"),
+    "text_head": (
+        "t5",
+        {"head.name": "text"},
+        "head.name=text does not answer a classification task",
+    ),
+    "text_task": ("t5", {"task.target": "answer"}, "head.name=linear does not answer a free"),
     "mask_inside": ("gpt2", T5, "at the end of its input; move [mask]"),
     "answer": ("t5", T5 | {"task.answer": "It is {label}"}, "task.answer='It is {label}'"),
     "metric": ("t5", TEXT | {"task.metric": "accuracy"}, "metric accuracy compares classes"),

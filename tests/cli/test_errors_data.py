@@ -103,11 +103,11 @@ def test_values_that_are_no_label_or_text(train, own, value, shown):
 def test_a_class_with_too_few_examples(train):
     line = train(data__protocol="kshot", data__k=10)
     assert "has 16 examples" in line
-    assert "K = 10 and 10 for dev needs 20" in line and "ask for fewer" in line
+    assert "data.k=10 and 10 for dev needs 20" in line and "ask for fewer" in line
     line = train(data__protocol="holdout", data__size=48)
-    assert "size = 48 leaves no row of 48" in line
+    assert "data.size=48 leaves none of 48 examples" in line
     line = train(data__protocol="kfold", data__folds=1)
-    assert "folds = 1" in line
+    assert "data.folds=1;" in line
     line = train(data__protocol="kfold", data__files__dev="dev.jsonl")
     assert "data.files.dev=dev.jsonl would not be read; empty it" in line
     line = train(runs__folds="0,1")

@@ -60,7 +60,7 @@ def test_it_learns_and_the_export_answers_as_the_run(backbone, folder, tmp_path,
         ({}, {"other": 1}, "no column 'beasts'; columns: sentence, other"),
         ({"task.limits": "4,0"}, {}, "task.limits=(4, 0): give the least and the greatest"),
         ({"task.metric": "accuracy"}, {}, "the task predicts numbers; take pearson, spearman"),
-        ({"head.name": "linear"}, {}, "head.name=linear with a regression task; take head.name="
+        ({"head.name": "linear"}, {}, "head.name=linear does not answer a regression task"
          "regression"),
         ({"task.labels": "a,b"}, {}, "task.number='beasts' and task.labels are both given"),
         ({"optim.smoothing": 0.1}, {}, "optim.smoothing=0.1 is for classes"),

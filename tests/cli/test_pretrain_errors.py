@@ -138,7 +138,7 @@ def test_too_few_documents(start, tmp_path):
     assert line.startswith("1 of 1 documents have 5 units of 5 tokens or more, nsp needs 2 such")
     line = start("nss-bert", corpus__path=corpus(20), started=True)
     assert line.startswith("4 of 4 documents have 5 units of 5 tokens or more, nss needs 5 such")
-    assert "raise the held-out share if these are held out" in line
+    assert "raise corpus.held_out if these are held out" in line
     line = start(corpus__path=corpus(1), started=True)
     assert "1 documents, 1 of them held out, leave none to train on" in line
 

@@ -164,8 +164,11 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"head.name": "linear"}, "head.name=linear with a tagging task; take head.name=tags"),
-        ({"head.name": "tags", "task.tags": ""}, "head.name=tags with a classification task"),
+        ({"head.name": "linear"}, "head.name=linear does not answer a tagging task"),
+        (
+            {"head.name": "tags", "task.tags": ""},
+            "head.name=tags does not answer a classification task",
+        ),
         ({"head.name": "tags", "head.stride": 24}, "head.stride=24 must be below data.max_len=24"),
         ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
         ({"head.name": "tags", "task.metric": "accuracy"}, "metric accuracy compares classes, but"),

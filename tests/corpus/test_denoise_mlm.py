@@ -235,9 +235,9 @@ def test_a_tokenizer_without_a_mask(t5):
 @pytest.mark.parametrize(
     ("length", "changes", "message"),
     [
-        (2, {}, "length 2 leaves no room beside 2 special tokens; raise it to 3 or more"),
-        (64, {"rate": 0.0}, "mask rate 0.0 must be above 0 and below 1"),
-        (64, {"rate": 1.0}, "mask rate 1.0 must be above 0 and below 1"),
+        (2, {}, "data.max_len=2 leaves no room beside 2 special tokens; raise it to 3 or more"),
+        (64, {"rate": 0.0}, "objective.rate=0.0 must be above 0 and below 1"),
+        (64, {"rate": 1.0}, "objective.rate=1.0 must be above 0 and below 1"),
         (64, {"masked": 0.8, "random": 0.3}, "masked=0.8 and random=0.3 .* at most 1 together"),
         (64, {"masked": -0.1}, "masked=-0.1 and random=0.1 must be 0 or more"),
     ],

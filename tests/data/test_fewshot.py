@@ -58,13 +58,13 @@ def test_kshot_leaves_the_global_stream_alone():
 
 
 def test_class_with_too_few_examples():
-    with pytest.raises(InputError, match=r"class 'good' has 2 examples, but K = 2 .* needs 4"):
+    with pytest.raises(InputError, match=r"class 'good' has 2 examples, but data.k=2 .* needs 4"):
         fewshot.kshot([0, 0, 0, 0, 1, 1], 2, seed=0, names=("bad", "good"))
     with pytest.raises(InputError, match=r"class 1 has 1 examples, but one .* needs 2"):
         fewshot.balanced([0, 0, 0, 0, 1], 4, seed=0)
     with pytest.raises(InputError, match=r"class 'ugly' has 0 examples, but one .* needs 2"):
         fewshot.balanced([0, 0, 0, 0, 1, 1], 4, seed=0, names=("bad", "good", "ugly"))
-    with pytest.raises(InputError, match=r"class 1 has 2 examples, but ratio = 3 .* needs 3"):
+    with pytest.raises(InputError, match=r"class 1 has 2 examples, but data.ratio=3 .* needs 3"):
         fewshot.fraction([0, 0, 0, 0, 1, 1], 3)
 
 
@@ -93,8 +93,8 @@ def test_a_scarce_class_gives_half_to_train_and_half_to_dev(caplog):
     assert sorted(shares[label] for label in (0, 1)) in ([10, 11], [11, 11])
     assert not set(split.train) & set(split.dev)
     assert re.fullmatch(
-        r"class 'neutral' has 16 examples, but n = 32 over 3 classes, with as many for dev, asks "
-        r"for 2[02]: train and dev get 8 each", caplog.messages[0],
+        r"class 'neutral' has 16 examples, but data.n=32 over 3 classes, with as many for dev, "
+        r"asks for 2[02]: train and dev get 8 each", caplog.messages[0],
     ) and len(caplog.messages) == 1  # fmt: skip
     assert len(fewshot.balanced(labels, 256, seed=0).train) == 57 + 59 + 8
     odd = fewshot.balanced([0] * 9 + [1] * 3, 8, seed=0)
@@ -176,7 +176,7 @@ def test_kfold_of_2k_rows_is_what_kshot_divides():
 def test_kfold_of_a_scarce_class():
     """The class counts of CB's training split: 16 neutral examples, 4 a fold."""
     labels = np.repeat([0, 1, 2], (115, 119, 16))
-    with pytest.raises(InputError, match="class 'neutral' has 16 examples, but K = 64 needs 64"):
+    with pytest.raises(InputError, match="class 'neutral' has 16 examples, but data.k=64 needs 64"):
         fewshot.kfold(labels, 4, seed=0, k=64, names=("yes", "no", "neutral"))
     folds = fewshot.kfold(labels, 4, seed=0, k=64, scarce="take")
     for fold in folds:
@@ -278,20 +278,23 @@ def test_dispatch(tmp_path):
     [
         (lambda: fewshot.split("kshots", TEN, 1), "unknown few-shot protocol 'kshots'.*kshot"),
         (lambda: fewshot.split("kshot", TEN, 1, n=2), "kshot has no option 'n'"),
-        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=2), "fold = 2.* 0 to 1"),
-        (lambda: fewshot.kshot(TEN, 0, 1), "k = 0; it must be at least 1"),
+        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=2), "data.fold=2.* 0 to 1"),
+        (lambda: fewshot.kshot(TEN, 0, 1), "data.k=0; it must be at least 1"),
         (lambda: fewshot.kshot(TEN, 1, -1), "data seed -1 is out of range"),
-        (lambda: fewshot.fraction(TEN, 1.5), "ratio = 1.5"),
-        (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "holdout = 1.0"),
+        (lambda: fewshot.fraction(TEN, 1.5), "data.ratio=1.5"),
+        (lambda: fewshot.fraction(TEN, 0.5, holdout=1.0), "data.holdout=1.0"),
         (lambda: fewshot.fraction(TEN, 1.0, holdout=0.1), "class 0 has 5 examples"),
-        (lambda: fewshot.kfold(TEN, 6, 0), "class 0 has 5 examples, but folds = 6, .* needs 6"),
-        (lambda: fewshot.kfold(TEN, 4, 0, k=3), "class 0 has 3 examples, but folds = 4, .* needs"),
-        (lambda: fewshot.kfold(TEN, 1, 0), "folds = 1; it must be at least 2"),
-        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=-1), "fold = -1.* 0 to 1"),
-        (lambda: fewshot.holdout(TEN, 10, 0), "size = 10 leaves no row"),
+        (lambda: fewshot.kfold(TEN, 6, 0), "class 0 has 5 examples, but data.folds=6, .* needs 6"),
+        (
+            lambda: fewshot.kfold(TEN, 4, 0, k=3),
+            "class 0 has 3 examples, but data.folds=4, .*",
+        ),
+        (lambda: fewshot.kfold(TEN, 1, 0), "data.folds=1; it must be at least 2"),
+        (lambda: fewshot.split("kfold", TEN, 1, folds=2, fold=-1), "data.fold=-1.* 0 to 1"),
+        (lambda: fewshot.holdout(TEN, 10, 0), "data.size=10 leaves none of 10 examples.* to 2"),
         (lambda: fewshot.holdout(TEN, 9, 0), "10 examples of 2 classes; lower it to 8 or less"),
         (lambda: fewshot.holdout([0, 1], 1, 0), "2 classes; give data.files.dev instead"),
-        (lambda: fewshot.balanced(TEN, 1, 0), "n = 1; it must be at least 2"),
+        (lambda: fewshot.balanced(TEN, 1, 0), "data.n=1; it must be at least 2"),
     ],
 )
 def test_wrong_input(call, message):

@@ -24,7 +24,9 @@ class Denoiser:
     def __post_init__(self):
         """Checks what a config may get wrong."""
         if self.length < 2:
-            raise InputError(f"length {self.length} holds no next token; raise it to 2 or more")
+            raise InputError(
+                f"data.max_len={self.length} holds no next token; raise it to 2 or more"
+            )
 
     @property
     def lengths(self) -> tuple[int]:

@@ -46,7 +46,9 @@ class Denoiser:
     def __post_init__(self):
         """Checks what a config may get wrong."""
         if not 0 < self.rate < 1:
-            raise InputError(f"mask rate {self.rate} must be above 0 and below 1; BERT's is 0.15")
+            raise InputError(
+                f"objective.rate={self.rate} must be above 0 and below 1; BERT's is 0.15"
+            )
         if min(self.masked, self.random) < 0 or self.masked + self.random > 1:
             raise InputError(
                 f"shares masked={self.masked} and random={self.random} must be 0 or more and at "
@@ -55,7 +57,7 @@ class Denoiser:
         around = len(self.cls) + len(self.end)
         if self.length <= around:
             raise InputError(
-                f"length {self.length} leaves no room beside {around} special tokens; "
+                f"data.max_len={self.length} leaves no room beside {around} special tokens; "
                 f"raise it to {around + 1} or more"
             )
 

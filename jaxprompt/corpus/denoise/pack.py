@@ -93,6 +93,6 @@ def _most(fit: Fit) -> list[list[int]]:
         found.append((np.searchsorted(cost, np.arange(room + 1), side="right") - 1).tolist())
     if min(row[-1] for row in found) < fit.least:
         raise InputError(
-            f"a row of {fit.room} places holds no {fit.least} tokens; raise the length"
+            f"a row of {fit.room} places holds no {fit.least} tokens; raise data.max_len"
         )
     return found

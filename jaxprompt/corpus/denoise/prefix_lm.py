@@ -40,13 +40,13 @@ class Denoiser:
         """Checks what a config may get wrong."""
         if not 0 <= self.share < 1:
             raise InputError(
-                f"share {self.share} of the text in front must be above 0 and below 1, "
+                f"objective.share={self.share} of the text in front must be above 0 and below 1, "
                 "or 0 to split anywhere"
             )
         least = 2 + max(self._behind, 1)
         if self.length < least:
             raise InputError(
-                f"length {self.length} is too short to be split; raise it to {least} or more"
+                f"data.max_len={self.length} is too short to be split; raise it to {least} or more"
             )
 
     @property

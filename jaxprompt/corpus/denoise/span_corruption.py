@@ -38,7 +38,7 @@ def tokens_for(length: int, density: float, span: float) -> int:
     tokens = 2
     if corrupted_lengths(tokens, density, span)[0] > length:
         raise InputError(
-            f"length {length} is too short for a token, a sentinel and an end; raise it to 3"
+            f"data.max_len={length} is too short for a token, a sentinel and an end; raise it to 3"
         )
     # The search of T5's random_spans_helper: both counts are rounded, so there is no closed form.
     while corrupted_lengths(tokens + 1, density, span)[0] <= length:
@@ -147,9 +147,9 @@ def make(
     Raises InputError where the tokenizer has too few sentinels, or a number is out of range.
     """
     if not 0 < density < 1:
-        raise InputError(f"noise density {density} must be above 0 and below 1; T5's is 0.15")
+        raise InputError(f"objective.rate={density} must be above 0 and below 1; T5's is 0.15")
     if not span >= 1:
-        raise InputError(f"mean span {span} must be at least 1; T5's is 3")
+        raise InputError(f"objective.span={span} must be at least 1; T5's is 3")
     eos = need(tokenizer, "eos", "span corruption")
     _, needed = noise_counts(tokens_for(length, density, span), density, span)
     marks = sentinels(tokenizer, needed, pattern)

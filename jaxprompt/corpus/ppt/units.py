@@ -89,7 +89,7 @@ class Units:
             raise InputError(
                 f"{self.documents} of {self._offered} documents have {self._count} units of "
                 f"{self._least} tokens or more, {task} needs {documents} such documents; add text, "
-                "or raise the held-out share if these are held out"
+                "or raise corpus.held_out if these are held out"
             )
 
     def summary(self) -> str:

@@ -59,7 +59,8 @@ def labels_from_rows(
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
-                f"{where(number)}: no label column {column!r}; columns: {', '.join(row)}"
+                f"{where(number)}: no label column {column!r}; columns: {', '.join(row)}; set "
+                "task.label to one of them"
             )
         for value in _labels(row[column], many):
             check_label(value, column, lambda number=number: where(number))
@@ -119,7 +120,10 @@ def read_example(
                 f"{where}: column {task.candidates[1]!r} lists no right candidate; name 1 or more, "
                 "or leave the example out"
             )
-        raise InputError(f"{where}: no label column {task.label!r}; columns: {', '.join(row)}")
+        raise InputError(
+            f"{where}: no label column {task.label!r}; columns: {', '.join(row)}; set task.label "
+            "to one of them"
+        )
     if not need_label and not has_label(task, row):
         return Example(fields, choices, -1, entities=spans, question=asked)
     found = []
@@ -156,7 +160,8 @@ def read_all(
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
     if column not in row:
         raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; columns: {', '.join(row)}"
+            f"{where}: column {column!r} of task {task.name} is missing; columns: "
+            f"{', '.join(row)}; set task.fields"
         )
     value = row[column]
     if column in task.lines and isinstance(value, (list, tuple)):
