@@ -115,7 +115,7 @@ def _config_words(argv: Sequence[str]) -> tuple[list[str], tuple[str, list[tuple
         word = rest.pop(0)
         if word.partition("=")[0] == "--config" or word.startswith("--config."):
             own.append(word if "=" in word or not rest else f"{word}={rest.pop(0)}")
-    args, overrides = Parser("").read(own)
+    args, overrides = Parser("", "").read(own)
     need(args, "config")
     return own, (args.config, overrides)
 

@@ -298,7 +298,8 @@ def main(argv: Sequence[str]) -> int:
         + "\n".join(f"  {name:15} {table.about}" for name, table in paper.TABLES.items())
         for paper in PAPERS.values()
     ]
-    parser = Parser((__doc__ or "").replace("{tables}", "\n\n".join(known)), config=False)
+    doc = (__doc__ or "").replace("{tables}", "\n\n".join(known))
+    parser = Parser("paper", doc, config=False)
     parser.prog = "paper.py"
     parser.add_argument("paper", help=f"one of {', '.join(PAPERS)}")
     parser.add_argument("table", help="one of those above")

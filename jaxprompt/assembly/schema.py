@@ -43,7 +43,7 @@ FIELDS = Block(
         "the frozen model",
         path=path("", "folder of save_pretrained, .gguf file, hub id, or pkg:PACKAGE/FOLDER"),
         revision=text("", "of a hub id"),
-        init=path("", "adapt: a config.json whose weights are drawn; `path` gives the tokenizer"),
+        init=path("", "adapt: a config.json, randomly initialised; `path` gives the tokenizer"),
         family=word("", Words("backbones", "families"), 'empty = model_type of config.json'),
         dtype=word("float32", _DTYPES, "of the frozen weights and the activations"),
         quantize=word(
@@ -69,8 +69,8 @@ FIELDS = Block(
         ),
         once=flag(
             True,
-            "GPT-2, Llama: what all rows begin with, as soft tokens, runs once a step and not for "
-            "each row; its dropout is drawn once",
+            "GPT-2, Llama: what all rows begin with, as soft tokens, runs once per step and not "
+            "for each row, with one dropout mask",
         ),
         dropout=share(None, "None = as in config.json; 0 also ends the attention's"),
         sentinel=text("<extra_id_{}>", "T5: how the vocabulary writes the n-th sentinel"),
@@ -83,35 +83,37 @@ FIELDS = Block(
         "how devices are laid out; -1 = the rest of them",
         data=whole(-1, "parts of a batch"),
         model=whole(1, "parts of heads, feed-forward widths and vocabulary"),
-        fsdp=flag(False, "frozen weights are divided over `data` too"),
+        fsdp=flag(False, "frozen weights are sharded over `data` too"),
         slices=size(
             1, "slices of TPUs, or hosts of GPUs, between which only `data` may cross"
         ),
     ),
     task=TASK,
     data=Block(
-        "which rows, and how they are laid into batches",
-        source=path("", "folder, hub:owner/name[:subset], tfds:name; empty = where the task lives"),
+        "which examples, and how they are laid into batches",
+        source=path(
+            "", "folder, hub, hub:owner/name[:subset], tfds:name, package; empty = the task's own"
+        ),
         files=Block(
             "files, before `source`",
-            train=path("", "of the training rows"),
-            dev=path("", "of the rows that choose the best prompt"),
-            test=path("", "of the rows that are scored once"),
+            train=path("", "of the training examples"),
+            dev=path("", "of the examples that choose the best prompt"),
+            test=path("", "of the examples that are scored once"),
         ),
-        only=text("", "COLUMN=VALUE: rows with another value are left out, of every split"),
+        only=text("", "COLUMN=VALUE: examples with another value are left out, of every split"),
         cache_dir=path("", "of hub and TFDS downloads"),
-        protocol=word("", Words("data.fewshot", "PROTOCOLS"), "empty = all rows"),
-        seed=whole(0, "data seed: which rows the protocol draws", SEED),
-        k=count(16, "kshot: rows a class for train; kfold: rows a class in all, 0 = all rows"),
-        dev_k=count(0, "kshot: rows a class for dev; 0 = k"),
+        protocol=word("", Words("data.fewshot", "PROTOCOLS"), "empty = all examples"),
+        seed=whole(0, "data seed: which examples the protocol samples", SEED),
+        k=count(16, "kshot: examples per class for train; kfold: per class in all, 0 = all"),
+        dev_k=count(0, "kshot: examples per class for dev; 0 = k"),
         scarce=word(
             "raise", Words("data.fewshot", "SCARCE"),
-            "of a class with too few rows: an error, or kshot gives train what there is, dev the "
-            "rest, and kfold divides what there is",
+            "of a class with too few examples: an error, or kshot gives train what there is, dev "
+            "the rest, and kfold divides what there is",
         ),
-        n=size(32, "balanced: rows in all for train, and as many for dev"),
+        n=size(32, "balanced: examples in all for train, and as many for dev"),
         ratio=number(
-            0.1, "fraction: share of each class, or from 2 on rows of each class", "above 0"
+            0.1, "fraction: share of each class, or from 2 on examples per class", "above 0"
         ),
         holdout=share(
             0.0, "fraction: share of each class that becomes dev; 0 = the task's own dev"
@@ -119,13 +121,15 @@ FIELDS = Block(
         folds=size(4, "kfold: number of parts"),
         fold=count(0, "kfold: the part that is dev"),
         size=size(500, "holdout: training examples that become dev, of each class its share"),
-        rows=path("", "listed: JSONL file with the row numbers of each seed"),
-        batch=size(32, "examples a step, over all hosts"),
-        eval_batch=size(64, "examples a batch in evaluation"),
+        rows=path("", "listed: JSONL file with the numbers of each seed's examples"),
+        batch=size(32, "examples per step, over all hosts"),
+        eval_batch=size(64, "examples per batch in evaluation"),
         max_len=size(128, "tokens of an example, soft tokens included"),
         max_target=size(64, "tokens of a free text, its end included"),
         multiple=size(8, "batches are padded to multiples of this length"),
-        group=size(1, "batches whose examples are sorted by length together; 1 = none"),
+        group=size(
+            1, "sorts the examples of so many batches by length, which saves padding; 1 = off"
+        ),
         side=word("right", ("right", "left"), "where padding stands"),
     ),
     demos=Block(
@@ -160,11 +164,12 @@ FIELDS = Block(
         language=text("en", "of sentences"),
         max_document=size(2**24, "bytes; a longer one is an error"),
         on_error=word(
-            "raise", Words("corpus.read", "ON_ERROR"), "of a document that cannot be read"
+            "raise", Words("corpus.read", "ON_ERROR"),
+            "what to do with a document that cannot be read",
         ),
         store=path("", "folder where the indexed text is kept; empty = in the workdir"),
-        processes=count(0, "that index it; 0 = one a core, at most 6"),
-        held_out=share(0.01, "share of the documents that is dev, drawn by data.seed"),
+        processes=count(0, "processes that index the text; 0 = one per core, at most 6"),
+        held_out=share(0.01, "share of the documents that is dev, sampled by data.seed"),
         dev_rows=size(512, "rows of them that are scored, at most"),
     ),
     objective=Block(
@@ -175,7 +180,7 @@ FIELDS = Block(
         rate=share(0.15, "mlm, rtd, span_corruption: share of the tokens"),
         whole_words=flag(False, "mlm, rtd: all subwords of a word or none"),
         span=number(3.0, "span_corruption: mean length", "above 0"),
-        share=share(0.0, "prefix_lm: of a row that is read; 0 = drawn anew for each"),
+        share=share(0.0, "prefix_lm: of a row that is read, in (0, 1); 0 = random for each row"),
         weight=number(50.0, "rtd: of the discriminator's loss"),
         generator=number(0.25, "rtd: the generator's width, of the discriminator's", "above 0"),
         generator_layers=number(1.0, "and its layers", "above 0"),
@@ -213,12 +218,14 @@ FIELDS = Block(
             0, "warmup_linear, cosine; inverse_sqrt: steps at 1 / sqrt(warmup_steps)"
         ),
         warmup_ratio=share(0.0, "the same as a share of the run's steps, where warmup_steps is 0"),
-        gamma=number(0.95, "exponential: factor an epoch", "above 0"),
-        weight_decay=number(0.0, "a step, times the learning rate"),
+        gamma=number(0.95, "exponential: factor per epoch", "above 0"),
+        weight_decay=number(
+            0.0, "of a step: adamw multiplies it by the learning rate, adafactor does not"
+        ),
         no_decay=texts(
             (r".*/bias", r".*norm/scale"), "patterns spared by weight decay", is_pattern=True
         ),
-        clip=number(1.0, "global norm of the gradient; 0 = off"),
+        clip=number(1.0, "gradients are clipped to this global norm; 0 = off"),
         b1=share(0.9, "Adam's beta_1"),
         b2=share(0.999, "Adam's beta_2"),
         eps=number(1e-8, "Adam's epsilon", "above 0"),
@@ -230,7 +237,7 @@ FIELDS = Block(
         smoothing=share(0.0, "label smoothing"),
     ),
     cache=Block(
-        "what layers below all that trains give: computed once, then kept",
+        "states of the frozen layers below all that trains, computed once and kept",
         where=word("", ("host", "disk"), "host: in memory; empty = computed in every step"),
         folder=path("", "disk: where; empty = in the workdir, or that of a grid"),
         dtype=word("float32", _DTYPES, "of what is kept"),
@@ -261,7 +268,7 @@ FIELDS = Block(
         weight_decay=several(number(0.0, "optim.weight_decay")),
         starts=texts((), "prompt.start"),
         texts=texts((), "prompt.text"),
-        words=texts((), "task.words, an entry a run: bad,good"),
+        words=texts((), "task.words of each run, as in bad,good"),
         size=count(
             0, "runs at once; 0 = all that memory holds, on a CPU those with the same batches"
         ),
@@ -280,7 +287,7 @@ FIELDS = Block(
     train=Block(
         "how long, and when it is scored and saved; exactly one total is above 0",
         total_steps=count(0, "steps"),
-        total_epochs=number(10.0, "passes over the training rows"),
+        total_epochs=number(10.0, "passes over the training examples"),
         total_examples=count(0, "examples"),
         eval_steps=count(0, "evaluate on dev every n steps; 0 = by epochs"),
         eval_epochs=number(1.0, "and every n epochs"),
@@ -301,7 +308,9 @@ FIELDS = Block(
             "tensorboard: event files in the workdir; wandb, trackio: a run there, named after the "
             "workdir; none: metrics.jsonl alone",
         ),
-        compilation_cache=text("", "folder of compiled programs; empty = the user's own, or none"),
+        compilation_cache=text(
+            "", "folder of compiled programs; empty = ~/.cache/jaxprompt/compiled, none = not kept"
+        ),
     ),
 )  # fmt: skip
 

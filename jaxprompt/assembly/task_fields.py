@@ -6,8 +6,10 @@ TASK = Block(
     "what is answered",
     name=text("topics", "a known task, or custom: your own file, described below"),
     chat=flag(False, "the template up to [mask] is the user's turn of the tokenizer's own chat"),
-    template=text("", "empty = the task's own; unified, nss: of what stands before the options"),
-    words=texts((), "label words, an entry a class, | between several; () = the task's own"),
+    template=text(
+        "", "empty = the task's own; form unified or nss: only what stands before the options"
+    ),
+    words=texts((), "label words per class, | between several of one; () = the task's own"),
     spaced=word(
         "", ("true", "false"), "label words are encoded behind a space; empty = the task's own"
     ),
@@ -17,7 +19,7 @@ TASK = Block(
     labels=texts(
         (),
         "custom, and of tags: class names in order, or types of tags; () = found in the "
-        "training rows",
+        "training examples",
     ),
     vocabulary=path(
         "",
@@ -32,7 +34,7 @@ TASK = Block(
     limits=several(number(None, "custom: the least and the greatest that it can be", limit="")),
     tags=text("", "custom: column with a tag for every word, for head.name=tags"),
     scheme=word(
-        "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training rows"
+        "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training examples"
     ),
     predicate=text(
         "",

@@ -9,7 +9,7 @@ from jaxprompt.training.log import dumps
 
 def main(argv: Sequence[str]) -> int:
     """Trains, prints the scores of held-out text as JSON, and writes the backbone."""
-    parser = Parser(__doc__, fields=True)
+    parser = Parser(__name__, __doc__, fields=True)
     add_hosts(parser)
     add_profile(parser)
     parser.add_argument(

@@ -15,7 +15,7 @@ from jaxprompt.cli.options import Parser, add_hosts, need, several_hosts
 
 def main(argv: Sequence[str]) -> int:
     """Writes labels for ppt.annotations; prints how many there are of each class, as JSON."""
-    parser = Parser(__doc__)
+    parser = Parser(__name__, __doc__)
     parser.add_argument("--output", help="folder to write, which ppt.annotations takes")
     add_hosts(parser)
     args, overrides = parser.read(argv)

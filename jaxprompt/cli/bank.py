@@ -15,17 +15,15 @@ _HOW = "--prompt=NAME=PATH"
 def add_serving(parser: Parser) -> None:
     """Adds the flags that say where a prompt and its backbone are."""
     parser.add_argument(
-        "--prompt", action="append", help="folder of an export (default: WORKDIR/export); several, "
-        "also as NAME=PATH, make a bank, and --column says which of them a row takes",
+        "--prompt", action="append", help="folder of an export, or hub:owner/name (default: "
+        "WORKDIR/export); several, also as NAME=PATH, make a bank, and "
+        "--column says which of them a row takes",
     )  # fmt: skip
-    parser.add_argument(
-        "--input", help="JSONL, CSV, TSV, JSON or Parquet file, - = stdin (default of predict "
-        "without --text)",
-    )  # fmt: skip
+    parser.add_argument("--input", help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin")
     parser.add_argument("--column", default="", help="column that names the prompt of each row")
     parser.add_argument("--backbone", default="", help="backbone, if not where the card says")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--batch", type=int, default=64, help="examples a batch (default: 64)")
+    parser.add_argument("--batch", type=int, default=64, help="examples per batch (default: 64)")
     parser.add_argument("--mesh", default="1x1", help="devices, data x model (default: 1x1)")
     parser.add_argument("--force", action="store_true", help="accept other backbone weights")
 

@@ -9,14 +9,14 @@ from jaxprompt.errors import InputError, escape
 
 def main(argv: Sequence[str]) -> int:
     """Reads the weights of --backbone and writes --output; prints what was written."""
-    parser = Parser(__doc__, config=False)
+    parser = Parser(__name__, __doc__, config=False)
     parser.add_argument("--backbone", help="a folder, a hub id, a .gguf file or pkg:PACKAGE/FOLDER")
     parser.add_argument("--revision", default="", help="of a hub id")
     parser.add_argument("--output", help="folder that is written")
     parser.add_argument("--dtype", default="float32", help="float32 | bfloat16")
     args, overrides = parser.read(argv)
     if overrides:
-        raise InputError(f"--config.{overrides[0][0]}: a conversion has no config; take it out")
+        raise InputError("convert takes no --config; give --backbone and --output")
     need(args, "backbone", "output")
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.assembly.conversion import convert_backbone

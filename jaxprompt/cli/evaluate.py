@@ -19,7 +19,7 @@ _OF_RUNS += ("coordinator", "processes", "process", "cluster", "timeout")
 
 def main(argv: Sequence[str]) -> int:
     """Prints the metrics of a split as JSON, and writes its predictions where --output says."""
-    parser = Parser(__doc__)
+    parser = Parser(__name__, __doc__)
     parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
     parser.add_argument("--output", help="JSONL file to write: each row with its prediction")
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")

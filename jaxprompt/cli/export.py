@@ -12,7 +12,7 @@ from jaxprompt.errors import InputError, escape
 
 def main(argv: Sequence[str]) -> int:
     """Folds the prompt, writes it and prints the paths and bytes as JSON."""
-    parser = Parser(__doc__)
+    parser = Parser(__name__, __doc__)
     parser.add_argument("--output", help="folder to write (default: WORKDIR/export)")
     parser.add_argument("--npy", help="also write the soft tokens as a plain .npy array [P, E]")
     parser.add_argument("--peft", help="also write a folder that PEFT loads")

@@ -16,7 +16,7 @@ from jaxprompt.errors import InputError, escape
 
 def main(argv: Sequence[str]) -> int:
     """Prints the nearest words of each trained row and R_D of each step, and writes the page."""
-    parser = Parser(__doc__)
+    parser = Parser(__name__, __doc__)
     parser.add_argument("--split", default="dev", help="train, dev or test (default: dev)")
     parser.add_argument("--top", type=int, default=5, help="nearest words of a row (default: 5)")
     parser.add_argument(

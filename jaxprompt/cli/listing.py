@@ -16,7 +16,7 @@ from jaxprompt.errors import InputError, nearest
 
 def read_name(doc: str, argv: Sequence[str], what: str) -> str | None:
     """Parses the flags of such a command. -> the name that is asked for, None = all"""
-    parser = Parser(doc, config=False)
+    parser = Parser(f"{what}s", doc, config=False)
     parser.add_argument("name", nargs="?", help=f"the {what} to show (default: list them all)")
     args, overrides = parser.read(argv)
     if overrides:

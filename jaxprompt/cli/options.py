@@ -13,29 +13,34 @@ from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
+UNREAD = "not read; it may stay in a command of `train`"
 _PATHS = ("config", "workdir", "output", "input", "prompt", "backbone", "npy", "peft", "stablehlo")
 
 
 class Parser(argparse.ArgumentParser):
     """Flags of a command; what argparse refuses becomes an InputError."""
 
-    def __init__(self, doc: str, config: bool = True, fields: bool = False):
+    def __init__(
+        self, name: str, doc: str, config: bool = True, fields: bool = False,
+        workdir: str = "folder of the run",
+    ):  # fmt: skip
         """Starts with --debug, and with --config and --workdir where the command takes them.
 
-        `fields`: --help lists those of a config too.
+        `name` is the command's, or its module's. `fields`: --help lists those of a config too.
         """
         self._fields = fields
         super().__init__(
-            prog="jaxprompt", description=doc, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            prog=f"jaxprompt {name.rpartition('.')[2]}".rstrip(), description=doc,
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if config:
-            note = "; override a field with --config.FIELD=VALUE"
             self.add_argument(
-                "--config", help="configs/x.py[:argument] or a saved config.json" + note
+                "--config",
+                help="a .py file or the name of a shipped config (base, ppt/nsp), each with "
+                "[:argument], or a saved config.json; override a field with --config.FIELD=VALUE",
             )
-            self.add_argument("--workdir", help="folder of the run")
+            self.add_argument("--workdir", help=workdir)
 
     def error(self, message: str) -> NoReturn:
         """Raises InputError in place of argparse's exit."""
@@ -55,6 +60,13 @@ class Parser(argparse.ArgumentParser):
         plain, overrides, rest = [], [], list(argv)
         while rest:
             word = rest.pop(0)
+            if (
+                word.partition("=")[0] == "--config"
+                and "--config" not in self._option_string_actions
+            ):
+                # Of a command without a config, which says what it takes in its place.
+                overrides.append((word, "" if "=" in word or not rest else rest.pop(0)))
+                continue
             if not word.startswith("--config."):
                 plain.append(word)
                 continue

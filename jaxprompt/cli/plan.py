@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.settings import settings_of
-from jaxprompt.cli.options import Parser, need
+from jaxprompt.cli.options import UNREAD, Parser, need
 from jaxprompt.errors import InputError
 from jaxprompt.parallel.devices import parse_devices
 
@@ -17,7 +17,7 @@ MOST = 512  # devices that one process can simulate in seconds
 
 def main(argv: Sequence[str]) -> int:
     """Prints the plan. Exit code 0, also where nothing fits."""
-    parser = Parser(__doc__)
+    parser = Parser(__name__, __doc__, workdir=UNREAD)
     parser.add_argument("--devices", help='as in "8x v5e" or "4x V100-32"')
     parser.add_argument("--limit", type=int, default=LIMIT,
                         help=f"devices that are tried at most (default: {LIMIT})")  # fmt: skip

@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
 
     A grid of runs prints a table.
     """
-    parser = Parser(__doc__, fields=True)
+    parser = Parser(__name__, __doc__, fields=True)
     add_hosts(parser)
     add_profile(parser)
     args, overrides = parser.read(argv)

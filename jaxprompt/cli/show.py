@@ -16,7 +16,7 @@ WIDTH = 60  # characters of a curve
 
 def main(argv: Sequence[str]) -> int:
     """Prints one run, or a line for each run that a folder holds. Exit code 0."""
-    parser = Parser(__doc__, config=False)
+    parser = Parser(__name__, __doc__, config=False)
     parser.add_argument("workdir", help="folder of a run, or of several")
     args, overrides = parser.read(argv)
     if overrides:

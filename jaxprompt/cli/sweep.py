@@ -16,7 +16,7 @@ from jaxprompt.errors import InputError, at_least, escape
 
 def main(argv: Sequence[str]) -> int:
     """Prints a command a run, or with --run runs those without a result; then the table."""
-    parser = Parser(__doc__)
+    parser = Parser(__name__, __doc__)
     parser.add_argument(
         "--table", nargs="?", const="", metavar="DIR",
         help="print the table of results alone, with DIR of any folder of runs",

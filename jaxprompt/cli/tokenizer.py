@@ -10,7 +10,7 @@ from jaxprompt.errors import escape
 
 def main(argv: Sequence[str]) -> int:
     """Reads the documents that the block `corpus` of a config names; prints what was written."""
-    parser = Parser(__doc__, config=False)
+    parser = Parser(__name__, __doc__, config=False)
     parser.add_argument("--config", help="a config with a block `corpus`, as configs/adapt/mlm.py")
     parser.add_argument("--family", help="bert | electra | roberta | gpt2 | t5")
     parser.add_argument("--size", type=int, default=30_000, help="tokens (default: 30000)")

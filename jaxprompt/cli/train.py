@@ -11,7 +11,7 @@ from jaxprompt.training.log import dumps
 
 def main(argv: Sequence[str]) -> int:
     """Trains, then scores the test split once. Exit code 0. A grid of runs prints a table."""
-    parser = Parser(__doc__, fields=True)
+    parser = Parser(__name__, __doc__, fields=True)
     add_hosts(parser)
     add_profile(parser)
     args, overrides = parser.read(argv)

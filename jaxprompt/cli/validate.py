@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.settings import settings_of
-from jaxprompt.cli.options import Parser, need
+from jaxprompt.cli.options import UNREAD, Parser, need
 from jaxprompt.errors import InputError, escape
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints what a run would learn from, and what would train. Exit code 0."""
-    parser = Parser(__doc__, fields=True)
+    parser = Parser(__name__, __doc__, fields=True, workdir=UNREAD)
     args, overrides = parser.read(argv)
     need(args, "config")
     c = load_config(args.config, overrides)

@@ -60,7 +60,7 @@ def check(c) -> None:
 
 def overridden(path, field: str, text: str) -> None:
     """Loads a config, one field of it overridden as on the command line, and checks it."""
-    _, overrides = Parser("").read([f"--config.{field}={text}"])
+    _, overrides = Parser("", "").read([f"--config.{field}={text}"])
     check(load_config(str(path), overrides))
 
 

@@ -315,7 +315,7 @@ def files(backbones, tmp_path_factory):
 
 def config_of(words):
     """Loads the config of a command with the fields that it gives; None where it names none."""
-    args, overrides = options.Parser("").read(
+    args, overrides = options.Parser("", "").read(
         [word for word in words if word.startswith(("--config=", "--config."))]
     )
     return args.config and load_config(args.config, overrides)
