@@ -119,7 +119,7 @@ def attach(
             f"{held['rescale']}; load_backbone(..., rescale={known['rescale']})"
         )
     opened = backbone.backbone._replace(block={**held, "sentinel": known["sentinel"]})
-    scorer = scorer_of_card(opened, card, batch).with_backbone(opened)
+    scorer = scorer_of_card(opened, card, batch, force=force).with_backbone(opened)
     tensors = with_base(prompt.path, prompt.tensors, card, scorer, pretrained)
     try:
         params = join(prompt.path, tensors, scorer, backbone)

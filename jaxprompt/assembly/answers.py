@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxprompt.assembly.front import with_front
-from jaxprompt.assembly.pipeline import Scorer
+from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.encoded import count_cut
 from jaxprompt.data.tasks import Example
+from jaxprompt.models.generation import check_writing
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training.evaluation import make_answering
 
@@ -20,6 +21,15 @@ class Answered(NamedTuple):
     known: int  # how many these are
     cut: int  # texts that were longer than the scorer reads
     unmarked: int = 0  # examples with an entity that is not marked
+
+
+def check_room(c: Any, scorer: Scorer, splits: Mapping[str, Split]) -> None:
+    """Raises InputError where the texts to be written do not fit behind the longest inputs."""
+    if not scorer.head.WRITES:
+        return
+    for name in splits.keys() - {"train"}:
+        batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, scorer.layout)))
+        check_writing(scorer.model, batch, c.generate.max_new, c.generate.beams)
 
 
 def make_answers(

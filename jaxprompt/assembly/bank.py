@@ -100,7 +100,7 @@ def make_bank(
                 f"has {opened.block['rescale']}; serve it by itself"
             )
         own = opened._replace(block={**opened.block, "sentinel": known["sentinel"]})
-        scorer = scorer_of_card(own, export.card, batch).with_backbone(own)
+        scorer = scorer_of_card(own, export.card, batch, force=force).with_backbone(own)
         _check(name, export, scorer)
         scorers.append(scorer)
         found.append(join(export.path, export.tensors, scorer, backbone))

@@ -1,6 +1,7 @@
 """The task and the examples of a config."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -152,10 +153,11 @@ def read_examples(
     """
     check_tunes(c)
     data = c.data
-    if data.protocol == "kfold" and data.files.dev:
+    makes_dev = data.protocol and (data.protocol != "fraction" or data.holdout)
+    if makes_dev and data.files.dev and "dev" in wanted:
         raise InputError(
-            f"data.protocol=kfold makes dev of the training examples, and data.files.dev="
-            f"{data.files.dev} would not be read; empty it, or empty data.protocol"
+            f"data.protocol={data.protocol} makes dev of the training examples, and "
+            f"data.files.dev={data.files.dev} would not be read; set one of them to ''"
         )
     task = read_task(c.task) if record is None else task_from_json(record["task"])
     files = {name: path for name, path in data.files.items() if path}
@@ -229,6 +231,11 @@ def scored_examples(task: Task, rows: Rows, found: list[Example]) -> list[Exampl
     for pair, example in enumerate(found):
         made += turns_of(task, rows[pair], example, rows.origin(pair), pair)
     return made
+
+
+def examples_key(c: Any) -> str:
+    """Sums up all that the examples of a run depend on."""
+    return json.dumps([c[part].to_dict() for part in ("data", "task", "demos")], sort_keys=True)
 
 
 def describe_examples(examples: Examples) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """From a config to objects: the only reader of ConfigDict and of names in it."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from jaxprompt.assembly.examples import (
     read_task,
 )
 from jaxprompt.assembly.feature_cache import FeatureCache
+from jaxprompt.assembly.identity import identity_of
 from jaxprompt.assembly.inheritance import check_init
 from jaxprompt.assembly.initial_params import Weights, start
 from jaxprompt.assembly.method import method_of, seen_by, starts_of
@@ -190,16 +190,11 @@ def scorer_from_config(
     )  # fmt: skip
 
 
-def examples_key(c: Any) -> str:
-    """Sums up all that the examples of a run depend on."""
-    return json.dumps([c[part].to_dict() for part in ("data", "task", "demos")], sort_keys=True)
-
-
 def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
     """Says what a run learns from, for its record."""
     mark = fingerprint_of(scorer.demos)
     facts = describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
-    return facts | seen_by(scorer.model.prompt)
+    return facts | seen_by(scorer.model.prompt) | {"reads": identity_of(scorer)}
 
 
 def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
@@ -338,7 +333,7 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
         weights = Weights({}, tree.flatten(params), loaded.report)
         record = make_record(c, known, scorer.template, backbone.family, loaded.report.fingerprint)
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
-    check_backbone(record, loaded.report.fingerprint, workdir)
+    check_backbone(record, loaded.report.fingerprint, workdir, known["reads"])
     others = other_splits(record, known)
     counts = None
     if from_text:

@@ -11,6 +11,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.errors import InputError
+from jaxprompt.training.progress import rank
 
 # Field of the block `runs` -> the field of each run that it gives.
 AXES = {
@@ -153,8 +154,8 @@ def select(
 def _merit(result: Mapping[str, Any]) -> float:
     """Reads what a run of its kind is chosen by; more is better."""
     if "held_out" in result:
-        return -result["held_out"]["loss"]
-    return next(iter(result["dev"].values()))
+        return rank(-result["held_out"]["loss"])
+    return rank(next(iter(result["dev"].values())))
 
 
 def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.assembly.identity import check_ids
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, for_words, make_backbone
 from jaxprompt.convert import folder, load
@@ -117,7 +118,10 @@ class Scorer(NamedTuple):
         return split._replace(judged=judge(self.task, examples))
 
     def _encode(self, encoder: ExampleEncoder, examples: Sequence[Example], targets: bool) -> Split:
-        return self.head.encode(encoder, self.task, examples, classes=self.classes, targets=targets)
+        given = encoder, self.task, examples
+        split = self.head.encode(*given, classes=self.classes, targets=targets)
+        check_ids(split.rows, self.model.backbone.dims.vocab, self.tokenizer)
+        return split
 
     def answers(
         self, examples: Sequence[Example], split: Split, found: Any

@@ -318,7 +318,7 @@ def restore(c: Any, workdir: str) -> from_config.Trained:
     record, step = records.read_trained(workdir, c, (*from_config.FREE, *from_config.FREE_TRAINED))
     placement = from_config.build_placement(c)
     asked, learned = load(c, open_asked(c, placement, restored=True), placement, restored=True)
-    records.check_backbone(record, learned.report.fingerprint, workdir)
+    records.check_backbone(record, learned.report.fingerprint, workdir, {})
     trainable, best = Checkpoints(workdir).restore_best(learned.trainable, step)
     weights = from_config.Weights(trainable, learned.frozen, learned.report)
     return from_config.Trained(

@@ -12,6 +12,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
 from jaxprompt.assembly.demonstrations import card_of, demos_of_card, with_encoder
+from jaxprompt.assembly.identity import check_identity, identity_of
 from jaxprompt.assembly.pipeline import (
     Backbone,
     LoadedBackbone,
@@ -121,6 +122,7 @@ def describe(
             "quantize": backbone["quantize"],
             "fingerprint": fingerprint,
             "dims": scorer.model.prompt.dims._asdict(),
+            **identity_of(scorer),
         },
         "task": dataclasses.asdict(scorer.task),
         "template": scorer.template,
@@ -175,7 +177,7 @@ def unpack(
     tensors, card = read_export(path)
     card = with_encoder(card, sentence_encoder)
     opened = open_backbone(block_of_card(card, backbone))
-    scorer = scorer_of_card(opened, card, batch)
+    scorer = scorer_of_card(opened, card, batch, force=force)
     whole = LoadedBackbone(*load_weights(opened, placement), placement)
     check_fingerprint(card, whole.loaded.report.fingerprint, force=force)
     tensors = with_base(path, tensors, card, scorer, pretrained)
@@ -189,13 +191,23 @@ def block_of_card(card: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[
     return block if block["path"] else block | {"path": known["id"], "revision": known["revision"]}
 
 
-def scorer_of_card(opened: Backbone, card: Mapping[str, Any], batch: int) -> Scorer:
-    """Builds the scorer that a card describes."""
+def scorer_of_card(
+    opened: Backbone, card: Mapping[str, Any], batch: int, *, force: bool = False
+) -> Scorer:
+    """Builds the scorer that a card describes.
+
+    Raises InputError for another tokenizer or other layers than it was learned with, unless
+    `force`.
+    """
     task = task_from_json(card["task"])
-    return build_scorer(
+    scorer = build_scorer(
         opened, task, prompt=card["prompt"], head=card["head"], template=card["template"],
         batch=batch, demos=demos_of_card(card, task), **card["layout"],
     )  # fmt: skip
+    if not force:
+        cure = "load that backbone, or pass --force"
+        check_identity(card["backbone"], identity_of(scorer), "the prompt was learned with", cure)
+    return scorer
 
 
 def numbers_of(

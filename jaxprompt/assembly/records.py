@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from jaxprompt.assembly.identity import check_identity
 from jaxprompt.assembly.inheritance import read_origin
 from jaxprompt.assembly.method import inherited, starts_of
 from jaxprompt.errors import InputError
@@ -48,18 +49,27 @@ def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> Non
     """Raises InputError where a folder's run learned from anything else than `record`."""
     saved = read_record(workdir)
     if saved is not None:
-        check_backbone(saved, record["backbone"]["fingerprint"], workdir)
+        now = record["backbone"]["fingerprint"]
+        check_backbone(saved, now, workdir, record.get("reads", {}))
     check_record(workdir, record)
 
 
-def check_backbone(record: Mapping[str, Any], fingerprint: str, workdir: str | os.PathLike) -> None:
-    """Raises InputError where a run goes on with other weights than its record names."""
+def check_backbone(
+    record: Mapping[str, Any], fingerprint: str, workdir: str | os.PathLike,
+    reads: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Raises InputError where a run goes on with another backbone than its record names.
+
+    `reads` is what it is beside its weights, see `identity_of`; {} where nothing is known of that.
+    """
     learned = str(record["backbone"]["fingerprint"])
     if learned != fingerprint:
         raise InputError(
             f"{workdir} was trained on weights {learned[:12]}, backbone.path holds "
             f"{fingerprint[:12]}; give the same backbone or another --workdir"
         )
+    cure = "give the same backbone or another --workdir"
+    check_identity(record.get("reads", {}), reads, f"{workdir} was trained with", cure)
 
 
 def other_splits(record: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -223,7 +223,7 @@ FIELDS = Block(
             0.0, "of a step: adamw multiplies it by the learning rate, adafactor does not"
         ),
         no_decay=texts(
-            (r".*/bias", r".*norm/scale"), "patterns spared by weight decay", is_pattern=True
+            (r".*/bias\d*", r".*norm/scale"), "patterns spared by weight decay", is_pattern=True
         ),
         clip=number(1.0, "gradients are clipped to this global norm; 0 = off"),
         b1=share(0.9, "Adam's beta_1"),

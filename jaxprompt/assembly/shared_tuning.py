@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records, starting_text
+from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.load_config import apply
 from jaxprompt.assembly.method import seen_by, starts_of
@@ -136,6 +137,7 @@ class SharedTuning(Work):
                 raise InputError(f"task {name}: {error}") from error
             self.scorers[name] = scorer
             self.splits[name] = from_config.encode_splits(scorer, examples)
+            check_room(own, scorer, self.splits[name])
             known[name] = from_config.describe_data(examples, scorer)
             known[name] |= {"template": scorer.template, "fields": fields[name]}
             digests |= {f"{part} of {name}": x.digest() for part, x in self.splits[name].items()}
@@ -151,7 +153,8 @@ class SharedTuning(Work):
             name: from_config.train_batches(own, self.scorers[name], self.splits[name]["train"])
             for name, own in self.configs.items()
         }
-        sizes = [self.splits[name]["train"].size for name in streams]
+        # Windows and copies of an example count, as they do in a run of one task.
+        sizes = [len(self.splits[name]["train"].rows) for name in streams]
         rows = [own.data.batch for own in self.configs.values()]
         self.batches = TaskBatches(
             streams, sizes, rows, temperature=c.shared.temperature, seed=c.seed

@@ -6,6 +6,7 @@ import jax
 
 from jaxprompt import tree
 from jaxprompt.assembly import feature_cache, from_config, records, starting_text
+from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.pipeline import NOTHING, Given
@@ -46,6 +47,7 @@ class Tuning(Work):
         scorer = from_config.scorer_from_config(c, backbone, examples, placement)
         scorer = share_front(c, scorer)
         self.splits = from_config.encode_splits(scorer, examples)
+        check_room(c, scorer, self.splits)
         scorer, self.notes = scorer.with_vocabulary_of(self.splits["train"]), examples.notes
         if jax.process_count() > 1:
             # Every process reads for itself, and takes its share of the same rows.

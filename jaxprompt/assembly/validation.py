@@ -8,6 +8,7 @@ import jax
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, shared_tuning
+from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.grid import is_grid, list_runs
 from jaxprompt.assembly.initial_params import divide
 from jaxprompt.data.encoded import Encoded
@@ -34,6 +35,7 @@ def validate(c: Any) -> Iterator[str]:
     examples = from_config.read_examples(c)
     scorer = from_config.scorer_from_config(c, backbone, examples, placement)
     splits = from_config.encode_splits(scorer, examples)
+    check_room(c, scorer, splits)
     scorer = scorer.with_vocabulary_of(splits["train"])
     yield f"backbone {c.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)

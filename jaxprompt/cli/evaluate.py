@@ -139,8 +139,12 @@ def _write(
     output: str, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
 ) -> None:
     from jaxprompt.data.records import to_lines
+    from jaxprompt.data.tasks.dialogues import last_turns
     from jaxprompt.files import write_atomic
 
     examples = [record.example for record in records]
+    if scorer.task.metric == "f1c":  # scored turn by turn; a row is answered by its last one
+        ends = last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
+        split, found = split._replace(counts=split.counts[ends]), found[ends]
     answers = scorer.answers(examples, split, found)
     write_atomic(output, "".join(to_lines(records, answers, prefix)))

@@ -45,7 +45,7 @@ def generate(
     Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
     rule to stop that cannot be, and for rows of several documents.
     """
-    _check(model, batch, max_new, beams, early_stopping)
+    check_writing(model, batch, max_new, beams, early_stopping)
     injection = model.inject(params, batch)
     batch = place(batch, injection)
     injection = model.share_front(params, injection, front_kv=front_kv)
@@ -190,7 +190,10 @@ def _score(backbone, x):
     return scores if bias is None else scores + bias.astype(jnp.float32)
 
 
-def _check(model: Model, batch: Batch, max_new: int, beams: int, early_stopping) -> None:
+def check_writing(
+    model: Model, batch: Batch, max_new: int, beams: int, early_stopping: bool | str = False
+) -> None:
+    """Raises InputError for numbers out of range, and where the text would not fit the model."""
     at_least("max_new", max_new, 1)
     at_least("beams", beams, 1)
     vocab, limit = model.backbone.dims.vocab, model.backbone.dims.max_len

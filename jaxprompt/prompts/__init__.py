@@ -62,6 +62,7 @@ class Method(nn.Module):
     TRAINABLE: ClassVar[tuple[str, ...]] = (r"prompt/.*", r"head/.*")
     LEARNS: ClassVar[bool] = True  # it has numbers of its own
     PLAIN: ClassVar[str] = ""  # the field, and its value, with which nothing is computed
+    LASTING: ClassVar[tuple[str, ...]] = ()  # of `scale` and the like: acts after the start too
     INIT: ClassVar[str] = "init"  # the field that names an export to start from
     # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
     # holds. Some: an export holds the method and its numbers, and nobody folds it.
@@ -120,6 +121,11 @@ class Method(nn.Module):
     def must_match(self) -> Sequence[str] | None:
         """Lists the fields that an export to start from must share with it; None = nearly all."""
         return None
+
+    def acts_by(self) -> tuple[Any, ...]:
+        """Gives the values of LASTING: runs that differ in them are not one program."""
+        own = tuple(getattr(self, field) for field in self.LASTING)
+        return sum((part.method.acts_by() for part in self.components()), own)
 
     def with_vocabulary(self, ids: np.ndarray) -> "Method":
         """Takes the ids of the words of the training text, where it depends on them."""

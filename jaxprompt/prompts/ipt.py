@@ -25,7 +25,7 @@ class Prompt(Method):
     `added`, times `coefficient`, to trained ones of the task in every layer, or alone.
     """
 
-    INIT = "pretrained"
+    INIT, LASTING = "pretrained", ("scale",)
     reads: ClassVar[tuple[str, ...]] = ("encoder",)
 
     length: int = 20  # soft tokens, or keys and values of a layer

@@ -275,6 +275,8 @@ def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:
     from sklearn import metrics
 
     if name == "matthews":
+        if gold.max() < 2:  # of two classes, no class counts as the wrong one
+            pred = np.where(pred < 0, 1 - gold, pred)
         return metrics.matthews_corrcoef(gold, pred)
     classes = [1] if name == "f1" else np.setdiff1d(np.union1d(gold, pred), [-1])
     # The macro average over one class is its F1.

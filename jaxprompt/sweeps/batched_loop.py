@@ -13,6 +13,7 @@ from jaxprompt import signals, tree
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.settings import settings_of
 from jaxprompt.data.stacking import stack
+from jaxprompt.errors import InputError
 from jaxprompt.files import write_atomic
 from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, Shared, same_batches
@@ -198,6 +199,10 @@ class BatchedRuns:
         better, values = np.zeros(len(self.rows), bool), []
         for row in live:
             stand, dev = self.stands[self.rows[row]], found[row]
+            if isinstance(dev, InputError):
+                self._end(row, str(dev))
+                self.log.say(f"{self.members[self.rows[row]].run.name}: {dev}")
+                continue
             self.logs[self.rows[row]].write(self.step, dev=dev, time={"seconds": self.seconds})
             value = self.scorer.value(dev)
             values.append(float(next(iter(dev.values()))))  # the metric of the task comes first
@@ -210,7 +215,8 @@ class BatchedRuns:
             self.best = self.programs.renew(self.best, self.state.trainable, better)
         # After the renewal: what a run that ends leaves on disk is the newest best.
         for row in live:
-            if self.stands[self.rows[row]].done:
+            stand = self.stands[self.rows[row]]
+            if stand.done and not stand.error:
                 self._end(row)
 
     def _regroup(self) -> None:
@@ -265,7 +271,7 @@ class BatchedRuns:
         """Tests every run with its best numbers, and writes the results."""
         done = [i for i, stand in enumerate(self.stands) if not stand.error]
         for i in set(range(len(self.members))) - set(done):
-            write_atomic(self.members[i].run.folder / "error.txt", self.stands[i].error + "\n")
+            self._tell_failed(i, self.stands[i].error)
         # Their room is needed to score with the best numbers of all runs.
         self.state = self.best = None
         if not done:
@@ -284,6 +290,9 @@ class BatchedRuns:
             )  # fmt: skip
         for i, test in zip(done, tests, strict=True):
             stand, member = self.stands[i], self.members[i]
+            if isinstance(test, InputError):
+                self._tell_failed(i, str(test))
+                continue
             settings = member.run.settings
             own = {"method": settings.method, "seed": settings.seed}
             share = self.seconds / len(self.members)  # a run's part of what all took together
@@ -293,6 +302,9 @@ class BatchedRuns:
                 time={"seconds": share, "compilations": len(self.programs.compiled)},
             )  # fmt: skip
             write_result(member.run.folder, result)
+
+    def _tell_failed(self, i: int, error: str) -> None:
+        write_atomic(self.members[i].run.folder / "error.txt", error + "\n")
 
 
 def _span(values: Sequence[float]) -> str:

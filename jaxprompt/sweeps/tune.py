@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from jaxprompt.assembly import from_config, records
+from jaxprompt.assembly.answers import check_room
+from jaxprompt.assembly.examples import examples_key
 from jaxprompt.assembly.feature_cache import KeepingPlan
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.grid import GridRun
@@ -51,7 +53,7 @@ def prepare(
     same, found = {}, []
     for run in runs:
         own = run.config
-        key = from_config.examples_key(own)
+        key = examples_key(own)
         try:
             if key not in encoded:
                 examples = from_config.read_examples(own)
@@ -59,6 +61,7 @@ def prepare(
                 scorers[key] = share_front(own, scorer)
                 facts[key] = from_config.describe_data(examples, scorers[key])
                 splits = from_config.encode_splits(scorers[key], examples)
+                check_room(own, scorers[key], splits)
                 # A split that is the same in all runs is laid out once.
                 encoded[key] = {
                     name: same.setdefault((name, part.digest()), part)
@@ -150,8 +153,10 @@ def _member(
         longest=partial(from_config.longest_batch, c, scorer, train), held=splits, record=record,
     )  # fmt: skip
     words = str(jax.tree.map(np.shape, member.words))
-    seen = scorer.model.prompt.seen  # one program knows the words of one training text
-    return member._replace(shape=(epoch, scorer.layout, scorer.classes, words, seen))
+    # One program knows the words of one training text, and what a method computes with.
+    prompt = scorer.model.prompt
+    shape = epoch, scorer.layout, scorer.classes, words, prompt.seen, prompt.acts_by()
+    return member._replace(shape=shape)
 
 
 def _feed(c: Any, scorer: Scorer, train: Split) -> RunBatches:
@@ -178,15 +183,15 @@ class SplitScorer:
 
     def score(
         self, split: str, rows: Sequence[int], trainable: Any, own: PerRun, devs: Any = None
-    ) -> list[dict]:
-        """Measures a split with the numbers of the runs `rows`. -> metrics of each
+    ) -> list[dict | InputError]:
+        """Measures a split with the numbers of the runs `rows`. -> metrics of each, or its error
 
         `devs` are what each had on dev, of which a head may have chosen a threshold.
         """
         members = [self._members[i] for i in rows]
         scorer, programs = members[0].scorer, self._programs
         if scorer.head.WRITES:
-            return self._score_texts(split, members, trainable)
+            return self._score_texts(split, members, trainable, own)
         parts = [m.held[split] for m in members]
         same = all(part is parts[0] for part in parts)
         # Runs with the same examples share one pass over them, and each scores it.
@@ -210,15 +215,26 @@ class SplitScorer:
                 at = each[0 if same else row].index
                 scores[row][at[at >= 0]] = values[row][at >= 0]
         fitted = [scorer.fitted(dev) for dev in devs or [{}] * len(rows)]
-        return [own.measure(*given) for own, *given in zip(fitted, parts, scores, strict=True)]
+        return [_measure(*given) for given in zip(fitted, parts, scores, strict=True)]
 
-    def _score_texts(self, split: str, members: Sequence[Member], trainable: Any) -> list[dict]:
+    def _score_texts(
+        self, split: str, members: Sequence[Member], trainable: Any, own: PerRun
+    ) -> list[dict | InputError]:
         """Lets each run write its texts, one run after another."""
         if self._texts is None:
             c, scorer = self._shared.config, members[0].scorer
             self._texts = from_config.build_measure(c, scorer, self._shared.placement)
-        pick, frozen = self._programs.pick, self._programs.frozen
-        return [
-            self._texts(member.held[split], pick(trainable, row), frozen)
-            for row, member in enumerate(members)
-        ]
+        programs, found = self._programs, []
+        for row, member in enumerate(members):
+            frozen = programs.frozen | {name: x[row] for name, x in own.frozen.items()}
+            found.append(self._texts(member.held[split], programs.pick(trainable, row), frozen))
+        return found
+
+
+def _measure(scorer: Scorer, part: Split, scores: Any) -> dict | InputError:
+    """Measures what a run gave. -> metrics, or why there are none: others of its grid go on"""
+    try:
+        scorer.head.check_found(part.average(scores))
+    except InputError as error:
+        return error
+    return scorer.measure(part, scores)

@@ -1,6 +1,7 @@
 """How far a run is and how well it does: the same for a run alone and for one of many."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,11 @@ from jaxprompt.training.optim import shown_rate
 
 # (metrics of a step, steps since the last record or pause, their seconds) -> what is written
 Describe = Callable[[dict[str, Any], int, float], dict[str, Any]]
+
+
+def rank(value: float) -> float:
+    """Orders what is to be high: NaN is below all else."""
+    return -math.inf if math.isnan(value) else value
 
 
 @dataclasses.dataclass
@@ -36,7 +42,7 @@ class Progress:
         """
         # Strictly better: of equal evaluations the earliest stands, so a longer run changes
         # nothing.
-        better = self.best is None or value > self.best["value"]
+        better = self.best is None or rank(value) > rank(self.best["value"])
         if better:
             self.best, self.since = {"step": step, "value": value, "dev": dev}, 0
         else:

@@ -197,6 +197,16 @@ REFUSED = {
 }
 
 
+def test_room_for_texts_is_told_before_the_first_step(folders, tmp_path, refused):
+    """The first text is written after an epoch, and a folder that has begun takes no other."""
+    fields = TEXT | {"generate.max_new": 60}
+    words = flags(tiny_fields(folders["gpt2"], text_data(tmp_path / "data")) | fields)
+    for command in ("validate", "train"):
+        given = ["--config=configs/base.py", f"--workdir={tmp_path / 'run'}", *words]
+        assert "max_new=60 exceed the model's 66" in refused(command, *given)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case, folders, backbone, data, tmp_path, refused):
     name, fields, message = REFUSED[case]

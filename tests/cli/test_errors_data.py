@@ -7,7 +7,7 @@ import struct
 
 import pytest
 from spoil import PYTHON, edit
-from tiny_run import write_rows
+from tiny_run import read_lines, write_rows
 
 from jaxprompt.backbones import families
 
@@ -71,6 +71,21 @@ def test_no_dev_split(train, own):
     assert "has no dev split" in line and "data.files.dev" in line and "holdout" in line
 
 
+def test_the_label_is_no_field(train, own):
+    line = train(data__source=own, task__fields="text,label")
+    assert "task.fields names 'label', the column of the label" in line
+
+
+def test_numbers_are_names_where_all_classes_are_numbers(train, own):
+    """1 is no class of 3, 4 and 5, by its place or otherwise."""
+    stars = {"beast": "3", "food": "4", "tool": "5"}
+    for path in own.glob("*.jsonl"):
+        write_rows(path, [row | {"label": stars[row["label"]]} for row in read_lines(path)])
+    write_rows(own / "dev.jsonl", [{"text": "cat", "label": 1}])
+    line = train(data__source=own)
+    assert "dev.jsonl:1: label 1 is not a label" in line and "labels: 3, 4, 5" in line
+
+
 def test_labels(train, own):
     line = train(data__source=own, task__labels="beast,food")
     assert f"{own / 'train.jsonl'}:3: label 'tool' is not a label" in line
@@ -109,7 +124,7 @@ def test_a_class_with_too_few_examples(train):
     line = train(data__protocol="kfold", data__folds=1)
     assert "data.folds=1;" in line
     line = train(data__protocol="kfold", data__files__dev="dev.jsonl")
-    assert "data.files.dev=dev.jsonl would not be read; empty it" in line
+    assert "data.files.dev=dev.jsonl would not be read; set one of them to" in line
     line = train(runs__folds="0,1")
     assert "config.runs.folds needs data.protocol=kfold" in line
     line = train(data__protocol="listed", data__rows="/no/rows.jsonl")

@@ -7,6 +7,7 @@ import pytest
 from spoil import BASE, edit, files
 from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
 
+from jaxprompt.__main__ import main
 from jaxprompt.training.run_folder import lock
 
 
@@ -46,6 +47,41 @@ def rename_labels(folder, **names):
     for path in folder.glob("*.jsonl"):
         rows = [row | {"label": names.get(row["label"], row["label"])} for row in read_lines(path)]
         write_rows(path, rows)
+
+
+def reverse_words(folder):
+    """Numbers the words of a backbone's tokenizer anew, which leaves its weights as they are."""
+    words = (folder / "vocab.txt").read_text().splitlines()
+    (folder / "vocab.txt").write_text("\n".join([*words[:5], *words[5:][::-1]]) + "\n")
+
+
+def other_eps(folder):
+    edit(folder / "config.json", layer_norm_eps=0.5)
+
+
+@pytest.mark.parametrize("spoil, name", [(reverse_words, "tokenizer"), (other_eps, "config.json")])
+def test_a_backbone_is_more_than_its_weights(spoil, name, place, backbone, tmp_path, refused):
+    """Another tokenizer or another function beside the same weights would answer otherwise."""
+    own = [*flags({"backbone.path": tmp_path / "other"})]
+    assert main(["export", *again()[1:]]) == 0
+    copy = shutil.copytree(backbone, tmp_path / "other")
+    assert main(["evaluate", *again()[1:], *own]) == 0  # the same, elsewhere
+    spoil(copy)
+    told = f"with another {name} beside these weights"
+    for command in ("train", "evaluate", "export"):
+        assert told in refused(command, *again()[1:], *own)
+    given = ("predict", "--workdir=run", "--text=the cat", f"--backbone={copy}")
+    assert told in refused(*given) and main([*given, "--force"]) == 0
+
+
+def test_a_token_without_an_embedding_is_refused(place, backbone, tmp_path, refused):
+    copy = shutil.copytree(backbone, tmp_path / "other")
+    with (copy / "vocab.txt").open("a") as file:
+        file.write("zebra\n")
+    main(["export", *again()[1:]])
+    given = ("predict", "--workdir=run", f"--backbone={copy}", "--force")
+    assert "gives 'zebra' the id" in refused(*given, "--text=the zebra")
+    assert main([*given, "--text=the cat"]) == 0
 
 
 def test_the_record_tells_all(place):

@@ -230,6 +230,16 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
     record = json.loads((workdir / "record.json").read_text())
     sizes = {name: split["examples"] for name, split in record["splits"].items()}
     assert sizes == {"train": 6, "dev": 12, "test": 12}  # turns 1 to 3 of one pair, 3 of the other
+    # Written is a line per pair, with the answer to the whole of its dialogue, as `predict` has it.
+    out = tmp_path / "out.jsonl"
+    place = (f"--workdir={workdir}", "--split=test", f"--output={out}")
+    code, _, err = jaxprompt(capsys, "evaluate", *place)
+    assert code == 0, err
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    given = write_rows(tmp_path / "pairs.jsonl", [{"dialog": turns, **pair} for pair in pairs])
+    expected, _ = predict(capsys, workdir, f"--input={given}")
+    assert [x["score"] for x in written] == pytest.approx([x["score"] for x in expected] * 3)
+    assert [x["prediction"] for x in written] == [x["prediction"] for x in expected] * 3
     row = {"dialog": turns, **pairs[0]}
     given = write_rows(tmp_path / "new.jsonl", [row, row | {"x": "goat"}])
     lines, err = predict(capsys, workdir, f"--input={given}")

@@ -221,6 +221,19 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
     assert list(results(tmp_path / "grid")) == ["lr=0.01"]
 
 
+def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):
+    """argmax of NaN is class 0, which would be an accuracy like any other."""
+    own = dict(runs__lr="1e-2,1e38", optim__clip=0, train__test=True)
+    c = make_config(backbone, data, "prefix", **SHORT, **own)
+    place = write(c, tmp_path)
+    code, out, err = jaxprompt(capsys, "train", *place)
+    assert code == 2 and "| lr=0.01 | 1 |" in out and "Traceback" not in err
+    assert "lr=1e+38: the scores of " in err and "are NaN, the first of them" in err
+    assert list(results(tmp_path / "grid")) == ["lr=0.01"]
+    broken = (tmp_path / "grid" / "lr=1e+38" / "error.txt").read_text()
+    assert "lower optim.lr" in broken
+
+
 def rows_file(folder, sizes):
     """Lists train and dev rows for data seeds 0, 1, ... of the given sizes."""
     lines = [
@@ -280,7 +293,16 @@ def test_other_backbones_and_all_that_trains(family, data, tmp_path):
     compare(c, tmp_path / "grid")
 
 
-def test_free_texts(data, tmp_path):
+PARTS = {"parts": "prefix(length=2,shift=False)+soft(length=2)"}
+WRITERS = {
+    "soft": ("soft", {}),
+    # A part that is drawn from a run's seed and does not train.
+    "frozen_part": ("compose", {"arguments": PARTS, "trainable": "prompt/soft/.*"}),
+}
+
+
+@pytest.mark.parametrize("method, own", WRITERS.values(), ids=WRITERS)
+def test_free_texts(method, own, data, tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
     for seed, (name, size) in enumerate({"train": 24, "dev": 6, "test": 6}.items()):
@@ -290,7 +312,7 @@ def test_free_texts(data, tmp_path):
         "head.name": "text", "task.target": "answer", "data.max_target": 6, "generate.max_new": 5,
         "data.max_len": 30, "runs.seeds": "1,2", "task.template": "{text}",
     }  # fmt: skip
-    c = make_config(make_backbone(tmp_path / "t5", "t5"), texts, "soft", **SHORT, **fields)
+    c = make_config(make_backbone(tmp_path / "t5", "t5"), texts, method, **SHORT, **fields, **own)
     assert train_grid(c, str(tmp_path / "grid")) == 0
     compare(c, tmp_path / "grid")
 
@@ -380,6 +402,27 @@ def sweep():
     yield {"config": "head_only", "seed": 1, "optim.lr": 0.01}
 """
 )
+
+
+def test_a_sweep_over_a_scale_that_lasts(backbone, data, tmp_path, capsys):
+    """IPT makes the rows of words by it in every step, so that such runs are no one program."""
+    own = {"prompt.encoder": "mlp", "prompt.fixed": True, "prompt.hidden": 8, "prompt.length": 2}
+    c = make_config(backbone, data, "ipt", **SHORT, **own)
+    (tmp_path / "base.json").write_text(json.dumps(resolved(c)))
+    file = tmp_path / "grid.py"
+    file.write_text(
+        "from jaxprompt.assembly.load_config import load_config\n"
+        f"def get_config():\n    return load_config({str(tmp_path / 'base.json')!r})\n"
+        "def sweep():\n    for scale in (0.05, 3.0):\n        yield {'prompt.scale': scale}\n"
+    )
+    words = (f"--config={file}", f"--workdir={tmp_path / 'grid'}", "--run")
+    code, _, err = jaxprompt(capsys, "sweep", *words)
+    assert code == 0 and "one after another: 1 + 1 runs" in err, err
+    found = results(tmp_path / "grid")["prompt.scale=3.0"]
+    with c.unlocked():
+        c.prompt.scale = 3.0
+    expected = run(c, str(tmp_path / "alone"))
+    assert {n: found[n] for n in SAME} == {n: expected[n] for n in SAME}
 
 
 def test_a_sweep_trains_together_what_it_can(config, tmp_path, capsys):

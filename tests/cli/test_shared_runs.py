@@ -66,7 +66,7 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     own = [result["dev"][f"{name}/{metric}"] for name, metric in metrics.items()]
     assert result["dev"]["mean"] == pytest.approx(np.mean(own))
     assert result["dev"]["topics/accuracy"] >= 0.7, result
-    assert "task topics, template" in err and "50.0% of the steps" in err
+    assert "task topics, template" in err and "% of the steps" in err, err
     # The numbers of the prompt are those of every export, and each answers as the run did.
     held = {name: read_artifact(workdir / "export" / name)[0] for name in names}
     for name in names:
@@ -141,6 +141,21 @@ def test_soft_tokens_start_from_the_words_of_all_tasks(backbone, folder, tmp_pat
         f"--config.backbone.path={backbone}", f"--config.shared.tasks={named}", *words,
     )  # fmt: skip
     assert code == 0, err
+
+
+def test_an_epoch_is_of_windows_and_copies(backbone, folder, tmp_path):
+    """Two tasks of four copies of each example have the steps that they have one by one."""
+    own = {"demos.per_class": 1, "demos.samples": 4, "data.max_len": 48, "data.multiple": 48}
+    own |= {"head.name": "verbalizer", "task.template": "{text} it was [mask] ."}
+    own |= {"train.total_steps": 0, "train.total_epochs": 2.0}
+    config = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **own)
+    shared = SharedTuning(load_config(config.partition("=")[2]), str(tmp_path / "run"))
+    shared.check()
+    shared.prepare(None, None)
+    shared.batches.close()
+    units = sum(len(splits["train"].rows) for splits in shared.splits.values())
+    assert units == 4 * (48 + 24)
+    assert shared.milestones.total == 2 * units // 8
 
 
 def test_counts_of_tasks_add_up():
@@ -250,7 +265,11 @@ def test_tasks_are_drawn_by_their_size(temperature, share):
         (("topics", "absent"), {}, "absent.json does not exist"),
         (("topics", "other"), {"optim.lr": 1}, "optim.lr is shared by all tasks; give fields of"),
         (("topics", "other"), {"task.nam": "a"}, "other.json: unknown config field 'task.nam'"),
-        (("topics", "other"), {"task.tags": "tags"}, "task other: head.name=linear with a tagging"),
+        (
+            ("topics", "other"),
+            {"task.tags": "tags"},
+            "task other: head.name=linear does not answer",
+        ),
     ],
 )
 def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, tasks, own, told):

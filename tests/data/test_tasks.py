@@ -361,6 +361,18 @@ def test_what_is_no_label(value, shown):
         tasks.read_example(known, rows[2], "a.csv:9")
 
 
+def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
+    task = tasks.custom_task(fields=["a"], label="y", choices=["c"])
+    row = {"a": "q", "c": ["1", "2", "3"]}
+    with pytest.raises(InputError, match="x:2: y '1' is the text of choice A and the number of"):
+        tasks.read_example(task, row | {"y": "1"}, "x:2")
+    for value, choice in (("3", 2), ("B", 1), (0, 0), (2, 2)):
+        assert tasks.read_example(task, row | {"y": value}, "x:2").label == choice
+    plain = row | {"c": ["one", "two"]}
+    assert tasks.read_example(task, plain | {"y": "two"}, "x:2").label == 1
+    assert tasks.read_example(task, plain | {"y": "1"}, "x:2").label == 1
+
+
 @pytest.mark.parametrize("value, shown", NO_TEXTS)
 def test_what_is_no_text(value, shown):
     task = tasks.custom_task(fields=["a"], label="y", choices=["c"])

@@ -8,7 +8,7 @@ import torch
 from peft.tuners.p_tuning import PromptEncoder, PromptEncoderConfig
 from tiny import assert_close, assert_equal, make_batch
 
-from configs import p_tuning
+from configs import base, p_tuning
 from jaxprompt import tree
 from jaxprompt.errors import InputError
 from jaxprompt.layers.recurrent import BiLstm
@@ -154,3 +154,10 @@ def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
     found = decay_mask(c.optim.no_decay)(dict.fromkeys([*encoder, *weights, *spared]))
     assert [name for name, decays in found.items() if decays] == weights
     assert len(encoder) > 4 and c.optim.weight_decay == 0.1
+
+
+def test_weight_decay_spares_the_biases_of_an_lstm():
+    _, params, _ = start(length=2)
+    found = decay_mask(base.get_config().optim.no_decay)(tree.flatten({"prompt": params}))
+    assert {name for name, decays in found.items() if "bias" in name and decays} == set()
+    assert sum("bias" in name for name in found) == 4 and any(found.values())

@@ -37,6 +37,8 @@ def test_no_class_counts_as_wrong():
     assert macro == pytest.approx((6 / 9 + 2 / 6) / 2)
     matthews = metrics.score("matthews", GOLD, pred, 2)["matthews"]
     assert matthews < metrics.score("matthews", GOLD, PRED, 2)["matthews"]
+    wrong = [1 - GOLD[0], *PRED[1:]]
+    assert matthews == metrics.score("matthews", GOLD, wrong, 2)["matthews"]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -24,6 +24,7 @@ from jaxprompt.sweeps.batched_loop import halves
 from jaxprompt.sweeps.batched_steps import PerRun, Programs, make_group_scores, make_group_step
 from jaxprompt.sweeps.runs import Member, varying_words
 from jaxprompt.training.optim import make_optimizer
+from jaxprompt.training.progress import Progress
 from jaxprompt.training.state import make_state
 from jaxprompt.training.steps import Objective, make_eval_step, make_train_step
 from jaxprompt.tree import split, trainable_mask
@@ -282,6 +283,16 @@ def test_the_best_rate_of_each_seed_is_chosen_on_dev():
     tried = [(10, 1, 0.5, 0.9), (10, 2, 0.7, 0.3), (20, 1, 0.6, 0.4), (20, 2, 0.6, 0.8)]
     runs = [({"seed": s, "optim.lr": r}, result(dev, test)) for s, r, dev, test in tried]
     assert select(runs) == [result(0.7, 0.3), result(0.6, 0.4)]
+    broken = [({"seed": 10, "optim.lr": 3}, result(float("nan"), 0.9)), *runs]
+    assert select(broken) == select(runs)  # NaN is below all else
+
+
+def test_a_dev_value_of_nan_is_beaten():
+    stand = Progress()
+    values = (float("nan"), -3.0, float("nan"), -1.0)
+    given = dict(dev={}, last=False, patience=0)
+    better = [stand.note_dev(step, value, **given) for step, value in enumerate(values)]
+    assert better == [True, True, False, True] and stand.best["step"] == 3
 
 
 def test_the_mean_over_folds_chooses():

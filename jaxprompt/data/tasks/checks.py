@@ -60,6 +60,11 @@ def check_task(task: Task) -> Task:
     if task.kind != "classes":
         return task
     check_negative(task)
+    if task.label in task.fields:
+        raise InputError(
+            f"task.fields names {task.label!r}, the column of the label: the input would hold the "
+            "answer; take it out"
+        )
     if task.labels and len(set(task.labels)) < len(task.labels):
         raise InputError(f"task.labels names a class twice: {', '.join(task.labels)}")
     if len(task.labels) == 1:

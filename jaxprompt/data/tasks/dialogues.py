@@ -1,6 +1,7 @@
 """Dialogues that are read turn by turn, as the conversational F1 of DialogRE has it."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxprompt.data.tasks.entities import read_entities
@@ -48,6 +49,14 @@ def turns_of(
         marked = read_entities(task, {**row, column: turns[:number]}, where)
         fields = example.fields | {column: marked.text} | marked.names()
         yield example._replace(fields=fields, entities=marked.spans, told=told, pair=pair)
+
+
+def last_turns(
+    task: Task, read: Iterable[tuple[str, Mapping[str, Any], Example]]
+) -> list[int]:  # where each row stands, the row, its example
+    """Lists which of the examples of `turns_of`, of all rows in order, reads a row to its end."""
+    counts = (sum(1 for _ in turns_of(task, row, own, where, 0)) for where, row, own in read)
+    return [end - 1 for end in itertools.accumulate(counts)]
 
 
 def _stands(text: str, said: str) -> bool:

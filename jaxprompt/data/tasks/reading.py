@@ -128,7 +128,7 @@ def read_example(
         return Example(fields, choices, -1, entities=spans, question=asked)
     found = []
     for value in _labels(row[task.label], bool(task.entities)):
-        found.append(_label(task, row | {task.label: value}, own))
+        found.append(_label(task, row | {task.label: value}, own, where))
         if found[-1] < 0 and need_label:
             check_label(value, task.label, lambda: where)
             raise _no_label(task, value, own or task.labels, where)
@@ -208,14 +208,22 @@ def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -
     return references
 
 
-def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...]) -> int:
+def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: str) -> int:
     """Finds the class of a row, -1 where the task does not know it."""
     value, name = row.get(task.label), row.get(f"{task.label}_text")
     if isinstance(name, str) and name in task.labels and not choices:
         return task.labels.index(name)
     # Where a column has values of its own a choice may read like one of them.
     if isinstance(value, str) and value in choices and not task.values:
-        return choices.index(value)
+        found, other = choices.index(value), task.label_table.get(value, -1)
+        # Known tasks have texts there. Of a file of one's own it may be either.
+        if task.name == "custom" and other != found and 0 <= other < len(choices):
+            letter, numbered = string.ascii_uppercase[found], string.ascii_uppercase[other]
+            raise InputError(
+                f"{where}: {task.label} {value!r} is the text of choice {letter} and the number of "
+                f"choice {numbered}, from 0 on; name the right choices by letters: A, B, ..."
+            )
+        return found
     if unreadable(value):
         return -1
     spelled = spelling(value)

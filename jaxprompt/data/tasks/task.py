@@ -149,8 +149,10 @@ class Task:
             for written in str(value).split("|"):
                 table.setdefault(written, i)
         indices = {str(i): i for i in range(len(names))}
-        # Where a name looks like an index, as "1" of ("1", "2"), numbers mean names alone.
-        return table if table.keys() & indices.keys() else table | indices
+        # Where a name looks like an index, as "1" of ("1", "2"), numbers mean names alone, and
+        # where all are numbers: 1 is no class of ("3", "4", "5").
+        numbers = bool(names) and all(name.removeprefix("-").isdecimal() for name in names)
+        return table if numbers or table.keys() & indices.keys() else table | indices
 
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
         """Tells whether the label of a row is one of `left_out`."""

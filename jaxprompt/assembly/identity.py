@@ -1,0 +1,61 @@
+"""What a backbone is beside its weights: its tokenizer, and what its config says of its layers."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxprompt.data.encoded import Encoded
+from jaxprompt.errors import InputError
+
+# How layers run, and what a run sets: none of it belongs to the backbone.
+_OF_A_RUN = frozenset(
+    "attention attention_dropout decodes dropout dtype embed_dropout model_heads remat rescale "
+    "rows skip stack".split()
+)
+_NAMES = {"tokenizer": "tokenizer", "layers": "config.json"}
+_PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïve ÄÖÜ 中文 emoji 🙂")
+
+
+def identity_of(scorer: Any) -> dict[str, str]:
+    """Sums up how the tokenizer numbers words, and what the layers compute."""
+    cfg = scorer.model.backbone.cfg
+    fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
+    own = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
+    return {"tokenizer": _of_tokenizer(scorer.tokenizer), "layers": _digest(own)}
+
+
+@functools.lru_cache(maxsize=4)
+def _of_tokenizer(tokenizer: Any) -> str:
+    # Not of its files: one tokenizer is saved in several ways.
+    words = sorted(tokenizer.get_vocab().items())
+    return _digest([words, [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]])
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Any) -> None:
+    """Raises InputError for a token of some rows that no row of the embedding is for."""
+    highest = (int(part.ids.max()) for row in rows for part in row if len(part.ids))
+    if (odd := max(highest, default=0)) >= vocab:
+        raise InputError(
+            f"the tokenizer gives {tokenizer.convert_ids_to_tokens(odd)!r} the id {odd}, and the "
+            f"embedding has {vocab} rows; give the tokenizer that belongs to the weights"
+        )
+
+
+def check_identity(
+    known: Mapping[str, Any], now: Mapping[str, Any], learned: str, cure: str
+) -> None:
+    """Raises InputError for a part that `known` names and that is another now."""
+    for name, shown in _NAMES.items():
+        if name in known and name in now and known[name] != now[name]:
+            raise InputError(
+                f"{learned} another {shown} beside these weights ({str(known[name])[:12]}, now "
+                f"{now[name][:12]}); {cure}"
+            )
