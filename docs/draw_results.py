@@ -2,15 +2,18 @@
 
 usage: python docs/draw_results.py [FOLDER]            (default: docs/pictures)
        python docs/draw_results.py --record RUNS       (reads the learning curves off four runs)
+       python docs/draw_results.py --seeds TASK,SYSTEM=WORKDIR ...   (reads the scores of grids)
 
 The learning curves are recorded in docs/pictures/curves.json; RUNS is the workdir of
-`python -m jaxprompt sweep --config=configs/quickstart.py --run --workdir=RUNS`.
+`python -m jaxprompt sweep --config=configs/quickstart.py --run --workdir=RUNS`. The test scores of
+the seeds of a grid are recorded in docs/pictures/seeds.json, by task and system.
 """
 
 import json
 import re
 import sys
 from pathlib import Path
+from statistics import median
 
 import matplotlib
 
@@ -19,7 +22,7 @@ matplotlib.rcParams |= {"svg.hashsalt": "jaxprompt", "font.size": 10}
 from matplotlib.figure import Figure  # noqa: E402
 
 HERE = Path(__file__).parent
-CURVES = HERE / "pictures" / "curves.json"
+CURVES, SEEDS = HERE / "pictures" / "curves.json", HERE / "pictures" / "seeds.json"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 NAMES = {
     "prefix": "P-tuning v2", "soft": "soft prompt tuning", "head_only": "linear head alone",
@@ -137,6 +140,37 @@ def learning_curves(folder: Path) -> None:
     save(figure, folder / "learning_curves.svg")
 
 
+def spread(folder: Path) -> None:
+    """Draws the test score of every seed, a panel per task."""
+    tasks = json.loads(SEEDS.read_text())
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(tasks), squeeze=False)[0]
+    for axis, (task, systems) in zip(panels, tasks.items(), strict=True):
+        for place, scores in enumerate(systems.values()):
+            step = 0.3 / len(scores)
+            beside = [place + step * (n - (len(scores) - 1) / 2) for n in range(len(scores))]
+            axis.plot(beside, sorted(scores), "o", color=COLOURS[place], markersize=4)
+            axis.hlines(median(scores), place - 0.25, place + 0.25, color="black", linewidth=0.8)
+        axis.set_xticks(range(len(systems)), list(systems), fontsize=8)
+        axis.set(title=task, xlim=(-0.5, len(systems) - 0.5))
+        axis.grid(axis="y", alpha=0.3)
+    panels[0].set_ylabel("test accuracy of each seed")
+    save(figure, folder / "seeds.svg")
+
+
+def record_seeds(grids: list[str]) -> None:
+    """Reads test scores off grids, TASK,SYSTEM=WORKDIR each, and writes SEEDS."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for grid in grids:
+        name, _, workdir = grid.partition("=")
+        task, _, system = name.partition(",")
+        paths = sorted(Path(workdir).glob("*/result.json"))
+        results = (json.loads(path.read_text()) for path in paths)
+        scores = [round(next(iter(result["test"].values())), 4) for result in results]
+        found.setdefault(task, {})[system.replace("/", "\n")] = scores
+    SEEDS.write_text(json.dumps(found) + "\n")
+
+
 def record(runs: Path) -> None:
     """Reads dev accuracy off the runs of four methods, and writes CURVES."""
     found = {}
@@ -159,7 +193,10 @@ def save(figure: Figure, path: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--record"]:
         record(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["--seeds"]:
+        record_seeds(sys.argv[2:])
     else:
         target = Path(sys.argv[1]) if sys.argv[1:] else HERE / "pictures"
-        for draw in (few_shot, group_size, beside_peft, memory_by_device, learning_curves):
+        pictures = (few_shot, group_size, beside_peft, memory_by_device, learning_curves, spread)
+        for draw in pictures:
             draw(target)
