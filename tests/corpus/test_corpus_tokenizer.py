@@ -119,6 +119,13 @@ def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
         train_tokenizer("t5", place, tmp_path / "t5", 900)
 
 
+def test_a_folder_of_a_model_keeps_its_tokenizer(text, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="holds a model, which has its own tokenizer; take anoth"):
+        train_tokenizer("bert", str(text), tmp_path, 200, TextSettings(field="body"))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_bad_input(text, tmp_path):
     with pytest.raises(InputError, match="no tokenizer family 'robert'; nearest: roberta, bert"):
         train("robert", text, tmp_path)
