@@ -59,7 +59,7 @@ def train_tokenizer(
     if (folder / "tokenizer.json").exists():
         raise InputError(f"{folder} has a tokenizer.json already; delete it or take another folder")
     if (folder / "config.json").exists():  # it would be read in place of the model's own
-        raise InputError(f"{folder} holds a model, which has its own tokenizer; take another folder")
+        raise InputError(f"{folder} holds a model with its own tokenizer; give another folder")
     texts = Source(source, settings or TextSettings(), cache_dir)
     # A pass for the size alone: which documents are taken depends on it.
     size = sum(map(len, texts))

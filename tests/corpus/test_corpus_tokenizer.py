@@ -121,7 +121,7 @@ def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
 
 def test_a_folder_of_a_model_keeps_its_tokenizer(text, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="holds a model, which has its own tokenizer; take anoth"):
+    with pytest.raises(InputError, match="holds a model with its own tokenizer; give another"):
         train_tokenizer("bert", str(text), tmp_path, 200, TextSettings(field="body"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
