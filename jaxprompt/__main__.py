@@ -5,18 +5,21 @@ import os
 import pkgutil
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import metadata
 
 from jaxprompt import cli, hidden, signals
 from jaxprompt.errors import InputError, escape, has_surrogate, nearest, out_of_memory
 
+_CLI = cli.__name__
+
 
 def commands() -> dict[str, str]:
     """Lists the commands, the files with a main(), each with the first line of its docstring."""
     found = {}
     for name in (module.name for module in pkgutil.iter_modules(cli.__path__)):
-        module = importlib.import_module(f"{cli.__name__}.{name}")
+        module = importlib.import_module(f"{_CLI}.{name}")
         if hasattr(module, "main"):
             found[name] = module.__doc__.splitlines()[0]
     return found
@@ -48,6 +51,43 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    command, rest = argv[0] if argv else "", argv[1:]
+    own = f"jaxprompt {command}".rstrip()
+    debug = "--debug" in rest
+    try:
+        try:
+            code = _command(argv)
+        except SystemExit:  # of --help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()  # here: what Python cannot write as it exits it tells in its own way
+        return code
+    except InputError as error:
+        if debug:
+            raise
+        print(escape(f"{own}: {_shorten(str(error))}"), file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if isinstance(error, OSError) and _is_of_stdout(error):
+            reason = f"cannot write to stdout: {error.strerror}; mend that, or redirect it"
+        elif reason := out_of_memory(error):
+            reason = f"{reason}; {_what_to_lower(rest)}"
+        if debug or not reason:
+            raise
+        print(escape(f"{own}: {reason}"), file=sys.stderr)
+        return 2
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Tells whether a print failed: commands do that themselves, and leave files to others."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return error.filename is None and frame.f_globals["__name__"].startswith((__name__, _CLI))
+
+
+def _command(argv: list[str]) -> int:
     known = commands()
     if not argv or argv[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:10s}{line}" for name, line in known.items())
@@ -58,28 +98,12 @@ def _run(argv: list[str]) -> int:
         print(f"jaxprompt {own}, jax {metadata.version('jax')}")
         return 0
     command, *rest = argv
-    debug = "--debug" in rest
-    try:
-        for word in argv:
-            if has_surrogate(word):  # Python's stand-in for bytes that are no UTF-8
-                raise InputError(f"argument {word!r} is not UTF-8; convert it, or rename the file")
-        if command not in known:
-            raise InputError(f"unknown command {command!r}; {nearest(command, known)}")
-        return importlib.import_module(f"{cli.__name__}.{command}").main(rest) or 0
-    except InputError as error:
-        if debug:
-            raise
-        print(escape(f"jaxprompt {command}: {_shorten(str(error))}"), file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
-    except Exception as error:
-        reason = out_of_memory(error)
-        if debug or not reason:
-            raise
-        print(escape(f"jaxprompt {command}: {reason}; {_what_to_lower(rest)}"), file=sys.stderr)
-        return 2
+    for word in argv:
+        if has_surrogate(word):  # Python's stand-in for bytes that are no UTF-8
+            raise InputError(f"argument {word!r} is not UTF-8; convert it, or rename the file")
+    if command not in known:
+        raise InputError(f"unknown command {command!r}; {nearest(command, known)}")
+    return importlib.import_module(f"{_CLI}.{command}").main(rest) or 0
 
 
 def _what_to_lower(argv: Sequence[str]) -> str:
@@ -126,13 +150,34 @@ def entry() -> None:
         from jaxprompt.cli.completion import complete
 
         complete(commands())
+    _open_streams()
     # transformers imports torch where it is installed, which takes seconds, and of it this process
     # needs no more than tokenizers.
     hidden.hide("torch")
     signals.watch()
     code = main()
     signals.note("after all was done")
+    _drop_unwritten()
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Makes stdout and stderr UTF-8, as all files are; where one is closed, text goes nowhere."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # and to print to None is to print to stdout
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        else:
+            errors = "backslashreplace" if name == "stderr" else stream.errors
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+def _drop_unwritten() -> None:
+    """Keeps Python from writing once more, as it exits, what stdout did not take."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

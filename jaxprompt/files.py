@@ -4,7 +4,10 @@ import contextlib
 import json
 import os
 import secrets
+import stat
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +15,8 @@ from jaxprompt.errors import InputError, brief, has_surrogate
 
 DEPTH = 64  # levels of JSON: far more than anything read here has, and safe to walk recursively
 NAME, PATH = 255, 4095  # bytes of a file's name and of a path on the systems that this runs on
+_WRITTEN = {".jsonl": "JSON lines are", ".json": "JSON is", ".tsv": "tab-separated lines are"}
+_OTHERS = (".csv", ".tsv", ".parquet", ".gz")  # endings by which a file is read in another form
 
 
 def user_path(text: str | os.PathLike, what: str = "path") -> Path:
@@ -121,6 +126,95 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
         if isinstance(error, OSError):
             raise write_error(path, error) from error
         raise
+
+
+def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: str = "") -> Path:
+    """Makes the path of the file that --output names, before the work that is written there.
+
+    `sources` are the files that are read, by what a message calls them. `name` is what a file of
+    another form than JSON lines is called in a folder, which is made later where there is none.
+    Raises InputError where the file cannot be written, where it is one of `sources`, which would be
+    lost, and where it ends as a file of another form.
+    """
+    path = user_path(output, "--output")
+    in_folder = os.path.isdir(path) or output.endswith("/")
+    path = path / name if in_folder else path
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        info = None
+    except OSError as error:
+        raise write_error(path, error) from error
+    if (in_folder and not name) or (info and stat.S_ISDIR(info.st_mode)):
+        raise InputError(
+            f"--output={output}: {path} is a folder; name a file, as in {path}/predictions.jsonl"
+        )
+    if info and not stat.S_ISREG(info.st_mode):  # a device or a pipe takes all that comes
+        return path
+    for what, source in sources.items():
+        if info and _is_same(info, source):
+            raise InputError(
+                f"--output={output} is {what}, whose rows would be lost; name another file"
+            )
+    _check_ending(output, path, Path(name).suffix if name else ".jsonl")
+    folder = Path(os.path.realpath(path)).parent  # where a link leads
+    while in_folder and not os.path.lexists(folder):
+        folder = folder.parent
+    if not os.path.isdir(folder):
+        state = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise InputError(f"--output={output}: {folder} {state}; make the folder, or name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"--output={output}: no permission to write in {folder}; mend its mode, or name another"
+        )
+    return path
+
+
+def _is_same(info: os.stat_result, path: str | os.PathLike) -> bool:
+    try:
+        return os.path.samestat(info, os.stat(path))
+    except OSError:
+        return False
+
+
+def _check_ending(output: str, path: Path, written: str) -> None:
+    ending = path.suffix.lower()
+    if ending in _OTHERS and ending != written:
+        plain = path.with_suffix("") if ending == ".gz" else path
+        raise InputError(
+            f"--output={output}: {_WRITTEN[written]} written, and not {ending}; name it "
+            f"{plain.with_suffix(written).name}"
+        )
+
+
+def write_output(path: Path, text: str) -> None:
+    """Writes a file that a user named: what a link leads to, and into a device or pipe itself.
+
+    Raises InputError as `write_atomic` does, and BrokenPipeError where a pipe's reader has gone.
+    """
+    try:
+        info = os.stat(path)
+    except OSError:
+        info = None
+    if info and _is_stdout(info):  # /dev/stdout may be a file that others write to as well
+        sys.stdout.write(text)
+    elif info is None or stat.S_ISREG(info.st_mode):
+        write_atomic(os.path.realpath(path), text)
+    else:
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY), "wb") as file:
+                file.write(text.encode())
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise write_error(path, error) from error
+
+
+def _is_stdout(info: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(info, os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):  # a stream of Python's own
+        return False
 
 
 def new_file(path: Path) -> BinaryIO:

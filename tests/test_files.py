@@ -1,8 +1,12 @@
 """Paths, JSON, messages and written files: what comes from outside is refused in one line."""
 
 import ast
+import contextlib
 import os
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,14 @@ import pytest
 from jaxprompt import files
 from jaxprompt.__main__ import main
 from jaxprompt.errors import InputError, brief, escape, is_kind
-from jaxprompt.files import open_scratch, parse_json, user_path, write_atomic
+from jaxprompt.files import (
+    check_output,
+    open_scratch,
+    parse_json,
+    user_path,
+    write_atomic,
+    write_output,
+)
 from jaxprompt.training.checkpoint import _check_room
 from jaxprompt.training.feature_store import DiskStore
 from jaxprompt.training.log import RunLog
@@ -156,6 +167,165 @@ def test_nothing_is_left_of_a_failed_write(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_atomic(tmp_path / "a", "x")
     assert list(tmp_path.iterdir()) == []
+
+
+# -- what --output names --------------------------------------------------------------------------
+
+
+def test_a_pipe_is_written_into(tmp_path):
+    pipe, found = tmp_path / "pipe.csv", []
+    os.mkfifo(pipe)
+    # What it is called and that it is read too are no matter: nothing is lost.
+    assert check_output(str(pipe), {"--input": pipe}) == pipe
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "é\n" * 100_000)  # more than a pipe holds
+    reader.join(60)
+    assert found == ["é\n" * 100_000]
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and os.listdir(tmp_path) == ["pipe.csv"]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "to").mkdir()
+    target, link = tmp_path / "to/out.jsonl", tmp_path / "link"
+    link.symlink_to("to/out.jsonl")
+    for text in ("new", "newer"):
+        write_output(check_output(str(link), {}), text)
+        assert target.read_text() == text and os.readlink(link) == "to/out.jsonl"
+    assert os.listdir(tmp_path / "to") == ["out.jsonl"]
+    (full := tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(InputError, match="cannot write .*full: No space left on device"):
+        write_output(check_output(str(full), {}), "x")
+    assert os.readlink(full) == "/dev/full"
+
+
+def test_what_stdout_leads_to_is_added_to(tmp_path):
+    code = "from pathlib import Path; from jaxprompt.files import write_output as w; "
+    code += "print(1); w(Path('/dev/stdout'), '2\\n'); print(3)"
+    log = tmp_path / "log"
+    log.write_text("0\n")
+    with log.open("a") as file:
+        subprocess.run([sys.executable, "-c", code], cwd=PRODUCT.parent, stdout=file, check=True)
+    assert log.read_text() == "0\n1\n2\n3\n"
+
+
+@pytest.mark.parametrize(
+    "output, name, part",
+    [
+        ("out.csv", "", "JSON lines are written, and not .csv; name it out.jsonl"),
+        ("out.TSV", "", "JSON lines are written, and not .tsv; name it out.jsonl"),
+        ("out.parquet", "", "and not .parquet; name it out.jsonl"),
+        ("out.jsonl.gz", "", "JSON lines are written, and not .gz; name it out.jsonl"),
+        ("out.csv", "RTE.tsv", "tab-separated lines are written, and not .csv; name it out.tsv"),
+        ("out.tsv", "BoolQ.jsonl", "JSON lines are written, and not .tsv; name it out.jsonl"),
+        ("out.gz", "predictions.json", "JSON is written, and not .gz; name it out.json"),
+        (".", "", "is a folder; name a file, as in "),
+        ("new/", "", "is a folder; name a file, as in "),
+        (".", "made", "made is a folder; name a file, as in "),
+        ("none/out.jsonl", "", "none does not exist; make the folder, or name another"),
+        ("dangling", "", "none does not exist; make the folder, or name another"),
+        ("file/out.jsonl", "", "file is not a folder; make the folder, or name another"),
+        ("file/new/", "RTE.tsv", "file is not a folder; make the folder, or name another"),
+        ("loop", "", "Too many levels of symbolic links"),
+        ("file", "", "file is a file of the test, whose rows would be lost; name another file"),
+        ("link", "", "link is a file of the test, whose rows would be lost; name another file"),
+    ],
+)
+def test_an_output_that_is_refused(output, name, part, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "made").mkdir()
+    for link, target in (("link", "file"), ("dangling", "none/x"), ("loop", "loop")):
+        (tmp_path / link).symlink_to(target)
+    before = sorted(os.listdir(tmp_path))
+    sources = {"absent": tmp_path / "absent", "a file of the test": tmp_path / "file"}
+    with pytest.raises(InputError) as error:
+        check_output(f"{tmp_path}/{output}", sources, name)
+    assert part in str(error.value)
+    assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "file").read_text() == "mine"
+
+
+def test_outputs_that_are_fine(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for output in ("out", "out.jsonl", "out.json", "out.txt"):
+        assert check_output(f"~/{output}", {}) == tmp_path / output
+    assert check_output(f"{tmp_path}/mine.tsv", {}, "RTE.tsv") == tmp_path / "mine.tsv"
+    assert check_output(f"{tmp_path}/a/b/", {}, "RTE.tsv") == tmp_path / "a/b/RTE.tsv"
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(files.os, "access", lambda *_: False)
+    with pytest.raises(InputError, match="no permission to write in .*; mend its mode"):
+        check_output(f"{tmp_path}/out", {})
+
+
+# -- stdout ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["tasks"], ["--version"]])
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_a_stdout_that_takes_nothing(command, buffering, capsys, monkeypatch):
+    full = open("/dev/full", "w", buffering)  # 1: as a terminal, each line at once
+    monkeypatch.setattr("sys.stdout", full)
+    assert main(command) == 2
+    line = f"jaxprompt {command[0]}: cannot write to stdout: No space left on device"
+    assert capsys.readouterr().err.startswith(line)
+    with contextlib.suppress(OSError):  # where it has kept what it could not write
+        full.close()
+
+
+def test_an_error_of_another_kind_is_no_matter_of_stdout(monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("jaxprompt.data.tasks.get_task", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        main(["tasks", "sst2"])
+
+
+COMMAND = (sys.executable, "-m", "jaxprompt")
+ENTRY = """
+import sys
+from jaxprompt import __main__ as program
+program.main = lambda: (print("é"), print("Zürich \\udcff", file=sys.stderr), 0)[-1]
+program.entry()
+"""
+
+
+def entered(words, **streams):
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUNBUFFERED": ""}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    done = subprocess.run(words, env=env, cwd=PRODUCT.parent, timeout=120, **streams)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_streams_of_a_command_are_utf_8():
+    assert entered([sys.executable, "-c", ENTRY]) == (
+        0,
+        "é\n".encode(),
+        "Zürich \\udcff\n".encode(),
+    )
+
+
+def test_a_command_tells_once_that_stdout_is_full():
+    with open("/dev/full", "w") as full:
+        code, _, err = entered([*COMMAND, "tasks", "--help"], stdout=full)
+    assert code == 2 and err.decode().startswith(
+        "jaxprompt tasks: cannot write to stdout: No space"
+    )
+    assert err.count(b"\n") == 1
+
+
+def test_a_command_with_closed_streams_says_nothing():
+    for closed in (1, 2):  # stderr is not told on stdout
+        words = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *COMMAND, "nothing"]
+        code, out, err = entered(words)
+        assert code == 2 and out == b"" and bool(err) is (closed == 1)
+
+
+def test_a_pipe_that_is_read_no_more_is_no_error():
+    reads, writes = os.pipe()
+    os.close(reads)
+    code, _, err = entered([*COMMAND, "tasks"], stdout=writes)
+    os.close(writes)
+    assert (code, err) == (0, b"")
 
 
 def test_scratch_of_a_fixed_name_is_no_link(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.convert import folder
@@ -246,6 +247,13 @@ def describe_examples(examples: Examples) -> dict[str, Any]:
         "choices": examples.choices,
         "splits": {name: describe(part, names) for name, part in examples.splits.items()},
     }
+
+
+def data_files(c: Any) -> dict[str, Path]:
+    """Finds the files of a user that a config reads, see `sources.local_files`."""
+    return sources.local_files(
+        c.data.source, {name: path for name, path in c.data.files.items() if path}
+    )
 
 
 def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any], Example]]:

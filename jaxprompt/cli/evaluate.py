@@ -6,6 +6,7 @@ names, in shared batches.
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli import bank
@@ -54,14 +55,17 @@ def evaluate(
     With `output` its rows are written there as `predict` writes them.
     """
     from jaxprompt.assembly import from_config
+    from jaxprompt.assembly.examples import data_files
     from jaxprompt.assembly.front import share_front
     from jaxprompt.assembly.settings import settings_of
+    from jaxprompt.files import check_output
     from jaxprompt.parallel import processes
     from jaxprompt.parallel.compilation import keep_programs
 
     _check_split(split)
     if not from_config.is_zero_shot(c) and workdir is None:
         raise InputError("--workdir is missing; see --help")
+    place = processes.on_first(lambda: check_output(output, data_files(c)) if output else None)
     keep_programs(settings_of(c).compilation_cache)
     trained = from_config.restore(c, workdir, [split])
     if split not in trained.splits:
@@ -76,8 +80,8 @@ def evaluate(
     records = _read(c, scorer, split, prefix) if output else []
     judge = from_config.build_judge(c, scorer, trained.placement)
     measured, found = judge(part, trained.weights.trainable, trained.weights.frozen)
-    if output and processes.is_first():
-        _write(output, scorer, records, part, found, prefix)
+    if place:
+        _write(place, scorer, records, part, found, prefix)
     return {"split": split, "examples": part.size, **measured}
 
 
@@ -136,15 +140,15 @@ def _read(c: Any, scorer: Any, split: str, prefix: str) -> list[Any]:
 
 
 def _write(
-    output: str, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
+    place: Path, scorer: Any, records: Sequence[Any], split: Any, found: Any, prefix: str
 ) -> None:
     from jaxprompt.data.records import to_lines
     from jaxprompt.data.tasks.dialogues import last_turns
-    from jaxprompt.files import write_atomic
+    from jaxprompt.files import write_output
 
     examples = [record.example for record in records]
     if scorer.task.metric == "f1c":  # scored turn by turn; a row is answered by its last one
         ends = last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
         split, found = split._replace(counts=split.counts[ends]), found[ends]
     answers = scorer.answers(examples, split, found)
-    write_atomic(output, "".join(to_lines(records, answers, prefix)))
+    write_output(place, "".join(to_lines(records, answers, prefix)))

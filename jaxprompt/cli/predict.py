@@ -69,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records, submissions
     from jaxprompt.data.tasks import task_from_json
+    from jaxprompt.files import make_folder
     from jaxprompt.heads import make_head, writer
     from jaxprompt.parallel.compilation import keep_programs
 
@@ -77,14 +78,15 @@ def main(argv: Sequence[str]) -> int:
         check_single(args.workdir)
     where = args.prompt[0] if args.prompt else str(Path(args.workdir) / "export")
     _, card = read_export(where)
-    # Before the weights: what is wrong with the input is told at once.
-    given = _read_texts(args, card["task"]["fields"], card["task"]["columns"])
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
     name, task = "", task_from_json(card["task"])
     if is_submission:
         name = submissions.file_name(args.format, task, head.columns(task))
-    else:
+    # Before the weights: what is wrong with the output or the input is told at once.
+    place = _check_output(args, name)
+    given = _read_texts(args, card["task"]["fields"], card["task"]["columns"])
+    if not is_submission:
         records.check_columns(given, head.columns(task) + errors, args.prefix)
     keep_programs()
     placement = bank.make_mesh(args.mesh, args.batch)
@@ -115,7 +117,11 @@ def main(argv: Sequence[str]) -> int:
         lines = submissions.write(args.format, scorer.task, asked, answers)
     else:
         lines = "".join(records.to_lines(given, answers, args.prefix))
-    _write(args.output, lines, name)
+    if name and place:
+        make_folder(place.parent)
+    _write(place, lines)
+    if place and place != Path(args.output):  # the file of a folder
+        _say(f"wrote {place}")
     return 0
 
 
@@ -133,6 +139,7 @@ def _predict_by_bank(args: Any) -> int:
     from jaxprompt.assembly.bank import in_order, read_asked
     from jaxprompt.data import records
 
+    place = _check_output(args)
     given = _read_texts(args, ())
     prompts = bank.open_bank(args)
     asked = read_asked(prompts, given, args.column)
@@ -150,22 +157,35 @@ def _predict_by_bank(args: Any) -> int:
         shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
         _say(f"{name}: {shown} on {found['examples']} of {total} examples, those with a label")
     own = in_order(asked, answers)
-    _write(args.output, "".join(records.to_lines([r for _, r in asked], own, args.prefix)))
+    _write(place, "".join(records.to_lines([r for _, r in asked], own, args.prefix)))
     return 0
 
 
-def _write(output: str | None, lines: str, name: str = "") -> None:
-    """Writes a file, by `name` where `output` is a folder and there is one; else to stdout."""
-    from jaxprompt.files import make_folder, write_atomic
+def _check_output(args: Any, name: str = "") -> Path | None:
+    """Makes the path of the output, in a folder by `name`; None is stdout."""
+    from jaxprompt.files import check_output, user_path
 
-    if not output:
+    if not args.output:
+        return None
+    sources: dict[str, Path] = {}
+    if _reads_file(args):
+        sources = {f"--input={args.input}": user_path(args.input)}
+    elif not args.text:
+        sources = {"stdin": Path("/dev/stdin")}
+    return check_output(args.output, sources, name)
+
+
+def _reads_file(args: Any) -> bool:
+    return bool(args.input) and args.input != "-"
+
+
+def _write(place: Path | None, lines: str) -> None:
+    from jaxprompt.files import write_output
+
+    if place is None:
         sys.stdout.write(lines)
-        return
-    path = Path(output)
-    if name and (path.is_dir() or output.endswith("/")):
-        path = make_folder(path) / name
-        _say(f"wrote {path}")
-    write_atomic(path, lines)
+    else:
+        write_output(place, lines)
 
 
 def _tell(found: Any, length: int, total: int) -> Iterator[str]:
@@ -189,7 +209,7 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
 
     if args.text:
         return records.from_texts(args.text, fields)
-    is_file = args.input and args.input != "-"
+    is_file = _reads_file(args)
     given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
     if all(record.row is None and not record.error for record in given):
         raise InputError(f"{args.input if is_file else 'stdin'} holds no text; give at least one")

@@ -4,9 +4,10 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.data.files import Rows, decode_line, parse_row, raw_lines, read_file
+from jaxprompt.data.files import Rows, decode_line, parse_row, raw_lines, read_file, reading
 from jaxprompt.data.tasks import Example, Task, has_label, read_example
 from jaxprompt.data.tasks.candidates import rows_of
 from jaxprompt.errors import InputError
@@ -48,8 +49,11 @@ def from_rows(rows: Rows) -> list[Record]:
 
 def from_stdin(fields: Sequence[str]) -> list[Record]:
     """Reads lines of JSON, or plain ones that are the one field of the task."""
+    if sys.stdin is None:
+        raise InputError("stdin is closed; give --input=FILE")
     # Bytes where there are any: a line that is not UTF-8 then is an error of its own record.
-    return list(_from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields))
+    with reading(Path("stdin")):
+        return list(_from_lines(getattr(sys.stdin, "buffer", sys.stdin), "stdin", fields))
 
 
 def _from_lines(lines: Iterable[bytes | str], name: str, fields: Sequence[str]) -> Iterator[Record]:
@@ -145,10 +149,18 @@ def to_lines(
                 f"{record.origin}: the scores are not finite; the prompt's numbers are too large "
                 "for this backbone: try --dtype=float32, and train again with a lower optim.lr"
             ) from error
+    if next(answers, None) is not None:  # each row from there on would have that of another
+        raise RuntimeError("there are more answers than records with an example")
 
 
 def _plain(value: Any) -> Any:
-    """Gives a cell as JSON has it: an empty number of a table, NaN, is null."""
+    """Gives a cell as JSON has it: an empty number of a table, NaN, is null wherever it stands."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -83,6 +83,19 @@ def _those_of(rows: Rows, only: str) -> Rows:
     return rows.take(kept)
 
 
+def local_files(source: str, files: Mapping[str, str]) -> dict[str, Path]:
+    """Finds the files of a user that hold the splits, by what a message calls them.
+
+    Arguments as in `read_split`; raises InputError where `source` is a folder that is not there.
+    """
+    if files:
+        return {f"data.files.{split}={path}": user_path(path) for split, path in files.items()}
+    if source == "" or _is_named(source):
+        return {}
+    found = [_files_of(user_path(source), split) for split in ("train", "dev", "test")]
+    return {f"{path.name} of data.source={source}": path for part in found for path in part}
+
+
 def has_split(
     task: Task,
     split: str,
@@ -119,13 +132,17 @@ def _place(task: Task, source: str) -> str:
                 "FOLDER, hub:owner/name or tfds:name"
             )
         return "hub" if task.hub else "package"
-    if source in ("hub", "package") or source.startswith(("hub:", "tfds:")):
+    if _is_named(source):
         if source == "hub" and not task.hub:
             raise InputError(
                 f"task {task.name} has no hub id; give data.source=FOLDER or hub:owner/name"
             )
         return source
     return "folder"
+
+
+def _is_named(source: str) -> bool:
+    return source in ("hub", "package") or source.startswith(("hub:", "tfds:"))
 
 
 def _names(split: str) -> set[str]:

@@ -173,7 +173,7 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
         line = predict("--text=a")
         assert f"the card lacks {block}." in line and "export the prompt again" in line
     tensors.unlink()
-    assert "No such file" in predict("--text=a")
+    assert "has no export; run python -m jaxprompt export" in predict("--text=a")
 
 
 def test_predicting_on_other_weights(predict, run, other_backbone, capsys):
@@ -204,6 +204,53 @@ def test_input_lines_that_are_broken(predict, no_reading, tmp_path, monkeypatch)
     monkeypatch.setattr("sys.stdin", [])
     assert "stdin holds no text" in predict()
     assert not out.exists()
+
+
+def test_a_stdin_that_is_closed(predict, no_reading, monkeypatch):
+    no_reading()
+    monkeypatch.setattr("sys.stdin", None)
+    assert "stdin is closed; give --input=FILE" in predict("--input=-")
+
+
+def test_an_output_that_would_replace_the_input(predict, no_reading, tmp_path):
+    no_reading()
+    given, link = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    given.write_text("text\nthe cat\n")
+    link.symlink_to(given)
+    for output in (given, link):
+        line = predict(f"--input={given}", f"--output={output}", "--on-error=skip")
+        assert f"--output={output} is --input={given}, whose rows would be lost" in line
+    several = [f"--input={given}", f"--output={given}", "--column=text"]
+    assert f"--output={given} is --input={given}" in predict(*several)
+    assert given.read_text() == "text\nthe cat\n" and link.is_symlink()
+
+
+def test_an_output_that_cannot_be_written(predict, refused, no_reading, run, tmp_path):
+    """Told before the weights and the input are read."""
+    no_reading()
+    for words in (["--text=the cat"], ["--column=text", "--input=/no/in.jsonl"]):
+        line = predict(*words, f"--output={tmp_path / 'no/out.jsonl'}")
+        assert f"{tmp_path / 'no'} does not exist; make the folder, or name another" in line
+        assert f"{tmp_path} is a folder; name a file" in predict(*words, f"--output={tmp_path}")
+        line = predict(*words, f"--output={tmp_path / 'out.csv'}")
+        assert "JSON lines are written, and not .csv; name it out.jsonl" in line
+    line = refused(*again(run, "evaluate", f"--output={tmp_path / 'no/out.jsonl'}"))
+    assert f"{tmp_path / 'no'} does not exist; make the folder, or name another" in line
+    assert not (tmp_path / "no").exists()
+
+
+def test_an_output_that_would_replace_the_data_of_a_run(refused, no_reading, run, data, tmp_path):
+    no_reading()
+    for split in ("train", "dev", "test"):
+        path = data / f"{split}.jsonl"
+        before = path.read_bytes()
+        line = refused(*again(run, "evaluate", f"--output={path}"))
+        assert f"--output={path} is {split}.jsonl of data.source={data}, whose rows" in line
+        assert path.read_bytes() == before
+    own = write_rows(tmp_path / "own.jsonl", [{"text": "cat", "label": "beast"}])
+    words = [f"--config.data.files.dev={own}", f"--output={own}"]
+    line = refused(*again(run, "evaluate", *words))
+    assert f"--output={own} is data.files.dev={own}, whose rows would be lost" in line
 
 
 def test_input_rows_without_the_field(predict, tmp_path):

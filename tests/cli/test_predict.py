@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import os
+import threading
 
 import numpy as np
 import probes
@@ -108,6 +110,21 @@ def test_the_output_file_holds_other_scripts_as_they_are(prompt, predict, expect
     assert predict(prompt, *(f"--text={t}" for t in TEXTS), f"--output={file}") == []
     assert read_lines(file) == expected
     assert TEXTS[-1] in file.read_text("utf-8")
+
+
+def test_the_output_goes_where_links_and_pipes_lead(prompt, predict, expected, tmp_path):
+    target, link, pipe = (tmp_path / name for name in ("target.jsonl", "link", "pipe"))
+    link.symlink_to(target.name)
+    texts = [f"--text={text}" for text in TEXTS]
+    assert predict(prompt, *texts, f"--output={link}") == []
+    assert link.is_symlink() and read_lines(target) == expected
+    os.mkfifo(pipe)
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(read_lines(pipe)))
+    reader.start()
+    assert predict(prompt, *texts, f"--output={pipe}") == []
+    reader.join(60)
+    assert pipe.is_fifo() and found == expected
 
 
 def test_the_size_of_a_batch_changes_nothing(prompt, predict, data):
@@ -249,9 +266,13 @@ def test_values_that_json_has_no_form_for(prompt, predict, tmp_path):
 
     path = tmp_path / "in.parquet"
     rows = [{"text": "a cat", "day": datetime.date(2026, 1, 2), "raw": b"x"}]
+    rows[0]["list"] = [1.5, float("nan")]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     (row,) = predict(prompt, f"--input={path}")
-    assert (row["day"], row["raw"]) == ("2026-01-02", "b'x'")
+    assert (row["day"], row["raw"], row["list"]) == ("2026-01-02", "b'x'", [1.5, None])
+    text = '{"text": "a cat", "n": NaN, "meta": {"x": NaN, "deep": [{"y": -Infinity}, 1, "a"]}}'
+    (row,) = predict(prompt, stdin=text)
+    assert (row["n"], row["meta"]) == (None, {"x": None, "deep": [{"y": None}, 1, "a"]})
 
 
 def test_texts_that_are_cut_are_told(prompt, predict):
