@@ -28,7 +28,8 @@ BLOCKS = {
 }
 TOP = {
     "method": str, "hyper": dict, "template": str, "label_words": list | None, "metrics": dict,
-    "seed": int, "versions": dict, "created": str, "sha256": str, "pretrained": dict, "init": dict,
+    "seed": int, "step": int,
+    "versions": dict, "created": str, "sha256": str, "pretrained": dict, "init": dict,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The best prompt of a workdir as what an export holds."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from jaxprompt.assembly import from_config, ppt
 from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.prompt_artifact import pack
+from jaxprompt.errors import InputError
 from jaxprompt.training.run_folder import read_result
 
 
@@ -36,4 +38,16 @@ def pack_run(c: Any, workdir: str, given: Given = NOTHING) -> Packed:
         fingerprint=weights.report.fingerprint, config=c.to_dict(),
         metrics=metrics or {"dev": trained.best.get("dev")}, origin=origin,
     )  # fmt: skip
+    if "step" in trained.best:
+        card["step"] = trained.best["step"]
     return Packed(trained.scorer, tensors, card)
+
+
+def check_newest(workdir: str, card: Mapping[str, Any]) -> None:
+    """Raises InputError where a run that is over was best at another step than its export is of."""
+    result = read_result(workdir) or {}
+    if {"best_step", "step"} <= result.keys() | card.keys() and result["best_step"] != card["step"]:
+        raise InputError(
+            f"{workdir}/export is of step {card['step']}, and the run was best at step "
+            f"{result['best_step']}: export it again, or name the folder by --prompt"
+        )

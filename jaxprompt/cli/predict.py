@@ -66,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
         return _predict_by_bank(args)
 
     from jaxprompt.assembly.answers import make_answers
+    from jaxprompt.assembly.export import check_newest
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records, submissions
     from jaxprompt.data.tasks import task_from_json
@@ -78,6 +79,8 @@ def main(argv: Sequence[str]) -> int:
         check_single(args.workdir)
     where = args.prompt[0] if args.prompt else str(Path(args.workdir) / "export")
     _, card = read_export(where)
+    if not args.prompt:
+        check_newest(args.workdir, card)
     head = writer() if args.generate else make_head(**card["head"])
     errors = ("error",) if args.on_error == "skip" else ()
     name, task = "", task_from_json(card["task"])

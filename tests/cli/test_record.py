@@ -74,6 +74,16 @@ def test_a_backbone_is_more_than_its_weights(spoil, name, place, backbone, tmp_p
     assert told in refused(*given) and main([*given, "--force"]) == 0
 
 
+def test_an_export_of_an_earlier_step_is_told(place, refused):
+    """As of a run that was cut, exported, and went on."""
+    assert main(["export", *again()[1:]]) == 0
+    given = ("predict", "--workdir=run", "--text=the cat")
+    assert main([*given]) == 0
+    edit(place / "run/result.json", best_step=1)
+    assert "run/export is of step " in (line := refused(*given)) and "best at step 1" in line
+    assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
+
+
 def test_a_token_without_an_embedding_is_refused(place, backbone, tmp_path, refused):
     copy = shutil.copytree(backbone, tmp_path / "other")
     with (copy / "vocab.txt").open("a") as file:
