@@ -21,7 +21,7 @@ from jaxprompt.assembly.prompt_artifact import (
 from jaxprompt.assembly.schema import make_defaults
 from jaxprompt.assembly.tuned_backbone import as_delta
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
-from jaxprompt.convert.model_card import write_peft_card
+from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import write_peft
 from jaxprompt.errors import InputError, choose
 
@@ -82,7 +82,8 @@ def save_prompt(
         backbone: for "delta", "peft" and "stablehlo", the one that it belongs to; by default the
             card's, in float32.
 
-    Raises InputError for a prompt that the format cannot hold.
+    Raises InputError for a prompt that the format cannot hold, and for a PEFT folder that holds
+    other files.
     """
     choose("format", format, FORMATS)
     if format == "npy":
@@ -111,6 +112,7 @@ def save_prompt(
         from jaxprompt.api.stablehlo import write_stablehlo
 
         return write_stablehlo(attach(backbone or load_own_backbone(prompt), prompt), path)
+    check_peft_folder(path)
     opened = backbone.backbone if backbone else open_backbone(
         block_of_card(prompt.card, make_defaults().backbone.to_dict())
     )  # fmt: skip

@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,19 @@ def load_module(file: str) -> Any:
 
 
 def call(module: Any, name: str, file: str, *args: str) -> Any:
-    """Calls a function of a config file; what it raises becomes an InputError."""
+    """Calls a function of a config file; what it raises becomes an InputError.
+
+    What it yields is read to its end, and given as a list.
+    """
     if not hasattr(module, name):
         raise InputError(f"config {file} has no {name}(); write one")
     function = getattr(module, name)
     if args and not inspect.signature(function).parameters:
         raise InputError(f"config {file} takes no argument; leave out {':' + args[0]!r}")
     try:
-        return function(*args)
+        made = function(*args)
+        # Here, because the body of a generator runs when it is read.
+        return list(made) if isinstance(made, Iterator) else made
     except InputError as error:
         where = f"config {file}:{args[0]}: " if args else ""
         raise InputError(f"{where}{error}") from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxprompt.assembly.schema import check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data import fewshot, sources
@@ -35,7 +36,11 @@ _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
 def read_task(block: Mapping[str, Any]) -> Task:
-    """Makes the task of a config block; words and metric of the block replace the task's own."""
+    """Makes the task of a config block; words and metric of the block replace the task's own.
+
+    Raises InputError for a field that is not of its kind, and for a task that does not fit itself.
+    """
+    check_fields(block, "task")
     given = tuple(tuple(part.strip() for part in entry.split("|")) for entry in block["words"])
     _check_vocabulary(block)
     if block["name"] == "custom":

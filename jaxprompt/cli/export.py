@@ -41,12 +41,14 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.settings import settings_of
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.hub import check_name, push_prompt
-    from jaxprompt.convert.model_card import write_peft_card
+    from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
     from jaxprompt.convert.peft import write_peft
 
     if args.push:
         # Before the run is read: a wrong name must not be found out after minutes of work.
         check_name(args.push)
+    if args.peft:
+        check_peft_folder(args.peft)
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:

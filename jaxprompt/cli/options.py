@@ -77,6 +77,11 @@ class Parser(argparse.ArgumentParser):
                 value = rest.pop(0)
             overrides.append((field, value))
         args = self.parse_args(plain)
+        for name in ("config", "workdir"):
+            # As of an unset variable of the shell; to a system call it is the current directory.
+            if getattr(args, name, None) == "":
+                flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
+                raise InputError(f"{flag} is missing: its value is empty; see --help")
         # What no file can be called is refused here, before a system call fails on it.
         for name in _PATHS:
             given = getattr(args, name, None)
@@ -123,9 +128,9 @@ def several_hosts(args: argparse.Namespace) -> Iterator[bool]:
 
 
 def need(args: argparse.Namespace, *names: str) -> None:
-    """Raises InputError for the first flag of `names` that is not given."""
+    """Raises InputError for the first flag of `names` that is not given, or empty."""
     for name in names:
-        if getattr(args, name) is None:
+        if not getattr(args, name):
             raise InputError(f"--{name} is missing; see --help")
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxprompt.assembly.config_files import call, load_module
 from jaxprompt.assembly.load_config import apply, load_config
 from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, group_of, read_folder, tell
-from jaxprompt.errors import InputError, at_least, escape
+from jaxprompt.errors import InputError, at_least, brief, escape
 
 
 def main(argv: Sequence[str]) -> int:
@@ -142,24 +142,52 @@ def list_runs(
     """Reads sweep() of a config: it yields dicts of field -> value.
 
     The key "config" gives the argument of get_config, as in `--config=x.py:argument`. Raises
-    InputError for an unknown field before anything runs.
+    InputError before anything runs for an unknown field, and for two runs that are the same or
+    share a folder.
     """
     file = config.partition(":")[0]
     if file.endswith(".json"):
         raise InputError(f"{file} has no sweep(); give a .py config")
-    runs = []
-    for point in call(load_module(file), "sweep", file):
+    runs: list[SweepRun] = []
+    seen: dict[Any, Any] = {}  # what a run is, and its folder -> the point that has it
+    for point in _read_points(call(load_module(file), "sweep", file), file):
         changes = dict(point)
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"
         # Thrown away: an unknown field is to be told before the first run.
         apply(load_config(path, overrides), changes.items())
-        parts = [] if argument is None else [argument]
+        parts = [] if argument is None else [str(argument)]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
         name = [*parts, *(f"{f}={v}" for f, v in changes.items())]
         folder = Path(workdir) / "-".join(name).replace("/", "_").replace(" ", "")
+        # In any order. Not by the whole config: a paper's curves may meet in one, as the depths
+        # of P-tuning v2 do.
+        own = path, frozenset((field, str(value)) for field, value in changes.items())
+        if own in seen:
+            raise InputError(
+                f"{file}: sweep() yields {brief(seen[own])} and {brief(point)}, which are the same "
+                "run; leave one out"
+            )
+        if str(folder) in seen:
+            raise InputError(
+                f"{file}: sweep() yields {brief(seen[str(folder)])} and {brief(point)}, which "
+                f"share the folder {folder.name}, where / is _ and spaces are left out; rename one"
+            )
+        seen[own] = seen[str(folder)] = point
         group = group_of(path.partition(":")[2], changes)
         runs.append(SweepRun(" ".join(row) or "all", path, changes, folder, group))
     if not runs:
         raise InputError(f"{file}: sweep() yields nothing; yield a dict of fields for each run")
     return runs
+
+
+def _read_points(points: Any, file: str) -> list[Mapping[str, Any]]:
+    """Lists the points of sweep(). Raises InputError for one that is no dict of field -> value."""
+    cure = "yield a dict of fields for each run, as {'seed': 1}"
+    if not isinstance(points, Iterable) or isinstance(points, Mapping | str):
+        raise InputError(f"{file}: sweep() returns {brief(points)}; {cure}")
+    points = list(points)
+    for point in points:
+        if not isinstance(point, Mapping) or not all(isinstance(field, str) for field in point):
+            raise InputError(f"{file}: sweep() yields {brief(point)}; {cure}")
+    return points

@@ -1,12 +1,16 @@
 """The README.md beside a prompt: what it is for, how good it is, and the lines that use it."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.files import make_folder, read_json, write_atomic
+from jaxprompt.convert import artifact, peft
+from jaxprompt.errors import InputError
+from jaxprompt.files import make_folder, read_json, write_atomic, write_error
 
 README = "README.md"
+_TAGS = "tags: [prompt-tuning, jaxprompt]"  # the line that tells a card of ours
 _AUTO = {
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
@@ -26,6 +30,35 @@ def write_model_card(folder: str | Path, card: Mapping[str, Any], name: str = ""
         'print(jp.predict(model, ["a text"]))',
     ]
     return _write(folder, card, "jaxprompt", code)
+
+
+def check_peft_folder(folder: str | Path) -> None:
+    """Raises InputError where a PEFT folder would stand among what no export of ours has left.
+
+    An adapter of PEFT's own has the same files: the README.md beside it tells whose it is.
+    """
+    folder = Path(folder)
+    try:
+        found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_error(folder, error) from error
+    known = {artifact.TENSORS, artifact.CARD}
+    if _is_ours(folder / README):
+        known |= {README, *peft.FILES}
+    if foreign := [name for name in found if name not in known]:
+        raise InputError(
+            f"{folder} holds {foreign[0]}, which no export of an adapter has left there; delete "
+            "it, or give another folder"
+        )
+
+
+def _is_ours(readme: Path) -> bool:
+    try:
+        return _TAGS in readme.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
 
 
 def write_peft_card(folder: str | Path, card: Mapping[str, Any]) -> Path:
@@ -69,7 +102,7 @@ def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list
     ]
     lines = [
         "---", f"base_model: {known['id']}", f"library_name: {library}",
-        "tags: [prompt-tuning, jaxprompt]", "---", "",
+        _TAGS, "---", "",
         f"# A {card['method']} prompt for {task['name']}", "",
         f"It was learned for the model `{known['id']}`, weights "
         f"`{known['fingerprint'][:12]}`, with seed {card['seed']}. Its template is "

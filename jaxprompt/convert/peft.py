@@ -21,6 +21,7 @@ from jaxprompt.files import make_folder, read_json, user_path, write_atomic
 
 _CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
+FILES = (_CONFIG, _TENSORS)
 _METHODS = {"PROMPT_TUNING": "soft", "P_TUNING": "soft", "PREFIX_TUNING": "prefix"}
 _HEAD_PREFIX = "base_model."
 # PEFT refuses adapters of these tasks without their head.

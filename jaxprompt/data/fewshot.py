@@ -7,6 +7,7 @@ the same seed gives the same rows on every machine and for any number of process
 import itertools
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.data.files import read_file
+from jaxprompt.data.tasks.cells import spelling, whole
 from jaxprompt.errors import InputError, choose, nearest
 
 SCARCE = ("raise", "take")  # of a class with fewer rows than kshot asks for
@@ -231,13 +233,21 @@ def listed(path: str | Path, seed: int, total: int) -> SplitRows:
     """The rows that a file names for `seed`.
 
     The file has lines like {"seed": 13, "train": [4, 2], "dev": [0]}; `total` counts the rows of
-    the train split.
+    the train split. Raises InputError for a row that is listed twice.
     """
     rows = read_file(path)
     for number, row in enumerate(rows):
-        if row.get("seed") == seed:
+        # By spelling: "13" and 13.0 are 13, and true is not 1.
+        if whole(spelling(row.get("seed"))) == str(seed):
             where = rows.origin(number)
-            return _split(*(_row_numbers(row, part, total, where) for part in ("train", "dev")))
+            train, dev = (_row_numbers(row, part, total, where) for part in ("train", "dev"))
+            if not train:
+                raise InputError(f"{where}: 'train' lists no row; name 1 or more")
+            if both := sorted(set(train) & set(dev)):
+                raise InputError(
+                    f"{where}: train and dev both list row {both[0]}; take it out of one"
+                )
+            return _split(train, dev)
     seeds = ", ".join(str(row.get("seed")) for row in rows)
     raise InputError(f"{path}: no rows for seed {seed}; it has seeds {seeds}")
 
@@ -304,4 +314,7 @@ def _row_numbers(row: dict[str, Any], part: str, total: int, where: str) -> list
                 f"{where}: {part} lists row {n}, but the rows count from 0 to {total - 1}; "
                 "the file is for another train file"
             )
+    if len(set(numbers)) < len(numbers):
+        twice = next(n for n, count in Counter(numbers).items() if count > 1)
+        raise InputError(f"{where}: {part} lists row {twice} twice; leave it out once")
     return numbers

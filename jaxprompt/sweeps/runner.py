@@ -5,6 +5,7 @@
 <run's folder>/                 all that a run alone leaves, or error.txt
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,10 @@ def train(
     with lock(workdir):
         work = _Work(runs, workdir, size, heard)
         work.note()
-        return work.outcome() if _train(work, command, ready) else None
+        try:
+            return work.outcome() if _train(work, command, ready) else None
+        finally:
+            work.tidy()
 
 
 def train_grid(
@@ -148,6 +152,7 @@ class _Work:
         self.workdir = Path(workdir)
         self.checkpoints = Checkpoints(workdir)
         self.failed: dict[str, str] = {}
+        self.made: list[Path] = []  # folders that were not there before
         self.started: list[str] = []  # the runs of the checkpoint that is there
         if self.checkpoints.latest() is not None:
             self.started = list(self.checkpoints.position()["runs"])
@@ -168,11 +173,19 @@ class _Work:
         for run in self.runs:
             try:
                 check_workdir(run.folder, run.config.to_dict(), from_config.FREE)
+                is_new = not run.folder.exists()
                 make_folder(run.folder)
+                self.made += [run.folder] * is_new
                 found.append(run)
             except InputError as error:
                 self.fail(run, error)
         return found
+
+    def tidy(self) -> None:
+        """Removes the folders that were made for runs which then left nothing there."""
+        for folder in self.made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # fails where something lies there
 
     def is_left(self, run: GridRun) -> bool:
         """Tells whether a run has no result yet, or the checkpoint needs it besides."""

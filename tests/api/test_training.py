@@ -147,6 +147,10 @@ WRONG = {
     "no dicts": (dict(train=["a text"]), "'a text' is no row; give dicts"),
     "a number": (dict(train=7), "7 is no row"),
     "no column": (dict(task="news"), "unknown task 'news'"),
+    "words in lists": (
+        dict(task=lambda: jp.task("text", words=[["cat", "dog"], ["rice"], ["saw"]])),
+        "task.words=.*must be a list of texts",
+    ),
     "a missing column": (dict(task=lambda: jp.task("message")), "message"),
 }  # fmt: skip
 

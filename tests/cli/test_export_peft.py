@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from spoil import files
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, write_rows
 
 from configs.base import get_config
@@ -94,6 +95,26 @@ def test_peft_takes_what_p_tuning_computed(encoder, capsys, tmp_path, backbone, 
     right = np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
     result = json.loads((workdir / "result.json").read_text())
     assert right == pytest.approx(result["test"]["accuracy"])
+
+
+def test_a_folder_that_holds_other_files_is_refused_before_anything_is_computed(
+    run, backbone, tmp_path, refused, capsys, monkeypatch
+):
+    place, folder = f"--workdir={run}", tmp_path / "peft"
+    for _ in range(2):  # over its own files it may write again
+        code, _, err = jaxprompt(capsys, "export", place, f"--peft={folder}")
+        assert code == 0, err
+    (folder / "README.md").write_text("# Mine\n")
+    before = [files(folder), files(backbone)]
+
+    def compute(*_):
+        raise AssertionError("read before the folder was checked")
+
+    monkeypatch.setattr("jaxprompt.assembly.export.pack_run", compute)
+    for given in (folder, backbone):
+        line = refused("export", place, f"--peft={given}")
+        assert line.startswith(f"{given} holds ") and line.endswith("or give another folder")
+    assert before == [files(folder), files(backbone)]
 
 
 def test_a_prefix_that_peft_cannot_hold_is_refused(capsys, tmp_path, backbone, data):

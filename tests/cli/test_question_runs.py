@@ -7,6 +7,7 @@ from tiny_run import TOPICS, jaxprompt, make_config, read_lines, sentences, writ
 
 from jaxprompt.data.tasks import custom_task, read_example
 from jaxprompt.data.tasks.candidates import rows_of
+from jaxprompt.errors import InputError
 
 OWN = {
     "task.fields": "sentence,word", "task.question": "sentence", "task.metric": "answer_f1",
@@ -63,6 +64,22 @@ def test_a_field_named_question_keeps_its_text():
     found = [read_example(task, own, "x:1", False) for own in rows_of(task, row, "x:1")]
     assert [own.fields["question"] for own in found] == ["a cat ?", "a dog ?"]
     assert found[0].question == found[1].question != ""
+
+
+def test_a_column_of_the_question_that_is_missing_is_named():
+    """Of rows with answers: others are not scored, and need not tell their questions apart."""
+    names = {"fields": ("text", "word"), "question": ("text", "aks"), "metric": "f1a"}
+    task, row = custom_task(**names, labels=("0", "1")), {"text": "a", "ask": "b", "word": "c"}
+    told = "x:1: column 'aks' of task.question is missing; columns: text, ask, word, label"
+    for needed in (True, False):
+        with pytest.raises(InputError, match=told):
+            read_example(task, row | {"label": 1}, "x:1", needed)
+    assert read_example(task, row, "x:1", False).label == -1
+    names |= {"candidate": "word", "candidates": ("options", "answers")}
+    task, row = custom_task(**names), {"text": "a", "ask": "b", "options": ["c", "d"]}
+    with pytest.raises(InputError, match="x:1: column 'aks' of task.question is missing"):
+        rows_of(task, row | {"answers": ["c"]}, "x:1")
+    assert len(rows_of(task, row | {"answers": []}, "x:1")) == 2
 
 
 @pytest.mark.parametrize(

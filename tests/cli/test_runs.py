@@ -369,6 +369,25 @@ def test_a_grid_of_which_no_run_can_be_prepared(train, tmp_path):
     assert "nowhere does not exist; give a folder" in line
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            {"runs.words": "cat,rice,saw;dog,soup,axe", "head.name": "verbalizer",
+             "task.template": "{text} it [mask] ."},
+            "task.words has 1 entries for 3 labels",
+        ),
+        ({"runs.folds": "9", "data.protocol": "kfold"}, "data.fold=9, but folds count from 0 to 3"),
+    ],
+)  # fmt: skip
+def test_a_grid_that_is_refused_leaves_no_folder(changes, words, train, tmp_path):
+    assert words in train(**changes)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
+    assert words in train(**changes)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_starts_are_for_a_method_that_has_some(tmp_path):
     c = load_config("base", [("prompt.name", "none"), ("runs.starts", "zero")])
     with pytest.raises(InputError, match=r"config.runs.starts needs a method with prompt.start"):

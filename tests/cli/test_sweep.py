@@ -2,10 +2,13 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_run import ROOT, flags, jaxprompt, tiny_fields
+from tiny_run import METHOD_CONFIG, ROOT, flags, jaxprompt, tiny_fields
+
+from jaxprompt.cli.sweep import list_runs
 
 CONFIG = """
 import sys
@@ -107,3 +110,39 @@ def test_a_point_with_an_unknown_field_is_refused_before_anything_runs(tmp_path,
     code, _, err = jaxprompt(capsys, "sweep", f"--config={file}", f"--workdir={tmp_path}", "--run")
     assert code == 2
     assert "unknown config field 'optim.lt'; nearest: optim.lr" in err
+
+
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        ("yield {'seed': 1}\n    raise ValueError('x')", "sweep(): ValueError: x"),
+        ("yield 3", "sweep() yields 3; yield a dict of fields for each run"),
+        ("yield {3: 4}", "sweep() yields {3: 4}; yield a dict of fields"),
+        ("return None", "sweep() returns None; yield a dict of fields"),
+        ("return {'seed': 1}", "sweep() returns {'seed': 1}; yield a dict of fields"),
+        ("return ({'seed': 1 // n} for n in (1, 0))", "sweep(): ZeroDivisionError: "),
+        ("return ()", "sweep() yields nothing"),
+        (
+            "yield {'seed': 1, 'optim.lr': 0.1}\n    yield {'optim.lr': '0.1', 'seed': 1}",
+            "yields {'seed': 1, 'optim.lr': 0.1} and {'optim.lr': '0.1', 'seed': 1}, which are the "
+            "same run",
+        ),
+        (
+            "yield {'data.source': 'a/b'}\n    yield {'data.source': 'a_b'}",
+            "yields {'data.source': 'a/b'} and {'data.source': 'a_b'}, which share the folder "
+            "data.source=a_b",
+        ),
+    ],
+)
+def test_points_that_are_wrong_are_refused_before_anything_runs(body, told, tmp_path, refused):
+    file = tmp_path / "grid.py"
+    file.write_text(METHOD_CONFIG + f"def sweep():\n    {body}\n")
+    assert told in refused("sweep", f"--config={file}", f"--workdir={tmp_path / 'runs'}", "--run")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_argument_of_a_point_may_be_a_number(tmp_path):
+    file = tmp_path / "grid.py"
+    text = METHOD_CONFIG.replace("getattr(methods, method)(c)", "c.seed = int(method)")
+    file.write_text(text + "def sweep():\n    yield {'config': 3}\n")
+    assert [run.workdir for run in list_runs(str(file), "runs")] == [Path("runs/3")]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_run import FILLERS, TOPICS, flags, jaxprompt, make_config, read_lines, write_rows
 
+from jaxprompt.assembly.examples import read_examples
 from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
@@ -54,6 +55,22 @@ KINDS = {
     "spans": (asked, {"head.name": "spans", "task.fields": "question,context",
                       "task.answers": "answers"}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden", [{"text": [], "answer_start": []}, []])
+def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
+    """One answer tells that the others are none, as of SQuAD 2.0."""
+    for name in ("train", "dev"):
+        write_rows(tmp_path / f"{name}.jsonl", asked(0, 4))
+    rows = [row | {"answers": hidden} for row in asked(1, 3)]
+    path = write_rows(tmp_path / "test.jsonl", rows)
+    c = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
+    found = read_examples(c)
+    assert list(found.splits) == ["train", "dev"]
+    assert found.notes == (f"test is not scored: no row of {path} states a label",)
+    write_rows(path, [*rows, *asked(2, 1)])
+    found = read_examples(c)
+    assert len(found.splits["test"]) == 4 and found.notes == ()
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -12,7 +12,7 @@ import pytest
 from jaxprompt.assembly.prompt_artifact import read_export
 from jaxprompt.convert import hub
 from jaxprompt.convert.artifact import write_artifact
-from jaxprompt.convert.model_card import write_model_card, write_peft_card
+from jaxprompt.convert.model_card import check_peft_folder, write_model_card, write_peft_card
 from jaxprompt.errors import InputError
 
 CARD = {
@@ -116,6 +116,38 @@ def test_a_peft_folder_says_its_labels(tmp_path):
         text = write_peft_card(tmp_path, CARD).read_text()
         assert f"AutoPeftModelFor{auto}.from_pretrained(" in text
         assert ("id2label={0: 'bad', 1: 'good'}" in text) == (kind == "SEQ_CLS")
+
+
+@pytest.mark.parametrize(
+    "names, told",
+    [
+        ([], ""),
+        ([".gitattributes", "prompt.json", "prompt.safetensors"], ""),
+        (["README.md"], "README.md"),
+        (["config.json", "model.safetensors"], "config.json"),
+        (["adapter_config.json", "adapter_model.safetensors", "README.md"], "README.md"),
+        (["adapter_model.safetensors"], "adapter_model.safetensors"),
+    ],
+)
+def test_an_adapter_stands_among_nothing_of_others(names, told, tmp_path):
+    """The README.md of an export is ours by its tags; then the adapter beside it is ours too."""
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    if told:
+        with pytest.raises(InputError, match="holds .*, which no export.*another folder"):
+            check_peft_folder(tmp_path)
+    else:
+        check_peft_folder(tmp_path)
+    write_model_card(tmp_path, CARD)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    if told == "config.json":
+        with pytest.raises(InputError, match="holds config.json"):
+            check_peft_folder(tmp_path)
+    else:
+        check_peft_folder(tmp_path)
+    with pytest.raises(InputError, match="cannot write .*README.md"):
+        check_peft_folder(tmp_path / "README.md")
+    check_peft_folder(tmp_path / "new")
 
 
 def test_the_lines_load_the_codes_that_a_prompt_learned_on(tmp_path):

@@ -255,6 +255,36 @@ def test_listed_errors(tmp_path):
         fewshot.listed(path, 1, 9)
 
 
+@pytest.mark.parametrize(
+    "train, dev, told",
+    [
+        ([], [1], r"rows.jsonl:2: 'train' lists no row; name 1 or more"),
+        ([4, 2, 4], [1], r"rows.jsonl:2: train lists row 4 twice"),
+        ([4], [1, 0, 1], r"rows.jsonl:2: dev lists row 1 twice"),
+        ([4, 2], [0, 2], r"rows.jsonl:2: train and dev both list row 2; take it out of one"),
+    ],
+)
+def test_listed_rows_are_there_and_there_once(train, dev, told, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"seed": 1, "train": [0], "dev": []}, {"seed": 2, "train": train, "dev": dev}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert fewshot.listed(path, 1, 10).dev.tolist() == []
+    with pytest.raises(InputError, match=told):
+        fewshot.listed(path, 2, 10)
+
+
+def test_listed_seeds_are_compared_by_their_spelling(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for seed in (1, "1", 1.0, "1.0"):
+        path.write_text(json.dumps({"seed": seed, "train": [0], "dev": [1]}) + "\n")
+        assert fewshot.listed(path, 1, 10).train.tolist() == [0]
+        with pytest.raises(InputError, match="no rows for seed 0; it has seeds 1"):
+            fewshot.listed(path, 0, 10)
+    path.write_text('{"seed": true, "train": [0], "dev": [1]}\n')
+    with pytest.raises(InputError, match="no rows for seed 1; it has seeds True"):
+        fewshot.listed(path, 1, 10)
+
+
 def test_dispatch(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"seed": 1, "train": [0], "dev": [1]}\n')

@@ -64,7 +64,8 @@ def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]
     column, right = task.candidates
     known = _texts(row, right, where) if row.get(right) not in (None, []) else None
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
-    made, asked = [], question_of(task, row)
+    # Hidden answers are not scored, so that nothing has to tell the questions apart.
+    made, asked = [], question_of(task, row, where, needed=known is not None)
     for own in _texts(row, column, where):
         filled = {
             name: value.replace(task.placeholder, own) if task.placeholder else value
@@ -76,13 +77,22 @@ def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]
     return made
 
 
-def question_of(task: Task, row: Mapping[str, Any]) -> str:
-    """Names the question that a row answers, "" where the task asks none."""
+def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool) -> str:
+    """Names the question that a row answers, "" where the task asks none.
+
+    Raises InputError for a column that is missing, where the question is `needed`.
+    """
     if not task.question:
         return ""
     # Filled in, candidates have put themselves into the columns that the question is named by.
     if task.candidates and _ASKED in row:
         return row[_ASKED]
+    missing = [column for column in task.question if column not in row]
+    if missing and needed:
+        raise InputError(
+            f"{where}: column {missing[0]!r} of task.question is missing; columns: "
+            f"{', '.join(row)}; set task.question to some of them"
+        )
     asked = "\n".join(spelling(row.get(column)) for column in task.question)
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 

@@ -74,8 +74,14 @@ def _labels(value: Any, many: bool) -> Sequence[Any]:
 
 
 def has_label(task: Task, row: Mapping[str, Any]) -> bool:
-    """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1)."""
+    """Whether a row states a label or target: one that is not blank, NaN, null or hidden (-1).
+
+    Answers that are an empty list count as none: a row alone does not say whether they are hidden
+    or its question has no answer.
+    """
     value = row.get(task.target or task.tags or task.answers or task.number or task.label)
+    if task.answers and isinstance(value, Mapping):
+        return value.get("text") not in ([], ())
     if task.kind != "classes" or (task.entities and isinstance(value, (list, tuple))):
         return bool(value) if isinstance(value, (list, tuple)) else not is_blank(value)
     # The hub's data sets hide labels as -1; a class may be called so all the same.
@@ -113,7 +119,8 @@ def read_example(
         return Example(fields, number=read_number(task, row, where, need_label))
     own = () if task.options else _choices(task, row, where)
     # Options that all rows have are classes, and their labels are read like those of classes.
-    choices, asked = task.options or own, question_of(task, row)
+    choices, is_hidden = task.options or own, not need_label and not has_label(task, row)
+    asked = question_of(task, row, where, needed=not is_hidden)
     if need_label and task.label not in row:
         if task.candidates and task.candidates[1] in row:
             raise InputError(
@@ -124,7 +131,7 @@ def read_example(
             f"{where}: no label column {task.label!r}; columns: {', '.join(row)}; set task.label "
             "to one of them"
         )
-    if not need_label and not has_label(task, row):
+    if is_hidden:
         return Example(fields, choices, -1, entities=spans, question=asked)
     found = []
     for value in _labels(row[task.label], bool(task.entities)):
