@@ -61,9 +61,7 @@ class Head(Kind):
 
     dropout: float = 0.1  # before the linear layer
     stride: int = -1  # tokens that windows of a long text share; -1 = 32; at most half of one
-    decode: str = (
-        "argmax"  # the best tag of each word; viterbi: the best tags of a text that IOB2 allows
-    )
+    decode: str = "argmax"  # the best tag of each word; viterbi: the best that IOB2 allows
 
     def check(self) -> None:
         """Raises InputError for what is out of range."""

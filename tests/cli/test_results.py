@@ -189,8 +189,8 @@ def test_help_of_train_lists_every_field_once(capsys):
     assert {
         "optim.lr = 0.01 number, at least 0; learning rate",
         'backbone.dtype = "float32" float32 | bfloat16; of the frozen weights and the activations',
-        "data.k = 16 whole number, at least 0; kshot: rows a class for train; "
-        "kfold: rows a class in all, 0 = all rows",
+        "data.k = 16 whole number, at least 0; kshot: examples per class for train; "
+        "kfold: per class in all, 0 = all",
         "runs.seeds = () several of: whole number, in [0, 2**32); seed",
     } <= shown
 
