@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dtype", default="float32", help="float32 | bfloat16")
     args, overrides = parser.read(argv)
     if overrides:
-        raise InputError("convert takes no --config; give --backbone and --output")
+        raise InputError("convert takes no --config; take it out")
     need(args, "backbone", "output")
     # Imported here, so that --help and a bad flag answer at once.
     from jaxprompt.assembly.conversion import convert_backbone

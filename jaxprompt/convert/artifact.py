@@ -176,14 +176,14 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        run = path.parent.parent
-        if path.parent.name == "export" and (run / "config.json").exists():
-            raise InputError(
-                f"{run} has no export; run python -m jaxprompt export --workdir={run}"
-            ) from error
         inner: list[str] = []
         with contextlib.suppress(OSError):  # a folder that may not be listed
             inner = sorted(found.parent.name for found in path.parent.glob(f"*/{path.name}"))
+        run = path.parent.parent
+        if not inner and path.parent.name == "export" and (run / "config.json").exists():
+            raise InputError(
+                f"{run} has no export; run python -m jaxprompt export --workdir={run}"
+            ) from error
         cure = f"it has an export of each task: give one of {', '.join(inner)} in that folder"
         raise InputError(
             f"cannot read {path}: {error.strerror}; "
