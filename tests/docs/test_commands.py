@@ -65,6 +65,9 @@ SKIPPED = {
         ),
         "needs files of roles; tests/cli/test_role_runs.py trains on such",
     ),
+    "train --config=configs/dpt.py:quoref,full,dpt": (
+        "needs QUOREF's files; of the guide on DPT a command on such runs"
+    ),
     "predict --prompt=hub:": "reads from the hub; tests/convert/test_hub_prompts.py",
 }
 
