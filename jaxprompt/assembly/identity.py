@@ -35,7 +35,9 @@ def _of_tokenizer(tokenizer: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
+    # The order of a set is another in each process.
+    spell = lambda x: sorted(x) if isinstance(x, frozenset) else str(x)
+    text = json.dumps(value, sort_keys=True, default=spell)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 

@@ -8,6 +8,7 @@ from spoil import BASE, edit, files
 from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
 
 from jaxprompt.__main__ import main
+from jaxprompt.assembly import identity
 from jaxprompt.training.run_folder import lock
 
 
@@ -82,6 +83,12 @@ def test_an_export_of_an_earlier_step_is_told(place, refused):
     edit(place / "run/result.json", best_step=1)
     assert "run/export is of step " in (line := refused(*given)) and "best at step 1" in line
     assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
+
+
+def test_a_set_is_summed_up_in_one_order():
+    """As the biases of a Qwen, which a process lists in an order of its own."""
+    found = identity._digest({"biases": frozenset({"query", "key", "value"})})
+    assert found == identity._digest({"biases": ["key", "query", "value"]})
 
 
 def test_a_token_without_an_embedding_is_refused(place, backbone, tmp_path, refused):
