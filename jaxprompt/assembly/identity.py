@@ -34,10 +34,19 @@ def _of_tokenizer(tokenizer: Any) -> str:
     return _digest([words, [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]])
 
 
+def _plain(value: Any) -> Any:
+    """Spells alike what differs by process or machine: the order of sets, last digits of rates."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 def _digest(value: Any) -> str:
-    # The order of a set is another in each process.
-    spell = lambda x: sorted(x) if isinstance(x, frozenset) else str(x)
-    text = json.dumps(value, sort_keys=True, default=spell)
+    text = json.dumps(_plain(value), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 

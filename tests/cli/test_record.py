@@ -85,10 +85,12 @@ def test_an_export_of_an_earlier_step_is_told(place, refused):
     assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
 
 
-def test_a_set_is_summed_up_in_one_order():
-    """As the biases of a Qwen, which a process lists in an order of its own."""
-    found = identity._digest({"biases": frozenset({"query", "key", "value"})})
-    assert found == identity._digest({"biases": ["key", "query", "value"]})
+def test_what_differs_by_process_or_machine_is_summed_up_alike():
+    """The biases of a Qwen, which are a set, and the last digit of the rates of turns."""
+    found = identity._digest({"biases": frozenset({"query", "key", "value"}), "at": ((1 / 3,),)})
+    near = 1 / 3 + 2**-52
+    assert found == identity._digest({"biases": ["key", "query", "value"], "at": [[near]]})
+    assert found != identity._digest({"biases": ["key", "query", "value"], "at": [[0.334]]})
 
 
 def test_a_token_without_an_embedding_is_refused(place, backbone, tmp_path, refused):
