@@ -194,7 +194,7 @@ def describe_data(examples: Examples, scorer: Scorer) -> dict[str, Any]:
     """Says what a run learns from, for its record."""
     mark = fingerprint_of(scorer.demos)
     facts = describe_examples(examples) | ({"sentence_encoder": mark} if mark else {})
-    return facts | seen_by(scorer.model.prompt) | {"reads": identity_of(scorer)}
+    return facts | seen_by(scorer.model.prompt) | {"identity": identity_of(scorer)}
 
 
 def longest_batch(c: Any, scorer: Scorer, split: Split) -> Batch:
@@ -333,7 +333,7 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
         weights = Weights({}, tree.flatten(params), loaded.report)
         record = make_record(c, known, scorer.template, backbone.family, loaded.report.fingerprint)
         return Trained(placement, scorer, splits, weights, {}, backbone.family, record)
-    check_backbone(record, loaded.report.fingerprint, workdir, known["reads"])
+    check_backbone(record, loaded.report.fingerprint, workdir, known["identity"])
     others = other_splits(record, known)
     counts = None
     if from_text:

@@ -10,10 +10,10 @@ from typing import Any
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.errors import InputError
 
-# How layers run, and what a run sets: none of it belongs to the backbone.
+# How layers run, what a run sets, and what is known once weights are read, whose fingerprint tells.
 _OF_A_RUN = frozenset(
     "attention attention_dropout decodes dropout dtype embed_dropout model_heads remat rescale "
-    "rows skip stack".split()
+    "rows skip stack tied".split()
 )
 _NAMES = {"tokenizer": "tokenizer", "layers": "config.json"}
 _PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïve ÄÖÜ 中文 emoji 🙂")

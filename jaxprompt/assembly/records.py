@@ -50,17 +50,17 @@ def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> Non
     saved = read_record(workdir)
     if saved is not None:
         now = record["backbone"]["fingerprint"]
-        check_backbone(saved, now, workdir, record.get("reads", {}))
+        check_backbone(saved, now, workdir, record.get("identity", {}))
     check_record(workdir, record)
 
 
 def check_backbone(
     record: Mapping[str, Any], fingerprint: str, workdir: str | os.PathLike,
-    reads: Mapping[str, Any],
+    identity: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Raises InputError where a run goes on with another backbone than its record names.
 
-    `reads` is what it is beside its weights, see `identity_of`; {} where nothing is known of that.
+    `identity` is what it is beside its weights, see `identity_of`; {} where that is not known.
     """
     learned = str(record["backbone"]["fingerprint"])
     if learned != fingerprint:
@@ -69,7 +69,7 @@ def check_backbone(
             f"{fingerprint[:12]}; give the same backbone or another --workdir"
         )
     cure = "give the same backbone or another --workdir"
-    check_identity(record.get("reads", {}), reads, f"{workdir} was trained with", cure)
+    check_identity(record.get("identity", {}), identity, f"{workdir} was trained with", cure)
 
 
 def other_splits(record: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:

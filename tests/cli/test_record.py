@@ -1,7 +1,9 @@
 """What a run learned from is in its folder: nothing contradicts it silently."""
 
+import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from spoil import BASE, edit, files
@@ -9,6 +11,9 @@ from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write
 
 from jaxprompt.__main__ import main
 from jaxprompt.assembly import identity
+from jaxprompt.assembly.pipeline import open_backbone
+from jaxprompt.assembly.schema import make_defaults
+from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.training.run_folder import lock
 
 
@@ -83,6 +88,19 @@ def test_an_export_of_an_earlier_step_is_told(place, refused):
     edit(place / "run/result.json", best_step=1)
     assert "run/export is of step " in (line := refused(*given)) and "best at step 1" in line
     assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
+
+
+def test_what_the_weights_decide_is_not_compared(backbone):
+    """Tables are padded, and an untied output table is found, once weights are read."""
+    opened = open_backbone(make_defaults().backbone.to_dict() | {"path": str(backbone)})
+    tokenizer, cfg = load_tokenizer(opened.folder), opened.module.cfg
+    made = lambda cfg: SimpleNamespace(
+        tokenizer=tokenizer, model=SimpleNamespace(backbone=SimpleNamespace(cfg=cfg))
+    )
+    read = dataclasses.replace(cfg, tied=not cfg.tied, rows=cfg.vocab + 8)
+    assert identity.identity_of(made(cfg)) == identity.identity_of(made(read))
+    other = dataclasses.replace(cfg, activation="relu")
+    assert identity.identity_of(made(cfg)) != identity.identity_of(made(other))
 
 
 def test_what_differs_by_process_or_machine_is_summed_up_alike():
