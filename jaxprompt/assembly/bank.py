@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.assembly.answers import Answered
+from jaxprompt.assembly.encoding_errors import with_errors
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.assembly.tuned_backbone import tuned_names
@@ -197,6 +198,11 @@ def read_asked(
         own = with_examples(bank.scorers[number].task, [record])
         found += [(number, each) for each in own]
     return found
+
+
+def mend_asked(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
+    """Puts the reason in the place of each example that its prompt cannot encode."""
+    return [(n, *with_errors(bank.scorers[n], [record])) for n, record in asked]
 
 
 def in_order(

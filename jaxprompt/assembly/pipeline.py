@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxprompt.assembly.beside import how_beside
+from jaxprompt.assembly.encoding_errors import naming_the_example
 from jaxprompt.assembly.identity import check_ids
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.backbones import families, for_words, make_backbone
@@ -14,25 +16,24 @@ from jaxprompt.convert import folder, load
 from jaxprompt.convert.llama_fields import MODEL_TYPES as LLAMA_TYPES
 from jaxprompt.data.batching import Layout, one_batch
 from jaxprompt.data.chat import in_chat
-from jaxprompt.data.demos import Beside, Demonstrations
+from jaxprompt.data.demos import Demonstrations
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Encoded, Split
 from jaxprompt.data.files import Rows
 from jaxprompt.data.specials import FED, Specials, start_of
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
-from jaxprompt.data.token_runs import TokenRun
-from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.data.words import text_ids
 from jaxprompt.errors import InputError, brief
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, make_head, writer
+from jaxprompt.heads import BackboneFacts, Kind, TaskSetup, make_head, writer
 from jaxprompt.models.model import READS, Model
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import Method, make_prompt, with_task
 from jaxprompt.scoring.metrics import check_metric
 from jaxprompt.scoring.relations import check_relations, judge
-from jaxprompt.types import Asks, Batch, Role
+from jaxprompt.types import Asks, Batch
 
 # model_type -> family, where they differ
 _KIN = {"xlm-roberta": "roberta", "mt5": "t5", "deberta-v2": "deberta_v2"}
@@ -99,6 +100,7 @@ class Scorer(NamedTuple):
         ids = np.concatenate([np.unique(text_ids(train.rows)) for train in trains])
         return self.with_prompt(self.model.prompt.with_vocabulary(np.unique(ids)))
 
+    @naming_the_example
     def encode(self, examples: Sequence[Example], *, targets: bool = False) -> Split:
         """Encodes a split, as what is to be learned where `targets`.
 
@@ -378,22 +380,3 @@ def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) ->
             f"task.chat=True lays one turn, and {demos.settings.shown} would show several; set it "
             "to 0, or task.chat=False"
         )
-
-
-def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Beside:
-    """Says how demonstrations are laid for a kind of backbone, each with its class's first word.
-
-    A left-to-right model reads them in front of the example; a line break ends each. On a masked
-    model the token that ends an input does, and T5's stand behind a space.
-    """
-    specials, settings = laid.specials, demos.settings
-    words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
-    between = [*specials.end] if specials.style == "masked" else []
-    if specials.style == "causal":
-        (between,) = encode_texts(tokenizer, ["\n"])
-    role = Role.SPECIAL if specials.style == "masked" else Role.HARD
-    return Beside(
-        words, (TokenRun(between, role, 0),) if between else (),
-        first=settings.per_class == 0 or specials.style == "causal", drops=settings.total > 0,
-        whole=settings.exact > 0, limit=settings.limit, own_limit=settings.own_limit,
-    )  # fmt: skip

@@ -7,8 +7,9 @@ takes, and --output may be a folder: the file has the benchmark's name for it. W
 a row's --column says which it takes: they share one backbone, and batches.
 """
 
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return _predict_by_bank(args)
 
     from jaxprompt.assembly.answers import make_answers
+    from jaxprompt.assembly.encoding_errors import with_errors
     from jaxprompt.assembly.export import check_newest
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records, submissions
@@ -108,14 +110,25 @@ def main(argv: Sequence[str]) -> int:
     asked = [record for record in given if record.example]
     if is_submission:
         submissions.check(args.format, scorer.task, asked)
-    examples = [record.example for record in asked]
     answers = []
-    if examples:
+    if asked:
         answer = make_answers(scorer, how=card["generate"], placement=placement)
-        found = answer(exported.params, examples)
-        for line in _tell(found, scorer.layout.max_len, len(examples)):
-            _say(line)
-        answers = found.columns
+
+        def answer_all(given: Sequence[Any]) -> Any:
+            asked = [record.example for record in given if record.example]
+            return answer(exported.params, asked) if asked else None
+
+        def mend(given: Sequence[Any]) -> Sequence[Any]:
+            given = with_errors(scorer, given)
+            _check(given, args.on_error)
+            return given
+
+        given, found = _answer(answer_all, mend, given)
+        if found:
+            for line in _tell(found, scorer.layout.max_len, len(found.columns)):
+                _say(line)
+            answers = found.columns
+    _tell_broken(given)
     if is_submission:
         lines = submissions.write(args.format, scorer.task, asked, answers)
     else:
@@ -139,7 +152,7 @@ def _predict_by_bank(args: Any) -> int:
     if args.format != "jsonl":
         raise InputError(f"--format={args.format} is of one task; predict it by itself")
 
-    from jaxprompt.assembly.bank import in_order, read_asked
+    from jaxprompt.assembly.bank import in_order, mend_asked, read_asked
     from jaxprompt.data import records
 
     place = _check_output(args)
@@ -154,7 +167,15 @@ def _predict_by_bank(args: Any) -> int:
             columns = scorer.head.columns(scorer.task)
         records.check_columns([record], columns + errors, args.prefix)
     _check([record for _, record in asked], args.on_error)
-    answers, measured = bank.answer_asked(prompts, asked)
+
+    def mend(asked: Sequence[Any]) -> Sequence[Any]:
+        asked = mend_asked(prompts, asked)
+        _check([record for _, record in asked], args.on_error)
+        return asked
+
+    answer = functools.partial(bank.answer_asked, prompts)
+    asked, (answers, measured) = _answer(answer, mend, asked)
+    _tell_broken([record for _, record in asked])
     for name, found in measured.items():
         total = len(answers[prompts.names.index(name)].columns)
         shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
@@ -216,15 +237,35 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
     given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
     if all(record.row is None and not record.error for record in given):
         raise InputError(f"{args.input if is_file else 'stdin'} holds no text; give at least one")
-    if args.on_error == "raise":
-        _check(given, "raise")
+    _check(given, args.on_error)
     return given
 
 
+def _answer(
+    answer: Callable[[Any], Any], mend: Callable[[Any], Any], given: Any
+) -> tuple[Any, Any]:
+    """Answers what is given. -> the same, and the answers
+
+    Where that cannot be encoded, `mend` puts errors in the place of the examples at fault.
+    """
+    try:
+        return given, answer(given)
+    except InputError:
+        mended = mend(given)
+        if mended == given:
+            raise
+    return mended, answer(mended)
+
+
 def _check(given: Sequence[Any], on_error: str) -> None:
-    """Raises the first error of the input, or says how many there are."""
+    """Raises the first error of the input, unless such lines are to be skipped."""
     broken = [record.error for record in given if record.error]
     if broken and on_error == "raise":
         raise InputError(f"{broken[0]}; --on-error=skip predicts the others")
+
+
+def _tell_broken(given: Sequence[Any]) -> None:
+    """Says how many lines of the input have an error, and the first."""
+    broken = [record.error for record in given if record.error]
     if broken:
         _say(f"{len(broken)} of {len(given)} lines cannot be read, the first is {broken[0]}")

@@ -131,6 +131,19 @@ def test_the_commands_answer_by_a_column(
     )
     assert code == 0 and "asks for the prompt" in json.loads(out.splitlines()[1])["p_error"], err
     assert read_lines(broken)[0].items() <= json.loads(out.splitlines()[0]).items()
+    # A question that leaves no room for its text.
+    asked = next(row for row in mixed if row["task"] == "spans")
+    long = asked | {"question": "why " * 200}
+    broken = write_rows(tmp_path / "long.jsonl", [asked, long])
+    code, out, err = jaxprompt(capsys, "predict", *flags, f"--input={broken}", "--prefix=p_")
+    assert code == 2 and not out and "long.jsonl:2: template" in err and "leaves no room" in err
+    code, out, err = jaxprompt(
+        capsys, "predict", *flags, f"--input={broken}", "--on-error=skip", "--prefix=p_"
+    )
+    assert code == 0 and "1 of 2 lines cannot be read, the first is " in err, err
+    assert "leaves no room" in json.loads(out.splitlines()[1])["p_error"]
+    code, out, err = jaxprompt(capsys, "evaluate", *flags, f"--input={broken}")
+    assert code == 2 and "leaves no room" in err and "example 'why why" in err
 
 
 @pytest.mark.parametrize(

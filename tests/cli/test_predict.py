@@ -342,7 +342,7 @@ def test_two_fields(backbone, tmp_path, predict, capsys):
 
 
 @pytest.mark.parametrize("head", ["linear", "verbalizer"])
-def test_choices(head, backbone, tmp_path, predict, capsys):
+def test_choices(head, backbone, tmp_path, predict, capsys, monkeypatch):
     rng = np.random.default_rng(0)
     rows = []
     for row in sentences(6, 24):
@@ -370,6 +370,18 @@ def test_choices(head, backbone, tmp_path, predict, capsys):
     assert np.mean(right) == pytest.approx(result["dev"]["accuracy"])
     told = f"accuracy {np.mean(right):.4f} on 24 of 27 examples, those with a label"
     assert predict.said[-1] == told
+    # A row with more choices than the run had stops all, by its name, or is left out.
+    many = fewer[1] | {"options": [f"option {number}" for number in range(5)]}
+    monkeypatch.setattr("sys.stdin", io.StringIO(say([fewer[0], many, fewer[2]])))
+    code, out, err = jaxprompt(capsys, "predict", f"--prompt={folder}")
+    assert code == 2 and not out and ": stdin:2: " in err
+    assert "5" in err and "--on-error=skip predicts the others" in err, err
+    around = predict(folder, "--on-error=skip", stdin=say([fewer[0], many, fewer[2]]))
+    assert close([around[0], around[2]], [found[24], found[26]])
+    assert set(around[1]) == {*many, "error"} and around[1]["error"].startswith("stdin:2: ")
+    assert "1 of 3 lines cannot be read, the first is stdin:2: " in "\n".join(predict.said)
+    (alone,) = predict(folder, "--on-error=skip", stdin=say([many]))
+    assert alone == around[1] | {"error": around[1]["error"].replace("stdin:2", "stdin:1")}
 
 
 @pytest.mark.parametrize("name", ["reading", "labels"])
