@@ -2,7 +2,7 @@
 
 usage: python docs/draw_results.py [FOLDER]            (default: docs/pictures)
        python docs/draw_results.py --record RUNS       (reads the learning curves off four runs)
-       python docs/draw_results.py --seeds TASK,SYSTEM=WORKDIR ...   (reads the scores of grids)
+       python docs/draw_results.py --seeds TASK,SYSTEM=WORKDIR ...   (adds the scores of grids)
 
 The learning curves are recorded in docs/pictures/curves.json; RUNS is the workdir of
 `python -m jaxprompt sweep --config=configs/quickstart.py --run --workdir=RUNS`. The test scores of
@@ -158,9 +158,27 @@ def spread(folder: Path) -> None:
     save(figure, folder / "seeds.svg")
 
 
+def instance_curves(folder: Path) -> None:
+    """Draws the accuracy of prompts computed from each text over two of their fields."""
+    fields = ("prompt.utilization", "prompt.length")
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    for axis, field in zip(figure.subplots(1, 2, sharey=True), fields, strict=True):
+        head, *rows = read_table("results.md", f"| `{field}` |")
+        places = [float(cell) for cell in head[1:]]
+        for row, colour in zip(rows, COLOURS, strict=False):
+            means, stds = zip(*map(mean_std, row[1:]), strict=True)
+            axis.errorbar(places, means, yerr=stds, fmt="o-", capsize=4, color=colour, label=row[0])
+        axis.set_xticks(places, head[1:])
+        axis.set(xlabel=field)
+        axis.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("accuracy")
+    figure.axes[0].legend(fontsize=8)
+    save(figure, folder / "instance_curves.svg")
+
+
 def record_seeds(grids: list[str]) -> None:
-    """Reads test scores off grids, TASK,SYSTEM=WORKDIR each, and writes SEEDS."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Reads test scores off grids, TASK,SYSTEM=WORKDIR each, and adds them to SEEDS."""
+    found: dict[str, dict[str, list[float]]] = json.loads(SEEDS.read_text())
     for grid in grids:
         name, _, workdir = grid.partition("=")
         task, _, system = name.partition(",")
@@ -197,6 +215,9 @@ if __name__ == "__main__":
         record_seeds(sys.argv[2:])
     else:
         target = Path(sys.argv[1]) if sys.argv[1:] else HERE / "pictures"
-        pictures = (few_shot, group_size, beside_peft, memory_by_device, learning_curves, spread)
+        pictures = (
+            few_shot, group_size, beside_peft, memory_by_device, learning_curves, spread,
+            instance_curves,
+        )  # fmt: skip
         for draw in pictures:
             draw(target)

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         # Before the run is read: a wrong name must not be found out after minutes of work.
         check_name(args.push)
     if args.peft:
-        check_peft_folder(args.peft)
+        check_peft_folder(args.peft, args.npy)
     scorer, tensors, card = pack_run(c, args.workdir)
     rows = plain_tokens(tensors, card)
     if args.npy and rows is None:

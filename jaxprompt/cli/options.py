@@ -14,7 +14,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
 UNREAD = "not read; it may stay in a command of `train`"
-_PATHS = ("config", "workdir", "output", "input", "prompt", "backbone", "npy", "peft", "stablehlo")
+_PATHS = ("config", "workdir", "output", "input", "prompt", "backbone")
+_PATHS += ("npy", "peft", "stablehlo", "tuned")
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,18 +78,21 @@ class Parser(argparse.ArgumentParser):
                 value = rest.pop(0)
             overrides.append((field, value))
         args = self.parse_args(plain)
-        for name in ("config", "workdir"):
+        for name in _PATHS:
             # As of an unset variable of the shell; to a system call it is the current directory.
-            if getattr(args, name, None) == "":
+            if "" in _listed(getattr(args, name, None)) and self.get_default(name) is None:
                 flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
                 raise InputError(f"{flag} is missing: its value is empty; see --help")
         # What no file can be called is refused here, before a system call fails on it.
         for name in _PATHS:
-            given = getattr(args, name, None)
-            for path in given if isinstance(given, list) else [given]:
+            for path in _listed(getattr(args, name, None)):
                 if path:
                     user_path(path, f"--{name}")
         return args, overrides
+
+
+def _listed(given: object) -> list[str]:
+    return given if isinstance(given, list) else [given] if isinstance(given, str) else []
 
 
 def add_hosts(parser: Parser) -> None:

@@ -32,8 +32,10 @@ def write_model_card(folder: str | Path, card: Mapping[str, Any], name: str = ""
     return _write(folder, card, "jaxprompt", code)
 
 
-def check_peft_folder(folder: str | Path) -> None:
+def check_peft_folder(folder: str | Path, beside: str | None = None) -> None:
     """Raises InputError where a PEFT folder would stand among what no export of ours has left.
+
+    `beside` is another file that the same export writes, which may stand there from the last time.
 
     An adapter of PEFT's own has the same files: the README.md beside it tells whose it is.
     """
@@ -45,6 +47,8 @@ def check_peft_folder(folder: str | Path) -> None:
     except OSError as error:
         raise write_error(folder, error) from error
     known = {artifact.TENSORS, artifact.CARD}
+    if beside and Path(beside).parent.resolve() == folder.resolve():
+        known.add(Path(beside).name)
     if _is_ours(folder / README):
         known |= {README, *peft.FILES}
     if foreign := [name for name in found if name not in known]:

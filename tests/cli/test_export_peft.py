@@ -72,6 +72,10 @@ def test_a_soft_prompt_goes_to_peft_and_back(capsys, tmp_path, backbone, data):
         npy = folder / "soft.npy"
         jaxprompt(capsys, "export", f"--config={config}", f"--workdir={folder}", f"--npy={npy}")
     assert np.array_equal(np.load(workdir / "soft.npy"), np.load(tmp_path / "again" / "soft.npy"))
+    both = [f"--peft={tmp_path / 'peft'}", f"--npy={tmp_path / 'peft' / 'soft.npy'}"]
+    for _ in range(2):  # what the first has written does not stop the second
+        code, _, err = jaxprompt(capsys, "export", f"--workdir={workdir}", *both)
+        assert code == 0, err
 
 
 @pytest.mark.parametrize("encoder", ["lstm", "mlp"])
