@@ -9,11 +9,11 @@ a row's --column says which it takes: they share one backbone, and batches.
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.cli import bank
+from jaxprompt.cli import bank, broken_lines
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError, choose, escape
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         scorer = scorer.writing(card["generate"]["max_new"])
     # Rows of which some become several examples: each of these has a line of its own.
     given = records.with_examples(scorer.task, given)
-    _check(given, args.on_error)
+    broken_lines.check(given, args.on_error)
     for line in records.tell_unknown(scorer.task, given):
         _say(line)
     asked = [record for record in given if record.example]
@@ -120,15 +120,15 @@ def main(argv: Sequence[str]) -> int:
 
         def mend(given: Sequence[Any]) -> Sequence[Any]:
             given = with_errors(scorer, given)
-            _check(given, args.on_error)
+            broken_lines.check(given, args.on_error)
             return given
 
-        given, found = _answer(answer_all, mend, given)
+        given, found = broken_lines.answer_or_mend(answer_all, mend, given)
         if found:
             for line in _tell(found, scorer.layout.max_len, len(found.columns)):
                 _say(line)
             answers = found.columns
-    _tell_broken(given)
+    broken_lines.tell(given)
     if is_submission:
         lines = submissions.write(args.format, scorer.task, asked, answers)
     else:
@@ -166,16 +166,16 @@ def _predict_by_bank(args: Any) -> int:
             scorer = prompts.scorers[number]
             columns = scorer.head.columns(scorer.task)
         records.check_columns([record], columns + errors, args.prefix)
-    _check([record for _, record in asked], args.on_error)
+    broken_lines.check([record for _, record in asked], args.on_error)
 
     def mend(asked: Sequence[Any]) -> Sequence[Any]:
         asked = mend_asked(prompts, asked)
-        _check([record for _, record in asked], args.on_error)
+        broken_lines.check([record for _, record in asked], args.on_error)
         return asked
 
     answer = functools.partial(bank.answer_asked, prompts)
-    asked, (answers, measured) = _answer(answer, mend, asked)
-    _tell_broken([record for _, record in asked])
+    asked, (answers, measured) = broken_lines.answer_or_mend(answer, mend, asked)
+    broken_lines.tell([record for _, record in asked])
     for name, found in measured.items():
         total = len(answers[prompts.names.index(name)].columns)
         shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
@@ -237,35 +237,5 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
     given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
     if all(record.row is None and not record.error for record in given):
         raise InputError(f"{args.input if is_file else 'stdin'} holds no text; give at least one")
-    _check(given, args.on_error)
+    broken_lines.check(given, args.on_error)
     return given
-
-
-def _answer(
-    answer: Callable[[Any], Any], mend: Callable[[Any], Any], given: Any
-) -> tuple[Any, Any]:
-    """Answers what is given. -> the same, and the answers
-
-    Where that cannot be encoded, `mend` puts errors in the place of the examples at fault.
-    """
-    try:
-        return given, answer(given)
-    except InputError:
-        mended = mend(given)
-        if mended == given:
-            raise
-    return mended, answer(mended)
-
-
-def _check(given: Sequence[Any], on_error: str) -> None:
-    """Raises the first error of the input, unless such lines are to be skipped."""
-    broken = [record.error for record in given if record.error]
-    if broken and on_error == "raise":
-        raise InputError(f"{broken[0]}; --on-error=skip predicts the others")
-
-
-def _tell_broken(given: Sequence[Any]) -> None:
-    """Says how many lines of the input have an error, and the first."""
-    broken = [record.error for record in given if record.error]
-    if broken:
-        _say(f"{len(broken)} of {len(given)} lines cannot be read, the first is {broken[0]}")
