@@ -145,11 +145,13 @@ def spread(folder: Path) -> None:
     tasks = json.loads(SEEDS.read_text())
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
+    names = list(next(iter(tasks.values())))  # the first task has all systems
     for axis, (task, systems) in zip(panels, tasks.items(), strict=True):
-        for place, scores in enumerate(systems.values()):
+        for place, (name, scores) in enumerate(systems.items()):
+            colour = COLOURS[names.index(name)]
             step = 0.3 / len(scores)
             beside = [place + step * (n - (len(scores) - 1) / 2) for n in range(len(scores))]
-            axis.plot(beside, sorted(scores), "o", color=COLOURS[place], markersize=4)
+            axis.plot(beside, sorted(scores), "o", color=colour, markersize=4)
             axis.hlines(median(scores), place - 0.25, place + 0.25, color="black", linewidth=0.8)
         axis.set_xticks(range(len(systems)), list(systems), fontsize=8)
         axis.set(title=task, xlim=(-0.5, len(systems) - 0.5))
