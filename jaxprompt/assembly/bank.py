@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprompt.assembly.answers import Answered
-from jaxprompt.assembly.encoding_errors import with_errors
+from jaxprompt.assembly.encoding_errors import mark_errors
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.assembly.tuned_backbone import tuned_names
@@ -200,9 +200,9 @@ def read_asked(
     return found
 
 
-def mend_asked(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
-    """Puts the reason in the place of each example that its prompt cannot encode."""
-    return [(n, *with_errors(bank.scorers[n], [record])) for n, record in asked]
+def mark_asked(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
+    """Replaces each example that its prompt cannot encode with the reason."""
+    return [(n, *mark_errors(bank.scorers[n], [record])) for n, record in asked]
 
 
 def in_order(

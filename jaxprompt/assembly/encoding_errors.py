@@ -8,42 +8,42 @@ from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.encoded import Split
 from jaxprompt.data.records import Record
 from jaxprompt.data.tasks import Example
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 
 if TYPE_CHECKING:
     from jaxprompt.assembly.pipeline import Scorer
 
-_SHOWN = 60  # characters of an example's text
-
 
 def naming_the_example(encode: Callable[..., Split]) -> Callable[..., Split]:
-    """Makes an InputError of `encode(scorer, examples)` tell the text of the example at fault.
+    """Makes an InputError of `encode(scorer, examples)` show the text of the example at fault.
 
-    That of a single example is left as it is: who gave it knows where it stands.
+    That of a single example is left as it is: the caller knows which one it was.
     """
 
     @functools.wraps(encode)
-    def named(scorer: "Scorer", examples: Sequence[Example], **how: Any) -> Split:
+    def named(scorer: "Scorer", examples: Sequence[Example], **options: Any) -> Split:
         try:
-            return encode(scorer, examples, **how)
-        except InputError as error:
-            if len(examples) == 1:
-                raise
-            for example in examples:
-                try:
-                    encode(scorer, [example], **how)
-                except InputError as own:
-                    text = next(iter(example.fields.values()), "")
-                    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-                    raise InputError(f"example {shown!r}: {own}") from error
-            raise
+            return encode(scorer, examples, **options)
+        except InputError:
+            if len(examples) > 1:
+                for example in examples:
+                    _encode_alone(encode, scorer, example, options)
+            raise  # each can be encoded by itself, or there is one
 
     return named
 
 
-def with_errors(scorer: "Scorer", records: Sequence[Record]) -> list[Record]:
-    """Puts the reason in the place of each example that cannot be encoded by itself."""
-    found = []
+def _encode_alone(encode: Callable[..., Split], scorer: "Scorer", example: Example, options: Any):
+    try:
+        encode(scorer, [example], **options)
+    except InputError as error:
+        text = next(iter(example.fields.values()), "")
+        raise InputError(f"example {brief(text)}: {error}") from error
+
+
+def mark_errors(scorer: "Scorer", records: Sequence[Record]) -> list[Record]:
+    """Replaces each example that cannot be encoded by itself with the reason."""
+    marked = []
     for record in records:
         try:
             if record.example:
@@ -51,5 +51,5 @@ def with_errors(scorer: "Scorer", records: Sequence[Record]) -> list[Record]:
                 EvalBatches(split.rows, split.labels, scorer.layout)
         except InputError as error:
             record = record._replace(example=None, error=f"{record.origin}: {error}")
-        found.append(record)
-    return found
+        marked.append(record)
+    return marked

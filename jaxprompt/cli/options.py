@@ -80,6 +80,7 @@ class Parser(argparse.ArgumentParser):
         args = self.parse_args(plain)
         for name in _PATHS:
             # As of an unset variable of the shell; to a system call it is the current directory.
+            # Where a flag's default is "" that means none.
             if "" in _listed(getattr(args, name, None)) and self.get_default(name) is None:
                 flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
                 raise InputError(f"{flag} is missing: its value is empty; see --help")

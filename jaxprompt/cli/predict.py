@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.cli import bank, broken_lines
+from jaxprompt.cli import bank, unreadable
 from jaxprompt.cli.options import Parser
 from jaxprompt.cli.results import check_single
 from jaxprompt.errors import InputError, choose, escape
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return _predict_by_bank(args)
 
     from jaxprompt.assembly.answers import make_answers
-    from jaxprompt.assembly.encoding_errors import with_errors
+    from jaxprompt.assembly.encoding_errors import mark_errors
     from jaxprompt.assembly.export import check_newest
     from jaxprompt.assembly.prompt_artifact import read_export, unpack
     from jaxprompt.data import records, submissions
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         scorer = scorer.writing(card["generate"]["max_new"])
     # Rows of which some become several examples: each of these has a line of its own.
     given = records.with_examples(scorer.task, given)
-    broken_lines.check(given, args.on_error)
+    unreadable.raise_first(given, args.on_error)
     for line in records.tell_unknown(scorer.task, given):
         _say(line)
     asked = [record for record in given if record.example]
@@ -118,17 +118,17 @@ def main(argv: Sequence[str]) -> int:
             asked = [record.example for record in given if record.example]
             return answer(exported.params, asked) if asked else None
 
-        def mend(given: Sequence[Any]) -> Sequence[Any]:
-            given = with_errors(scorer, given)
-            broken_lines.check(given, args.on_error)
+        def mark(given: Sequence[Any]) -> Sequence[Any]:
+            given = mark_errors(scorer, given)
+            unreadable.raise_first(given, args.on_error)
             return given
 
-        given, found = broken_lines.answer_or_mend(answer_all, mend, given)
+        given, found = unreadable.answer_encodable(answer_all, mark, given)
         if found:
             for line in _tell(found, scorer.layout.max_len, len(found.columns)):
                 _say(line)
             answers = found.columns
-    broken_lines.tell(given)
+    unreadable.report(given)
     if is_submission:
         lines = submissions.write(args.format, scorer.task, asked, answers)
     else:
@@ -152,7 +152,7 @@ def _predict_by_bank(args: Any) -> int:
     if args.format != "jsonl":
         raise InputError(f"--format={args.format} is of one task; predict it by itself")
 
-    from jaxprompt.assembly.bank import in_order, mend_asked, read_asked
+    from jaxprompt.assembly.bank import in_order, mark_asked, read_asked
     from jaxprompt.data import records
 
     place = _check_output(args)
@@ -166,16 +166,16 @@ def _predict_by_bank(args: Any) -> int:
             scorer = prompts.scorers[number]
             columns = scorer.head.columns(scorer.task)
         records.check_columns([record], columns + errors, args.prefix)
-    broken_lines.check([record for _, record in asked], args.on_error)
+    unreadable.raise_first([record for _, record in asked], args.on_error)
 
-    def mend(asked: Sequence[Any]) -> Sequence[Any]:
-        asked = mend_asked(prompts, asked)
-        broken_lines.check([record for _, record in asked], args.on_error)
+    def mark(asked: Sequence[Any]) -> Sequence[Any]:
+        asked = mark_asked(prompts, asked)
+        unreadable.raise_first([record for _, record in asked], args.on_error)
         return asked
 
     answer = functools.partial(bank.answer_asked, prompts)
-    asked, (answers, measured) = broken_lines.answer_or_mend(answer, mend, asked)
-    broken_lines.tell([record for _, record in asked])
+    asked, (answers, measured) = unreadable.answer_encodable(answer, mark, asked)
+    unreadable.report([record for _, record in asked])
     for name, found in measured.items():
         total = len(answers[prompts.names.index(name)].columns)
         shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
@@ -237,5 +237,5 @@ def _read_texts(args: Any, fields: Sequence[str], columns: Sequence[str] = ()) -
     given = records.from_file(args.input, columns) if is_file else records.from_stdin(fields)
     if all(record.row is None and not record.error for record in given):
         raise InputError(f"{args.input if is_file else 'stdin'} holds no text; give at least one")
-    broken_lines.check(given, args.on_error)
+    unreadable.raise_first(given, args.on_error)
     return given

@@ -158,7 +158,8 @@ class _Examples:
         most = max(map(len, rows))
         if most > layout.num_rows:
             raise InputError(
-                f"an example has {most} rows, over num_rows {layout.num_rows}; raise it"
+                f"an example has {most} rows, over num_rows {layout.num_rows}: one for "
+                "each choice, and no more than the run was made for; give fewer choices"
             )
         if layout.front is not None:
             front = Front(*map(np.array, layout.front))

@@ -3,9 +3,8 @@
 import argparse
 import contextlib
 import statistics
-from pathlib import Path
 
-from launch.bench.models import LENGTH, serve_steps
+from launch.bench.models import LENGTH, minilm_on_sst2, serve_steps
 from launch.bench.process import side, worker
 
 ENCODERS = ("cnn", "lstm", "mlp")
@@ -50,19 +49,15 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 def serve(args: argparse.Namespace) -> None:
     """Answers each count of steps with the seconds, and the numbers that train."""
-    from configs import base
-    from configs.parts import backbones, methods, tasks
+    from configs.parts import methods
 
-    c = base.get_config()
-    backbones.minilm(c)
-    tasks.sst2(c)
+    c = minilm_on_sst2(args.data)
     if args.way == "shared":
         (methods.soft if args.base == "prompt" else methods.prefix)(c, length=LENGTH)
     elif args.way == "random":
         methods.ipt(c, length=LENGTH, on=args.base)
     else:
         methods.ipt_encoder(c, length=LENGTH, on=args.base, encoder=args.way)
-    c.data.source, c.data.multiple = str(Path(args.data) / "sst2"), c.data.max_len
 
     def facts(weights, state):
         return {"trained": sum(leaf.size for leaf in weights.trainable.values())}

@@ -5,6 +5,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,18 @@ def time_steps(step, wait, reps: int, burst: int = 1) -> list[float]:
         wait()
         seconds.append((time.perf_counter() - started) / burst)
     return seconds[2:]
+
+
+def minilm_on_sst2(data: str):
+    """Makes a config of MiniLM on `data`/sst2, every batch of the greatest length."""
+    from configs import base
+    from configs.parts import backbones, tasks
+
+    c = base.get_config()
+    backbones.minilm(c)
+    tasks.sst2(c)
+    c.data.source, c.data.multiple = str(Path(data) / "sst2"), c.data.max_len
+    return c
 
 
 def open_training(c, rows: int | None):

@@ -2,9 +2,8 @@
 
 import argparse
 import statistics
-from pathlib import Path
 
-from launch.bench.models import LENGTH, serve_steps
+from launch.bench.models import LENGTH, minilm_on_sst2, serve_steps
 from launch.bench.process import side, worker
 
 BASES = ("prompt", "prefix")
@@ -46,14 +45,10 @@ def serve(args: argparse.Namespace) -> None:
     """Answers each count of steps with the seconds, and the bytes of what trains."""
     import jax
 
-    from configs import base
-    from configs.parts import backbones, methods, tasks
+    from configs.parts import methods
 
-    c = base.get_config()
-    backbones.minilm(c)
-    tasks.sst2(c)
+    c = minilm_on_sst2(args.data)
     methods.ipt(c, length=LENGTH, on=args.base, rows=args.stored)
-    c.data.source, c.data.multiple = str(Path(args.data) / "sst2"), c.data.max_len
 
     def facts(weights, state):
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
