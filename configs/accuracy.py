@@ -29,7 +29,7 @@ EPOCHS = {
     "conll2003": {
         "prefix": 2.0, "prefix_as_peft": 2.0, "soft": 2.0, "head_only": 4.0, "full": 1.0,
     },
-    "squad": {"prefix": 1.0, "prefix_as_peft": 1.0, "full": 1.0},
+    "squad": {"prefix": 1.0, "prefix_as_peft": 1.0, "soft": 1.0, "head_only": 1.0, "full": 1.0},
 }  # fmt: skip
 FEW = ("trec", "sst2", "sst2_mlm")  # with listed rows of 16 a class
 
