@@ -3,12 +3,14 @@
 usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
        python launch/accuracy.py peft  --workdir DIR --data DIR --task TASK --seed N
        python launch/accuracy.py torch --workdir DIR --data DIR --mlm DIR --seed N [--only METHOD]
+       python launch/accuracy.py zero_shot --workdir DIR --data DIR --task TASK
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` trains P-tuning v2 by torch and
 peft on the same rows; of tags and spans it takes our rows, loss and decisions. `torch` trains
 dart (which is the default), lm_bff or dpt on SST-2 by torch alone: of the first two N is the split,
-of dpt the seed, and --mlm its discriminator.
+of dpt the seed, and --mlm its discriminator. `zero_shot` scores label words of SmolLM2 on a split,
+by ours and by torch, and counts the examples that both answer alike.
 """
 
 import argparse
@@ -177,6 +179,13 @@ def torch_run(args: argparse.Namespace) -> None:
     write(args, train(c, args.seed), f"torch_{args.only or 'dart'}")
 
 
+def zero_shot(args: argparse.Namespace) -> None:
+    """Prints what ours and torch have of a task's examples, nothing of which is trained."""
+    from accuracy_zero_shot import compare
+
+    print(json.dumps(compare(args.task, args.data, args.workdir, args.split)))
+
+
 def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
     """Writes the result of a run in torch."""
     folder = Path(args.workdir) / f"{args.task}-{method}-seed={args.seed}"
@@ -187,7 +196,7 @@ def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
 def main() -> None:
     """Reads the flags and does what is asked."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("command", choices=("run", "peft", "torch", "table"))
+    parser.add_argument("command", choices=("run", "peft", "torch", "zero_shot", "table"))
     parser.add_argument("--data", default="")
     parser.add_argument("--mlm", default="")
     parser.add_argument("--workdir", required=True)
@@ -195,10 +204,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--task", default="trec")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
+    parser.add_argument("--split", default="dev")
     args = parser.parse_args()
     if args.command != "table" and not args.data:
         parser.error("give --data, the folder of the tasks")
-    {"run": run_all, "peft": peft_run, "torch": torch_run, "table": show}[args.command](args)
+    commands = {
+        "run": run_all, "peft": peft_run, "torch": torch_run, "zero_shot": zero_shot, "table": show,
+    }  # fmt: skip
+    commands[args.command](args)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
             except ValueError:
                 raise InputError(
                     f"{where(number)}: word {word + 1} has the tag {tag!r}; tags are O, B-TYPE, "
-                    "I-TYPE, and E-TYPE or S-TYPE in BIOES"
+                    "I-TYPE, and E-TYPE or S-TYPE in BIOES; mend the row"
                 ) from None
             # No other scheme has these, so the first of them decides.
             if letter in ("E", "S"):
@@ -132,7 +132,10 @@ def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
     except ValueError as error:
         (at,) = error.args
         if isinstance(at, str):
-            raise InputError(f"{where}: {at!r} is no tag; as in O, B-PER, I-PER") from None
+            raise InputError(
+                f"{where}: word {tags.index(at) + 1} has {at!r}, which is no tag, as in O, B-PER, "
+                "I-PER; mend the row"
+            ) from None
         tag = tags[at] if at < len(tags) else "the end"
         before = tags[at - 1] if at else "the beginning"
         raise IllegalTag(

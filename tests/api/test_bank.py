@@ -46,6 +46,10 @@ def prompts(backbone, rows, small):
             jp.prefix(2), {"fields": "question", "choices": "a,b", "label": "answer"},
             (options[:12], options[12:]),
         ),
+        "numbers": (
+            jp.soft(2), {"head": jp.regression(), "number": "stars"},
+            ([{**row, "stars": len(row["text"]) % 5} for row in part] for part in sentences),
+        ),
     }  # fmt: skip
     found = {}
     for name, (method, fields, (train, dev)) in made.items():
@@ -187,14 +191,8 @@ def test_evaluate_takes_the_flags_of_a_run_or_of_exports(flags, told, capsys):
     assert code == 2 and not out and told in err, err
 
 
-def test_what_a_bank_cannot_hold_is_named(backbone, prompts, rows, small, tmp_path):
+def test_what_makes_no_bank_is_named(backbone, prompts, rows):
     first, _ = prompts["prefix"]
-    read = jp.train(backbone, *rows, method=jp.ipt(2), **small).prompt
-    with pytest.raises(jp.InputError, match="prompt other is computed from each text, and a bank"):
-        jp.attach(backbone, {"first": first, "other": read})
-    tuned = jp.train(backbone, *rows, method=jp.full(), **small).prompt
-    with pytest.raises(jp.InputError, match="prompt other comes with tuned weights of the back"):
-        jp.attach(backbone, {"first": first, "other": tuned})
     with pytest.raises(jp.InputError, match="give each a name: a dict, as in"):
         jp.attach(backbone, [first, first])
     other = {**first.card, "backbone": {**first.card["backbone"], "fingerprint": "0" * 64}}
@@ -204,6 +202,26 @@ def test_what_a_bank_cannot_hold_is_named(backbone, prompts, rows, small, tmp_pa
         jp.attach(backbone, [first], task="topics")
     with pytest.raises(jp.InputError, match="rows:1: no column 'prompt', which names the prompt"):
         jp.predict(jp.attach(backbone, {"first": first}), rows[1])
+
+
+def test_prompts_that_are_computed_or_tuned_make_no_bank(backbone, prompts, rows, small):
+    first, _ = prompts["prefix"]
+    read = jp.train(backbone, *rows, method=jp.ipt(2), **small).prompt
+    with pytest.raises(jp.InputError, match="prompt other is computed from each text, and a bank"):
+        jp.attach(backbone, {"first": first, "other": read})
+    tuned = jp.train(backbone, *rows, method=jp.full(), **small).prompt
+    with pytest.raises(jp.InputError, match="prompt other comes with tuned weights of the back"):
+        jp.attach(backbone, {"first": first, "other": tuned})
+
+
+def test_a_list_of_exports_is_named_by_their_folders(backbone, prompts, tmp_path):
+    names = ("prefix", "soft")
+    for name in names:
+        jp.save_prompt(prompts[name][0], tmp_path / name)
+    bank = jp.attach(backbone, [jp.load_prompt(tmp_path / name) for name in names], by="task")
+    mixed = [{"task": name, **row} for name in names for row in prompts[name][1][:3]]
+    alone = [jp.predict(jp.attach(backbone, prompts[n][0]), prompts[n][1][:3]) for n in names]
+    assert close(jp.predict(bank, mixed), [*alone[0], *alone[1]])
 
 
 def changed(prompt, length, **fields):

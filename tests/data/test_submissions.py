@@ -34,6 +34,8 @@ RTE = [{"premise": "a", "hypothesis": "b", "idx": i} for i in (0, 1)]
 COPA = [{"premise": "a", "question": "cause", "choice1": "b", "choice2": "c", "idx": 7}]
 WSC = [{"text": "Ann said she won.", "span1_text": "Ann", "span2_text": "she", "span2_index": 2,
         "idx": 3}]  # fmt: skip
+BOOLQ = [{"question": "a", "passage": "b", "idx": 4}]
+WIC = [{"word": "a", "sentence1": "a b", "sentence2": "c a", "idx": 9}]
 PAIR = [{"sentence1": "a", "sentence2": "b", "idx": i} for i in (0, 1)]
 ASKED = [{"question": "a", "context": "b c", "id": name} for name in ("x1", "x2")]
 
@@ -44,6 +46,10 @@ ASKED = [{"question": "a", "context": "b c", "id": name} for name in ("x1", "x2"
         ("superglue", "rte", RTE, classes("entailment", "not_entailment"),
          '{"idx": 0, "label": "entailment"}\n{"idx": 1, "label": "not_entailment"}\n'),
         ("superglue", "copa", COPA, classes("choice2"), '{"idx": 7, "label": 1}\n'),
+        ("superglue", "boolq", BOOLQ, classes("true"), '{"idx": 4, "label": "true"}\n'),
+        ("superglue", "cb", RTE, classes("contradiction", "neutral"),
+         '{"idx": 0, "label": "contradiction"}\n{"idx": 1, "label": "neutral"}\n'),
+        ("superglue", "wic", WIC, classes("false"), '{"idx": 9, "label": "false"}\n'),
         ("superglue", "wsc", WSC, classes("true"), '{"idx": 3, "label": "True"}\n'),
         ("glue", "rte", RTE, classes("entailment", "not_entailment"),
          "index\tprediction\n0\tentailment\n1\tnot_entailment\n"),

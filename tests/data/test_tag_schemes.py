@@ -61,8 +61,8 @@ def test_the_scheme_is_found(rows, scheme):
 @pytest.mark.parametrize(
     "rows, parts",
     [
-        (["O B-A", "O I-A"], ["rows.jsonl:1: word 2 begins", "rows.jsonl:0; ", "scheme=iob1"]),
-        (["O B_A"], ["rows.jsonl:0: word 2 has the tag 'B_A'"]),
+        (["O B-A", "O I-A"], ["rows.jsonl:1: word 2 begins", "rows.jsonl:0; ", "scheme=iob1", "1 of 2 rows begin an"]),
+        (["O B_A"], ["rows.jsonl:0: word 2 has the tag 'B_A'", "; mend the row"]),
         (["O", "X-A"], ["rows.jsonl:1: word 1 has the tag 'X-A'"]),
         (["B-"], ["has the tag 'B-'"]),
     ],
@@ -85,3 +85,8 @@ def test_a_transition_that_a_scheme_lacks_names_the_word(row, scheme, word):
     with pytest.raises(InputError, match=f"here:3: word {word} .*task.scheme={scheme}"):
         to_iob2(row.split(), scheme, "here:3")
     assert to_iob2(row.replace("S-", "B-").split(), "iob1", "")  # in IOB1 every tag is right
+
+
+def test_what_is_no_tag_names_the_word():
+    with pytest.raises(InputError, match="here:3: word 2 has 'X-A', which is no tag.*mend the row"):
+        to_iob2(["O", "X-A", "O"], "bioes", "here:3")

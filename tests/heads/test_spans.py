@@ -174,7 +174,8 @@ def test_answers_are_read_in_both_forms():
         # Outside of the text.
         (
             {"text": ["Gansu"], "answer_start": [1000]},
-            "r:9: the answer 'Gansu' does not stand at character 1000 of 'context'",
+            "r:9: the answer 'Gansu' does not stand at character 1000 of 'context', which has "
+            f"{len(CONTEXT)}; mend its answer_start",
         ),
         (
             {"text": ["Gansu"], "answer_start": [-5]},

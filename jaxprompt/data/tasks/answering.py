@@ -32,7 +32,7 @@ def read_answered(
         if text[start : start + len(answer)] != answer or start < 0:
             raise MisplacedAnswer(
                 f"{where}: the answer {answer!r:.60} does not stand at character {start} of "
-                f"{task.fields[-1]!r}; mend its answer_start"
+                f"{task.fields[-1]!r}, which has {len(text)}; mend its answer_start"
             )
     spans = tuple((start, start + len(text)) for text, start in zip(texts, starts, strict=True))
     return Example(fields, references=texts or ("",), spans=spans)
