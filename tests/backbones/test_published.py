@@ -130,11 +130,12 @@ def counted_by_torch(hf):
 
 def abstract(hf, **options):
     """Returns the shapes of a backbone's parameters; nothing is computed."""
-    family = "gpt2" if "n_embd" in hf else "t5"
+    plain = "gpt2" if "n_embd" in hf else "t5"
+    family = family_of(hf["model_type"]) if "model_type" in hf else plain
     module = make_backbone(family, hf, ("lm",), **options)
     ids, rows = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
     tokens = Tokens(ids, ids == 0, ids - 1, ids, ids, ids)
-    batch = Batch(tokens, ids, rows, rows, rows, decoder=None if family == "gpt2" else tokens)
+    batch = Batch(tokens, ids, rows, rows, rows, decoder=tokens if family == "t5" else None)
     init = lambda key: module.init(key, batch, method="init_all")["params"]
     return jax.eval_shape(init, jax.random.key(0))
 
@@ -180,6 +181,7 @@ def test_unrolled_has_the_same_shapes(name):
 # With the head of a masked language model.
 ENCODERS = {
     "microsoft/deberta-base": ("Deberta", 139_244_121),
+    "microsoft/deberta-xlarge": ("Deberta", 758_905_945),
     "microsoft/deberta-v2-xlarge": ("DebertaV2", 887_085_156),
     "microsoft/deberta-v3-base": ("DebertaV2", 184_551_780),
     "albert/albert-xxlarge-v2": ("Albert", 206_368_944),
@@ -202,3 +204,14 @@ def test_published_encoder(name):
     init = lambda key: module.init(key, batch, method="init_all")["params"]
     found = count(jax.eval_shape(init, jax.random.key(0)))
     assert found == known == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["THUDM/glm-2b", "THUDM/glm-10b"])
+def test_published_glm(name):
+    """Words, two tables of positions, and 12 H^2 + 13 H a layer; the output is the words' table."""
+    hf = published()[name].hf
+    vocabulary, width = hf["vocab_size"], hf["hidden_size"]
+    layers, places = hf["num_layers"], 2 * (hf["max_sequence_length"] + 1)
+    known = (vocabulary + places + 2) * width + layers * (12 * width**2 + 13 * width)
+    found = count(flatten(abstract(hf, stack="scan")))
+    assert found == known == {"THUDM/glm-2b": 1_920_122_880, "THUDM/glm-10b": 9_880_682_496}[name]

@@ -149,3 +149,24 @@ def test_both_curves_are_drawn(tmp_path, capsys):
     with open(tmp_path / "figure3.csv", newline="") as file:
         numbers = [line for line in csv.DictReader(file) if line["mean"]]
     assert [(x["method"], x["depth"]) for x in numbers] == [("ascending", "8"), ("descending", "8")]
+
+
+WIC = {"word": "place", "sentence1": "Put it in place.", "sentence2": "A nice place."}
+WSC = {"text": "Ann said she won.", "span1_text": "Ann", "span2_text": "she"}
+
+
+@pytest.mark.parametrize(
+    "cell, fields, text",
+    [
+        ("wic,bert-large", WIC, "place: Put it in place. [sep] place: A nice place."),
+        ("wic,roberta-large", WIC, "Put it in place. A nice place. "
+         "Does place have the same meaning in both sentences?"),
+        ("wsc,bert-large", WSC, "she: Ann said she won. [sep] Ann"),
+        ("wsc,roberta-large", WSC, "she: Ann said she won. [sep] Ann"),
+    ],
+)  # fmt: skip
+def test_words_in_two_sentences_and_pronouns_are_read_as_released(cell, fields, text):
+    """Templates 1 and 0 of WiC and 0 of WSC in the released tasks/superglue/dataset.py."""
+    task, model = cell.split(",")
+    template = ptuning_v2.RELEASED[task, model].template or get_task(task).plain
+    assert template.format(**fields) == text
