@@ -16,8 +16,8 @@ Where the paper and its released code disagree, or both are silent:
 - prompt tuning has soft tokens among the word embeddings; the released code feeds what leaves the
   whole embedding layer into it again;
 - fine-tuning's learning rates are ours: nothing is released for it;
-- MultiRC's question and answer stand before the paragraph and ReCoRD's query before the passage; the
-  released code has paragraph and passage first;
+- MultiRC's question and answer stand before the paragraph and ReCoRD's query before the passage;
+  the released code has paragraph and passage first;
 - the predicate of roles stands behind the tokenizer's own separator; with RoBERTa the released code
   writes the text "[SEP]" there, which is no token of it;
 - nothing is released of several tasks at once either: `multi_task` starts from the prompt that they

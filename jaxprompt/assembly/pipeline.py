@@ -302,6 +302,8 @@ def check_fit(
             f"{dims.max_len}; lower data.max_len to "
             f"{max(dims.max_len - shift, 0)} or the prompt's length"
         )
+    if hasattr(backbone.module, "check_shift"):
+        backbone.module.check_shift(shift)
     kind.check_backbone(facts_of(backbone))
     kind.check_length(max_len)
     kind.check_method(prompt["name"], () if method.components() else method.reads)

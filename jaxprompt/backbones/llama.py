@@ -328,7 +328,7 @@ class Backbone(Decoder):
     def _run(self, x, prefix, tokens, deterministic: bool, **how: Any):
         c, drops = self.cfg, not deterministic and self.has_rng("dropout")
         if prefix is not None and prefix.positions is not None:
-            self._check_window(prefix)
+            self.check_shift(prefix.k.shape[2])
             # `run_stack` takes leaves apart by their axis of layers, which positions lack.
             spread = jnp.broadcast_to(prefix.positions, (c.layers, *prefix.positions.shape))
             prefix = prefix._replace(positions=spread)
@@ -340,8 +340,9 @@ class Backbone(Decoder):
         )  # fmt: skip
 
     @nn.nowrap
-    def _check_window(self, prefix: Prefix) -> None:
-        c, length = self.cfg, prefix.k.shape[2]
+    def check_shift(self, length: int) -> None:
+        """Refuses a prefix that takes so many positions that it fills a window."""
+        c = self.cfg
         if any(c.is_local) and length >= c.window:
             raise InputError(
                 f"a prefix of {length} tokens does not fit the window of {c.window} tokens of this "

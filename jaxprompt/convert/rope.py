@@ -48,7 +48,14 @@ def read_turning(
         raise InputError(f"rope_type={brief(name)} is not supported; {nearest('', _KINDS)}")
     share = own.pop("partial_rotary_factor", None)
     if share not in (None, 1, 1.0):
-        raise InputError(f"partial_rotary_factor={brief(share)} is not supported; 1 is")
+        raise InputError(
+            f"partial_rotary_factor={brief(share)} is not supported: whole heads are turned; take "
+            "a model that has 1"
+        )
+    trained = hf.get("original_max_position_embeddings")
+    # Beside one block for all layers it stands before the block's own, as transformers takes it.
+    if trained is not None and name in ("llama3", "yarn") and not _is_nested(hf):
+        own["original_max_position_embeddings"] = trained
     base = read_positive(own, "rope_theta", theta)
     own.pop("rope_theta", None)
     more = sorted(own.keys() - _KINDS[name])
@@ -78,7 +85,7 @@ def _find(hf: Mapping[str, Any], kind: str, theta: float) -> dict[str, Any]:
     share = {"partial_rotary_factor": hf.get("partial_rotary_factor")}
     local = kind == "sliding_attention"
     top = {"rope_theta": hf.get("rope_local_base_freq" if local else "rope_theta")} | share
-    nested = whole is not None and any(isinstance(value, dict) for value in whole.values())
+    nested = _is_nested(hf)
     if nested:
         found = whole.get(kind) if kind else None
         if not kind or not isinstance(found, dict | None):
@@ -93,6 +100,11 @@ def _find(hf: Mapping[str, Any], kind: str, theta: float) -> dict[str, Any]:
     if older and not local:
         found = found | older if nested else dict(older)
     return {key: value for key, value in (top | found).items() if value is not None}
+
+
+def _is_nested(hf: Mapping[str, Any]) -> bool:
+    """Tells whether each kind of layer has a block of its own."""
+    return any(isinstance(value, dict) for value in (hf.get("rope_parameters") or {}).values())
 
 
 def _factor(own: Mapping[str, Any]) -> float:

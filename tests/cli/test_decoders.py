@@ -207,6 +207,16 @@ def test_room_for_texts_is_told_before_the_first_step(folders, tmp_path, refused
     assert not (tmp_path / "run").exists()
 
 
+def test_a_window_that_a_prefix_fills_is_told_before_the_folder_is_made(data, tmp_path, refused):
+    folder = make_backbone(tmp_path / "mistral", "mistral")
+    window = json.loads((folder / "config.json").read_text())["sliding_window"]
+    words = flags(tiny_fields(folder, data) | {"prompt.length": window})
+    for command in ("validate", "train"):
+        given = ["--config=configs/base.py", f"--workdir={tmp_path / 'run'}", *words]
+        assert f"does not fit the window of {window} tokens" in refused(command, *given)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case, folders, backbone, data, tmp_path, refused):
     name, fields, message = REFUSED[case]

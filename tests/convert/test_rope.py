@@ -1,6 +1,9 @@
-"""Blocks of rotary positions that ask for nothing that can be computed: one line each."""
+"""Blocks of rotary positions: what transformers computes of them, and one line where it cannot."""
 
+import numpy as np
 import pytest
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from jaxprompt.convert.rope import read_turning
 from jaxprompt.errors import InputError
@@ -33,3 +36,40 @@ def test_a_yarn_that_cannot_be_computed_is_refused(fields, message):
 def test_a_scale_of_0_is_none():
     assert read(mscale=0, mscale_all_dim=0.0) == read() == read(mscale=0.7)
     assert read(mscale=0.7, mscale_all_dim=1.0) != read()
+
+
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=100.0,
+    original_max_position_embeddings=1024,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [LLAMA3, YARN | {"original_max_position_embeddings": 1024}])
+def test_the_trained_length_of_the_whole_config_stands_before_that_of_the_block(block):
+    fields = dict(max_position_embeddings=2048, original_max_position_embeddings=64)
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_attention_heads=2, rope_parameters=dict(block), **fields
+    )
+    expected, factor = ROPE_INIT_FUNCTIONS[block["rope_type"]](config, "cpu")
+    found = read_turning({"rope_parameters": dict(block), **fields}, 16, 2048)
+    np.testing.assert_allclose(found.rates, expected, rtol=1e-5)
+    assert found.factor == pytest.approx(factor)
+    without = read_turning({"rope_parameters": dict(block)}, 16, 2048)
+    assert np.abs(np.array(found.rates) - without.rates).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "block, message",
+    [
+        (dict(rope_type="longrope"), "rope_type='longrope' is not supported"),
+        (dict(rope_type="linear"), "rope_parameters lack factor, .*; add it"),
+        (dict(rope_type="linear", factor=2.0, beta=1), "rope_type=linear have beta=1, which is no"),
+        (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 .*; take a model that has 1"),
+        (LLAMA3 | {"low_freq_factor": 4.0}, "low_freq_factor=4 must be above 0 and below high_f"),
+        ("linear", "rope_parameters='linear' must be an object"),
+        ({"full_attention": {"rope_theta": 1e4}}, "names kinds of layers, which this model_type"),
+    ],
+)
+def test_a_block_that_is_not_known_is_refused(block, message):
+    with pytest.raises(InputError, match=message):
+        read_turning({"rope_parameters": block}, 8, 40)

@@ -61,7 +61,15 @@ def test_the_scheme_is_found(rows, scheme):
 @pytest.mark.parametrize(
     "rows, parts",
     [
-        (["O B-A", "O I-A"], ["rows.jsonl:1: word 2 begins", "rows.jsonl:0; ", "scheme=iob1", "1 of 2 rows begin an"]),
+        (
+            ["O B-A", "O I-A"],
+            [
+                "rows.jsonl:1: word 2 begins",
+                "rows.jsonl:0; ",
+                "scheme=iob1",
+                "1 of 2 rows begin an",
+            ],
+        ),
         (["O B_A"], ["rows.jsonl:0: word 2 has the tag 'B_A'", "; mend the row"]),
         (["O", "X-A"], ["rows.jsonl:1: word 1 has the tag 'X-A'"]),
         (["B-"], ["has the tag 'B-'"]),
