@@ -52,7 +52,7 @@ TASKS = {
     "boolq": Training(20.0),
     "cb": Training(100.0, "accuracy"),
     "rte": Training(60.0),
-    "multirc": Training(20.0),
+    "multirc": Training(20.0, "accuracy"),
     "ag_news": Training(20.0),
     "sst2": Training(20.0),
     "imdb": Training(20.0),

@@ -70,13 +70,18 @@ def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
     if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
         raise InputError(
             f"{init} is no export; soft tokens of an .npy file or a PEFT adapter are "
-            f"taken by prompt.start=file and prompt.file={path}"
+            f"taken by prompt.name=soft or prefix, prompt.start=file and prompt.file={path}"
         )
     _, card = read_export(path)
     if card["method"] != block["name"]:
         raise InputError(
             f"{init} holds a prompt of {card['method']}; set prompt.name="
             f"{card['method']}, or give an export of {block['name']}"
+        )
+    if method.is_computed():
+        raise InputError(
+            f"{init} cannot be taken over: this prompt is computed from other numbers than an "
+            f"export holds; set {method.PLAIN}"
         )
     shared = method.must_match()
     if shared is None:
@@ -92,11 +97,6 @@ def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
                 f"{init} has prompt.{field}={held!r}, this run {value!r}; set it "
                 f"to {held!r}, or give another export"
             )
-    if method.is_computed():
-        raise InputError(
-            f"{init} holds constants, and this prompt is computed from other numbers; "
-            f"set {method.PLAIN}"
-        )
     known = card["backbone"]["dims"]
     if other := [name for name in _SIZES if known.get(name) != getattr(dims, name)]:
         raise InputError(

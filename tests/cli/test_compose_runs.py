@@ -124,6 +124,24 @@ def test_what_does_not_fit_is_named(parts, told, backbone, data, tmp_path, refus
     assert told in line
 
 
+def test_parts_for_whose_slots_there_is_no_place_are_refused(backbone, data, tmp_path, refused):
+    parts, layout = "soft(length=2)+ipt(length=2)", {"task.template": "[soft*2] {text}"}
+    (tmp_path / "c.json").write_text(composed(backbone, data, parts, **layout).to_json())
+    line = refused(
+        "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
+    )
+    assert "places 2 soft tokens, but the prompt has 4 slots" in line
+
+
+def test_a_composition_starts_by_its_parts_alone(backbone, data, tmp_path, capsys, refused):
+    c = composed(backbone, data, "soft(length=2)+prefix(length=2)", **{"train.total_steps": 1})
+    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    c.prompt.init = str(workdir / "export")
+    (tmp_path / "again.json").write_text(c.to_json())
+    words = [f"--config={tmp_path / 'again.json'}", f"--workdir={tmp_path / 'again'}"]
+    assert "set init= of each of prompt.parts" in refused("train", *words, started=True)
+
+
 def test_a_part_of_another_length_is_cut_or_repeated(trained, backbone, data, tmp_path, capsys):
     """And it is said. What stands still is that to the last bit."""
     before = load_file(trained / "export/prompt.safetensors")

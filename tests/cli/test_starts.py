@@ -82,7 +82,7 @@ def test_rows_that_an_lstm_computed_start_plain_ones(backbone, data, tmp_path, c
     c.prompt.encoder = "mlp"
     config.write_text(c.to_json())
     line = refused("train", f"--config={config}", f"--workdir={tmp_path / 'again'}", started=True)
-    assert "holds constants" in line and "set prompt.encoder=none" in line
+    assert "from other numbers than an export holds" in line and "set prompt.encoder=none" in line
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from tiny import assert_close, assert_equal, exact_jit, make_batch, make_params,
 from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
 from jaxprompt.layers.instance import Encoder, _part_of, first_words
-from jaxprompt.layers.word_rows import WordRows, hash_rows, pack_ids, rows_of, unpack_ids
+from jaxprompt.layers.word_rows import (
+    WordRows, hash_rows, pack_ids, rows_of, start_table, take_table, unpack_ids,
+)  # fmt: skip
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
@@ -27,8 +29,12 @@ from jaxprompt.types import Dims, Role
 DIMS = Dims(vocab=53, width=16, embed=12, layers=2, heads=2, head_dim=8, max_len=40)
 LARGE = Dims(vocab=50_265, width=1024, embed=1024, layers=24, heads=16, head_dim=64, max_len=514)
 ROBERTA_LARGE = 355_359_744  # parameters of the body
-ENCODES = {"encoder": "cnn", "fixed": True}
 KINDS = ("cnn", "lstm", "mlp")
+ENCODES, LSTM, MLP = ({"encoder": kind, "fixed": True} for kind in KINDS)
+# Parameters at the shape of RoBERTa-large with 100 vectors: soft tokens, keys and values.
+SIZES = {
+    "cnn": (854_224, 1_693_904), "lstm": (752_320, 1_346_240), "mlp": (718_336, 1_345_024)
+}  # fmt: skip
 
 
 def start(batch, dims=DIMS, **fields):
@@ -57,7 +63,9 @@ def test_a_share_of_the_words_is_counted_exactly(share):
         np.testing.assert_array_equal(words.ids[row][words.mask[row]], text[:used])
 
 
-@pytest.mark.parametrize("fields", [{}, ENCODES, {"on": "prefix"}, {"on": "prefix", **ENCODES}])
+@pytest.mark.parametrize(
+    "fields", [{}, ENCODES, LSTM, MLP, {"on": "prefix"}, {"on": "prefix", **ENCODES}]
+)
 def test_only_the_words_that_are_read_feed_the_prompt(fields):
     """Special tokens, the template's own words, padding and what is behind the share do not."""
     batch = make_batch(rows=6, length=20, slots=0)
@@ -80,7 +88,7 @@ def test_only_the_words_that_are_read_feed_the_prompt(fields):
 
 
 @pytest.mark.parametrize("on", ["prompt", "prefix"])
-@pytest.mark.parametrize("fields", [{}, ENCODES])
+@pytest.mark.parametrize("fields", [{}, ENCODES, LSTM, MLP])
 def test_a_short_text_has_a_short_prompt_and_an_empty_one_none(on, fields):
     batch = make_batch(rows=3, length=12)
     roles = np.full((3, 12), Role.SPECIAL, np.int8)
@@ -126,7 +134,7 @@ def test_an_encoder_is_below_half_a_percent_of_roberta_large(kind, on):
     batch = make_batch(rows=1)
     fields = {"length": 100, "on": on, "encoder": kind, "fixed": True, "added": False}
     shapes = jax.eval_shape(lambda: start(batch, LARGE, **fields)[1])
-    assert 0 < count(shapes) <= 0.005 * ROBERTA_LARGE
+    assert count(shapes) == SIZES[kind][on == "prefix"] <= 0.005 * ROBERTA_LARGE
 
 
 def test_the_convolutions_are_torchs():
@@ -323,3 +331,24 @@ def test_long_texts_are_counted_without_overflow():
 def test_what_does_not_fit_is_named(fields, told):
     with pytest.raises(InputError, match=told):
         make_prompt("ipt", DIMS, **fields)
+
+
+@pytest.mark.parametrize("change", [{"vocab": 54}, {"embed": 14}])
+def test_rows_of_another_vocabulary_or_width_are_refused(change):
+    prompt, _ = start(make_batch(rows=2), length=2, pretrained="topics")
+    other = make_prompt("ipt", DIMS._replace(**change), length=2)
+    told = f"topics has rows of {other.dims.embed} numbers for {other.dims.vocab} words, this"
+    with pytest.raises(InputError, match=told):
+        take_table(prompt.table(), "topics", other, {})
+
+
+def test_rows_start_from_those_of_an_export_where_it_has_them_and_from_its_rule_elsewhere():
+    prompt = make_prompt("ipt", DIMS, length=2, pretrained="topics")
+    prompt = prompt.with_vocabulary(np.array([3, 5, 9]))
+    other = make_prompt("ipt", DIMS, length=2).with_vocabulary(np.array([5, 8]))
+    table = np.arange(24, dtype=np.float32).reshape(2, 12)
+    found = start_table(
+        prompt.table(), "topics", {"table": np.zeros((3, 12))}, other, {"words": {"table": table}}
+    )["table"]
+    rule = hash_rows(np.arange(DIMS.vocab), 12, other.scale, np)
+    np.testing.assert_array_equal(found, [rule[3], table[0], rule[9]])
