@@ -293,7 +293,10 @@ def join(
     for name, leaf in wanted.items():
         if leaf.shape != tensors[name].shape:
             shape = list(tensors[name].shape)
-            raise InputError(f"{path}: {name} is {shape}, the backbone needs {list(leaf.shape)}")
+            raise InputError(
+                f"{path}: {name} is {shape}, the backbone needs {list(leaf.shape)}; give the "
+                "backbone that it was learned on, or another prompt"
+            )
     own = put(tensors, placement.parameters(tensors))
     return tree.unflatten(flat | own)
 

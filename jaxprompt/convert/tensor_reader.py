@@ -292,15 +292,21 @@ class Filler:
             return ""
         path = f"{tensor.path}/{layer}" if tensor.stack else tensor.path
         shape, dtype = self.weights.shape(name), self.weights.dtype(name)
-        return digest(path, str(list(shape)), dtype, data=data.digest())
+        # Codes of the file's own are others than those that would be made of its numbers.
+        kept = " codes" * (parts[0].plane != "" and self._keeps_codes(tensor, name))
+        return digest(path, str(list(shape)), dtype + kept, data=data.digest())
+
+    def _keeps_codes(self, tensor: Tensor, name: str) -> bool:
+        """Tells whether codes of the file stay as they are."""
+        unchanged = not tensor.residual or self.rescale == 1.0
+        return unchanged and _lies_along_columns(tensor) and self.weights.has_codes(name, self.bits)
 
     def _quantized(
         self, tensor: Tensor, name: str, block: np.ndarray, rows: slice, columns: slice
     ) -> Planes:
         """Takes codes of the file over where they fit, and makes them of its numbers elsewhere."""
-        unchanged = not tensor.residual or self.rescale == 1.0
         along_columns = _lies_along_columns(tensor)
-        if unchanged and along_columns:
+        if self._keeps_codes(tensor, name):
             found = self.weights.read_planes(name, rows, columns, self.bits)
             if found is not None:
                 return found

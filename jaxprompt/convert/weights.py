@@ -23,6 +23,7 @@ from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.errors import InputError
 from jaxprompt.files import read_json
+from jaxprompt.layers.quantized import BLOCK
 
 _SAFETENSORS = "model.safetensors"
 _TORCH = "pytorch_model.bin"
@@ -92,6 +93,11 @@ class Weights:
         """
         read = self._entries[name].read_planes
         return None if read is None else read(rows, columns, bits)
+
+    def has_codes(self, name: str, bits: int) -> bool:
+        """Tells whether the file has codes of a tensor that so many bits can take over."""
+        block = slice(0, 1), slice(0, BLOCK)
+        return self.is_quantized(name) and self.read_planes(name, *block, bits) is not None
 
 
 def is_finite(block: np.ndarray) -> bool:

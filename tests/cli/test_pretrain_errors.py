@@ -249,10 +249,7 @@ def test_prompts_that_do_not_fit(tune, tmp_path_factory, monkeypatch):
         line = tune("cls-bert")
         assert "is of a backbone with head_dim=16 (" in line and "this one has 12; give" in line
         line = tune("cls-t5", "prefix", prompt__cross=2, prompt__hidden=8)
-        assert (
-            "is computed from other numbers than an export holds; set prompt.hidden=0"
-            in line
-        )
+        assert "is computed from other numbers than an export holds; set prompt.hidden=0" in line
         line = tune(init="/no/where")
         assert "cannot read /no/where/prompt.json: No such file or directory; give the" in line
 

@@ -138,6 +138,21 @@ def test_blocks_of_a_gguf_file_are_taken_over(gguf_of, quant, quantize):
     assert found.report.requantized == 0
 
 
+def test_codes_that_are_taken_over_have_a_fingerprint_of_their_own(gguf_of):
+    """Those that are made of the same numbers differ from them."""
+    kept, made = gguf_of("Q8_0"), gguf_of("F32")
+    numbers, codes, other = (
+        load_backbone(path, "llama", read_config(path), quantize=quantize)
+        for path, quantize in ((kept, "none"), (kept, "int8"), (kept, "int4"))
+    )
+    assert codes.report.fingerprint != f"int8-{numbers.report.fingerprint}"
+    # 4 bits cannot take 8 over, so that these are made of the numbers.
+    assert other.report.fingerprint == f"int4-{numbers.report.fingerprint}"
+    plain = load_backbone(made, "llama", read_config(made), quantize="int8").report.fingerprint
+    bare = load_backbone(made, "llama", read_config(made)).report.fingerprint
+    assert plain == f"int8-{bare}"
+
+
 def test_codes_of_a_gguf_file_lie_on_a_mesh(gguf_of):
     path = gguf_of("Q4_1")
     placement = make_placement(2, 2, fsdp=True, devices=jax.devices()[:4])

@@ -15,7 +15,13 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import linear
 from jaxprompt.layers.instance import Encoder, _part_of, first_words
 from jaxprompt.layers.word_rows import (
-    WordRows, hash_rows, pack_ids, rows_of, start_table, take_table, unpack_ids,
+    WordRows,
+    hash_rows,
+    pack_ids,
+    rows_of,
+    start_table,
+    take_table,
+    unpack_ids,
 )  # fmt: skip
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
