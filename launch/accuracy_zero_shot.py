@@ -5,6 +5,7 @@ and takes the largest of the label words'; of ours it takes examples, template a
 """
 
 import json
+import operator
 import os
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from configs.base import get_config
 from configs.parts import tasks
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.load_config import override
 from jaxprompt.cli.evaluate import evaluate
 from jaxprompt.convert.folder import resolve
 
@@ -39,19 +39,17 @@ def compare(task: str, data: str, workdir: str, split: str) -> dict:
     output = Path(workdir) / f"{task}-zero_shot.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     c.task.template, c.task.words = template, words
-    override(c, "backbone.path", BACKBONE)
-    override(c, "data.source", str(Path(data) / task))
+    c.backbone.path, c.data.source = BACKBONE, str(Path(data) / task)
     found = evaluate(c, None, split, str(output))
     ours = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
     examples = from_config.read_examples(c)
     rows = examples.splits[split]
     theirs = [examples.task.labels[i] for i in _torch(rows, template, words)]
     gold = [examples.task.labels[example.label] for example in rows]
-    share = lambda given: sum(a == b for a, b in zip(given, gold, strict=True)) / len(gold)
+    count_equal = lambda a, b: sum(map(operator.eq, a, b))
     return {
-        "task": task, "split": split, "examples": len(rows), "evaluate": found,
-        "ours": share(ours), "torch": share(theirs),
-        "equal": sum(a == b for a, b in zip(ours, theirs, strict=True)),
+        "task": task, "split": split, "examples": len(rows), "ours": found["accuracy"],
+        "torch": count_equal(theirs, gold) / len(gold), "equal": count_equal(ours, theirs),
     }  # fmt: skip
 
 

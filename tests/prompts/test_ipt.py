@@ -22,7 +22,7 @@ from jaxprompt.layers.word_rows import (
     start_table,
     take_table,
     unpack_ids,
-)  # fmt: skip
+)
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
