@@ -199,6 +199,8 @@ CODES = [
         ("gpt2", "evaluate", "soft", 3, MESHES[1], TPU, "int4"),
         ("modernbert", "train", "prefix", 5, MESHES[1], H100, "int4"),
         ("deberta_v2", "train", "prefix", 5, MESHES[0], TPU, "int8"),
+        ("bert", "pretrain", "prefix", 5, MESHES[2], TPU, "int8"),
+        ("llama", "pretrain", "soft", 5, MESHES[0], H100, "int4"),
     )
 ] + [
     Case("llama", "train", "soft", 5, 27, mesh=MESHES[1], target=H100, quantize="int8",

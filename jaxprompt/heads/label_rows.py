@@ -25,6 +25,7 @@ from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.verbalizer import SCORES, ByWords, choose_words
 from jaxprompt.layers.capping import logit_cap, soft_cap
 from jaxprompt.layers.product import einsum
+from jaxprompt.layers.quantized import score_table
 from jaxprompt.layers.reading import Scores, mask_absent, take
 from jaxprompt.scoring.losses import cross_entropy, nll
 from jaxprompt.types import Batch, Objective
@@ -110,8 +111,7 @@ class LabelRows(Scores):
         whole = logits
         if self.scores == "full":
             table, more = backbone.lm_table()
-            words = einsum("bx,vx->bv", features, table.astype(features.dtype), jnp.float32)
-            words = soft_cap(words, cap)
+            words = soft_cap(score_table(features, table), cap)
             words = words if more is None else words + more.astype(jnp.float32)
             whole = jnp.concatenate([logits, words], axis=-1)
         whole = jax.nn.log_softmax(whole)

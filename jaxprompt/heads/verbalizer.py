@@ -25,7 +25,7 @@ from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.capping import logit_cap, soft_cap
-from jaxprompt.layers.product import einsum
+from jaxprompt.layers.quantized import score_table
 from jaxprompt.layers.reading import Scores, mask_absent, take
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.scoring.losses import count_classes, make_loss
@@ -157,8 +157,7 @@ def log_probabilities(backbone, hidden, rows=None):
     if rows is not None:
         # A row of -1 reads the last one of the table and is made ABSENT below.
         table, bias = table[rows], None if bias is None else bias[rows]
-    logits = einsum("bmx,rx->bmr", features, table.astype(features.dtype), jnp.float32)
-    logits = soft_cap(logits, logit_cap(backbone))
+    logits = soft_cap(score_table(features, table), logit_cap(backbone))
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
     if rows is not None:

@@ -18,6 +18,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jaxprompt.errors import InputError
+from jaxprompt.layers.product import einsum
+from jaxprompt.layers.recompute import recompute
 from jaxprompt.tree import BLOCK
 
 BITS = {"int8": 8, "int4": 4}
@@ -178,6 +180,20 @@ class QuantizedTable:
     def _multiply(self, x):
         # Not the scales of blocks: they are float16, and would be rounded once more.
         return x if self.factor == 1.0 else x * jnp.asarray(self.factor, x.dtype)
+
+
+def score_table(features: Any, table: Any) -> Any:
+    """Multiplies features by every row of a table. [..., E], [V, E] -> float32 [..., V]
+
+    The numbers of a quantized one are made again for the backward pass. It has no gradient.
+    """
+
+    def score(x, table):
+        return einsum("...x,vx->...v", x, table.astype(x.dtype), jnp.float32)
+
+    if not isinstance(table, QuantizedTable):
+        return score(features, table)
+    return recompute(lambda x, t: score(x, jax.lax.stop_gradient(t)), features, table)
 
 
 def as_table(table: Any, dtype: Any) -> Any:

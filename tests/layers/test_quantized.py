@@ -10,7 +10,7 @@ from tiny import assert_close, make_batch, make_params, make_quantizable, quanti
 
 from jaxprompt.backbones import families
 from jaxprompt.convert.quantize import quantize
-from jaxprompt.heads import linear
+from jaxprompt.heads import label_rows, linear, verbalizer
 from jaxprompt.layers.output import score_targets
 from jaxprompt.layers.quantized import (
     BITS,
@@ -28,6 +28,7 @@ from jaxprompt.models.text_keys import text_keys
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import cross_entropy
 from jaxprompt.tree import count, flatten
+from jaxprompt.types import Asks
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -177,6 +178,42 @@ def is_matrix(model, shape):
     whole = {x.shape for n, x in leaves.items() if input_axis(n.partition("/")[2]) is not None}
     whole |= {own[1:] for own in whole if len(own) > 2}
     return shape in whole
+
+
+def label_words():
+    words = np.arange(3)[:, None, None]
+    return verbalizer.LabelWords(np.arange(5, 8), words, 0 * words, "full")
+
+
+@pytest.mark.parametrize(
+    "prompt, head",
+    [
+        ("soft", label_words()),
+        ("dart", label_rows.LabelRows((1, 1, 1), "full")),
+    ],
+    ids=["words", "rows"],
+)
+def test_scores_of_a_whole_vocabulary_keep_codes_alone(prompt, head):
+    backbone, weights = make_quantizable("bert")
+    codes = quantize_params(weights, 4)
+    asks = Asks(3, (((5,),), ((6,),), ((7,),)), mask=3)
+    model = Model(backbone, make_prompt(prompt, backbone.dims, asks, length=2), {"main": head})
+    params = make_params(model, codes)
+    numbers = params | {"backbone": restore(codes, jnp.float32)}
+    batch = make_batch(slots=model.prompt.num_slots())
+
+    def loss(own, params):
+        scores = model.forward(params | {"prompt": own}, batch)
+        return cross_entropy(scores[:, :3], batch.labels, batch.weights)[0]
+
+    found, expected = (jax.jit(jax.grad(loss))(params["prompt"], p) for p in (params, numbers))
+    assert_close(found, expected, 1e-6)
+    table = (backbone.dims.vocab, backbone.dims.embed)
+
+    def kept(params):
+        return {x.shape for x in kept_of(lambda own: loss(own, params), params["prompt"])}
+
+    assert table in kept(numbers) and table not in kept(params)
 
 
 def test_the_guard_sees_what_numbers_keep():
