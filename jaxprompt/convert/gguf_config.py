@@ -249,6 +249,5 @@ class _Fields:
         """Returns the error for a field that is not what is read."""
         name = key if key.endswith(".weight") else f"{self.kind}.{key}"
         found = self.get(key) if found is None and not key.endswith(".weight") else found
-        return InputError(
-            f"{self.header.path} has {name}={brief(found)}, and what is read is {needed}; {_CURE}"
-        )
+        held = f"no {name}" if found is None else f"{name}={brief(found)}"
+        return InputError(f"{self.header.path} has {held}, and what is read is {needed}; {_CURE}")

@@ -189,6 +189,11 @@ REFUSED = {
         WORDS | {"task.chat": True, "task.form": "nss"},
         "task.chat=True has no form=nss; take",
     ),
+    "chat_of_demos": (
+        "llama",
+        GPT2 | {"task.chat": True, "demos.exact": 2},
+        "task.chat=True lays one turn, and demos.exact=2 would show several; set it to 0",
+    ),
     "rescale": ("gpt2", {"backbone.rescale": 100}, "backbone.rescale=100.0 is for T5"),
     "mean": ("t5", {"head.pooler": "mean"}, "head.pooler=mean"),
     "by_class": ("t5", TEXT | {"data.protocol": "kshot"}, "data.protocol=kshot draws by class"),

@@ -96,6 +96,20 @@ def test_metadata_of_another_function_is_refused(tmp_path, key, value, message):
         open_it(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "needed"),
+    [("block_count", "a whole number from 1"), ("attention.layer_norm_rms_epsilon", "a number")],
+)
+def test_metadata_that_is_not_there_is_named(tmp_path, key, needed):
+    def more(writer):
+        for stored in writer.kv_data:
+            stored.pop(f"llama.{key}", None)
+
+    path = write_model(tmp_path / "model.gguf", make_model("llama"), "llama", more=more)
+    with pytest.raises(InputError, match=f"has no llama.{key}, and what is read is {needed}"):
+        read_config(path)
+
+
 def test_an_architecture_that_is_not_read(tmp_path):
     path = finish(gguf.GGUFWriter(tmp_path / "model.gguf", "mamba"), tmp_path / "model.gguf")
     with pytest.raises(InputError, match="of architecture 'mamba'; known: gemma, gemma2, gemma3"):
