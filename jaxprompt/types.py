@@ -84,17 +84,28 @@ class Prefix(NamedTuple):
     # outside of it
 
 
+class Window(NamedTuple):
+    """How far back a query sees, by columns."""
+
+    columns: int  # that are seen, its own included
+    local: bool | Array  # False = all; bool [] where layers of both kinds are one program
+    outside: int = 0  # the first so many are seen besides, from everywhere
+
+
 class Seen(NamedTuple):
     """Which keys each query of an attention sees: a mask, and what kernels may take in its place.
 
-    The mask is `keys`, less what `causal` and `segments` hide; keys None = they do not tell it all.
+    The mask is `keys`, less what `causal`, `segments` and `window` hide; keys None = they do not
+    tell it all.
     """
 
     mask: Array  # bool [B, S] or [B, T, S], True = seen
     keys: Array | None = None  # bool [B, S]
     causal: bool = False  # hides what is behind a query; the last one sees the last key
     segments: tuple[Array, Array] | None = None  # int32 [B, T], [B, S]: equal ones see each other
-    lengths: Array | None = None  # int32 [B], `keys` are the first so many; None where in segments
+    lengths: Array | None = None  # int32 [B], `keys` are the first so many, and all that hides
+    # anything but `causal`
+    window: Window | None = None
     few: bool = False  # the queries are those that a head reads: no kernel gains by them
 
 

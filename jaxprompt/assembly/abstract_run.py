@@ -95,11 +95,8 @@ def open_run(c: Any, device: Device | None = None) -> AbstractRun:
     if c.ppt.task:
         ppt.check_learner(c)
     backbone, notes = find_backbone(c.backbone.to_dict())
-    method, _ = check_fit(
-        backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len
-    )
-    front = method.position_shift()
-    if device is not None and has_kernel(backbone.module, device, c.data.max_len, front):
+    check_fit(backbone, prompt=c.prompt.to_dict(), head=c.head.to_dict(), max_len=c.data.max_len)
+    if device is not None and has_kernel(backbone.module, device, c.data.max_len):
         backbone = with_attention(backbone, "fused")
         notes += ("attention is a fused kernel on these devices, which does not store the scores",)
     has_file = any((backbone.folder / name).exists() for name in _TOKENIZERS)
@@ -154,23 +151,19 @@ def find_backbone(block: Mapping[str, Any]) -> tuple[Backbone, tuple[str, ...]]:
     return backbone, (f"backbone {name}, not on this machine: planned with its published shape",)
 
 
-def has_kernel(module: Any, device: Device, length: int, front: int) -> bool:
-    """Tells whether training on a device takes its own attention kernel at a length.
-
-    `front` counts the tokens of a prefix.
-    """
+def has_kernel(module: Any, device: Device, length: int) -> bool:
+    """Tells whether training on a device takes its own attention kernel at a length."""
     cfg, target = module.cfg, Target(device.platform, device.capability)
     drops, size = cfg.attention_dropout > 0, module.dims.head_dim
-    return kernels.has_own(cfg, size, target, length, drops=drops, front=front)
+    return kernels.has_own(cfg, size, target, length, drops=drops)
 
 
 def may_fuse(run: AbstractRun, device: Device) -> bool:
     """Tells whether a device has a kernel for attention that it takes on request alone."""
     c, module = run.config, run.backbone.module
-    size = c.data.max_len, run.model.prompt.position_shift()
-    if c.backbone.attention != "auto" or has_kernel(module, device, *size):
+    if c.backbone.attention != "auto" or has_kernel(module, device, c.data.max_len):
         return False
-    return has_kernel(with_attention(run.backbone, "fused").module, device, *size)
+    return has_kernel(with_attention(run.backbone, "fused").module, device, c.data.max_len)
 
 
 def with_attention(backbone: Backbone, kernel: str) -> Backbone:

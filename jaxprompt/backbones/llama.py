@@ -6,7 +6,6 @@ as the text goes on; with prompt.shift=False it stands outside of windows, and a
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ from jaxprompt.layers.quantized import QuantizedTable, restore_at
 from jaxprompt.layers.rotary import RotaryAttention, make_turns, turn
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen
+from jaxprompt.types import Batch, Cache, Dims, Injection, Memory, Prefix, Seen, Window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +84,6 @@ class LlamaConfig:
     attention: str = "auto"
     rows: int = 0  # of the vocabulary tables, padding included; 0 = vocab
     skip: int = 0  # layers below this one are not run: Batch.kept is what enters it
-
-    @property
-    def sees_all_of(self) -> float:
-        """Tells up to how many tokens, a prefix included, no layer's window hides any."""
-        return self.window if any(self.is_local) else math.inf
 
     def norm(self, **name: Any) -> RMSNorm:
         """Makes a norm."""
@@ -201,21 +195,26 @@ class Layer(nn.Module):
         return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), *turns)
 
     def _narrow(self, seen: Seen, item: Item, places) -> Seen:
-        """Hides what is out of a local layer's window. A mask alone tells that."""
+        """Hides what is out of a local layer's window."""
         c, where = self.cfg, None if item.prefix is None else item.prefix.positions
         length = 0 if item.prefix is None else item.prefix.k.shape[1]
         # Without positions a prefix stands outside of windows: nothing of it is hidden.
-        if places.shape[1] + (0 if where is None else length) <= c.sees_all_of:
-            return seen  # as it is: kernels may be told of its mask in another form
+        if not any(c.is_local) or places.shape[1] + (0 if where is None else length) <= c.window:
+            return seen
         hidden = places[:, None, :] <= places[:, :, None] - c.window  # [B, T, T]
         if length:
             front = jnp.zeros((*places.shape, length), bool)
             if where is not None:
                 front = where <= places[:, :, None] - c.window
             hidden = jnp.concatenate([front, hidden], axis=-1)
-        # Once keys are hidden by distance no kernel can be told of the mask in another form.
         mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
-        return Seen(mask & ~(hidden & item.is_local))
+        narrow = Seen(mask & ~(hidden & item.is_local))
+        if seen.lengths is None:
+            return narrow
+        # Columns count as positions do, which a kernel may be told in the place of the mask.
+        local = c.is_local[0] if len(set(c.is_local)) == 1 else item.is_local
+        window = Window(c.window, local, length if where is None else 0)
+        return narrow._replace(keys=seen.keys, causal=True, window=window)
 
 
 class Embed(nn.Module):

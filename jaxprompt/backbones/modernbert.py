@@ -49,7 +49,7 @@ class ModernBertConfig(EncoderConfig):
     biases: frozenset[str] = frozenset()  # of names_modernbert.BIASES
     embed_dropout: float = 0.0
 
-    sees_all_of: ClassVar[int] = 0  # tokens: its layers are told by a mask alone
+    masked: ClassVar[bool] = True  # a mask alone tells what a local layer hides
 
     def norm(self, **name: Any) -> LayerNorm:
         """Makes a norm, with a bias where the config says so."""

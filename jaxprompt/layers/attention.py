@@ -27,19 +27,18 @@ def attend(
     """
     dropped = dropout > 0.0 and key is not None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    # Neither cuDNN's call in JAX nor the Pallas kernel caps scores; those of few queries are small.
-    kernel = "einsum" if cap or seen.few else kernel
+    kernel = "einsum" if seen.few else kernel  # the scores of few queries are small
     shape = q.shape
     if k.shape[2] % sharding.parts("act_heads"):  # each device has the keys that its heads need
         k, v = (_spread_heads(x, shape[2]) for x in (k, v))
     chosen = kernels.choose(
         kernel, sharding.target(), dtype=q.dtype, head_dim=q.shape[-1], dropped=dropped,
-        length=q.shape[1], told=seen.keys is not None,
+        length=q.shape[1], told=seen.keys is not None, capped=cap > 0,
     )  # fmt: skip
     if chosen == "cudnn":
         return kernels.cudnn(q, k, v, seen, bias, scale)
-    if chosen == "flash":
-        return kernels.flash(q, k, v, seen, bias, scale)
+    if chosen == "pallas":
+        return kernels.by_pallas(q, k, v, seen, bias, scale, cap)
     mask, heads = _spread(seen), k.shape[2]
     if heads < shape[2]:  # the heads that share keys are rows more of these
         q, mask = _fold(q, heads), _repeat(mask, shape[2] // heads)

@@ -1,20 +1,20 @@
 """The kernels of attention that others wrote: which one serves where, and how it is called.
 
 Two matrix products and a softmax serve everywhere. cuDNN's flash attention (GPUs) and JAX's own
-flash attention (TPUs, Pallas) keep no scores, and take only some shapes and masks.
+flash and splash attention (TPUs, Pallas) keep no scores, and take only some shapes and masks.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import Target
-from jaxprompt.types import Seen
+from jaxprompt.types import Seen, Window
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
 FLASH_FROM = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
@@ -24,41 +24,35 @@ _LANES = 128  # what its lengths are multiples of
 
 
 def choose(
-    kernel: str, target: Target, *, dtype, head_dim: int, dropped: bool, length: int, told: bool
-) -> str:
-    """Resolves what a config asks for. -> einsum | recompute | cudnn | flash
+    kernel: str, target: Target, *, dtype, head_dim: int, dropped: bool, length: int, told: bool,
+    capped: bool = False,
+) -> str:  # fmt: skip
+    """Resolves what a config asks for. -> einsum | recompute | cudnn | pallas
 
     "recompute" is "einsum" whose scores are computed again in the backward pass. `length` counts
     the queries; `told` says whether `Seen.keys` and what goes with it stand for the mask.
     """
     if kernel == "einsum" or dropped:  # no kernel drops as the rest of this code does
         return "einsum"
-    # cuDNN's flash attention takes 16-bit numbers alone, and on every GPU from capability 8.0 on
-    # heads of up to 128 numbers, in multiples of 8.
-    narrow = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
-    if narrow and target.platform == "gpu" and target.capability >= 8:
+    narrow = jnp.dtype(dtype).itemsize == 2 and head_dim % 8 == 0
+    # cuDNN's flash attention takes heads of up to 128 numbers on every GPU from capability 8.0 on,
+    # and JAX's call of it has no cap of scores.
+    gpu = target.platform == "gpu" and target.capability >= 8
+    if narrow and gpu and head_dim <= 128 and not capped:
         return "cudnn"
     long = length >= FLASH_FROM or kernel == "fused"
-    if narrow and target.platform == "tpu" and told and long:
-        return "flash"
+    if narrow and target.platform == "tpu" and head_dim <= 256 and told and long:
+        return "pallas"
     return "recompute" if kernel == "fused" else "einsum"
 
 
-def has_own(
-    cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool, front: int = 0
-) -> bool:
-    """Tells whether a target has a kernel of its own for a backbone's attention over a text.
-
-    `front` counts the tokens of a prefix before it.
-    """
-    # No kernel caps scores, and a mask alone tells what a window hides.
-    capped = getattr(cfg, "cap", 0.0) > 0
-    told = front + length <= getattr(cfg, "sees_all_of", math.inf)
+def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool) -> bool:
+    """Tells whether a target has a kernel of its own for a backbone's attention over a text."""
     chosen = choose(
         cfg.attention, target, dtype=cfg.dtype, head_dim=head_dim, dropped=drops, length=length,
-        told=told,
+        told=not getattr(cfg, "masked", False), capped=getattr(cfg, "cap", 0.0) > 0,
     )  # fmt: skip
-    return not capped and chosen in ("cudnn", "flash")
+    return chosen in ("cudnn", "pallas")
 
 
 def cudnn(q, k, v, seen: Seen, bias, scale: float):
@@ -122,17 +116,19 @@ def _map_alike(size, is_mapped, arrays):
 _batch_alike.defvjp(lambda arrays: (_alike(arrays), None), lambda _, given: (given,))
 
 
-def flash(q, k, v, seen: Seen, bias, scale: float):
-    """Attends by JAX's TPU kernel; `seen.keys` is there.
+def by_pallas(q, k, v, seen: Seen, bias, scale: float, cap: float = 0.0):
+    """Attends by a TPU kernel of JAX's; `seen.keys` is there.
 
-    [B, T, N, D], [B, S, N, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]
+    [B, T, N, D], [B, S, N|G, D] x 2, bias [B|1, N, T, S] -> [B, T, N, D]. Splash attention knows
+    windows, caps of scores and heads that share keys; flash attention takes a bias.
     """
     rows, queries, heads, size = q.shape
     keys = k.shape[1]
-    if k.shape[2] < heads:  # the kernel has as many of keys
+    splash = bias is None and bool(seen.window or cap or k.shape[2] < heads)
+    if k.shape[2] < heads and not splash:
         k, v = (jnp.repeat(x, heads // k.shape[2], axis=2) for x in (k, v))
-    # The kernel lines causal queries up with the first key: what is put in front is not read.
-    front = keys - queries if seen.causal else 0
+    # Flash attention lines causal queries up with the first key: what is put in front is not read.
+    front = keys - queries if seen.causal and not splash else 0
     ends = -(queries + front) % _LANES, -keys % _LANES
     segments = seen.segments or (jnp.ones((rows, queries), jnp.int32), jnp.ones_like(seen.keys))
     # Number 0 is that of hidden keys, which no query has.
@@ -144,23 +140,68 @@ def flash(q, k, v, seen: Seen, bias, scale: float):
         arrays.append(jnp.pad(bias.astype(q.dtype), pads))
         axes.append(("act_batch" if len(bias) > 1 else None, "act_heads", None, None))
     run = functools.partial(_flash, causal=seen.causal)
+    if splash:
+        run = functools.partial(_splash, seen=seen, before=keys - queries, cap=cap)
+        if seen.window:
+            arrays.append(jnp.asarray(seen.window.local))
+            axes.append(())
     # GSPMD cannot divide a Pallas call: each device runs it on its own part.
     run = sharding.divide(run, [("act_batch", "act_heads", None, None)] * 3 + axes)
 
     def attend(q, k, v, arrays):
         def lay(x, *ends):
-            x = x.reshape(rows, -1, heads, size)
+            x = x.reshape(rows, x.shape[1], -1, size)
             return jnp.pad(x, [(0, 0), ends, (0, 0), (0, 0)]).swapaxes(1, 2)
 
         y = run(lay(q, front, ends[0]), lay(k, 0, ends[1]), lay(v, 0, ends[1]), *arrays)
         return y.swapaxes(1, 2)[:, front : front + queries]
 
-    join = lambda x: x.reshape(*x.shape[:2], heads * size)
+    join = lambda x: x.reshape(*x.shape[:2], -1)
     # The kernel would scale the bias too. Of q, k and v with heads joined is kept: a head's own 64
     # numbers would take the room of 128, the width of a TPU's registers.
     return recompute(
         attend, join(q if scale == 1.0 else q * scale), join(k), join(v), tuple(arrays)
     )
+
+
+def _splash(q, k, v, own, others, local=False, *, seen: Seen, before: int, cap: float):
+    """Attends row by row, with `before` keys in front of causal queries' own.
+
+    [B, N, T, D], [B, G, S, D] x 2, ..., bool [] -> [B, N, T, D]
+    """
+    # Imported where a TPU needs it, and nowhere else.
+    from jax.experimental.pallas.ops.tpu import splash_attention as pallas
+
+    shape = q.shape[2], k.shape[2]
+    rows, columns = map(_block, shape)
+    blocks = pallas.BlockSizes(
+        block_q=rows, block_kv=columns, block_q_dkv=rows, block_kv_dkv=columns, block_q_dq=rows,
+        block_kv_dq=columns,
+    )  # fmt: skip
+
+    def attend(mask):
+        kernel = pallas.make_splash_mha_single_device(
+            pallas.MultiHeadMask([mask] * q.shape[1]), block_sizes=blocks,
+            attn_logits_soft_cap=cap or None,
+        )  # fmt: skip
+        return jax.vmap(lambda q, k, v, a, b: kernel(q, k, v, pallas.SegmentIds(a, b)))
+
+    given = q, k, v, own, others
+    whole = pallas.CausalMask(shape, before) if seen.causal else pallas.FullMask(shape)
+    if seen.window is None or seen.window.local is False:
+        return attend(whole)(*given)
+    near = attend(_window_mask(pallas, shape, before, seen.window))
+    if seen.window.local is True:
+        return near(*given)
+    return jax.lax.cond(local, near, attend(whole), *given)
+
+
+def _window_mask(pallas, shape: tuple[int, int], before: int, window: Window):
+    if not window.outside:
+        return pallas.LocalMask(shape, (window.columns - 1, 0), before)
+    place, column = before + np.arange(shape[0])[:, None], np.arange(shape[1])
+    near = (column > place - window.columns) | (column < window.outside)
+    return pallas.NumpyMask((column <= place) & near)
 
 
 def _flash(q, k, v, own, others, bias=None, *, causal: bool):

@@ -33,6 +33,9 @@ SKIPPED = {
     "plan --config=configs/ppt/t5_xxl.py '--devices=8x v5e' --compiler=tpu": (
         "needs libtpu; tests/cli/test_plan.py has a stand-in for it"
     ),
+    "plan --config=base --config.backbone.path=google/gemma-3-1b-pt": (
+        "needs libtpu; tests/accelerators compiles such a step"
+    ),
     "plan --config=configs/ppt/t5_base.py '--devices=1x h100' --compiler=cuda": (
         "needs NVIDIA's compiler; tests/cli/test_plan.py"
     ),

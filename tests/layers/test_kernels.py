@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas
-from jax.experimental.pallas.ops.tpu import flash_attention
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
 from jaxprompt.parallel.sharding import Target
-from jaxprompt.types import Prefix, Seen, Tokens
+from jaxprompt.types import Prefix, Seen, Tokens, Window
 
 N, D = 2, 8
 GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Target("cpu")
@@ -36,10 +35,14 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
         (CPU, "auto", {}, "einsum"),
         (CPU, "fused", {}, "recompute"),
         (TPU, "auto", {}, "einsum"),
-        (TPU, "auto", dict(length=512), "flash"),
+        (GPU, "auto", dict(capped=True), "einsum"),
+        (GPU, "fused", dict(capped=True), "recompute"),
+        (TPU, "auto", dict(length=512), "pallas"),
+        (TPU, "auto", dict(length=512, head_dim=256, capped=True), "pallas"),
+        (TPU, "auto", dict(length=512, head_dim=264), "einsum"),
         (TPU, "auto", dict(length=512, told=False), "einsum"),
         (TPU, "auto", dict(length=512, dtype="float32"), "einsum"),
-        (TPU, "fused", {}, "flash"),
+        (TPU, "fused", {}, "pallas"),
         (TPU, "fused", dict(told=False), "recompute"),
     ],
 )
@@ -147,8 +150,9 @@ SHARED = ("left", "odd, prefix", "causal, prefix", "causal documents", "several 
 @pytest.fixture
 def interpreted(monkeypatch):
     """Lets kernels of Pallas run as plain operations."""
-    call = functools.partial(pallas.pallas_call, interpret=True)
-    monkeypatch.setattr(flash_attention.pl, "pallas_call", call)
+    inner = pallas.pallas_call
+    call = lambda *args, **how: inner(*args, **how | {"interpret": True})
+    monkeypatch.setattr(pallas, "pallas_call", call)
     jax.clear_caches()  # of programs that were traced for a TPU
     yield
     jax.clear_caches()
@@ -156,12 +160,57 @@ def interpreted(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_tpus_kernel(name, interpreted):
-    compare(kernels.flash, name)
+    compare(kernels.by_pallas, name)
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_tpus_kernel_where_heads_share_keys(name, interpreted):
-    compare_shared(kernels.flash, name)
+    compare_shared(kernels.by_pallas, name)
+
+
+WINDOWS = {  # tokens, prefix, columns of the window, prefix outside of it, cap, heads, local
+    "narrow": (40, 0, 7, False, 0.0, N, True),
+    "prefix in it": (37, 5, 9, False, 0.0, N, True),
+    "prefix outside": (37, 5, 9, True, 0.0, N, True),
+    "several blocks": (300, 70, 130, False, 0.0, N, True),
+    "several blocks, outside": (300, 70, 130, True, 0.0, N, True),
+    "shared keys, capped": (200, 3, 20, False, 2.0, 2 * N, True),
+    "all is seen": (37, 5, 9, False, 2.0, N, False),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_tpus_kernel_of_windows(name, traced, interpreted):
+    length, front, columns, out, cap, heads, local = WINDOWS[name]
+    tokens = tokens_of(4, length)
+    q, k, v = (draw(i, 4, length, n, D) for i, n in enumerate((heads, N, N)))
+    seen = seen_before(tokens)
+    if front:
+        prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
+        k, v, seen = put_in_front(prefix, k, v, seen)
+    place, column = front + np.arange(length)[:, None], np.arange(front + length)
+    near = (column > place - columns) | (column < front * out) | (not local)
+    mask = seen.mask & near
+
+    def by_window(q, k, v, seen, bias, scale):
+        # In a scan, as a layer of one kind among others is.
+        pick = lambda local: kernels.by_pallas(
+            q, k, v, seen._replace(window=Window(columns, local, front * out)), bias, scale, cap
+        )
+        if not traced:
+            return pick(local)
+        return jax.lax.scan(lambda _, x: (None, pick(x)), None, jnp.array([local]))[1][0]
+
+    def plainly(q, k, v, seen, bias, scale):
+        k, v = (jnp.repeat(x, heads // N, axis=2) for x in (k, v))
+        return attend(q, k, v, Seen(mask), bias, scale=scale, cap=cap, kernel="einsum")
+
+    given = (q, k, v, None), seen, tokens.mask
+    (y, grads), (expected, slopes) = (run(attend, *given) for attend in (by_window, plainly))
+    assert_near(y, expected)
+    for found, slope in zip(jax.tree.leaves(grads), jax.tree.leaves(slopes), strict=True):
+        assert_near(found, slope)
 
 
 @pytest.fixture
@@ -204,7 +253,7 @@ def test_rows_of_no_keys_stay_finite(described, interpreted):
     none = Seen(jnp.zeros((2, 8), bool), jnp.zeros((2, 8), bool), lengths=jnp.zeros(2, jnp.int32))
     for seen in (none, none._replace(lengths=None)):
         assert np.isfinite(np.float32(kernels.cudnn(q, k, v, seen, None, 1.0))).all()
-    assert np.isfinite(np.float32(kernels.flash(q, k, v, none, None, 1.0))).all()
+    assert np.isfinite(np.float32(kernels.by_pallas(q, k, v, none, None, 1.0))).all()
 
 
 def test_mapped_over_runs_every_array_has_the_axis_in_front():
