@@ -3,6 +3,7 @@
 import html
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,6 +22,8 @@ from tiny_run import (
 )
 
 from configs.base import get_config
+from jaxprompt.assembly.inspection_report import list_instances
+from jaxprompt.assembly.instances import Instance
 from jaxprompt.assembly.learned_rows import find_rows
 from jaxprompt.assembly.pipeline import build_scorer, load_weights, open_backbone
 from jaxprompt.assembly.tune import run
@@ -111,6 +114,21 @@ def test_rows_of_a_class_are_told_apart(each, tmp_path):
     split = scorer.encode([Example({"text": "the"}, label=0)])
     rows = find_rows(scorer, params, None, scorer.one_batch(split.rows), 1)
     assert [(row.kind, row.name) for row in rows] == [("label row", name) for name in names]
+
+
+def test_words_near_a_prompt_are_red_on_a_terminal_and_in_brackets_elsewhere():
+    shown = [
+        Instance(("Who", "wrote", "\x1b[2J"), np.zeros(3), (1, 2), "HUM"),
+        Instance(("When", "?"), np.zeros(2), (), ""),
+    ]
+    found = SimpleNamespace(instances=SimpleNamespace(shown=shown))
+    assert list_instances(found, colours=False) == (
+        "HUM: Who [wrote] [\\x1b[2J]\nclass not known: When ?\n"
+    )
+    assert list_instances(found, colours=True) == (
+        "HUM: Who \x1b[31mwrote\x1b[0m \x1b[31m\\x1b[2J\x1b[0m\nclass not known: When ?\n"
+    )
+    assert list_instances(SimpleNamespace(instances=None), colours=True) == ""
 
 
 def test_zero_shot_has_one_step(backbone, data, tmp_path):

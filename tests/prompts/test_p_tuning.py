@@ -156,6 +156,20 @@ def test_the_recipe_decays_the_backbone_and_not_the_encoder(task):
     assert len(encoder) > 4 and c.optim.weight_decay == 0.1
 
 
+@pytest.mark.parametrize("task", p_tuning.TASKS)
+def test_the_recipe_has_a_rate_for_the_backbone(task):
+    """Section 4.3 and the released code: both are tuned, or the pseudo tokens alone."""
+    both, alone = p_tuning.get_config(task), p_tuning.get_config(f"{task},frozen")
+    own = p_tuning.TASKS[task]
+    assert (both.optim.lr, both.optim.lr_backbone) == (own.rate, 1e-5)
+    assert both.optim.schedule == {0: "linear", 150: "warmup_linear"}[both.optim.warmup_steps]
+    assert alone.optim.lr_backbone == base.get_config().optim.lr_backbone
+    assert (both.trainable, alone.trainable) == (("prompt/.*", "backbone/.*"), ())
+    for c in (both, alone):
+        assert c.train.total_steps == own.steps and c.train.total_epochs == 0
+        assert c.prompt.length == own.length == own.template.count("[soft*1]")
+
+
 def test_weight_decay_spares_the_biases_of_an_lstm():
     _, params, _ = start(length=2)
     found = decay_mask(base.get_config().optim.no_decay)(tree.flatten({"prompt": params}))
