@@ -85,9 +85,9 @@ class Prefix(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How far back a query sees, by columns."""
+    """How far a query sees, by columns: back, and to either side where attention is not causal."""
 
-    columns: int  # that are seen, its own included
+    columns: int  # that are seen to a side, its own included
     local: bool | Array  # False = all; bool [] where layers of both kinds are one program
     outside: int = 0  # the first so many are seen besides, from everywhere
 

@@ -509,7 +509,9 @@ def test_the_kernel_is_there_where_it_is_promised(case, told):
         (Case("llama", "grid", "prefix", 5, 512, target=TPU, kind="gemma3"), True),
         (Case("llama", "train", "prefix", 5, 512, mesh=MESHES[1], target=TPU, kind="gemma2"), True),
         (Case("llama", "train", "prefix", 5, 24, kind="gemma2"), False),  # capped scores
-        (Case("modernbert", "train", "soft", 5, 512, target=TPU), False),
+        (Case("modernbert", "train", "soft", 5, 512, target=TPU), True),
+        (Case("modernbert", "grid", "prefix", 5, 512, target=TPU), True),
+        (Case("modernbert", "train", "prefix", 5, 512, mesh=MESHES[2], target=TPU), True),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ head.pooler=auto reads [CLS] itself.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from jaxprompt.layers.norm import LayerNorm, normalize
 from jaxprompt.layers.rotary import RotaryAttention, make_rates, make_turns
 from jaxprompt.layers.stack import run_stack
 from jaxprompt.parallel.sharding import constrain
-from jaxprompt.types import Prefix, Seen
+from jaxprompt.types import Prefix, Seen, Window
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -48,8 +48,6 @@ class ModernBertConfig(EncoderConfig):
     window: int = 64  # how far a local layer sees to each side
     biases: frozenset[str] = frozenset()  # of names_modernbert.BIASES
     embed_dropout: float = 0.0
-
-    masked: ClassVar[bool] = True  # a mask alone tells what a local layer hides
 
     def norm(self, **name: Any) -> LayerNorm:
         """Makes a norm, with a bias where the config says so."""
@@ -72,10 +70,10 @@ class Layer(nn.Module):
     cfg: ModernBertConfig
 
     @nn.compact
-    def __call__(self, x, item: Item, near, everything, turns, *, deterministic: bool, reads=None):
+    def __call__(self, x, item: Item, near, seen: Seen, turns, *, deterministic: bool, reads=None):
         """Runs the layer, at the positions `reads` [B, M] alone where they are given.
 
-        near, everything: bool [B, T, T]; turns: of global and of local layers
+        near: bool [B, T, T], what local layers see of `seen`; turns: of global and of local layers
         """
         c = self.cfg
         attention = RotaryAttention(
@@ -85,11 +83,13 @@ class Layer(nn.Module):
         choose = lambda one, other: jax.tree.map(
             lambda a, b: jnp.where(item.is_global, a, b), one, other
         )
-        # A mask alone: which kind a layer is may be traced, and no kernel is told of windows.
-        seen, own = Seen(choose(everything, near)), choose(*turns)
+        # Lengths do not tell the mask of a local layer, and which kind a layer is may be traced.
+        seen, own = seen._replace(mask=choose(seen.mask, near), lengths=None), choose(*turns)
         # A choice and no branch: under scan all layers are one program.
         y = jnp.where(item.is_first, x, normalize(x, item.scale, item.bias, c.eps))
         k, v, seen = put_in_front(item.prefix, *attention.keys(y, own), seen)
+        outside = k.shape[1] - x.shape[1]
+        seen = seen._replace(window=Window(c.window + 1, ~jnp.asarray(item.is_global), outside))
         seen, x, y, own = read_at(reads, seen, x, y, own)
         y = attention(y, k, v, seen, own, deterministic=deterministic)
         # The rate of the probabilities is that of the output too.
@@ -187,17 +187,16 @@ class Backbone(Encoder):
         item = Item(None, jnp.ones(c.width), jnp.zeros(c.width), True, True)
         rates = make_rates(c.width // c.heads, c.local_theta)
         turns = make_turns(jnp.zeros((1, 2), jnp.int32), rates)
-        seen = jnp.ones((1, 2, 2), bool)
-        return item, seen, seen, (turns, turns)
+        near = jnp.ones((1, 2, 2), bool)
+        return item, near, Seen(near), (turns, turns)
 
     def _run(self, x, prefix, batch, deterministic: bool, *, last=None, **how: Any):
         c, tokens = self.cfg, batch.encoder
-        places, mask = tokens.positions, seen_of(tokens, tokens).mask
-        everything = jnp.broadcast_to(
-            mask if mask.ndim == 3 else mask[:, None], (*places.shape, places.shape[1])
-        )
+        places, seen = tokens.positions, seen_of(tokens, tokens)
+        mask = seen.mask if seen.mask.ndim == 3 else seen.mask[:, None]
+        seen = seen._replace(mask=jnp.broadcast_to(mask, (*places.shape, places.shape[1])))
         # The window has half of `local_attention` on either side, both ends included.
-        near = everything & (jnp.abs(places[:, :, None] - places[:, None]) <= c.window)
+        near = seen.mask & (jnp.abs(places[:, :, None] - places[:, None]) <= c.window)
         turns = tuple(
             make_turns(places, make_rates(c.width // c.heads, theta))
             for theta in (c.global_theta, c.local_theta)
@@ -207,7 +206,7 @@ class Backbone(Encoder):
             np.arange(c.layers) == 0,
         )  # fmt: skip
         x, _ = run_stack(
-            self.layer, self.layers, x, items, near, everything, turns, last=last, **how,
+            self.layer, self.layers, x, items, near, seen, turns, last=last, **how,
             **self._way(deterministic),
         )  # fmt: skip
         # What `enter` gives goes into a layer, so the last norm is not for it.

@@ -14,7 +14,7 @@ import numpy as np
 from jaxprompt.layers.recompute import recompute
 from jaxprompt.parallel import sharding
 from jaxprompt.parallel.sharding import Target
-from jaxprompt.types import Seen, Window
+from jaxprompt.types import Seen
 
 KERNELS = ("auto", "einsum", "fused")  # what a config may ask for
 FLASH_FROM = 512  # tokens from which "auto" takes a TPU's kernel: the scores of fewer are small
@@ -50,7 +50,7 @@ def has_own(cfg: Any, head_dim: int, target: Target, length: int, *, drops: bool
     """Tells whether a target has a kernel of its own for a backbone's attention over a text."""
     chosen = choose(
         cfg.attention, target, dtype=cfg.dtype, head_dim=head_dim, dropped=drops, length=length,
-        told=not getattr(cfg, "masked", False), capped=getattr(cfg, "cap", 0.0) > 0,
+        told=True, capped=getattr(cfg, "cap", 0.0) > 0,
     )  # fmt: skip
     return chosen in ("cudnn", "pallas")
 
@@ -190,18 +190,20 @@ def _splash(q, k, v, own, others, local=False, *, seen: Seen, before: int, cap: 
     whole = pallas.CausalMask(shape, before) if seen.causal else pallas.FullMask(shape)
     if seen.window is None or seen.window.local is False:
         return attend(whole)(*given)
-    near = attend(_window_mask(pallas, shape, before, seen.window))
+    near = attend(_window_mask(pallas, shape, before, seen))
     if seen.window.local is True:
         return near(*given)
     return jax.lax.cond(local, near, attend(whole), *given)
 
 
-def _window_mask(pallas, shape: tuple[int, int], before: int, window: Window):
+def _window_mask(pallas, shape: tuple[int, int], before: int, seen: Seen):
+    window, back = seen.window, seen.window.columns - 1
+    ahead = 0 if seen.causal else back
     if not window.outside:
-        return pallas.LocalMask(shape, (window.columns - 1, 0), before)
+        return pallas.LocalMask(shape, (back, ahead), before)
     place, column = before + np.arange(shape[0])[:, None], np.arange(shape[1])
-    near = (column > place - window.columns) | (column < window.outside)
-    return pallas.NumpyMask((column <= place) & near)
+    near = (place - back <= column) & (column <= place + ahead)
+    return pallas.NumpyMask(near | (column < window.outside))
 
 
 def _flash(q, k, v, own, others, bias=None, *, causal: bool):

@@ -46,7 +46,7 @@ FIELDS = {path: dict(backbone__remat="full") for path in PRETRAINING}
 CRASHES = {("ppt/annotator.py", "v6e"): dict(backbone__remat="full")}
 BERT, GPT2 = "google-bert/bert-large-uncased", "openai-community/gpt2-xl"
 TINY_LLAMA = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
-GEMMA = "google/gemma-3-1b-pt"
+GEMMA, MODERN = "google/gemma-3-1b-pt", "answerdotai/ModernBERT-base"
 NARROW = dict(backbone__dtype="bfloat16", backbone__dropout=0.0)
 
 
@@ -137,8 +137,11 @@ OTHERS = (
     # Four heads of keys on eight devices.
     ("train", "base.py", 1, 8, False, dict(backbone__path=TINY_LLAMA)),
 )
-# Windows and capped scores, which a kernel of TPUs alone takes: heads of 256 numbers.
-WINDOWS = (("train", "base.py", 2, 2, False, dict(backbone__path=GEMMA, data__max_len=1024)),)
+# Windows, of heads of 256 numbers too, which a kernel of TPUs alone takes.
+WINDOWS = (
+    ("train", "base.py", 2, 2, False, dict(backbone__path=GEMMA, data__max_len=1024)),
+    ("train", "base.py", 4, 1, False, dict(backbone__path=MODERN, data__max_len=1024)),
+)
 # All of them for one TPU and one GPU, the first for each.
 CASES = [
     (on, *own) for on in ON

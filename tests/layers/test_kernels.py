@@ -168,30 +168,34 @@ def test_tpus_kernel_where_heads_share_keys(name, interpreted):
     compare_shared(kernels.by_pallas, name)
 
 
-WINDOWS = {  # tokens, prefix, columns of the window, prefix outside of it, cap, heads, local
-    "narrow": (40, 0, 7, False, 0.0, N, True),
-    "prefix in it": (37, 5, 9, False, 0.0, N, True),
-    "prefix outside": (37, 5, 9, True, 0.0, N, True),
-    "several blocks": (300, 70, 130, False, 0.0, N, True),
-    "several blocks, outside": (300, 70, 130, True, 0.0, N, True),
-    "shared keys, capped": (200, 3, 20, False, 2.0, 2 * N, True),
-    "all is seen": (37, 5, 9, False, 2.0, N, False),
+# Tokens, prefix, columns of the window, prefix outside of it, cap, heads, local, causal.
+WINDOWS = {
+    "narrow": (40, 0, 7, False, 0.0, N, True, True),
+    "prefix in it": (37, 5, 9, False, 0.0, N, True, True),
+    "prefix outside": (37, 5, 9, True, 0.0, N, True, True),
+    "several blocks": (300, 70, 130, False, 0.0, N, True, True),
+    "several blocks, outside": (300, 70, 130, True, 0.0, N, True, True),
+    "shared keys, capped": (200, 3, 20, False, 2.0, 2 * N, True, True),
+    "all is seen": (37, 5, 9, False, 2.0, N, False, True),
+    "to both sides": (300, 0, 65, False, 0.0, N, True, False),
+    "to both sides, prefix outside": (37, 5, 9, True, 0.0, N, True, False),
+    "all is seen, on both sides": (37, 5, 9, True, 0.0, N, False, False),
 }
 
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_tpus_kernel_of_windows(name, traced, interpreted):
-    length, front, columns, out, cap, heads, local = WINDOWS[name]
+    length, front, columns, out, cap, heads, local, causal = WINDOWS[name]
     tokens = tokens_of(4, length)
     q, k, v = (draw(i, 4, length, n, D) for i, n in enumerate((heads, N, N)))
-    seen = seen_before(tokens)
+    seen = seen_before(tokens) if causal else seen_of(tokens, tokens)
     if front:
         prefix = Prefix(draw(3, 1, front, N, D), draw(4, 1, front, N, D), None)
         k, v, seen = put_in_front(prefix, k, v, seen)
     place, column = front + np.arange(length)[:, None], np.arange(front + length)
-    near = (column > place - columns) | (column < front * out) | (not local)
-    mask = seen.mask & near
+    near = (abs(column - place) < columns) | (column < front * out) | (not local)
+    mask = (seen.mask if causal else seen.mask[:, None]) & near
 
     def by_window(q, k, v, seen, bias, scale):
         # In a scan, as a layer of one kind among others is.
