@@ -103,8 +103,8 @@ class Seen(NamedTuple):
     keys: Array | None = None  # bool [B, S]
     causal: bool = False  # hides what is behind a query; the last one sees the last key
     segments: tuple[Array, Array] | None = None  # int32 [B, T], [B, S]: equal ones see each other
-    lengths: Array | None = None  # int32 [B], `keys` are the first so many, and all that hides
-    # anything but `causal`
+    lengths: Array | None = None  # int32 [B], `keys` are the first so many; None where more hides
+    # than these and `causal`
     window: Window | None = None
     few: bool = False  # the queries are those that a head reads: no kernel gains by them
 

@@ -217,6 +217,22 @@ def test_tpus_kernel_of_windows(name, traced, interpreted):
         assert_near(found, slope)
 
 
+@pytest.mark.parametrize("bias, taken", [(None, ["pallas"]), (1.0, ["recompute"])])
+def test_a_bias_beside_a_window_leaves_the_kernel_out(bias, taken, monkeypatch):
+    """Splash attention takes no bias, and flash attention knows no window."""
+    (q, k, v, _), seen, _ = make("causal")
+    seen = seen._replace(window=Window(7, True))
+    chosen, inner = [], kernels.choose
+
+    def choose(*args, **how):
+        chosen.append(inner("fused", TPU, **how))
+        return "einsum"
+
+    monkeypatch.setattr(kernels, "choose", choose)
+    attend(q, k, v, seen, None if bias is None else jnp.full((1, N, 40, 40), bias))
+    assert chosen == taken
+
+
 @pytest.fixture
 def described(monkeypatch):
     """Lets JAX's own description of attention answer for cuDNN, at even lengths alone."""
