@@ -79,15 +79,15 @@ def test_gpus_have_a_kernel_for_attention(make_run):
     assert kernel("h100") == "auto"
 
 
-def test_no_kernel_of_a_tpu_is_promised_behind_a_window(make_run):
+def test_the_kernel_of_a_tpu_is_promised_from_512_tokens_on_behind_a_window_too(make_run):
     """Mistral's is 4096 tokens, those of a prefix included."""
     own = dict(prompt__length=8, backbone__dtype="bfloat16")
     c = make_run("mistralai/Mistral-7B-v0.1", "prefix", **own).config
     kernel = lambda device: open_run(c, DEVICES[device]).backbone.module.cfg.attention
-    c.data.max_len = 4088
-    assert kernel("v5e") == kernel("h100") == "fused"
-    c.data.max_len = 4089
-    assert kernel("v5e") == "auto" and kernel("h100") == "fused"
+    c.data.max_len = 511
+    assert (kernel("v5e"), kernel("h100")) == ("auto", "fused")
+    for c.data.max_len in (512, 4089):
+        assert kernel("v5e") == kernel("h100") == "fused"
 
 
 def test_several_slices_are_counted_as_one(make_run):
