@@ -6,7 +6,8 @@
 #        bash launch/test.sh --accelerators [pytest arguments]
 # --fast runs the unit tests, the data tests and the contract on two backbones: what runs by default
 # and is not marked slow, by hand or for its folder (tests/conftest.py). --all adds what takes long
-# while a shorter case goes the same way (tests/long.txt). --accelerators compiles what ships for TPUs and
+# while a shorter case goes the same way (tests/long.txt), and a real language model (93 MB), whose
+# tests are skipped where it is absent. --accelerators compiles what ships for TPUs and
 # GPUs, by their makers' compilers and without either: in about an hour on two cores, in an
 # environment of its own (.venv-accelerators, 3 GB).
 set -euo pipefail
@@ -32,7 +33,7 @@ environment requirements.txt tests/requirements.txt launch/backbone.txt
 selected=(-m "not long")
 case "${1:-}" in
   --fast) selected=(-m "not slow and not long") && shift ;;
-  --all) selected=() && shift ;;
+  --all) environment launch/language_model.txt && selected=() && shift ;;
 esac
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .

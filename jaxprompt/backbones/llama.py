@@ -198,8 +198,8 @@ class Layer(nn.Module):
         """Hides what is out of a local layer's window."""
         c, where = self.cfg, None if item.prefix is None else item.prefix.positions
         length = 0 if item.prefix is None else item.prefix.k.shape[1]
-        # Without positions a prefix stands outside of windows: nothing of it is hidden.
-        if not any(c.is_local) or places.shape[1] + (0 if where is None else length) <= c.window:
+        outside = length if where is None else 0  # of windows: nothing of it is hidden
+        if not any(c.is_local) or places.shape[1] + length - outside <= c.window:
             return seen
         hidden = places[:, None, :] <= places[:, :, None] - c.window  # [B, T, T]
         if length:
@@ -211,9 +211,9 @@ class Layer(nn.Module):
         narrow = Seen(mask & ~(hidden & item.is_local))
         if seen.lengths is None:
             return narrow
-        # Columns count as positions do, which a kernel may be told in the place of the mask.
-        local = c.is_local[0] if len(set(c.is_local)) == 1 else item.is_local
-        window = Window(c.window, local, length if where is None else 0)
+        # Columns are as far from each other as positions, so a kernel needs no mask of the window.
+        local = True if all(c.is_local) else item.is_local
+        window = Window(c.window, local, outside)
         return narrow._replace(keys=seen.keys, causal=True, window=window)
 
 

@@ -201,9 +201,23 @@ def _window_mask(pallas, shape: tuple[int, int], before: int, seen: Seen):
     ahead = 0 if seen.causal else back
     if not window.outside:
         return pallas.LocalMask(shape, (back, ahead), before)
-    place, column = before + np.arange(shape[0])[:, None], np.arange(shape[1])
-    near = (place - back <= column) & (column <= place + ahead)
-    return pallas.NumpyMask(near | (column < window.outside))
+
+    class Mask(pallas.Mask):
+        """As NumpyMask, of which JAX would hash the whole array for each head."""
+
+        @property
+        def shape(self):
+            return shape
+
+        def __getitem__(self, blocks):
+            place, column = (np.arange(n)[i] for n, i in zip(shape, blocks, strict=True))
+            place = before + place[:, None]
+            near = (place - back <= column) & (column <= place + ahead)
+            return near | (column < window.outside)
+
+        __eq__, __hash__ = object.__eq__, object.__hash__
+
+    return Mask()
 
 
 def _flash(q, k, v, own, others, bias=None, *, causal: bool):
