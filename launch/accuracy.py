@@ -1,13 +1,15 @@
 """Runs and tabulates configs/accuracy.py, and sets its counterparts in torch beside them.
 
 usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--only X] [--jobs N]
-       python launch/accuracy.py peft  --workdir DIR --data DIR --task TASK --seed N
+       python launch/accuracy.py peft  --workdir DIR --data DIR --task TASK --seed N [--only METHOD]
+                                       [--set FIELD=VALUE ...]
        python launch/accuracy.py torch --workdir DIR --data DIR --mlm DIR --seed N [--only METHOD]
        python launch/accuracy.py zero_shot --workdir DIR --data DIR --task TASK
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
-masked-language-model head. `run` skips what has a result. `peft` trains P-tuning v2 by torch and
-peft on the same rows; of tags and spans it takes our rows, loss and decisions. `torch` trains
+masked-language-model head. `run` skips what has a result. `peft` trains prefix (which is the default)
+or soft by torch and peft on the same rows, with fields of the config changed by --set; of tags and
+spans it takes our rows, loss and decisions. `torch` trains
 dart (which is the default), lm_bff or dpt on SST-2 by torch alone: of the first two N is the split,
 of dpt the seed, and --mlm its discriminator. `zero_shot` scores label words of SmolLM2 on a split,
 by ours and by torch, and counts the examples that both answer alike.
@@ -75,7 +77,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def peft_run(args: argparse.Namespace) -> None:
-    """Trains PEFT's prefix tuning in the setting of TASK-prefix, on its rows; best on dev."""
+    """Trains PEFT's prefix or prompt tuning in the setting of ours, on its rows; best on dev."""
     import numpy as np
     import peft
     import torch
@@ -84,8 +86,15 @@ def peft_run(args: argparse.Namespace) -> None:
     from jaxprompt.assembly import from_config
     from jaxprompt.convert.folder import resolve
 
-    c = get_config(f"{args.task}-prefix")
+    method = args.only or "prefix"
+    settings = {"prefix": peft.PrefixTuningConfig, "soft": peft.PromptTuningConfig}
+    if method not in settings:
+        sys.exit(f"--only {method!r}: give prefix or soft")
+    c = get_config(f"{args.task}-{method}")
     override(c, "data.source", str(Path(args.data) / args.task))
+    for change in args.set:
+        field, _, value = change.partition("=")
+        override(c, field, value)
     if c.head.name != "linear":
         from accuracy_tokens import train
 
@@ -93,13 +102,19 @@ def peft_run(args: argparse.Namespace) -> None:
         return
     examples = from_config.read_examples(c)
     folder = resolve(c.backbone.path)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = {"gguf_file": folder.name} if folder.is_file() else {}
+    folder = folder.parent if given else folder
+    tokenizer = AutoTokenizer.from_pretrained(folder, **given)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(args.seed)
     base = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=len(examples.task.labels)
+        folder, num_labels=len(examples.task.labels), dtype=torch.float32, **given
     )
-    setting = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=c.prompt.length)
+    base.config.pad_token_id = tokenizer.pad_token_id
+    if method == "soft" and hasattr(base, "score"):
+        # Given embeddings, transformers' decoders read the last position, padding or not.
+        tokenizer.padding_side = "left"
+    setting = settings[method](task_type="SEQ_CLS", num_virtual_tokens=c.prompt.length)
     model = peft.get_peft_model(base, setting)
     splits = {}
     for name, part in examples.splits.items():
@@ -146,7 +161,7 @@ def peft_run(args: argparse.Namespace) -> None:
         for p, value in zip(trained, best[1], strict=True):
             p.copy_(value)
     result = {
-        "method": "peft prefix",
+        "method": f"peft {method}",
         "seed": args.seed,
         "trained": sum(p.numel() for p in trained),
         "total": sum(p.numel() for p in model.parameters()),
@@ -154,7 +169,7 @@ def peft_run(args: argparse.Namespace) -> None:
         "test": {"accuracy": accuracy("test")},
         "time": {"seconds": time.monotonic() - started},
     }
-    write(args, result)
+    write(args, result, "peft" if method == "prefix" else f"peft_{method}")
 
 
 def torch_run(args: argparse.Namespace) -> None:
@@ -205,6 +220,7 @@ def main() -> None:
     parser.add_argument("--task", default="trec")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
     parser.add_argument("--split", default="dev")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
     args = parser.parse_args()
     if args.command != "table" and not args.data:
         parser.error("give --data, the folder of the tasks")

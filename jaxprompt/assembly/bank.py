@@ -220,14 +220,14 @@ def answer(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> dict[int, A
 
     -> of each prompt that was asked, its answers in the order of its examples
     """
-    examples: dict[int, list[Example]] = {}
+    records: dict[int, list[Record]] = {}
     for number, record in asked:
         if record.example is not None:
-            examples.setdefault(number, []).append(record.example)
+            records.setdefault(number, []).append(record)
     splits, found = {}, {}
     for number, scorer in enumerate(bank.scorers):
-        if own := examples.get(number):
-            splits[number] = scorer.encode(own)
+        if own := records.get(number):
+            splits[number] = _encode(scorer, own)
     for shelf in bank.shelves:
         here = [number for number in shelf.members if number in splits]
         if here:
@@ -237,12 +237,27 @@ def answer(bank: PromptBank, asked: Sequence[tuple[int, Record]]) -> dict[int, A
         scorer, own = bank.scorers[number], found[number]
         scorer.head.check_found(split.average(own))
         measured, known = scorer.measure_known(split, own)
-        columns = list(scorer.answers(examples[number], split, own))
+        columns = list(scorer.answers(_examples(records[number]), split, own))
         unmarked = split.judged.unmarked if split.judged else 0
         answers[number] = Answered(
             columns, measured, known, count_cut(split.by_example()), unmarked
         )
     return answers
+
+
+def _examples(records: Sequence[Record]) -> list[Example]:
+    return [record.example for record in records if record.example is not None]
+
+
+def _encode(scorer: Scorer, records: Sequence[Record]) -> Split:
+    """Encodes the examples of records. Raises InputError, which names file and line."""
+    try:
+        return scorer.encode(_examples(records))
+    except InputError:
+        for record in mark_errors(scorer, records):
+            if record.error:
+                raise InputError(record.error) from None
+        raise
 
 
 def _score(bank: PromptBank, shelf: Shelf, splits: Mapping[int, Split]) -> dict[int, np.ndarray]:

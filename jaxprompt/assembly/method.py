@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Dims
@@ -28,10 +29,22 @@ def list_paths(init: str) -> list[str]:
 
 
 def inherited(c: Any, dims: Dims = _ANY) -> list[tuple[str, Method]]:
-    """Lists the exports that numbers start from, each with the method that takes it."""
+    """Lists the exports that numbers start from, each with the method that takes it.
+
+    Raises InputError for several where a method takes one.
+    """
     method = method_of(c, dims)
     own = [(c.prompt.init, method)] if c.prompt.get("init") else method.inherits()
-    return [(path, part) for init, part in own for path in list_paths(init)]
+    found = []
+    for init, part in own:
+        paths = list_paths(init)
+        if len(paths) > 1 and part.INIT != "init":
+            raise InputError(
+                f"prompt.{part.INIT}={init} names {len(paths)} exports and must name one; only "
+                "prompt.init starts from the mean of several"
+            )
+        found += [(path, part) for path in paths]
+    return found
 
 
 def seen_by(method: Method) -> dict[str, str]:

@@ -41,12 +41,14 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.settings import settings_of
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.hub import check_name, push_prompt
-    from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
+    from jaxprompt.convert.model_card import check_card, check_peft_folder, write_peft_card
     from jaxprompt.convert.peft import write_peft
 
+    folder = args.output or Path(args.workdir) / "export"
     if args.push:
         # Before the run is read: a wrong name must not be found out after minutes of work.
         check_name(args.push)
+        check_card(folder)
     if args.peft:
         check_peft_folder(args.peft, args.npy)
     scorer, tensors, card = pack_run(c, args.workdir)
@@ -65,7 +67,6 @@ def main(argv: Sequence[str]) -> int:
         tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))
     # Before anything is written: PEFT may have no form for the prompt.
     adapter = as_peft(scorer, tensors, card) if args.peft else {}
-    folder = args.output or Path(args.workdir) / "export"
     paths = write_artifact(folder, tensors, card)
     if args.npy:
         write_npy(args.npy, rows)

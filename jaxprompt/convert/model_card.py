@@ -32,6 +32,16 @@ def write_model_card(folder: str | Path, card: Mapping[str, Any], name: str = ""
     return _write(folder, card, "jaxprompt", code)
 
 
+def check_card(folder: str | Path) -> None:
+    """Raises InputError where the README.md of a folder is not one of an export."""
+    path = Path(folder) / README
+    if path.exists() and not _is_ours(path):
+        raise InputError(
+            f"{path} was not written by an export, and a push writes its own there; move it, or "
+            "give another folder"
+        )
+
+
 def check_peft_folder(folder: str | Path, beside: str | None = None) -> None:
     """Raises InputError where a PEFT folder would stand among what no export of ours has left.
 

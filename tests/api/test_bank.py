@@ -147,7 +147,7 @@ def test_the_commands_answer_by_a_column(
     assert code == 0 and "1 of 2 lines cannot be read, the first is " in err, err
     assert "leaves no room" in json.loads(out.splitlines()[1])["p_error"]
     code, out, err = jaxprompt(capsys, "evaluate", *flags, f"--input={broken}")
-    assert code == 2 and "leaves no room" in err and "example 'why why" in err
+    assert code == 2 and "long.jsonl:2: template" in err and "leaves no room" in err
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ def test_an_export_of_constants_and_topics_of_one_kind_are_refused(
         write_rows(one / f"{name}.jsonl", rows)
     cases = [
         ("ipt", data, {"prompt.pretrained": str(trained / "export")}, "holds a prompt of prefix"),
+        ("ipt", data, {"prompt.pretrained": "a,b"}, "pretrained=a,b names 2 exports"),
         ("ipt", one, {"head.name": "topics"}, "a task needs 2 classes or more"),
         ("soft", data, {"head.name": "topics"}, "take prompt.name=ipt"),
     ]
