@@ -63,7 +63,7 @@ def get_config(name="sst2"):
     c = base()
     c.task.name = task
     c.data.batch, c.train.total_epochs = SIZES[choose("the size", size, SIZES)], EPOCHS
-    c.optim.schedule, c.optim.weight_decay = "linear", 0.0  # released code
+    c.optim.schedule, c.optim.weight_decay = "linear", 0.0  # released code of classes
     if not own.words:
         _spans(c, system)
     elif system in FOLDERS:

@@ -7,8 +7,8 @@ usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--o
        python launch/accuracy.py zero_shot --workdir DIR --data DIR --task TASK
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
-masked-language-model head. `run` skips what has a result. `peft` trains prefix (which is the default)
-or soft by torch and peft on the same rows, with fields of the config changed by --set; of tags and
+masked-language-model head. `run` skips what has a result. `peft` trains prefix (the default) or
+soft by torch and peft on the same rows, with fields of the config changed by --set; of tags and
 spans it takes our rows, loss and decisions. `torch` trains
 dart (which is the default), lm_bff or dpt on SST-2 by torch alone: of the first two N is the split,
 of dpt the seed, and --mlm its discriminator. `zero_shot` scores label words of SmolLM2 on a split,

@@ -16,7 +16,6 @@ from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tok
 from jaxprompt.convert import artifact, load, peft
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
-from jaxprompt.layers.quantized import as_table
 from jaxprompt.models.text_keys import text_keys
 from jaxprompt.parallel.sharding import Placement, check_padding, put, within
 from jaxprompt.prompts import BASE, Method, Source
@@ -101,8 +100,10 @@ def _make_source(
     def words(params: Any, ids: np.ndarray) -> jax.Array:
         return backbone.bind({"params": params}).words()[ids]
 
-    def unscaled(params: Any, ids: np.ndarray) -> jax.Array:
-        return as_table(params["embed"]["word"]["table"], np.float32)[ids]
+    def answers(params: Any, ids: np.ndarray) -> jax.Array:
+        bound = backbone.bind({"params": params})
+        # Classes that are listed are written into the input, others are scored as words are.
+        return (bound.words() if scorer.head.LISTS_CLASSES else bound.lm_table()[0])[ids]
 
     def pick(rows: Callable[..., jax.Array], ids: Sequence[int]) -> np.ndarray:
         # The table may lie on several hosts: only what is needed of it is brought here.
@@ -132,7 +133,7 @@ def _make_source(
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    embed, rows = functools.partial(pick, words), functools.partial(pick, unscaled)
+    embed, rows = functools.partial(pick, words), functools.partial(pick, answers)
     return Source(
         scorer.tokenizer, c.seed, label_words, counts, embed, rows, read, take_over, take, keys
     )  # fmt: skip

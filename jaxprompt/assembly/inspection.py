@@ -138,7 +138,7 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
     if len(part.rows) < len(single.rows):
         found.remarks.append(
             f"hidden states and attention are of {len(part.rows)} of the {len(single.rows)} "
-            f"examples of {asked.split}, sampled at random"
+            f"inputs of {asked.split}, sampled at random"
         )
     _find_states(found, trained, workdir, part, steps, pictured, first, tell)
     if "encoder" in scorer.model.prompt.reads and scorer.model.prompt.components():
@@ -150,7 +150,7 @@ def inspect(c: Any, workdir: str, asked: Asked, tell: Callable[[str], None]) -> 
         found.instances = find_instances(
             trained, part, np.where(there, labels, -1), names, **given
         )  # fmt: skip
-    tell(f"answers to {len(single.rows)} examples of {asked.split}")
+    tell(f"answers to {single.size} examples of {asked.split}")
     _find_confusion(found, c, trained, split)
     tell("attention on the prompt")
     _find_attention(found, trained, part, whole)
@@ -319,7 +319,11 @@ def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None
         return
     judge = from_config.build_judge(c, scorer, trained.placement)
     weights = trained.weights
-    measured, scores = judge(split, weights.trainable, weights.frozen)
+    try:
+        measured, scores = judge(split, weights.trainable, weights.frozen)
+    except InputError as error:  # the lists of a hierarchy are those of the right classes in train
+        found.notes["confusion"] = f"There is none: {error}."
+        return
     scores, split = split.average(scores), split.without_samples()
     said = scorer.head.classes_of(split, scores, scorer.classes)
     counts = count_confusion(scorer.head.labels_of(split), said, len(names))

@@ -89,9 +89,9 @@ def find_rows(
         names = _label_names(scorer, len(rows)) if kind == LABEL else []
         if len(names) != len(rows):
             names = [str(number) for number in range(1, len(rows) + 1)]
-        words = nearest_words(scorer, params, rows, top)
+        words = nearest_words(scorer, params, rows, top, kind)
         begun = then.get(kind)
-        starts = nearest_words(scorer, first, begun, 1) if begun is not None else None
+        starts = nearest_words(scorer, first, begun, 1, kind) if begun is not None else None
         for number, (name, row, near) in enumerate(zip(names, rows, words, strict=True)):
             if starts is None:
                 found.append(LearnedRow(kind, name, row, near, None, None, None))
@@ -131,10 +131,17 @@ def unit_rows(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-30)
 
 
-def nearest_words(scorer: Scorer, params: Any, rows: np.ndarray, top: int) -> list[list[Word]]:
-    """Finds the tokens whose embeddings have the highest cosine with each row, best first."""
+def nearest_words(
+    scorer: Scorer, params: Any, rows: np.ndarray, top: int, kind: str = SOFT
+) -> list[list[Word]]:
+    """Finds the tokens whose embeddings have the highest cosine with each row, best first.
+
+    Rows that score classes, as the output table scores words, are compared with that table.
+    """
+    backbone = scorer.model.backbone.bind({"params": params["backbone"]})
     vocab = scorer.model.backbone.dims.vocab
-    words = scorer.model.backbone.bind({"params": params["backbone"]}).words()
+    scores = kind == LABEL and not scorer.head.LISTS_CLASSES
+    words = backbone.lm_table()[0] if scores else backbone.words()
     cosines, ids, vectors = jax.device_get(_search(words, unit_rows(rows), vocab, min(top, vocab)))
     found = []
     for own in zip(ids, cosines, vectors, strict=True):

@@ -360,6 +360,7 @@ def build_scorer(
         branches=facts.style == "causal" and follows.plan is not None and len(follows.plan.fed) > 0,
     )  # fmt: skip
     method = with_task(method, asks_of(task, choices, laid.verbalizer, laid.specials))
+    kind.check_rows(prompt["name"], method.num_rows())
     reads = backbone.block.get("reads", READS[0])
     heads = method.modules() | laid.modules
     model = Model(module_for(backbone, kind), method, heads, reads=reads)

@@ -103,10 +103,21 @@ def class_labels(
 
 def given_text(tokenizer: Any, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
     """Gives row i token i of a text, cut to `length`; the rest by fallback, as in class_labels."""
-    ids = encode_texts(tokenizer, [text.strip()])[0]
+    ids = starting_ids(tokenizer, text.strip())
     if not ids:
         raise InputError(f"prompt text {text!r} has no token; give some words")
     return [[i] for i in ids[:length]] + fallback(max(length - len(ids), 0))
+
+
+def starting_ids(tokenizer: Any, text: str) -> list[int]:
+    """Encodes a text that rows start from. Raises InputError for words that are unknown."""
+    (ids,) = encode_texts(tokenizer, [text])
+    if tokenizer.unk_token_id in ids:
+        raise InputError(
+            f"prompt.text={text.strip()!r} has words that are not in the vocabulary of "
+            f"{tokenizer.name_or_path!r}; choose others"
+        )
+    return ids
 
 
 def choose_rows(

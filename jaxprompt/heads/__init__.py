@@ -100,6 +100,19 @@ class Kind:
     def check_method(self, name: str, reads: tuple[str, ...]) -> None:
         """Raises InputError for a method that it cannot answer with."""
 
+    def reads_rows(self) -> bool:
+        """Tells whether it reads rows of classes that a method trains."""
+        return False
+
+    def check_rows(self, name: str, count: int) -> None:
+        """Raises InputError for a method whose rows of classes it would not read."""
+        if count and not self.reads_rows():
+            raise InputError(
+                f"prompt.name={name} trains {count} rows for the classes, and head.name="
+                f"{self.name} reads none here; take head.name=label_rows, or discriminator with "
+                "head.copies=True, or (of dart) prompt.labels=False"
+            )
+
     def check_task(self, task: Task) -> None:
         """Raises InputError for a task of other answers."""
         if task.kind != self.OF:

@@ -83,6 +83,10 @@ class Head(Kind):
         """Raises InputError for a backbone without a replaced-token head."""
         check_discriminator(self, facts)
 
+    def reads_rows(self) -> bool:
+        """Tells whether rows write the classes."""
+        return self.copies
+
     def check_task(self, task: Task) -> None:
         """Raises InputError for a task of other answers, or one whose examples have their own."""
         super().check_task(task)

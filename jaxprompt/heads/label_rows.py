@@ -41,6 +41,10 @@ class Head(ByWords):
         """Raises InputError for an unknown word."""
         choose("head.scores", self.scores, SCORES)
 
+    def reads_rows(self) -> bool:
+        """Tells that it does."""
+        return True
+
     def check_form(self, form: str, style: str) -> None:
         """Raises InputError for the text form, where an answer has several tokens."""
         if form == "text":

@@ -28,7 +28,8 @@ class Source(NamedTuple):
     counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text
     # token ids -> their embeddings as they enter the first layer [ids, E]
     embed: Callable[[Sequence[int]], np.ndarray]
-    # token ids -> their rows of the word table [ids, E], which Gemma multiplies on input alone
+    # token ids -> what rows of classes start from [ids, E]: the output table, by which a language
+    # model scores words, or the embeddings where the head writes the classes into the input
     rows: Callable[[Sequence[int]], np.ndarray]
     # a method, and an .npy file, an export or an adapter -> its rows [P, E]
     read: Callable[[Any, str], np.ndarray]
@@ -89,6 +90,10 @@ class Method(nn.Module):
     def num_decoder_slots(self) -> int:
         """Tells how many soft tokens stand in what the decoder is fed."""
         return sum(part.method.num_decoder_slots() for part in self.components())
+
+    def num_rows(self) -> int:
+        """Tells how many rows of classes it trains, which a head reads."""
+        return sum(part.method.num_rows() for part in self.components())
 
     def position_shift(self) -> int:
         """Tells by how much the text's positions move, where the prompt takes none in the input."""

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.data.tokenizer import encode_texts, unused_ids
+from jaxprompt.data.tokenizer import unused_ids
+from jaxprompt.data.words import starting_ids
 from jaxprompt.errors import InputError, at_least, check_share, choose
 from jaxprompt.layers.hiding import fill_masks, hide_text
 from jaxprompt.layers.reading import TargetScores
@@ -46,20 +47,23 @@ class Prompt(Method):
         """Tells how many soft tokens the template places; label rows stand in none of it."""
         return self.length
 
+    def num_rows(self) -> int:
+        """Tells how many label rows it trains."""
+        return sum(map(len, self._words())) if self.labels else 0
+
     def modules(self) -> dict[str, nn.Module]:
-        """Makes what scores hidden words."""
+        """Makes what scores hidden words. Raises InputError where there is nothing to hide."""
+        if self.fluency and (self.asks.mask < 0 or not self.asks.words):
+            raise InputError(
+                f"prompt.fluency={self.fluency:g} needs a masked language model and label words, "
+                "with head.name=label_rows or verbalizer; set prompt.fluency=0"
+            )
         return {"fluency": TargetScores()} if self.fluency else {}
 
     def objectives(self) -> list[Objective]:
         """Makes the fluency objective: -log p of hidden words beside the right label (eq. 8-9)."""
-        if not self.fluency:
-            return []
-        if self.asks.mask < 0 or not self.asks.words:
-            raise InputError(
-                f"prompt.fluency={self.fluency:g} needs a masked language model and label words, "
-                "with head.name=label_rows; set prompt.fluency=0"
-            )
-        return [Objective("fluency", free_text, "fluency", self.fluency, self._hide_words)]
+        own = Objective("fluency", free_text, "fluency", self.fluency, self._hide_words)
+        return [own] if self.fluency else []
 
     def _hide_words(self, batch: Batch, key) -> Batch:
         """Lays the right label in the place of the masks, and hides words of the text."""
@@ -89,17 +93,16 @@ class Prompt(Method):
             parts = {"table": rows[:cut], "rows": rows[cut:]}
             return found | {name: np.asarray(parts[name], np.float32) for name in counts}
         if self.text:
-            (ids,) = encode_texts(source.tokenizer, [f" {self.text.strip()}"])
+            ids = starting_ids(source.tokenizer, f" {self.text.strip()}")
             if len(ids) != self.length:
                 raise InputError(
                     f"prompt.text={self.text!r} has {len(ids)} subwords, prompt.length is "
-                    f"{self.length}; set prompt.length={len(ids)}, and as many [soft] in the "
-                    "template"
+                    f"{self.length}; set prompt.length={len(ids)} and place [soft*{len(ids)}]"
                 )
             found["table"] = np.asarray(source.embed(ids), np.float32)
         if "rows" in params:
             upto = 1 if self.pieces == "first" else None
-            mean = lambda word: source.rows(list(word[:upto])).mean(0)  # they score, unscaled
+            mean = lambda word: source.rows(list(word[:upto])).mean(0)
             rows = [np.mean([*map(mean, row)], axis=0) for own in self._words() for row in own]
             found["rows"] = np.stack(rows).astype(np.float32)
         return found
@@ -110,8 +113,7 @@ class Prompt(Method):
         draw = nn.initializers.normal(0.02)
         part = lambda name, count: self.param(name, draw, (count, self.dims.embed))
         parts = [part("table", self.length)] if self.length else []
-        count = sum(len(own) for own in self._words()) if self.labels else 0
-        rows = part("rows", count) if count else None
+        rows = part("rows", self.num_rows()) if self.num_rows() else None
         whole = parts + ([] if rows is None else [rows])
         slots = jnp.concatenate(whole)[None] if whole else None
         # Without either, neither the template nor a view writes a slot.

@@ -31,6 +31,10 @@ class Prompt(Method):
         """Tells how many soft tokens the template places; the rows stand behind them."""
         return self.length
 
+    def num_rows(self) -> int:
+        """Tells how many subwords the names of the classes have."""
+        return len(self._subwords())
+
     def begin(self, params: dict[str, Any], source: Source) -> dict[str, Any]:
         """Copies the embeddings of the subwords. -> params"""
         if "rows" not in params:
@@ -42,7 +46,7 @@ class Prompt(Method):
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """-> slots [1, S + R, E], of which the template places S; rows [R, E]"""
         # In this order: the template numbers its rows from 0, and those of the classes follow.
-        names = {"table": self.length, "rows": len(self._subwords())}
+        names = {"table": self.length, "rows": self.num_rows()}
         draw = nn.initializers.normal(self.scale)
         parts = {
             name: self.param(name, draw, (count, self.dims.embed))

@@ -9,7 +9,10 @@ from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_an
 
 from jaxprompt.assembly.prompt_artifact import read_export
 from jaxprompt.assembly.tune import run
+from jaxprompt.convert.folder import read_config
+from jaxprompt.convert.load import load_backbone
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
+from jaxprompt.tree import flatten
 
 TEMPLATES = {
     "bert": ("{text} [soft*2] [mask] [soft*1]", "it was ."),
@@ -92,6 +95,38 @@ def test_a_frozen_backbone_leaves_kilobytes(folders, data, tmp_path, capsys):
     assert result["trained"] == (3 + 3) * width + 3
     size = (workdir / "export" / "prompt.safetensors").stat().st_size
     assert size < 4 * result["trained"] + 600
+
+
+def test_a_tuned_backbone_ships_beside_the_rows(folders, data, tmp_path, capsys):
+    """As weights, as differences, and as a folder; at a learning rate of 0 it stays."""
+    c = prepare(folders("bert"), data, "bert", optim__lr_backbone=2e-3)
+    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    ways = {
+        workdir / "export": [], tmp_path / "d": ["--delta"],
+        tmp_path / "t": [f"--tuned={tmp_path / 'model'}"],
+    }  # fmt: skip
+    scores, sizes = [], []
+    for place, words in ways.items():
+        again = [f"--workdir={workdir}", f"--output={place}", *words]
+        code, _, err = jaxprompt(capsys, "export", *again)
+        assert code == 0, err
+        sizes.append((place / "prompt.safetensors").stat().st_size)
+        out = tmp_path / "out.jsonl"
+        words = [f"--prompt={place}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+        code, _, err = jaxprompt(capsys, "predict", *words)
+        assert code == 0, err
+        scores.append([list(line["scores"].values()) for line in read_lines(out)])
+    np.testing.assert_allclose(scores[0], scores[1], atol=2e-4)
+    np.testing.assert_allclose(scores[0], scores[2], atol=1e-6)
+    assert sizes[2] < 2000 < sizes[1] < 0.7 * sizes[0]
+    (tmp_path / "still").mkdir()
+    c = prepare(folders("bert"), data, "bert", optim__lr_backbone=0.0)
+    _, still, _ = train_and_export(capsys, tmp_path / "still", c)
+    held, moved = (read_export(str(run / "export"))[0] for run in (still, workdir))
+    name = "backbone/layers/mlp/up/kernel"
+    loaded = load_backbone(folders("bert"), "bert", read_config(folders("bert"))).params
+    np.testing.assert_array_equal(held[name], flatten(loaded)[name.partition("/")[2]])
+    assert np.abs(moved[name] - held[name]).max() > 1e-4
 
 
 @pytest.mark.parametrize("fixed, kept", [("prompt/rows", "slots"), ("prompt/table", "rows")])

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
 from jaxprompt.prompts import methods
@@ -82,6 +84,9 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
     for line in lines:
         assert line["score"] == max(line["scores"].values()) < 1
     card = json.loads((workdir / "export" / "prompt.json").read_text())
+    if kind in ("dpt", "p_tuning"):
+        code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
+        assert code == 0 and (workdir / "inspect" / "inspect.html").exists(), err
     if fields:
         assert card["head"]["listed"] == ["tool", "food", "beast"]
     trained = {"all_weights", "dpt", "dart"}
@@ -134,11 +139,41 @@ def test_a_metric_that_leaves_a_class_out(group, electra, data, tmp_path, capsys
 def test_the_head_alone_answers_without_training(electra, data, tmp_path, capsys):
     c = prepare(electra, data, "all_weights", trainable="")
     (tmp_path / "zero.json").write_text(c.to_json())
-    code, out, err = jaxprompt(
-        capsys, "evaluate", f"--config={tmp_path / 'zero.json'}", "--split=test"
-    )
+    config, out = f"--config={tmp_path / 'zero.json'}", tmp_path / "out.jsonl"
+    code, found, err = jaxprompt(capsys, "evaluate", config, "--split=test", f"--output={out}")
     assert code == 0, err
-    assert 0 <= json.loads(out)["accuracy"] <= 1
+    lines = read_lines(out)
+    right = np.mean([line["prediction"] == line["label"] for line in lines])
+    assert json.loads(found)["accuracy"] == pytest.approx(right)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(electra)
+    model = transformers.ElectraForPreTraining.from_pretrained(electra).eval()
+    for line in lines[:4]:
+        ids = tokenizer(f"{line['text']} class: beast, food, tool.", return_tensors="pt")
+        with torch.no_grad():
+            scores = 1 - model(**ids).logits[0].sigmoid()
+        at = [
+            ids.input_ids[0].tolist().index(tokenizer.convert_tokens_to_ids(word), 1 + len(
+                tokenizer(line["text"], add_special_tokens=False).input_ids))
+            for word in ("beast", "food", "tool")
+        ]  # fmt: skip
+        np.testing.assert_allclose(list(line["scores"].values()), scores[at], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind, fields, told",
+    [
+        ("dart", {"prompt.fluency": 1.0}, "prompt.fluency=1 needs a masked language model"),
+        ("dart", {"head.copies": False}, "prompt.name=dart trains 3 rows for the classes, and "),
+        ("dpt", {"head.copies": False}, "head.name=discriminator reads none here; take head.name="),
+    ],
+)
+def test_rows_that_nothing_reads_are_refused(kind, fields, told, electra, data, refused, tmp_path):
+    config = tmp_path / "c.json"
+    config.write_text(prepare(electra, data, kind, **fields).to_json())
+    for command in ("validate", "train"):
+        words = (command, f"--config={config}")
+        words += (f"--workdir={tmp_path / 'run'}",) * (command == "train")
+        assert told in refused(*words, started=True)
 
 
 def test_a_frozen_backbone_leaves_kilobytes(electra, data, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -29,6 +30,8 @@ SMALL = (
 # One stack of layers compiles faster than two.
 ELECTRA = (*SMALL, "--config.backbone.path=google/electra-small-discriminator")
 PPT = sorted((ROOT / "configs/ppt").glob("*t5_*.py"))
+# Rows of the guide's table: a model, and the devices for 16, 8 and 4 bits.
+CODES = re.findall(r"\| `(\S+)` \| (\d+) \| (\d+) \| (\d+) \|", (ROOT / "docs/plan.md").read_text())
 
 
 def run_alone(*argv):
@@ -244,3 +247,23 @@ def test_codes_are_planned(capsys):
     coded = (plain - int8) / (2 - 1.125)  # numbers, of 2 bytes without codes
     assert plain - int4 == pytest.approx(coded * (2 - 0.625)) and coded * 2 > 0.9 * plain
     assert len({(own["trained"], own["optimizer"]) for own in found.values()}) == 1
+
+
+@pytest.mark.parametrize("row", CODES, ids=[row[0].rpartition("/")[2] for row in CODES])
+@pytest.mark.parametrize("column, kind", [(1, "none"), (2, "int8"), (3, "int4")])
+def test_the_fewest_devices_for_codes_are_those_of_the_guide(row, column, kind):
+    """And half as many do not hold them."""
+    fields = {
+        "prompt.name": "prefix", "backbone.path": row[0], "backbone.dtype": "bfloat16",
+        "backbone.quantize": kind, "data.batch": 8, "data.eval_batch": 8, "data.max_len": 512,
+        "backbone.remat": "full",
+    }  # fmt: skip
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    plan = lambda limit: json.loads(run_alone(
+        f"--config={BASE}", "--devices=1x v5e", f"--limit={limit}", "--format=json", *words
+    ))["plans"]  # fmt: skip
+    count = int(row[column])
+    best = plan(count)["smallest"]
+    assert best["fits"] and best["mesh"]["data"] * best["mesh"]["model"] == count
+    if count > 1:
+        assert plan(count // 2)["smallest"] is None

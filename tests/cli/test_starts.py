@@ -1,5 +1,6 @@
 """Prompts that start from words, of a corpus or of a given text: alone and in a grid."""
 
+import json
 import shutil
 
 import numpy as np
@@ -154,3 +155,31 @@ def test_label_rows_start_as_gemma_scores_its_words(gemma, data):
     np.testing.assert_allclose(found["table"], scaled(" it was"), rtol=1e-6)
     means = [unscaled(f" {word}").mean(0) for word in ("beast", "food", "tool")]
     np.testing.assert_allclose(found["rows"], np.stack(means), rtol=1e-5, atol=1e-7)
+
+
+def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path, capsys):
+    """By which the model scores words; `inspect` finds their words in it."""
+    import transformers
+
+    folder = make_backbone(tmp_path / "llama", "llama", tie_word_embeddings=False)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    words, tokenizer = ("cat", "soup", "hammer"), load_tokenizer(folder)
+    ids = [encode_texts(tokenizer, [f" {word}"])[0] for word in words]
+    own = dict(
+        prompt__text="it was", prompt__length=2, prompt__fluency=0, task__words=words,
+        task__labels="beast,food,tool", task__template="{text} [soft*2] [mask]",
+        optim__lr=0.0, train__total_steps=1, train__eval_steps=1,
+    )  # fmt: skip
+    c = make_config(folder, data, "dart", **own)
+    table = model.lm_head.weight.detach().numpy()
+    assert not np.allclose(table, model.get_input_embeddings().weight.detach().numpy())
+    means = np.stack([table[row].mean(0) for row in ids])
+    np.testing.assert_allclose(first_numbers(c)["rows"], means, rtol=1e-5, atol=1e-7)
+    _, workdir, _ = train_and_export(capsys, tmp_path, c)
+    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}")
+    assert code == 0, err
+    rows = json.loads((workdir / "inspect" / "inspect.json").read_text())["rows"]
+    rows = [row for row in rows if row["kind"] == "label row"]
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    best = (unit(means) @ unit(table).T).argmax(-1)
+    assert [row["nearest"][0]["id"] for row in rows] == best.tolist()

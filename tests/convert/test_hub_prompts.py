@@ -11,11 +11,9 @@ import pytest
 
 from jaxprompt.assembly.prompt_artifact import read_export
 from jaxprompt.cli import export
-from jaxprompt.convert import hub
+from jaxprompt.convert import hub, model_card
 from jaxprompt.convert.artifact import write_artifact
-from jaxprompt.convert.model_card import (
-    check_card, check_peft_folder, write_model_card, write_peft_card,
-)  # fmt: skip
+from jaxprompt.convert.model_card import check_peft_folder, write_model_card, write_peft_card
 from jaxprompt.errors import InputError
 
 CARD = {
@@ -97,9 +95,9 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
 def test_a_readme_of_others_stays(tmp_path):
     """Told before the run is read. That of an export is written again."""
     write_artifact(tmp_path / "export", TENSORS, CARD)
-    check_card(tmp_path / "export")
+    model_card.check_card(tmp_path / "export")
     write_model_card(tmp_path / "export", CARD)
-    check_card(tmp_path / "export")
+    model_card.check_card(tmp_path / "export")
     own = tmp_path / "export" / "README.md"
     own.write_text("# Notes\n")
     words = (f"--workdir={tmp_path}", "--config=configs/base.py:prefix", "--push=owner/news")

@@ -392,6 +392,10 @@ def test_a_mesh_that_cannot_be(sizes, words):
          "mesh.model=4 does not divide the 26 of .*mlp/.*; take 1 or 2$"),
         ("gpt2", dict(n_head=4, n_embd=20), (8, 1, True),
          "mesh.data=8 does not divide the 20 of .*; take 1 or 2 or 4 or 5 or 10, or mesh.fsdp"),
+        ("llama", dict(num_attention_heads=9, num_key_value_heads=3, head_dim=4), (1, 2, False),
+         "mesh.model=2 does not divide the 3 of .*attention/key/.*; take 1 or 3$"),
+        ("llama", dict(num_attention_heads=3, num_key_value_heads=1, head_dim=4), (1, 2, False),
+         "mesh.model=2 does not divide the 3 of .*attention/.*; take 1 or 3$"),
     ],
 )  # fmt: skip
 def test_widths_that_do_not_divide(family, changes, sizes, words):
@@ -400,6 +404,18 @@ def test_widths_that_do_not_divide(family, changes, sizes, words):
     cfg = dataclasses.replace(backbone.cfg, rows=placement.padded(VOCAB))
     with pytest.raises(InputError, match=words):
         check_divides(placement, backbone_shapes(backbone.clone(cfg=cfg)))
+
+
+def test_blocks_of_codes_that_do_not_divide():
+    """The 96 numbers between the layers of an MLP divide by 2, and their 3 blocks do not."""
+    sizes = dict(hidden_size=64, intermediate_size=96, num_attention_heads=2, head_dim=32)
+    backbone, _ = make_tiny("llama", **sizes, num_key_value_heads=2)
+    placement = make_placement(4, 2)
+    backbone = backbone.clone(cfg=dataclasses.replace(backbone.cfg, rows=placement.padded(VOCAB)))
+    check_divides(placement, backbone_shapes(backbone))
+    words = "does not divide the 3 of .*mlp/.*; take 1 or 3, or backbone.quantize=none$"
+    with pytest.raises(InputError, match=f"mesh.model=2 {words}"):
+        check_divides(placement, backbone_shapes(backbone, "int8"))
 
 
 def test_a_table_that_trains_is_never_padded():
