@@ -83,6 +83,8 @@ def test_learns_exports_and_predicts(fields, folder, tmp_path, capsys):
     head = json.loads((workdir / "export" / "prompt.json").read_text())["head"]
     assert head["tune"] is False
     assert head["threshold"] == result["dev"].get("threshold", 0.6)
+    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--split=test")
+    assert code == 0 and (workdir / "inspect" / "inspect.html").exists(), err
 
 
 def test_a_grid_takes_the_threshold_of_each_run(folder, tmp_path, capsys):
