@@ -178,6 +178,32 @@ def instance_curves(folder: Path) -> None:
     save(figure, folder / "instance_curves.svg")
 
 
+def prefix_curves(folder: Path) -> None:
+    """Draws the accuracy of P-tuning v2 over the layers that have a prefix, and over its length."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    depths, lengths = figure.subplots(1, 2, sharey=True)
+    head, (_, *cells) = read_table("results.md", "| layers with a prefix |")
+    found = dict(zip(head[1:], map(mean_std, cells), strict=True))
+    for label, names, colour in zip(
+        ("from the first up", "from the last down"),
+        (("1-2", "1-4", "1-6"), ("5-6", "3-6", "1-6")), COLOURS, strict=False,
+    ):  # fmt: skip
+        means, stds = zip(*(found[name] for name in names), strict=True)
+        depths.errorbar((2, 4, 6), means, yerr=stds, fmt="o-", capsize=4, color=colour, label=label)
+    depths.set(xlabel="layers with a prefix, of 6", xticks=(2, 4, 6), ylabel="accuracy")
+    depths.legend(fontsize=8)
+    head, (_, *cells) = read_table("results.md", "| tokens of the prefix |")
+    means, stds = zip(*map(mean_std, cells), strict=True)
+    places = [int(cell) for cell in head[1:]]
+    lengths.errorbar(places, means, yerr=stds, fmt="o-", capsize=4, color=COLOURS[0])
+    lengths.set_xscale("log", base=2)
+    lengths.set_xticks(places, head[1:])
+    lengths.set(xlabel="tokens of the prefix")
+    for axis in (depths, lengths):
+        axis.grid(alpha=0.3)
+    save(figure, folder / "prefix_curves.svg")
+
+
 def record_seeds(grids: list[str]) -> None:
     """Reads test scores off grids, TASK,SYSTEM=WORKDIR each, and adds them to SEEDS."""
     found: dict[str, dict[str, list[float]]] = json.loads(SEEDS.read_text())
@@ -219,7 +245,7 @@ if __name__ == "__main__":
         target = Path(sys.argv[1]) if sys.argv[1:] else HERE / "pictures"
         pictures = (
             few_shot, group_size, beside_peft, memory_by_device, learning_curves, spread,
-            instance_curves,
+            instance_curves, prefix_curves,
         )  # fmt: skip
         for draw in pictures:
             draw(target)
