@@ -9,10 +9,10 @@ usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--o
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` trains prefix (the default) or
 soft by torch and peft on the same rows, with fields of the config changed by --set; of tags and
-spans it takes our rows, loss and decisions. `torch` trains
-dart (which is the default), lm_bff or dpt on SST-2 by torch alone: of the first two N is the split,
-of dpt the seed, and --mlm its discriminator. `zero_shot` scores label words of SmolLM2 on a split,
-by ours and by torch, and counts the examples that both answer alike.
+spans it takes our rows, loss and decisions. `torch` trains dart (which is the default), lm_bff or
+dpt on SST-2 by torch alone: of the first two N is the split, of dpt the seed, and --mlm its
+discriminator. `zero_shot` scores label words of SmolLM2 on a split, by ours and by torch, and
+counts the examples that both answer alike.
 """
 
 import argparse
@@ -96,6 +96,8 @@ def peft_run(args: argparse.Namespace) -> None:
         field, _, value = change.partition("=")
         override(c, field, value)
     if c.head.name != "linear":
+        if method != "prefix":
+            sys.exit(f"--only {method!r}: of {args.task} PEFT's side trains prefix alone")
         from accuracy_tokens import train
 
         write(args, train(c, args.seed))

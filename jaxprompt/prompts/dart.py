@@ -88,10 +88,10 @@ class Prompt(Method):
         found = dict(params)
         if self.start == "unused":
             counts = {name: len(rows) for name, rows in params.items()}
-            rows = source.embed(unused_ids(source.tokenizer, sum(counts.values())))
-            cut = counts.get("table", 0)
-            parts = {"table": rows[:cut], "rows": rows[cut:]}
-            return found | {name: np.asarray(parts[name], np.float32) for name in counts}
+            ids, cut = unused_ids(source.tokenizer, sum(counts.values())), counts.get("table", 0)
+            own = {"table": (source.embed, ids[:cut]), "rows": (source.rows, ids[cut:])}
+            read = lambda pick, ids: np.asarray(pick(ids), np.float32)
+            return found | {name: read(*own[name]) for name in counts}
         if self.text:
             ids = starting_ids(source.tokenizer, f" {self.text.strip()}")
             if len(ids) != self.length:
