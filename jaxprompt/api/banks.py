@@ -1,5 +1,6 @@
 """Several prompts on one backbone from Python."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from jaxprompt.assembly.bank import (
     name_of,
     read_asked,
 )
+from jaxprompt.assembly.choices import check_kind
 from jaxprompt.assembly.pipeline import LoadedBackbone
 from jaxprompt.data.records import Record, from_rows
 from jaxprompt.errors import InputError
@@ -54,13 +56,22 @@ class BankedModel:
 
     def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
         """Measures the answers to rows with labels. -> metrics, by the name of the prompt"""
-        answers = answer(self.bank, self.read(rows))
+        asked = self.read(rows)
+        answers = answer(self.bank, asked)
         found = {
             self.bank.names[number]: own.measured for number, own in answers.items() if own.known
         }
         if not found:
-            raise InputError("no row has a label that its prompt's task knows")
+            raise InputError("no row has a label that its prompt's task knows; give rows with one")
+        tell_left_out(sum(own.known for own in answers.values()), len(asked))
         return found
+
+
+def tell_left_out(known: int, count: int) -> None:
+    """Warns where rows have no label that the task knows: what is measured leaves them out."""
+    if known < count:
+        line = f"{count - known} of {count} rows have no label that the task knows: not measured"
+        warnings.warn(line, stacklevel=4)
 
 
 def attach_several(
@@ -70,6 +81,8 @@ def attach_several(
     """Puts several prompts on a backbone, see `attach`."""
     if not prompts:
         raise InputError("attach was given no prompt")
+    for prompt in prompts.values() if isinstance(prompts, Mapping) else prompts:
+        check_kind("prompt", prompt, Prompt, "what jp.load_prompt(path) gives")
     if not isinstance(prompts, Mapping):
         names, paths = [name_of(p.path) for p in prompts], [p.path for p in prompts]
         check_names(names, paths, _HOW)

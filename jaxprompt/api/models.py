@@ -3,16 +3,17 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxprompt.api.banks import BankedModel, attach_several
+from jaxprompt.api.banks import BankedModel, attach_several, tell_left_out
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.assembly.adapters import Adopted, card_of_adopted
 from jaxprompt.assembly.answers import Answered, make_answers
-from jaxprompt.assembly.choices import Choice, make_config, writing
+from jaxprompt.assembly.choices import Choice, check_choice, check_kind, make_config, writing
 from jaxprompt.assembly.demonstrations import with_encoder
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_base
@@ -82,9 +83,13 @@ def attach(
 
     Raises InputError where the two do not fit.
     """
+    check_kind("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
+    check_choice("head", head)
     if bare := prompt is None:
         prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
         head = head or Choice("head", "verbalizer", {})
+    if isinstance(prompt, str | Path):
+        check_kind("prompt", prompt, Prompt, f"jp.load_prompt({str(prompt)!r})")
     if not isinstance(prompt, Prompt):
         if task is not None or head is not None or fields or sentence_encoder or pretrained:
             raise InputError(
@@ -144,6 +149,7 @@ def predict(
     """
     if isinstance(model, BankedModel):
         return model.predict(rows)
+    check_kind("model", model, PromptedModel, "what jp.attach gives")
     examples = model.read(rows)
     return model.answer(model.params, examples).columns if examples else []
 
@@ -156,10 +162,16 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
     """
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
+    check_kind("model", model, PromptedModel, "what jp.attach gives")
     examples = model.read(rows)
     found = model.answer(model.params, examples) if examples else None
     if found is None or not found.known:
-        raise InputError("no row has a label that the task knows; see model.scorer.task")
+        labels = ", ".join(model.scorer.task.labels)
+        raise InputError(
+            f"none of {len(examples)} rows has a label that the task knows"
+            f"{f', which are {labels}' if labels else ''}; give rows with labels"
+        )
+    tell_left_out(found.known, len(examples))
     return found.measured
 
 

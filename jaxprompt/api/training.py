@@ -11,7 +11,7 @@ from jaxprompt import signals
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
 from jaxprompt.assembly import tune
-from jaxprompt.assembly.choices import Choice, make_config
+from jaxprompt.assembly.choices import Choice, check_choice, check_kind, make_config
 from jaxprompt.assembly.examples import asked_task
 from jaxprompt.assembly.export import pack_run
 from jaxprompt.assembly.grid import is_grid
@@ -54,6 +54,9 @@ def train(
     Raises InputError for all that the command refuses, and KeyboardInterrupt where Ctrl-C ended it,
     with what it had saved in the workdir.
     """
+    check_kind("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
+    check_choice("method", method)
+    check_choice("head", head)
     c = make_config(
         backbone, task=task, choices=(method, head), overrides=overrides, keeps=workdir is not None
     )

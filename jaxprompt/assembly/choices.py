@@ -66,6 +66,21 @@ class Choice:
         c[self.block] = make_block(self.block, self.name, **values)
 
 
+def check_choice(argument: str, given: Any) -> None:
+    """Raises InputError for what is no method, or no head, as `argument` says which."""
+    block = {"method": "prompt", "head": "head"}[argument]
+    if given is not None and getattr(given, "block", None) != block:
+        what = f"jp.{given.name}()" if isinstance(given, Choice) else repr(given)
+        example = {"method": "jp.prefix(16)", "head": "jp.linear()"}[argument]
+        raise InputError(f"{argument}={what:.60} is no {argument}; give one as {example}")
+
+
+def check_kind(argument: str, given: Any, kind: type, how: str) -> None:
+    """Raises InputError where an argument is of another type; `how` says where one comes from."""
+    if not isinstance(given, kind):
+        raise InputError(f"{argument}={given!r:.60} is a {type(given).__name__}; give {how}")
+
+
 def find(name: str) -> Choice | None:
     """Finds a method or a head by its name, None where there is none."""
     for block in _ROOMS:

@@ -113,7 +113,8 @@ def check_totals(train: Any) -> None:
     totals = {name: train[name] for name in ("total_steps", "total_epochs", "total_examples")}
     if sum(value > 0 for value in totals.values()) != 1:
         shown = ", ".join(f"train.{name}={value}" for name, value in totals.items())
-        raise InputError(f"exactly one total must be above 0, not {shown}; set the others to 0")
+        cure = "set the others to 0" if any(totals.values()) else "set one above 0"
+        raise InputError(f"exactly one total must be above 0, not {shown}; {cure}")
     if not (train.eval_steps or train.eval_epochs):
         raise InputError("train.eval_steps=0 and train.eval_epochs=0; set one above 0")
 

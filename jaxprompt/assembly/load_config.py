@@ -68,9 +68,9 @@ def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _parse(field: str, text: str, kind: type) -> Any:
-    wrong = InputError(
-        f"config field {field}={brief(text)} must be {_KINDS.get(kind, kind.__name__)}"
-    )
+    numbers = "a list of numbers, as in 1,2"
+    wanted = numbers if field in _NUMBERS else _KINDS.get(kind, kind.__name__)
+    wrong = InputError(f"config field {field}={brief(text)} must be {wanted}")
     if kind is str:
         return text
     if kind is bool:

@@ -1,5 +1,6 @@
 """The method of a config, and what its numbers start from."""
 
+import os
 from typing import Any
 
 from jaxprompt.errors import InputError
@@ -23,7 +24,7 @@ def starts_of(c: Any) -> list[str]:
 
 def list_paths(init: str) -> list[str]:
     """Lists the exports that prompt.init names, with commas between them, or one that has some."""
-    if user_path(init).exists():
+    if os.path.exists(user_path(init)):
         return [init]
     return [path for part in init.split(",") if (path := part.strip())]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -149,6 +150,6 @@ def load_run(args: argparse.Namespace, overrides: Sequence[tuple[str, str]] = ()
     else:
         check_single(args.workdir)
     saved = args.config or str(Path(args.workdir) / "config.json")
-    if args.config is None and not Path(saved).is_file():
+    if args.config is None and not os.path.isfile(saved):
         raise InputError(f"{saved} does not exist; give the --workdir of a run, or a --config")
     return load_config(saved, overrides)

@@ -180,11 +180,13 @@ def _read_bytes(path: Path) -> bytes:
         with contextlib.suppress(OSError):  # a folder that may not be listed
             inner = sorted(found.parent.name for found in path.parent.glob(f"*/{path.name}"))
         run = path.parent.parent
-        if not inner and path.parent.name == "export" and (run / "config.json").exists():
+        if not inner and path.parent.name == "export" and os.path.exists(run / "config.json"):
             raise InputError(
                 f"{run} has no export; run python -m jaxprompt export --workdir={run}"
             ) from error
         cure = f"it has an export of each task: give one of {', '.join(inner)} in that folder"
+        if inner == ["export"]:
+            cure = f"give {path.parent / 'export'}, which is there"
         raise InputError(
             f"cannot read {path}: {error.strerror}; "
             f"{cure if inner else 'give the folder that `export` wrote'}"

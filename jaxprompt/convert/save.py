@@ -294,7 +294,8 @@ def _check_free(target: Path, run: str) -> None:
         own = read_json(marker, "a saved model").get("run") if marker.is_file() else None
         if own != run:
             what = f"the model of another run, {own}," if own else "what this run did not write"
-            raise InputError(f"{target} holds {what}; delete it, or give another folder")
+            held = f"holds {what}" if target.is_dir() else "is a file"
+            raise InputError(f"{target} {held}; give a new or empty folder")
 
 
 def _take_place(partial: Path, target: Path) -> None:

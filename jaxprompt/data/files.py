@@ -94,6 +94,8 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         rows = Rows(found, str(path), numbers)
     elif kind in readers:
         rows = readers[kind](path)
+    elif path.is_dir():
+        raise InputError(f"{path}: is a folder, not a file; use data.source for folders")
     else:
         raise InputError(
             f"{path}: unknown file format; name it {', '.join(FORMATS)}, with .gz for a packed text"
