@@ -54,6 +54,11 @@ def refused(path):
     return str(error.value)
 
 
+def test_the_folder_above_an_export_is_told_apart(tmp_path):
+    write_artifact(tmp_path / "run" / "export", make_tensors(), CARD)
+    assert f"give {tmp_path / 'run' / 'export'}, which is there" in refused(tmp_path / "run")
+
+
 def test_reads_back_exactly(tmp_path):
     tensors = make_tensors()
     paths = write_artifact(tmp_path / "a/b", tensors, CARD)

@@ -207,16 +207,16 @@ def test_only_a_folder_of_the_same_run_is_replaced(saved, tmp_path):
     out.mkdir()  # an empty folder is free
     write(out, source, loaded)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(InputError, match="holds the model of another run, this,; delete"):
+    with pytest.raises(InputError, match="holds the model of another run, this,; give a new"):
         write(out, source, other, run="that")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     write(out, source, other)
     assert_equal_trees(load(out, "bert").params, other.params)
     assert os.listdir(tmp_path) == ["out"]
     foreign = shutil.copytree(source, tmp_path / "foreign")
-    with pytest.raises(InputError, match="holds what this run did not write; delete it"):
+    with pytest.raises(InputError, match="holds what this run did not write; give a new or empty"):
         write(foreign, source, loaded)
-    with pytest.raises(InputError, match="holds what this run did not write"):
+    with pytest.raises(InputError, match="config.json is a file; give a new or empty folder"):
         write(source / "config.json", source, loaded)
 
 

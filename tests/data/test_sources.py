@@ -223,6 +223,8 @@ def test_broken_files(tmp_path, name, content, message):
 def test_missing_files(tmp_path):
     with pytest.raises(InputError, match=r"none.jsonl: no such file"):
         read_file(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match=r"is a folder, not a file; use data.source"):
+        read_file(tmp_path)
     with pytest.raises(InputError, match=r"data folder .*nowhere does not exist"):
         sources.read_split(TASK, "train", source=str(tmp_path / "nowhere"))
     write_jsonl(tmp_path / "train.jsonl")
