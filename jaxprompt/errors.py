@@ -101,6 +101,12 @@ def check_kind(name: str, value: Any, kind: type) -> None:
         raise InputError(f"config field {name}={brief(value)} must be {_SHOWN[kind]}")
 
 
+def check_type(argument: str, given: Any, kind: type, cure: str) -> None:
+    """Raises InputError where an argument in Python is not of a type; `cure` says what to give."""
+    if not isinstance(given, kind):
+        raise InputError(f"{argument}={brief(given)} is a {type(given).__name__}; give {cure}")
+
+
 def at_least(name: str, value: float, limit: float) -> None:
     """Raises InputError where a field is below its limit."""
     if not value >= limit:

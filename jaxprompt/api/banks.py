@@ -17,10 +17,9 @@ from jaxprompt.assembly.bank import (
     name_of,
     read_asked,
 )
-from jaxprompt.assembly.choices import check_kind
 from jaxprompt.assembly.pipeline import LoadedBackbone
 from jaxprompt.data.records import Record, from_rows
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_type
 
 _HOW = "a dict, as in {'first': prompt}"
 
@@ -63,15 +62,15 @@ class BankedModel:
         }
         if not found:
             raise InputError("no row has a label that its prompt's task knows; give rows with one")
-        tell_left_out(sum(own.known for own in answers.values()), len(asked))
+        warn_unlabelled(sum(own.known for own in answers.values()), len(asked))
         return found
 
 
-def tell_left_out(known: int, count: int) -> None:
-    """Warns where rows have no label that the task knows: what is measured leaves them out."""
+def warn_unlabelled(known: int, count: int) -> None:
+    """Warns that what is measured leaves out rows without a label that the task knows."""
     if known < count:
-        line = f"{count - known} of {count} rows have no label that the task knows: not measured"
-        warnings.warn(line, stacklevel=4)
+        line = f"{count - known} of {count} rows are left out: they have no label that is known"
+        warnings.warn(line, stacklevel=3)
 
 
 def attach_several(
@@ -82,7 +81,7 @@ def attach_several(
     if not prompts:
         raise InputError("attach was given no prompt")
     for prompt in prompts.values() if isinstance(prompts, Mapping) else prompts:
-        check_kind("prompt", prompt, Prompt, "what jp.load_prompt(path) gives")
+        check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives")
     if not isinstance(prompts, Mapping):
         names, paths = [name_of(p.path) for p in prompts], [p.path for p in prompts]
         check_names(names, paths, _HOW)

@@ -3,23 +3,22 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxprompt.api.banks import BankedModel, attach_several, tell_left_out
+from jaxprompt.api.banks import BankedModel, attach_several, warn_unlabelled
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
 from jaxprompt.assembly.adapters import Adopted, card_of_adopted
 from jaxprompt.assembly.answers import Answered, make_answers
-from jaxprompt.assembly.choices import Choice, check_choice, check_kind, make_config, writing
+from jaxprompt.assembly.choices import Choice, check_choice, make_config, writing
 from jaxprompt.assembly.demonstrations import with_encoder
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks import Example
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_type
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch
 
@@ -83,20 +82,19 @@ def attach(
 
     Raises InputError where the two do not fit.
     """
-    check_kind("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
+    check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("head", head)
     if bare := prompt is None:
         prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
         head = head or Choice("head", "verbalizer", {})
-    if isinstance(prompt, str | Path):
-        check_kind("prompt", prompt, Prompt, f"jp.load_prompt({str(prompt)!r})")
-    if not isinstance(prompt, Prompt):
+    if isinstance(prompt, Sequence | Mapping) and not isinstance(prompt, str):
         if task is not None or head is not None or fields or sentence_encoder or pretrained:
             raise InputError(
                 "several prompts say their tasks and heads themselves; leave out task, head, "
                 "sentence_encoder, pretrained and fields"
             )
         return attach_several(backbone, prompt, by, batch, force)
+    check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives")
     if prompt.adopted is not None:
         if task is None:
             raise InputError(
@@ -149,7 +147,7 @@ def predict(
     """
     if isinstance(model, BankedModel):
         return model.predict(rows)
-    check_kind("model", model, PromptedModel, "what jp.attach gives")
+    check_type("model", model, PromptedModel, "what jp.attach gives")
     examples = model.read(rows)
     return model.answer(model.params, examples).columns if examples else []
 
@@ -158,20 +156,21 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
     """Measures the answers to rows with labels. -> the task's metric first; of several prompts by
     the name of each
 
-    Raises InputError where no row has a label that the task knows.
+    Warns where some rows have no label that the task knows, and raises InputError where all have
+    none.
     """
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
-    check_kind("model", model, PromptedModel, "what jp.attach gives")
+    check_type("model", model, PromptedModel, "what jp.attach gives")
     examples = model.read(rows)
     found = model.answer(model.params, examples) if examples else None
     if found is None or not found.known:
-        labels = ", ".join(model.scorer.task.labels)
+        labels = model.scorer.task.labels
         raise InputError(
-            f"none of {len(examples)} rows has a label that the task knows"
-            f"{f', which are {labels}' if labels else ''}; give rows with labels"
+            f"none of {len(examples)} rows has a label that the task knows; give rows with one"
+            + (f" of {', '.join(labels)}" if labels else "")
         )
-    tell_left_out(found.known, len(examples))
+    warn_unlabelled(found.known, len(examples))
     return found.measured
 
 

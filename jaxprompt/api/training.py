@@ -11,12 +11,12 @@ from jaxprompt import signals
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_rows
 from jaxprompt.assembly import tune
-from jaxprompt.assembly.choices import Choice, check_choice, check_kind, make_config
+from jaxprompt.assembly.choices import Choice, check_choice, make_config
 from jaxprompt.assembly.examples import asked_task
 from jaxprompt.assembly.export import pack_run
 from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.pipeline import Given, LoadedBackbone
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, check_type
 from jaxprompt.training.log import read_metrics
 
 
@@ -54,7 +54,7 @@ def train(
     Raises InputError for all that the command refuses, and KeyboardInterrupt where Ctrl-C ended it,
     with what it had saved in the workdir.
     """
-    check_kind("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
+    check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("method", method)
     check_choice("head", head)
     c = make_config(

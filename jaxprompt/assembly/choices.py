@@ -12,7 +12,7 @@ from jaxprompt.assembly.load_config import apply, fields, load_config
 from jaxprompt.assembly.open_blocks import make_block, names, own_fields
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.assembly.synonyms import SYNONYMS
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, brief, nearest
 
 if TYPE_CHECKING:  # it loads JAX, which naming a method does not need
     from jaxprompt.assembly.pipeline import LoadedBackbone
@@ -68,17 +68,12 @@ class Choice:
 
 def check_choice(argument: str, given: Any) -> None:
     """Raises InputError for what is no method, or no head, as `argument` says which."""
-    block = {"method": "prompt", "head": "head"}[argument]
-    if given is not None and getattr(given, "block", None) != block:
-        what = f"jp.{given.name}()" if isinstance(given, Choice) else repr(given)
-        example = {"method": "jp.prefix(16)", "head": "jp.linear()"}[argument]
-        raise InputError(f"{argument}={what:.60} is no {argument}; give one as {example}")
-
-
-def check_kind(argument: str, given: Any, kind: type, how: str) -> None:
-    """Raises InputError where an argument is of another type; `how` says where one comes from."""
-    if not isinstance(given, kind):
-        raise InputError(f"{argument}={given!r:.60} is a {type(given).__name__}; give {how}")
+    examples = {"method": ("prompt", "jp.prefix(16)"), "head": ("head", "jp.linear()")}
+    block, example = examples[argument]
+    if given is None or isinstance(given, Choice) and given.block == block:
+        return
+    what = f"jp.{given.name}()" if isinstance(given, Choice) else brief(given)
+    raise InputError(f"{argument}={what} is no {argument}; give one, as {example}")
 
 
 def find(name: str) -> Choice | None:

@@ -5,6 +5,7 @@ Every problem of a file is an InputError that names the file and, where there is
 
 import csv
 import gzip
+import os
 import re
 import zlib
 from array import array
@@ -18,6 +19,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, user_path
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
+_FOLDER = "is a folder, not a file; use data.source for folders"
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
 # Parquet is packed by itself.
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
@@ -94,8 +96,8 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         rows = Rows(found, str(path), numbers)
     elif kind in readers:
         rows = readers[kind](path)
-    elif path.is_dir():
-        raise InputError(f"{path}: is a folder, not a file; use data.source for folders")
+    elif os.path.isdir(path):
+        raise InputError(f"{path}: {_FOLDER}")
     else:
         raise InputError(
             f"{path}: unknown file format; name it {', '.join(FORMATS)}, with .gz for a packed text"
@@ -113,7 +115,7 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; check the path") from None
     except IsADirectoryError:
-        raise InputError(f"{path}: is a folder, not a file; use data.source for folders") from None
+        raise InputError(f"{path}: {_FOLDER}") from None
     except PermissionError:
         raise InputError(f"{path}: no permission to read it; check its mode and owner") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

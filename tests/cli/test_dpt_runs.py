@@ -116,6 +116,11 @@ def test_several_lists_train_and_predict(fields, told, electra, data, tmp_path, 
     assert counts.sum() == 30
     assert counts.trace() / 30 == pytest.approx(result["dev"]["accuracy"])
     assert "in several inputs" in found["notes"]["states"]
+    if "head.hierarchy" in fields:  # whose inputs in train are those on the way to the right class
+        code, _, err = jaxprompt(capsys, "inspect", f"--workdir={workdir}", "--split=train")
+        assert code == 0, err
+        found = json.loads((workdir / "inspect" / "inspect.json").read_text())
+        assert found["notes"]["confusion"].startswith("There is none: ")
     program = [f"--workdir={workdir}", f"--stablehlo={tmp_path / 'program'}"]
     code, _, err = jaxprompt(capsys, "export", *program)
     assert code == 2 and "makes 2; list all classes in one input" in err

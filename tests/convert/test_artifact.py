@@ -54,7 +54,7 @@ def refused(path):
     return str(error.value)
 
 
-def test_the_folder_above_an_export_is_told_apart(tmp_path):
+def test_the_folder_above_an_export_names_that_in_it(tmp_path):
     write_artifact(tmp_path / "run" / "export", make_tensors(), CARD)
     assert f"give {tmp_path / 'run' / 'export'}, which is there" in refused(tmp_path / "run")
 

@@ -93,7 +93,7 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
 
 
 def test_a_readme_of_others_stays(tmp_path):
-    """Told before the run is read. That of an export is written again."""
+    """Refused before the run is read. That of an export is written again."""
     write_artifact(tmp_path / "export", TENSORS, CARD)
     model_card.check_card(tmp_path / "export")
     write_model_card(tmp_path / "export", CARD)
