@@ -152,8 +152,9 @@ def entry() -> None:
         complete(commands())
     _open_streams()
     # transformers imports torch where it is installed, which takes seconds, and of it this process
-    # needs no more than tokenizers.
+    # needs no more than tokenizers; nor is its advice to install torch for a user of ours.
     hidden.hide("torch")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     signals.watch()
     code = main()
     signals.note("after all was done")

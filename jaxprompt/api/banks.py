@@ -31,6 +31,10 @@ class BankedModel:
     bank: PromptBank
     by: str  # the column of a row that names its prompt
 
+    def __repr__(self) -> str:
+        """Says what it is in one line."""
+        return f"BankedModel({', '.join(self.names)}; by {self.by!r})"
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the prompts."""

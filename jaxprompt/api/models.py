@@ -18,7 +18,7 @@ from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks import Example
-from jaxprompt.errors import InputError, check_type
+from jaxprompt.errors import InputError, at_least, check_type
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch
 
@@ -31,6 +31,11 @@ class PromptedModel:
     params: Mapping[str, Any]  # {"backbone", "prompt", "head"}, nested, on the devices
     prompt: Prompt  # with a card
     placement: Placement
+
+    def __repr__(self) -> str:
+        """Says what it is in one line."""
+        known = self.prompt.card["backbone"]
+        return f"PromptedModel({self.prompt!r} on {known['family']} {known['id']})"
 
     @functools.cached_property
     def answer(self) -> Callable[[Mapping[str, Any], Sequence[Example]], Answered]:
@@ -84,6 +89,7 @@ def attach(
     """
     check_type("backbone", backbone, LoadedBackbone, "jp.load_backbone(path)")
     check_choice("head", head)
+    at_least("batch", batch, 1)
     if bare := prompt is None:
         prompt = Prompt({}, {}, "a backbone by itself", Adopted({}, {"name": "none"}, {}))
         head = head or Choice("head", "verbalizer", {})
@@ -109,9 +115,9 @@ def attach(
         made = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
         prompt = Prompt(prompt.tensors, made, prompt.path)
     elif task is not None or head is not None or fields:
-        raise InputError(
-            f"{prompt.path} says its task and head itself; leave out task, head and fields"
-        )
+        given = {"task": task, "head": head, **fields}
+        shown = ", ".join(name for name, value in given.items() if value is not None)
+        raise InputError(f"{prompt.path} says its task and head itself; leave out {shown}")
     card = with_encoder(prompt.card, sentence_encoder)
     check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)
     # Soft tokens stand among the embeddings, which `rescale` divides.

@@ -3,7 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ class TrainedPrompt:
 
     prompt: Prompt  # the best on dev
     result: Mapping[str, Any]  # best_step, dev, test, trained, ..., as result.json has them
-    history: list[dict[str, Any]]  # the records of metrics.jsonl: step, loss, lr or dev
+    # The records of metrics.jsonl: step, loss, lr or dev.
+    history: list[dict[str, Any]] = field(repr=False)
     workdir: Path | None  # the run's folder, None where it was not to be kept
 
 

@@ -119,7 +119,12 @@ def _field(name: str, held: Mapping[str, Any]) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        return name  # refused where it is set, with the nearest one
+        own = [field.rpartition(".") for field in held]
+        short = {last for block, _, last in own if block in ("", *_NAMED)}
+        short |= {other for other, field in SYNONYMS.items() if field in held}
+        whole = sorted(field.replace(".", "__") for field in held if field.endswith(f".{name}"))
+        cure = f"nearest: {', '.join(whole)}" if whole else nearest(name, short)
+        raise InputError(f"unknown config field {brief(name)}; {cure}")
     shown = ", ".join(other.replace(".", "__") for other in found)
     raise InputError(f"{name} is a field of several blocks; say which: {shown}")
 

@@ -35,7 +35,9 @@ def convert_backbone(
         raise InputError(f"transformers has no class that loads a {family}; read {path} as it is")
     params, report = load_backbone(where, family, hf, dtype=dtype)
     source = f"{path}@{revision}" if revision else path
-    card = {"source": source, "fingerprint": report.fingerprint, "unused": list(report.unused)}
+    card = {"source": source, "fingerprint": report.fingerprint}
+    if report.unused:
+        card["unused"] = list(report.unused)
     # Named by what it converts: the same conversion may replace its folder, another may not.
     run = hashlib.sha256(f"convert {source} {dtype}".encode()).hexdigest()[:16]
     save_backbone(output, family, hf, params, tokenizer=where, card=card, run=run, dtype=dtype)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.assembly.schema import check_fields
+from jaxprompt.assembly.task_fields import TASK
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data import fewshot, sources
@@ -32,6 +33,11 @@ from jaxprompt.heads import make_head
 
 SPLITS = ("train", "dev", "test")
 _NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
+_OF_CUSTOM = (
+    "fields", "label", "labels", "choices", "target", "answers", "number", "limits", "tags",
+    "scheme", "predicate", "entities", "offsets", "negative", "question", "candidate",
+    "candidates", "placeholder",
+)  # fmt: skip
 _ANY_ROWS = ("holdout", "fraction")  # protocols that need no classes
 
 
@@ -55,6 +61,7 @@ def read_task(block: Mapping[str, Any]) -> Task:
             placeholder=block["placeholder"], number=block["number"], limits=block["limits"],
         )  # fmt: skip
     task = get_task(block["name"])
+    _check_known(block, task)
     if given and len(given) != len(task.labels):
         raise InputError(
             f"task.words has {len(given)} entries for {len(task.labels)} classes of "
@@ -82,6 +89,19 @@ def _check_vocabulary(block: Mapping[str, Any]) -> None:
             f"task.vocabulary names the classes of task.name=custom, and task.{field}="
             f"{brief(block[field])} has its own; leave one of the two out"
         )
+
+
+def _check_known(block: Mapping[str, Any], task: Task) -> None:
+    """Raises InputError for a field that only a custom task has, and that would not be read."""
+    read = ("fields",) * (block["form"] in TASKS) + ("labels",) * (task.kind == "tags")
+    for name in _OF_CUSTOM:
+        value = block[name]
+        own = (TASK[name].default, getattr(task, name))
+        if name not in read and (tuple(value) if isinstance(value, list) else value) not in own:
+            raise InputError(
+                f"task.{name}={brief(value)} is of task.name=custom, and task.name={task.name} has "
+                "its own; leave it out, or give task.name=custom with the columns of your file"
+            )
 
 
 def asked_task(c: Any) -> Task:

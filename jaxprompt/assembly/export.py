@@ -9,6 +9,7 @@ from jaxprompt.assembly import from_config, ppt
 from jaxprompt.assembly.pipeline import NOTHING, Given
 from jaxprompt.assembly.prompt_artifact import pack
 from jaxprompt.errors import InputError
+from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import read_result
 
 
@@ -44,10 +45,11 @@ def pack_run(c: Any, workdir: str, given: Given = NOTHING) -> Packed:
 
 
 def check_newest(workdir: str, card: Mapping[str, Any]) -> None:
-    """Raises InputError where a run that is over was best at another step than its export is of."""
-    result = read_result(workdir) or {}
-    if {"best_step", "step"} <= result.keys() | card.keys() and result["best_step"] != card["step"]:
+    """Raises InputError where the best step of a run is another than that of its export."""
+    result = read_result(workdir)
+    best = Checkpoints(workdir).best() if result is None else result["best_step"]
+    if best is not None and card.get("step", best) != best:
         raise InputError(
-            f"{workdir}/export is of step {card['step']}, and the run was best at step "
-            f"{result['best_step']}: export it again, or name the folder by --prompt"
+            f"{workdir}/export is of step {card['step']}, and the run was best at step {best}: "
+            "export it again, or name the folder by --prompt"
         )

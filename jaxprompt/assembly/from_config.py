@@ -56,7 +56,7 @@ from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.optim import make_optimizer, make_schedule
+from jaxprompt.training.optim import check_warmup, make_optimizer, make_schedule
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 
@@ -76,6 +76,7 @@ def check_config(c: Any) -> None:
     """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
     check_fields(c.to_dict())
     check_totals(c.train)
+    check_warmup(c.optim.schedule, c.optim.warmup_steps, c.optim.warmup_ratio)
     if c.data.batch % c.optim.accumulate:
         raise InputError(
             f"data.batch={c.data.batch} must divide by optim.accumulate={c.optim.accumulate}"

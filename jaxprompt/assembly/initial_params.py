@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxprompt import rng, tree
 from jaxprompt.assembly.inheritance import inherit, inherit_head, rescaled
+from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
@@ -51,7 +52,11 @@ def start(
     elif c.prompt.get("init"):
         params["prompt"] = inherit(c, loaded.report.fingerprint, c.prompt.init, params["prompt"])
     else:
-        source = _make_source(c, scorer, params, counts, placement, loaded.report.fingerprint)
+        fingerprint = loaded.report.fingerprint
+        source = _make_source(
+            c, scorer, counts, _read_tables(scorer, params, placement),
+            functools.partial(inherit, c, fingerprint), fingerprint,
+        )  # fmt: skip
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     if c.train.init_head and is_made("head/"):
         params["head"] = inherit_head(
@@ -90,11 +95,36 @@ def divide(c: Any, scorer: Scorer, params: Any) -> tuple[tree.Flat, tree.Flat]:
 # -- rows of the vocabulary, or of a file ---------------------------------------------------------
 
 
-def _make_source(
-    c: Any, scorer: Scorer, params: Any, counts: np.ndarray | None, placement: Placement,
-    fingerprint: str,
-) -> Source:  # fmt: skip
-    """Makes what a method may start from."""
+class _Tables(NamedTuple):
+    """What a Source reads of the backbone."""
+
+    embed: Callable[[Sequence[int]], np.ndarray]
+    rows: Callable[[Sequence[int]], np.ndarray]
+    keys: Callable[[Sequence[int]], dict[str, tuple[np.ndarray, np.ndarray]]]
+
+
+def check_start(c: Any, scorer: Scorer, shapes: Any, counts: np.ndarray | None) -> None:
+    """Raises InputError for what a prompt cannot start from, without the backbone's numbers.
+
+    `shapes` are those of all parameters. What is of a corpus or of an export is not looked at.
+    """
+    if c.prompt.get("init") or "frequent" in starts_of(c):
+        return
+    backbone, embed = scorer.model.backbone, scorer.model.backbone.dims.embed
+    blank = lambda shape: np.zeros(shape.shape, np.float32)
+    table = lambda ids: np.zeros((len(ids), embed), np.float32)
+
+    def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        run = functools.partial(text_keys, backbone)
+        return jax.tree.map(blank, jax.eval_shape(run, shapes["backbone"], np.array(ids)))
+
+    source = _make_source(
+        c, scorer, counts, _Tables(table, table, keys), take_over=lambda _, drawn: drawn
+    )
+    scorer.model.prompt.begin(jax.tree.map(blank, shapes["prompt"]), source)
+
+
+def _read_tables(scorer: Scorer, params: Any, placement: Placement) -> _Tables:
     backbone = scorer.model.backbone
 
     def words(params: Any, ids: np.ndarray) -> jax.Array:
@@ -110,16 +140,27 @@ def _make_source(
         run = jax.jit(within(placement, rows), out_shardings=placement.replicated)
         return np.asarray(run(params["backbone"], np.array(ids)))
 
+    def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        run = within(placement, functools.partial(text_keys, backbone))
+        found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
+
+    return _Tables(functools.partial(pick, words), functools.partial(pick, answers), keys)
+
+
+def _make_source(
+    c: Any, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
+    take_over: Callable[[str, dict[str, Any]], dict[str, Any]], fingerprint: str = "",
+) -> Source:  # fmt: skip
+    """Makes what a method may start from. Without `fingerprint` exports of any backbone are."""
+
     def read(method: Method, path: str) -> np.ndarray:
         return read_rows(path, method, c.backbone.rescale)
-
-    def take_over(init: str, drawn: dict[str, Any]) -> dict[str, Any]:
-        return inherit(c, fingerprint, init, drawn)
 
     def take(path: str) -> tuple[Method, dict[str, Any]]:
         tensors, card = read_export(path)
         known = card["backbone"]
-        if known["fingerprint"] != fingerprint:
+        if fingerprint and known["fingerprint"] != fingerprint:
             raise InputError(
                 f"prompt.pretrained={path} was trained on weights {known['fingerprint'][:12]} "
                 f"({known['id']}), backbone.path holds {fingerprint[:12]}; give that backbone, or "
@@ -127,15 +168,10 @@ def _make_source(
             )
         return numbers_of(path, tensors, card)
 
-    def keys(ids: Sequence[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        run = within(placement, functools.partial(text_keys, backbone))
-        found = jax.jit(run, out_shardings=placement.replicated)(params["backbone"], np.array(ids))
-        return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
-
     label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
-    embed, rows = functools.partial(pick, words), functools.partial(pick, answers)
     return Source(
-        scorer.tokenizer, c.seed, label_words, counts, embed, rows, read, take_over, take, keys
+        scorer.tokenizer, c.seed, label_words, counts, tables.embed, tables.rows, read, take_over,
+        take, tables.keys,
     )  # fmt: skip
 
 

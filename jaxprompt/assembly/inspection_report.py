@@ -7,7 +7,7 @@ import numpy as np
 from jaxprompt.assembly.inspection import START, Findings
 from jaxprompt.assembly.learned_rows import LearnedRow
 from jaxprompt.errors import escape
-from jaxprompt.files import make_folder, write_atomic
+from jaxprompt.files import make_folder, write_atomic, write_error
 from jaxprompt.scoring.separation import embed, project, separate
 from jaxprompt.training import inspection_pictures as draw
 from jaxprompt.training.inspection_page import Page, with_marks, with_note
@@ -56,8 +56,11 @@ def write_report(found: Findings, workdir: str, title: str) -> list[Path]:
     Raises InputError where the disk refuses.
     """
     folder = make_folder(Path(workdir) / "inspect")
-    for old in folder.glob("*.png"):  # of steps that were looked at before
-        old.unlink()
+    try:
+        for old in folder.glob("*.png"):  # of steps that were looked at before
+            old.unlink()
+    except OSError as error:
+        raise write_error(folder, error) from error
     page = Page(title)
     page.table((), list(found.about.items()), breaks=True)
     for remark in found.remarks:

@@ -77,7 +77,8 @@ class Scorer(NamedTuple):
         """Lets the model write freely. Raises InputError for a backbone that cannot."""
         if self.model.backbone.STYLE == "masked":
             raise InputError(
-                "--generate needs a backbone that writes; take a T5, a GLM, a GPT-2 or a Llama"
+                "the backbone is an encoder, which writes no text; take a T5, a GLM, a GPT-2 or a "
+                "Llama"
             )
         demos = self.demos and self.demos.once()  # texts have no average
         return self._replace(head=writer(), encoder=self.encoder.writing(tokens), demos=demos)
@@ -226,6 +227,13 @@ class LoadedBackbone(NamedTuple):
     backbone: Backbone
     loaded: load.Loaded
     placement: Placement
+
+    def __repr__(self) -> str:
+        """Says what it is in one line."""
+        block, report, mesh = self.backbone.block, self.loaded.report, self.placement.mesh.shape
+        held = f"{report.bytes:,} bytes of {report.fingerprint[:12]}"
+        where = f"{mesh['data']}x{mesh['model']} devices"
+        return f"LoadedBackbone({self.backbone.family} {block['path']}, {held} on {where})"
 
 
 class Given(NamedTuple):

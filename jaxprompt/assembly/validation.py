@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from jaxprompt import tree
-from jaxprompt.assembly import from_config, shared_tuning
+from jaxprompt.assembly import from_config, shared_tuning, starting_text
 from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.grid import is_grid, list_runs
-from jaxprompt.assembly.initial_params import divide
+from jaxprompt.assembly.initial_params import check_start, divide
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.models.model import backbone_shapes
 
@@ -37,6 +37,20 @@ def validate(c: Any) -> Iterator[str]:
     splits = from_config.encode_splits(scorer, examples)
     check_room(c, scorer, splits)
     scorer = scorer.with_vocabulary_of(splits["train"])
+    leaves = backbone_shapes(backbone.module, backbone.block["quantize"])
+    shapes = tree.unflatten(leaves)["backbone"]
+    init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
+    params = jax.eval_shape(init, jax.random.key(0), shapes)
+    counts = starting_text.count_tokens(c, splits["train"], lambda: None)
+    check_start(c, scorer, params, counts)
+    trainable, frozen = divide(c, scorer, params)
+    batches = from_config.train_batches(c, scorer, splits["train"])
+    # The plan needs the length of an epoch, not the batches.
+    batches.close()
+    plan = from_config.plan_of(c, batches.steps_per_epoch)
+    from_config.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
+    longest = from_config.longest_batch(c, scorer, splits["train"]).encoder.ids.shape
+
     yield f"backbone {c.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
@@ -45,16 +59,7 @@ def validate(c: Any) -> Iterator[str]:
     for line in from_config.tell_examples(scorer, splits, examples.notes):
         yield f"  {line}"
     yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
-    leaves = backbone_shapes(backbone.module, backbone.block["quantize"])
-    shapes = tree.unflatten(leaves)["backbone"]
-    init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
-    params = jax.eval_shape(init, jax.random.key(0), shapes)
-    yield tree.overview(*divide(c, scorer, params))
-    batches = from_config.train_batches(c, scorer, splits["train"])
-    # The plan needs the length of an epoch, not the batches.
-    batches.close()
-    plan = from_config.plan_of(c, batches.steps_per_epoch)
-    longest = from_config.longest_batch(c, scorer, splits["train"]).encoder.ids.shape
+    yield tree.overview(trainable, frozen)
     most = f"{longest[0]} x {longest[1]} tokens"
     yield f"{plan.total} steps of up to {most}, dev every {plan.evaluate} steps"
 

@@ -12,12 +12,12 @@ SERVING = ("input", "backbone", "dtype", "batch", "mesh", "force")  # flags besi
 _HOW = "--prompt=NAME=PATH"
 
 
-def add_serving(parser: Parser) -> None:
-    """Adds the flags that say where a prompt and its backbone are."""
+def add_serving(parser: Parser, default: str = "") -> None:
+    """Adds the flags that say where a prompt, by `default` another, and its backbone are."""
+    own = f" (default: {default})" if default else ""
     parser.add_argument(
-        "--prompt", action="append", help="folder of an export, or hub:owner/name (default: "
-        "WORKDIR/export); several, also as NAME=PATH, make a bank, and "
-        "--column says which of them a row takes",
+        "--prompt", action="append", help=f"folder of an export, or hub:owner/name{own}; several, "
+        "also as NAME=PATH, make a bank, and --column says which of them a row takes",
     )  # fmt: skip
     parser.add_argument("--input", help="JSONL, CSV, TSV, JSON or Parquet file; - reads stdin")
     parser.add_argument("--column", default="", help="column that names the prompt of each row")

@@ -1,7 +1,7 @@
 """Scores a split with the best prompt of a workdir, zero-shot, or by the majority class.
 
-With --prompt it scores the rows of --input by exports instead: each by the one that its --column
-names, in shared batches.
+With --prompt it scores the rows of --input by an export instead. With several it scores each by
+the one that its --column names, in shared batches.
 """
 
 import sys
@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxprompt.cli import bank
 from jaxprompt.cli.options import Parser, add_hosts, load_run, several_hosts
+from jaxprompt.cli.unreadable import answer_encodable
 from jaxprompt.errors import InputError, escape
 from jaxprompt.training.log import dumps
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     args, overrides = parser.read(argv)
     if args.prompt or args.column:
         bank.refuse_flags(parser, args, _OF_RUNS, "is of a run, and --prompt scores exports")
-        print(dumps(evaluate_bank(args, overrides)))
+        print(dumps(evaluate_exports(args, overrides)))
         return 0
     bank.refuse_flags(parser, args, bank.SERVING, "is of exports, which --prompt names")
     c = load_run(args, overrides)
@@ -85,30 +86,76 @@ def evaluate(
     return {"split": split, "examples": part.size, **measured}
 
 
-def evaluate_bank(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
-    """Scores rows by a bank. -> the metrics of each prompt that has rows with a label, by name
+def evaluate_exports(args: Any, overrides: Sequence[Any]) -> dict[str, Any]:
+    """Scores rows by one export, or by a bank. -> metrics; of a bank by the name of each prompt
 
     Raises InputError for fields of a config, for a row that cannot be read, and where no row has a
     label.
     """
-    from jaxprompt.assembly.bank import read_asked
     from jaxprompt.data.records import from_file, from_stdin
 
     if overrides:
         raise InputError("--prompt scores exports, whose cards say all; leave out --config.*")
-    if not (args.prompt and args.column and args.input):
-        raise InputError("--prompt is scored on the rows of --input, and --column picks; give all")
+    if not (args.prompt and args.input):
+        raise InputError("--prompt is scored on the rows of --input; give both")
     bank.check_serving(args)
-    given = from_stdin(()) if args.input == "-" else from_file(args.input)
-    prompts = bank.open_bank(args)
-    asked = read_asked(prompts, given, args.column)
-    for _, record in asked:
-        if record.error:
-            raise InputError(record.error)
-    _, measured = bank.answer_asked(prompts, asked)
+    read = lambda columns: from_stdin(()) if args.input == "-" else from_file(args.input, columns)
+    measured = _measure_bank(args, read(())) if args.column else _measure_export(args, read)
     if not measured:
         raise InputError(f"{args.input}: no row has a label that its prompt's task knows")
     return measured
+
+
+def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
+    from jaxprompt.assembly.bank import read_asked
+
+    prompts = bank.open_bank(args)
+    asked = read_asked(prompts, given, args.column)
+    _refuse([record for _, record in asked])
+    return bank.answer_asked(prompts, asked)[1]
+
+
+def _measure_export(args: Any, read: Any) -> dict[str, Any]:
+    from jaxprompt.assembly.answers import make_answers
+    from jaxprompt.assembly.encoding_errors import mark_errors
+    from jaxprompt.assembly.prompt_artifact import read_export, unpack
+    from jaxprompt.data.records import tell_unknown, with_examples
+    from jaxprompt.parallel.compilation import keep_programs
+
+    (where,) = args.prompt
+    card = read_export(where)[1]
+    given = read(card["task"]["columns"])
+    keep_programs()
+    placement = bank.make_mesh(args.mesh, args.batch)
+    exported = unpack(
+        where, backbone=bank.backbone_block(args), batch=args.batch, placement=placement,
+        force=args.force,
+    )  # fmt: skip
+    scorer = exported.scorer
+    if scorer.head.WRITES:
+        scorer = scorer.writing(card["generate"]["max_new"])
+    given = with_examples(scorer.task, given)
+    _refuse(given)
+    for line in tell_unknown(scorer.task, given):
+        print(escape(line), file=sys.stderr)
+    answer = make_answers(scorer, how=card["generate"], placement=placement)
+
+    def mark(given: Sequence[Any]) -> Sequence[Any]:
+        marked = mark_errors(scorer, given)
+        _refuse(marked)
+        return marked
+
+    asked = lambda given: [record.example for record in given if record.example]
+    if not asked(given):
+        return {}
+    _, found = answer_encodable(lambda given: answer(exported.params, asked(given)), mark, given)
+    return {"examples": found.known, **found.measured} if found.known else {}
+
+
+def _refuse(records: Sequence[Any]) -> None:
+    for record in records:
+        if record.error:
+            raise InputError(record.error)
 
 
 def majority(c: Any, split: str, output: str | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ ON_ERROR = ("raise", "skip")
 def main(argv: Sequence[str]) -> int:
     """Writes one JSON line for each line of the input: its row and what is predicted of it."""
     parser = Parser(__name__, __doc__, config=False)
-    bank.add_serving(parser)
+    bank.add_serving(parser, "WORKDIR/export")
     parser.add_argument("--workdir", help="folder of the run that was exported")
     parser.add_argument("--text", action="append", help="a text; may be given several times")
     parser.add_argument("--output", help="JSONL file to write (default: stdout)")

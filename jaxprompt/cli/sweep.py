@@ -10,7 +10,7 @@ from jaxprompt import signals
 from jaxprompt.assembly.config_files import call, load_module
 from jaxprompt.assembly.load_config import apply, load_config
 from jaxprompt.cli.options import Parser, need
-from jaxprompt.cli.results import SEEDS, SweepRun, group_of, read_folder, tell
+from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, read_folder, tell
 from jaxprompt.errors import InputError, at_least, brief, escape
 
 
@@ -52,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
             flags += [f"--config.{field}={value}" for field, value in run.changes.items()]
             words = ["python", "-m", "jaxprompt", "train", f"--config={run.config}"]
             print(shlex.join([*words, f"--workdir={run.workdir}", *flags]))
+    elif not collect(runs):
+        raise InputError(f"{args.workdir} has a result of none of {len(runs)} runs; give --run")
     tell(runs, {}, args.plot, args.best)
     return 0
 

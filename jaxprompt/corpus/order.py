@@ -94,8 +94,8 @@ def divide(documents: int, held_out: float, seed: int) -> tuple[Share, Share]:
     kept = max(1, round(held_out * documents)) if held_out else 0
     if kept >= documents:
         raise InputError(
-            f"{documents} documents, {kept} of them held out, leave none to train on; "
-            "add text or lower corpus.held_out"
+            f"corpus.held_out={held_out} holds {kept} of {documents} documents out, which leaves "
+            "none to train on; add text, or divide a .txt further by corpus.documents=line or blank"
         )
     order = Shuffle(documents, seed)
     return Share(order, kept, documents), Share(order, 0, kept)

@@ -236,7 +236,7 @@ def _decoded(data: bytes, where: str, offset: int, limit: int) -> Document:
     except UnicodeDecodeError as error:
         return InputError(
             f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at offset {offset + error.start} "
-            "of the unpacked file); convert it, e.g. with iconv -t UTF-8"
+            "of the unpacked file); convert it, e.g. with iconv -f LATIN1 -t UTF-8"
         )
 
 

@@ -91,9 +91,8 @@ class ExampleEncoder:
         self._shown: Sequence[Sequence[Example]] | None = None  # demonstrations of each example
         # By the number of choices listed.
         self._layouts: dict[int, list[TokenRun | OpenPart]] = {}
-        self._room_behind = 0
-        if specials.style == "causal":
-            self._room_behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
+        behind = answer.text or (len(answer.plan.fed) if answer.plan else 0)
+        self._room_behind = behind if specials.style == "causal" else 0
         cuts = any(p.kind == "field" and "whole" not in p.modifiers for p in template.parts)
         self._least = int(cuts)  # tokens of what is cut
         longest = max(range(len(lists)), key=lambda i: lists[i].tokens, default=0)
@@ -357,6 +356,9 @@ class ExampleEncoder:
             if self._lists:
                 shown += f", {self._lists[0].tokens} of a list of classes"
                 cure = f"list fewer classes in one input by head.group or head.hierarchy, {cure}"
+            if self._room_behind:
+                shown += f", {self._room_behind} of the answer"
+                cure = "lower data.max_target, " * bool(self._answer.text) + cure
             raise InputError(
                 f"template {self._template.source!r} takes {taken} tokens ({tokens(Role.SOFT)} of "
                 f"them slots{shown}) beside the text, which leaves no room in max_len "
@@ -370,8 +372,7 @@ class ExampleEncoder:
     ) -> Encoded:  # fmt: skip
         runs = with_ids(runs, tokens)
         if demos:
-            room = self._max_len - self._room_behind
-            where = f"template {self._template.source!r}"
+            room, where = self._max_len - self._room_behind, f"template {self._template.source!r}"
             shown = [with_ids(demo, tokens) for demo in demos]
             runs, cut = lay(runs, shown, self._beside, self._front, room, where)
         else:
@@ -380,9 +381,8 @@ class ExampleEncoder:
         if self._specials.style == "masked":
             label_pos = np.flatnonzero(row.roles == Role.LABEL).tolist() or [self._cls_at]
             label_pos = np.array(label_pos, np.int32)
-            if self._lists:
-                label_pos = label_pos[self._lists[0].order]
-            return Encoded(**row._asdict(), label_pos=label_pos, cut=cut)
+            order = self._lists[0].order if self._lists else slice(None)
+            return Encoded(**row._asdict(), label_pos=label_pos[order], cut=cut)
         if self._specials.style == "causal":
             joined, label_pos, targets = say(row, self._answer.plan, target)
             return Encoded(**joined._asdict(), label_pos=label_pos, targets=targets, cut=cut)

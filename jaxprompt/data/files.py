@@ -138,7 +138,7 @@ def decode_line(line: bytes, number: int, path: Path | str) -> str:
         byte = line[error.start]
         raise InputError(
             f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); "
-            "convert the file, e.g. with iconv -t UTF-8"
+            "convert the file, e.g. with iconv -f LATIN1 -t UTF-8"
         ) from None
 
 

@@ -81,6 +81,7 @@ class RunState(NamedTuple):
     state: TrainState
     progress: Progress
     step: int
+    seconds: float  # that it took up to there
 
 
 def drive(
@@ -117,11 +118,11 @@ def take_up(job: Job, workdir: str) -> RunState:
     Raises InputError for a checkpoint that is damaged, or of another model.
     """
     checkpoints = Checkpoints(workdir, job.settings.keep)
-    state, progress = job.state, Progress()
+    state, progress, seconds = job.state, Progress(), 0.0
     started = checkpoints.latest()
     if started is not None:
         state, position = checkpoints.restore(state)
-        progress = Progress.read(position)
+        progress, seconds = Progress.read(position), position.get("seconds", 0.0)
         if progress.best is not None:
             # Checked at the start: at the end it would be too late to say that the best is lost.
             checkpoints.check_best(progress.best["step"])
@@ -129,7 +130,7 @@ def take_up(job: Job, workdir: str) -> RunState:
         for leaf in jax.tree.leaves(job.state):  # else both would stay in memory
             leaf.delete()
     checkpoints.rewind(-1 if started is None else started)
-    return RunState(checkpoints, state, progress, started or 0)
+    return RunState(checkpoints, state, progress, started or 0, seconds)
 
 
 def run(
@@ -142,7 +143,7 @@ def run(
     finite.
     """
     alone, place, plan = jax.process_count() == 1, job.placement, job.milestones
-    checkpoints, state, progress, step = stand
+    checkpoints, state, progress, step, seconds = stand
     train_step = jit(
         sharding.within(place, with_flags(job.step)), donate_argnums=0, dropped=job.drops,
         # The state comes back to where it was: else the next step would be another program.
@@ -150,7 +151,8 @@ def run(
     )  # fmt: skip
 
     def save() -> None:
-        position = vars(progress) | {"data": job.batches.get_state()}
+        spent = {"seconds": time.monotonic() - clock}
+        position = vars(progress) | {"data": job.batches.get_state()} | spent
         # A signal's line names the step once it is complete, which is some steps later.
         on_complete = functools.partial(signals.note, saved_at(step))
         checkpoints.save(step, state, position, on_complete)
@@ -159,8 +161,8 @@ def run(
         save()
         checkpoints.settle()
 
-    clock, seen = time.monotonic(), set()
-    since = step, clock  # what a rate counts from
+    clock, seen = time.monotonic() - seconds, set()  # with the time of the processes before
+    since = step, time.monotonic()  # what a rate counts from
     unread, read = [], []  # (step, streak, skipped) on the device; of the newest look at it
     stop, before, flags = 0, None, sharding.put_flag(place, 0)
     while step < plan.total and not progress.done:

@@ -13,7 +13,18 @@ from jaxprompt.parallel.sharding import MODELS, STACKED
 
 Schedule = Callable[[jnp.ndarray], jnp.ndarray]
 SCHEDULES = ("constant", "linear", "warmup_linear", "cosine", "exponential", "inverse_sqrt")
+_WARMED = ("warmup_linear", "cosine", "inverse_sqrt")
 OPTIMIZERS = ("adamw", "adafactor")
+
+
+def check_warmup(schedule: str, steps: int, ratio: float) -> None:
+    """Raises InputError for a warmup that a schedule does not have."""
+    if (steps or ratio) and schedule not in _WARMED:
+        given = f"optim.warmup_steps={steps}" if steps else f"optim.warmup_ratio={ratio}"
+        raise InputError(
+            f"{given} is of optim.schedule={', '.join(_WARMED)}, and optim.schedule={schedule} has "
+            "no warmup; take one of these, or leave it out"
+        )
 
 
 def make_schedule(name: str, *, total: int, warmup: int, gamma: float, epoch: int) -> Schedule:

@@ -143,18 +143,20 @@ def check_workdir(
         saved = _leaves(parse_json(old_text)) if old_text is not None else {}
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} is no readable config ({error}); delete it, or take another --workdir"
+            f"{path} is no readable config ({error}); restore it, or take another --workdir"
         ) from error
     if old_text is None:
         _check_new(Path(workdir))
         return None
     # As it would be read back: a tuple becomes a list, and equals the saved one.
     given = _leaves(json.loads(json.dumps(resolved)))
+    if not saved.keys() & given.keys():
+        raise InputError(f"{path} is no config of a run; take another --workdir")
     is_free = lambda name: any(name == f or name.startswith(f + ".") for f in free)
     if differing := _differences(saved, given, "given", is_free):
         raise InputError(
             f"{workdir} holds a run of another config: {differing}; "
-            f"take another --workdir, or delete {workdir}"
+            "give the saved values, or take another --workdir"
         )
     return old_text
 
@@ -242,11 +244,12 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 def _differences(saved: dict, other: dict, name_of_other: str, is_free=lambda name: False) -> str:
     """Names the first leaves that differ, "" where none does."""
-    nothing = "nothing"
+    names = sorted(name for name in saved.keys() | other.keys() if not is_free(name))
+    show = lambda values, name: repr(values[name]) if name in values else "nothing"
     differing = [
-        f"{name} (saved {saved.get(name, nothing)!r}, {name_of_other} {other.get(name, nothing)!r})"
-        for name in sorted(saved.keys() | other.keys())
-        if saved.get(name, nothing) != other.get(name, nothing) and not is_free(name)
+        f"{name} (saved {show(saved, name)}, {name_of_other} {show(other, name)})"
+        for name in names
+        if (name in saved, saved.get(name)) != (name in other, other.get(name))
     ]
     more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
     return ", ".join(differing[:_SHOWN]) + more

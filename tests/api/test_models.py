@@ -1,6 +1,7 @@
 """A prompt on its backbone: predictions, pure scores, files in and out."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -47,7 +48,16 @@ def test_a_saved_prompt_is_the_same_prompt(trained, backbone, texts, tmp_path):
     for name in ("prompt.safetensors", "prompt.json"):
         first, second = ((tmp_path / x / name).read_bytes() for x in ("first", "second"))
         assert first == second
-    assert "prefix for custom" in repr(jp.load_prompt(tmp_path / "first"))
+
+
+def test_what_is_in_memory_is_told_in_a_line(trained, backbone, model):
+    """No array is written out."""
+    assert re.match(r"Prompt\(prefix for custom: prompt/k \[.*\]\)$", repr(trained.prompt))
+    assert re.match(r"LoadedBackbone\(bert .*, [\d,]+ bytes of \w{12} on 1x1 dev", repr(backbone))
+    assert re.match(r"PromptedModel\(Prompt\(.*\]\) on bert ", repr(model))
+    both = jp.attach(backbone, {"a": trained.prompt, "b": trained.prompt}, by="task")
+    assert repr(both) == "BankedModel(a, b; by 'task')"
+    assert "history" not in repr(trained)
 
 
 def test_dev_is_measured_as_in_training(model, trained, rows):
@@ -248,8 +258,10 @@ def test_what_a_prompt_cannot_do_is_named(model, trained, backbone, folder, tmp_
         jp.save_prompt(trained.prompt, tmp_path / "x", "onnx")
     with refused("no soft tokens"):
         jp.save_prompt(trained.prompt, tmp_path / "x.npy", "npy")
-    with refused("says its task", "leave out"):
-        jp.attach(backbone, trained.prompt, task="sst2")
+    with refused("says its task", "leave out task, bach"):
+        jp.attach(backbone, trained.prompt, task="sst2", bach=2)
+    with refused("batch=0 must be at least 1"):
+        jp.attach(backbone, trained.prompt, batch=0)
     np.save(tmp_path / "soft.npy", np.ones((3, 32), np.float32))
     bare = jp.load_prompt(tmp_path / "soft.npy")
     with refused("says nothing of its task", "give task="):

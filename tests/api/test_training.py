@@ -136,7 +136,9 @@ def test_a_text_to_text_backbone_learns_and_writes(tmp_path, rows, small):
 WRONG = {
     "no dev": (dict(dev=None), "has no dev split"),
     "an unknown field": (dict(learning=0.1), "unknown config field 'learning'"),
-    "a backbone's field": (dict(path="x"), "unknown config field 'path'"),
+    "a synonym": (dict(epoch=1), "unknown config field 'epoch'; nearest: epochs, num_epochs"),
+    "a method's field": (dict(length=4), "field 'length'; nearest: prompt__length$"),
+    "a backbone's field": (dict(path="x"), "unknown config field 'path'.*backbone__path"),
     "several blocks": (dict(name="x"), "several blocks; say which: optim__name, task__name"),
     "the backbone's": (dict(backbone__dtype="bfloat16"), "give it to load_backbone"),
     "a grid": (dict(seeds=(0, 1)), "train learns one run"),

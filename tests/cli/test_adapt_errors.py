@@ -143,7 +143,7 @@ def test_an_empty_corpus(adapt, tmp_path):
     assert "/no/where' does not exist; give a folder, a file, a" in adapt(corpus__path="/no/where")
     write_rows(empty / "x.jsonl", [{"text": "the cat"}])
     line = adapt(corpus__path=empty, started=True)
-    assert "1 documents, 1 of them held out, leave none to train on; add text or lower" in line
+    assert "holds 1 of 1 documents out, which leaves none to train on; add text, or divide" in line
 
 
 def test_undecodable_bytes(adapt, own, tmp_path_factory, tmp_path, capsys, monkeypatch):

@@ -24,6 +24,7 @@ def test_a_folder_is_written_again(backbone, tmp_path, capsys):
         np.testing.assert_array_equal(tensor, own[name])
     card = (tmp_path / "a" / "README.md").read_text()
     assert "converted with jaxprompt" in card and f"| source | {backbone} |" in card
+    assert "## unused\n\n- cls.seq_relationship" in card
     text = "the cat is near a red saw"
     assert (
         load_tokenizer(tmp_path / "a")(text)["input_ids"]
@@ -31,6 +32,9 @@ def test_a_folder_is_written_again(backbone, tmp_path, capsys):
     )
     # The same conversion replaces it, another one does not.
     assert convert(capsys, f"--backbone={backbone}", f"--output={tmp_path / 'a'}")[0] == 0
+    whole = (f"--backbone={tmp_path / 'a'}", f"--output={tmp_path / 'b'}")
+    assert convert(capsys, *whole)[0] == 0
+    assert "unused" not in (tmp_path / "b" / "README.md").read_text()
     code, _, err = convert(capsys, f"--backbone={tmp_path / 'a'}", f"--output={tmp_path / 'a'}")
     assert code == 2 and "holds the model of another run" in err
 

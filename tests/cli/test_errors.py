@@ -61,6 +61,8 @@ def test_flags(refused, argv, parts, tmp_path, monkeypatch):
 
 # Field, value, what the line must say; all without a look at the backbone.
 CONFIG = [
+    ("optim.warmup_steps", "3", ["optim.warmup_steps=3 is of", "schedule=linear has no warmup"]),
+    ("optim.warmup_ratio", "0.1", ["optim.warmup_ratio=0.1 is of", "warmup_linear, cosine"]),
     ("optim.lrr", "1", ["unknown config field 'optim.lrr'", "nearest: optim.lr"]),
     ("optim", "1", ["'optim' is a block", "optim.lr"]),
     ("prompt.lenght", "4", ["unknown config field 'prompt.lenght'", "nearest: prompt.length"]),
@@ -133,7 +135,8 @@ def test_a_wrong_field_is_refused_before_anything_is_read(
 @pytest.mark.parametrize(
     "fields, parts",
     [
-        ({"task.name": "sst2", "task.words": "good"}, ["1 entries for 2 classes", "negative"]),
+        ({"task.name": "sst2", "task.fields": "", "task.words": "good"},
+         ["1 entries for 2 classes", "negative"]),
         ({"task.name": "sst2", "task.fields": "sentence", "head.name": "verbalizer",
           "task.template": "{sentence} It was good."}, ["has no [mask]", "add one"]),
         ({"head.name": "verbalizer"}, ["task custom has no template", "'{text} [mask]'"]),

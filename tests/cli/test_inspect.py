@@ -199,7 +199,7 @@ def test_without_wishes_a_few_steps_and_examples_are_drawn(runs, tmp_path):
     (workdir / "inspect").mkdir(exist_ok=True)
     (workdir / "inspect/pca-99.png").touch()
     _, found, page = look(workdir, "--examples=9", "--split=test")
-    assert any("9 of the 24 examples of test" in line for line in found["remarks"])
+    assert any("9 of the 24 inputs of test" in line for line in found["remarks"])
     assert "sampled at random" in page and np.array(found["confusion"]["counts"]).sum() == 24
     assert [name for name in pictures(workdir) if "-" in name] == [
         f"{kind}-{step}.png" for kind in ("pca", "tsne") for step in (0, 2, 4)
@@ -223,7 +223,7 @@ def test_what_has_no_classes_says_so(kind, backbone, tmp_path):
 # -- bad input ------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_for_must_be_there(runs, refused, tmp_path):
+def test_what_is_asked_for_must_be_there(runs, refused, tmp_path, capsys):
     workdir, _ = runs("bert soft")
     asked = lambda *words: refused("inspect", f"--workdir={workdir}", *words)
     assert "--top=0 must be at least 1" in asked("--top=0")
@@ -233,6 +233,10 @@ def test_what_is_asked_for_must_be_there(runs, refused, tmp_path):
     line = asked("--steps=0,3")
     assert "--steps=3: " in line and "there are those of 0, 2, 4" in line and "train.keep" in line
     assert not (workdir / "inspect" / "pca-3.png").exists()
+    copy = shutil.copytree(workdir, tmp_path / "copy")
+    (copy / "inspect" / "old.png").mkdir(parents=True)
+    code, _, err = jaxprompt(capsys, "inspect", f"--workdir={copy}")
+    assert code == 2 and f"cannot write {copy / 'inspect'}" in err.splitlines()[-1]
     assert "--workdir is missing" in refused("inspect")
     line = refused("inspect", f"--workdir={tmp_path / 'none'}")
     assert "config.json does not exist; give the --workdir of a run" in line

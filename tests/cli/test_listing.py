@@ -89,6 +89,15 @@ def test_what_training_refuses_is_refused(backbone, data, refused):
     assert "lower data.max_len" in line
     line = refused("validate", f"--config={BASE}", *words, "--config.data.source=nowhere")
     assert "nowhere" in line
+    late = {"optim.schedule": "cosine", "optim.warmup_steps": 3}
+    soft = {"prompt.name": "soft", "prompt.length": 3}
+    starts = (
+        (soft | {"prompt.start": "file", "prompt.file": "no/rows.npy"}, "no/rows.npy"),
+        (soft | {"prompt.start": "text", "prompt.text": "xylophone ☃"}, "prompt.text"),
+        ({"prompt.name": "prefix", "prompt.start": "text", "prompt.text": "☃"}, "prompt.text"),
+    )
+    for fields, why in ((late, "must be below the run's 3 steps"), *starts):
+        assert why in refused("validate", f"--config={BASE}", *words, *flags(fields))
     assert "pre-trains a prompt" in refused("validate", "--config=ppt/nsp")
 
 

@@ -296,6 +296,30 @@ def test_evaluate_writes_the_predictions_of_a_split(prompt, predict, data, tmp_p
     assert list(read_lines(out)[0]) == ["text", "label", "p_prediction", "p_score", "p_scores"]
 
 
+def test_evaluate_scores_an_export_on_rows(prompt, predict, data, tmp_path, capsys, monkeypatch):
+    """By itself, with the metrics that its run has on them; what cannot be scored is refused."""
+    place, flag = f"--workdir={prompt.parent}", f"--prompt={prompt}"
+    whole = json.loads(jaxprompt(capsys, "evaluate", place, "--split=test")[1])
+    code, out, err = jaxprompt(capsys, "evaluate", flag, f"--input={data / 'test.jsonl'}")
+    assert code == 0, err
+    assert {"split": "test"} | json.loads(out) == pytest.approx(whole, abs=1e-6)
+
+    rows = read_lines(data / "test.jsonl")[:4]
+    monkeypatch.setattr("sys.stdin", io.StringIO(say([*rows, rows[0] | {"label": "unicorn"}])))
+    code, out, err = jaxprompt(capsys, "evaluate", flag, "--input=-")
+    assert code == 0 and json.loads(out)["examples"] == 4 and "unicorn" in err
+
+    for row, why in (
+        ({"text": "a cat"}, "no row has a label that its prompt's task knows"),
+        ({"label": rows[0]["label"]}, "in.jsonl:1: "),
+    ):
+        (tmp_path / "in.jsonl").write_text(say([row]))
+        code, out, err = jaxprompt(capsys, "evaluate", flag, f"--input={tmp_path / 'in.jsonl'}")
+        assert code == 2 and why in err and not out and "--on-error" not in err
+    code, _, err = jaxprompt(capsys, "evaluate", flag)
+    assert code == 2 and "--prompt is scored on the rows of --input; give both" in err
+
+
 def test_evaluate_writes_the_rows_that_the_protocol_drew(backbone, data, tmp_path, capsys):
     """A zero-shot head on dev rows drawn from train; a column that would be lost is refused."""
     rows = [row | {"id": i} for i, row in enumerate(read_lines(data / "train.jsonl"))]

@@ -140,7 +140,7 @@ def test_too_few_documents(start, tmp_path):
     assert line.startswith("4 of 4 documents have 5 units of 5 tokens or more, nss needs 5 such")
     assert "raise corpus.held_out if these are held out" in line
     line = start(corpus__path=corpus(1), started=True)
-    assert "1 documents, 1 of them held out, leave none to train on" in line
+    assert "holds 1 of 1 documents out, which leaves none to train on" in line
 
 
 def test_labels_that_do_not_fit(start, tmp_path_factory, tmp_path):

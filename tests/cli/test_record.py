@@ -87,6 +87,10 @@ def test_an_export_of_an_earlier_step_is_told(place, refused):
     assert main([*given]) == 0
     edit(place / "run/result.json", best_step=1)
     assert "run/export is of step " in (line := refused(*given)) and "best at step 1" in line
+    (place / "run/result.json").unlink()  # as of one that is still at work
+    assert main([*given]) == 0
+    (place / "run/checkpoints/best/99").mkdir()
+    assert "best at step 99" in refused(*given)
     assert main(["predict", "--prompt=run/export", "--text=the cat"]) == 0
 
 

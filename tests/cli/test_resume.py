@@ -1,11 +1,13 @@
 """A run that is cut off and resumed ends as one that was not, bit for bit."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,7 +16,7 @@ from processes import PYTHON_PATH
 from tiny_run import DROPS, LAYERS, WIDTH, jaxprompt, make_config, read_lines, timeless
 
 from jaxprompt.assembly.load_config import resolved
-from jaxprompt.training import checkpoint
+from jaxprompt.training import checkpoint, loop
 from jaxprompt.training.checkpoint import Checkpoints
 
 STEPS = 8
@@ -80,7 +82,8 @@ def assert_same_end(workdir: Path, whole: Path) -> None:
     """Compares the final state, the best prompt, the metrics and the result."""
     for part in ("checkpoints", "checkpoints/best"):
         (found, stand), (expected, right) = arrays(workdir / part), arrays(whole / part)
-        assert stand == right and found.keys() == expected.keys()
+        assert found.keys() == expected.keys()
+        assert stand | {"seconds": 0} == right | {"seconds": 0}
         for name, leaf in expected.items():
             assert found[name].dtype == leaf.dtype
             assert found[name].tobytes() == leaf.tobytes(), name
@@ -131,6 +134,8 @@ def test_a_signal_saves_and_the_same_command_resumes(
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         stop_at(patch, step, number)
+        hours = itertools.count(0, 3600)
+        patch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(hours)))
         code, out, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path}")
     assert code == {signal.SIGTERM: 0, signal.SIGINT: 130}[number] and out == ""
     name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}[number]
@@ -138,11 +143,13 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert err.splitlines()[-1] == said
     assert signal.getsignal(number) == before
     assert Checkpoints(tmp_path).latest() == step and not (tmp_path / "result.json").exists()
+    taken = Checkpoints(tmp_path).position()["seconds"]
     # The config that the run saved is as good as the one that it was started with.
     saved = tmp_path / "config.json"
     code, _, err = jaxprompt(capsys, "train", f"--config={saved}", f"--workdir={tmp_path}")
     assert code == 0 and f"resumed at step {step}" in err
     assert_same_end(tmp_path, whole)
+    assert 3600 < taken < json.loads((tmp_path / "result.json").read_text())["time"]["seconds"]
 
 
 def test_the_own_generator_of_a_device_resumes_bit_for_bit_too(
@@ -196,7 +203,8 @@ def test_a_checkpoint_holds_what_trains_and_no_weight_of_the_backbone(whole):
     assert 0 <= moments - 2 * 4 * numbers <= 100
     rest = [n for n in state if not n.startswith(("trainable/", "opt_state/"))]
     assert sorted(rest) == ["key", "skipped", "step", "streak"]
-    assert set(position) == {"best", "since", "done", "error", "steps", "skipped", "data"}
+    places = {"best", "since", "done", "error", "steps", "skipped", "data", "seconds"}
+    assert set(position) == places
     # On disk three times the prompt and 25 to 33 KiB of orbax's own, by how many writes go into one
     # file; the backbone has 92 KiB.
     assert 3 * 4 * numbers < Checkpoints(whole).bytes() < 3 * 4 * numbers + 64 * 1024

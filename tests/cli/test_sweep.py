@@ -80,6 +80,11 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert chart.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_table_of_nothing_is_told(given, capsys):
+    code, out, err = jaxprompt(capsys, "sweep", *given, "--table")
+    assert code == 2 and not out and "has a result of none of 4 runs; give --run" in err
+
+
 def test_how_many_train_at_once_is_no_part_of_a_run(given, capsys, tmp_path):
     """Alone they would train one by one, for each seed has batches of its own."""
     code, out, _ = jaxprompt(capsys, "sweep", *given, "--config.runs.size=2", "--run")

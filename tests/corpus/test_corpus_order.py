@@ -78,5 +78,5 @@ def test_bad_shares():
     for share in (-0.1, 1, 1.5, float("nan")):
         with pytest.raises(InputError, match="must be from 0 to below 1, e.g. 0.01"):
             divide(10, share, 0)
-    with pytest.raises(InputError, match="1 documents, 1 of them held out, leave none to train on"):
+    with pytest.raises(InputError, match="held_out=0.01 holds 1 of 1 documents out, which leaves"):
         divide(1, 0.01, 0)

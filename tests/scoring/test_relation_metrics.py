@@ -1,12 +1,12 @@
 """Metrics of relations against their official definitions, stated here independently."""
 
-import collections
 import dataclasses
 import gzip
 import json
 
 import numpy as np
 import pytest
+from official_semeval import official_semeval
 from sklearn.metrics import f1_score
 
 from jaxprompt.data.encoded import Judged
@@ -23,32 +23,6 @@ OTHER = SEMEVAL.labels.index("Other")
 def judged(gold, names=SEMEVAL.labels, negative="Other"):
     task = Task("x", ("text",), labels=tuple(names), negative=negative)
     return judge(task, [Example({}, label=int(g)) for g in gold])
-
-
-def official_semeval(gold, pred):
-    """The scorer of the task: a confusion matrix of 9 relations and Other, with a column beside for
-    answers of the right relation in the wrong direction; macro-average without Other. In percent.
-    """
-    names = sorted({name.split("(")[0] for name in SEMEVAL.labels})
-    table = {row: collections.Counter() for row in names}
-    wrong_way = collections.Counter()
-    for true, said in zip(gold, pred, strict=True):
-        row, column = true.split("(")[0], said.split("(")[0]
-        if row == column and true != said:
-            wrong_way[row] += 1
-        else:
-            table[row][column] += 1
-    scores = []
-    for name in names:
-        if name == "Other":
-            continue
-        right = table[name][name]
-        said = sum(table[row][name] for row in names) + wrong_way[name]
-        there = sum(table[name].values()) + wrong_way[name]
-        p = 100 * right / said if said else 0.0
-        r = 100 * right / there if there else 0.0
-        scores.append(2 * p * r / (p + r) if p + r else 0.0)
-    return sum(scores) / len(scores)
 
 
 def real_labels(shared):

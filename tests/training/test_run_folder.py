@@ -53,8 +53,8 @@ def test_workdir_keeps_its_config(tmp_path):
     message = one_line(error)
     assert f"{workdir} holds a run of another config" in message
     assert "optim.lr (saved 0.1, given 0.3)" in message
-    assert "optim.momentum (saved 'nothing', given 0.9)" in message
-    assert "optim.name (saved 'adamw', given 'nothing')" in message
+    assert "optim.momentum (saved nothing, given 0.9)" in message
+    assert "optim.name (saved 'adamw', given nothing)" in message
     assert "another --workdir" in message
     assert json.loads((workdir / "config.json").read_text()) == CONFIG
 
@@ -74,7 +74,10 @@ def test_workdir_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
     (tmp_path / "run/config.json").write_text('{"optim": ')
     with pytest.raises(InputError, match="config.json is no readable config") as error:
         guard_workdir(tmp_path / "run", CONFIG)
-    one_line(error)
+    assert "delete" not in one_line(error)
+    (tmp_path / "run/config.json").write_text('{"hidden_size": 384}')
+    with pytest.raises(InputError, match="config.json is no config of a run; take another"):
+        guard_workdir(tmp_path / "run", CONFIG)
 
     def refuse(*_args, **_kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -1,0 +1,31 @@
+"""The score of SemEval-2010 task 8, as the scorer of the task has it."""
+
+import collections
+
+from jaxprompt.data.tasks import get_task
+
+
+def official_semeval(gold, pred):
+    """The scorer of the task: a confusion matrix of 9 relations and Other, with a column beside for
+    answers of the right relation in the wrong direction; macro-average without Other. In percent.
+    """
+    names = sorted({name.split("(")[0] for name in get_task("sem_eval_2010_task_8").labels})
+    table = {row: collections.Counter() for row in names}
+    wrong_way = collections.Counter()
+    for true, said in zip(gold, pred, strict=True):
+        row, column = true.split("(")[0], said.split("(")[0]
+        if row == column and true != said:
+            wrong_way[row] += 1
+        else:
+            table[row][column] += 1
+    scores = []
+    for name in names:
+        if name == "Other":
+            continue
+        right = table[name][name]
+        said = sum(table[row][name] for row in names) + wrong_way[name]
+        there = sum(table[name].values()) + wrong_way[name]
+        p = 100 * right / said if said else 0.0
+        r = 100 * right / there if there else 0.0
+        scores.append(2 * p * r / (p + r) if p + r else 0.0)
+    return sum(scores) / len(scores)
