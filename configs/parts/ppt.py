@@ -193,6 +193,7 @@ def _with_words(c, task):
     if own.topics:
         spaced = get_pattern(own.group, own.patterns).space
         c.task.form, c.task.template, c.task.spaced = "cloze", own.topics, str(spaced).lower()
+        c.task.fields = ()
     else:
         c.ppt.hard = True
 

@@ -53,10 +53,10 @@ from jaxprompt.layers import kernels
 from jaxprompt.models.folding import fold_flat
 from jaxprompt.models.model import Model, backbone_shapes
 from jaxprompt.parallel.sharding import Placement, check_divides, make_placement
+from jaxprompt.training import optim
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
-from jaxprompt.training.optim import check_warmup, make_optimizer, make_schedule
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 
@@ -76,7 +76,7 @@ def check_config(c: Any) -> None:
     """Raises InputError for all that is wrong with a config whatever the data and the backbone."""
     check_fields(c.to_dict())
     check_totals(c.train)
-    check_warmup(c.optim.schedule, c.optim.warmup_steps, c.optim.warmup_ratio)
+    optim.check_warmup(c.optim.schedule, c.optim.warmup_steps, c.optim.warmup_ratio)
     if c.data.batch % c.optim.accumulate:
         raise InputError(
             f"data.batch={c.data.batch} must divide by optim.accumulate={c.optim.accumulate}"
@@ -379,14 +379,13 @@ def counts_epochs(c: Any) -> bool:
 def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int) -> Any:
     """Makes the optax chain of a config."""
     o = c.optim
-    schedule = make_schedule(
+    schedule = optim.make_schedule(
         o.schedule, total=plan.total, warmup=o.warmup_steps or round(o.warmup_ratio * plan.total),
         gamma=o.gamma, epoch=steps_per_epoch,
     )  # fmt: skip
-    own = {"head": o.lr_head, "backbone": o.lr_backbone}
-    parts = sorted({name.split("/")[0] for name in trainable})
-    rates = {part: o.lr if own.get(part) is None else own[part] for part in parts}
-    return make_optimizer(
+    parts = {name.split("/")[0] for name in trainable}
+    rates = optim.rates_by_part(parts, o.lr, {"head": o.lr_head, "backbone": o.lr_backbone})
+    return optim.make_optimizer(
         o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
         clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate, scaled=o.scaled,
     )  # fmt: skip

@@ -77,6 +77,10 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
         own = alone(c)
         for field, value in changes.items():
             _set(own, field, value)
+        for start in ("text", "file") if "starts" in axes else ():
+            # Given for the runs that start from it; the others would refuse it.
+            if start in own.prompt and own.prompt.start != start:
+                own.prompt[start] = ""
         from_config.check_config(own)
         # By the whole config: different values on the axes may still make the same run.
         text = json.dumps(own.to_dict(), sort_keys=True)

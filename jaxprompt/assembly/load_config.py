@@ -13,6 +13,9 @@ from jaxprompt.assembly.config_files import call, load_module
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
 
+# How long a run is: the one that is given takes the place of the config's own.
+_TOTALS = ("train.total_steps", "train.total_epochs", "train.total_examples")
+
 
 def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
     """Loads a config and applies overrides. The result is locked.
@@ -34,10 +37,16 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
 
 
 def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
-    """Sets fields from text, in any order: a method that is named brings its block first."""
+    """Sets fields from text, in any order: a method that is named brings its block first.
+
+    One total of the three that is above 0 sets the others to 0.
+    """
     # As text in any case, so that a flag and a call from Python are read alike.
     overrides = [(field, str(value)) for field, value in overrides]
     replace_blocks(config, overrides)
+    totals = [(field, value) for field, value in overrides if field in _TOTALS]
+    if len(totals) == 1 and totals[0][1] != "0":
+        overrides = [(name, "0") for name in _TOTALS if name != totals[0][0]] + overrides
     for field, value in overrides:
         override(config, field, value)
 

@@ -49,8 +49,7 @@ class Prompt(Method):
         if self.start not in STARTS:
             known = nearest(self.start, STARTS)
             raise InputError(f"prompt.start={self.start!r} is unknown; {known}")
-        if self.start in ("text", "file") and not getattr(self, self.start):
-            raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; give one")
+        self.needs_start("text", "file")
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input."""

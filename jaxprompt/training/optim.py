@@ -1,7 +1,7 @@
 """Schedules, and optax chains whose numbers stay in the state, so that runs can be vmapped."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,18 +13,32 @@ from jaxprompt.parallel.sharding import MODELS, STACKED
 
 Schedule = Callable[[jnp.ndarray], jnp.ndarray]
 SCHEDULES = ("constant", "linear", "warmup_linear", "cosine", "exponential", "inverse_sqrt")
-_WARMED = ("warmup_linear", "cosine", "inverse_sqrt")
 OPTIMIZERS = ("adamw", "adafactor")
 
 
 def check_warmup(schedule: str, steps: int, ratio: float) -> None:
-    """Raises InputError for a warmup that a schedule does not have."""
-    if (steps or ratio) and schedule not in _WARMED:
+    """Raises InputError for a warmup of "linear", which elsewhere is what we call warmup_linear."""
+    if (steps or ratio) and schedule == "linear":
         given = f"optim.warmup_steps={steps}" if steps else f"optim.warmup_ratio={ratio}"
         raise InputError(
-            f"{given} is of optim.schedule={', '.join(_WARMED)}, and optim.schedule={schedule} has "
-            "no warmup; take one of these, or leave it out"
+            f"{given}, and optim.schedule=linear has no warmup; take warmup_linear, or set it to 0"
         )
+
+
+def rates_by_part(
+    parts: Collection[str], lr: float, own: Mapping[str, float | None]
+) -> dict[str, float]:
+    """Gives each part of the model that trains its learning rate: its own one, or `lr`.
+
+    Raises InputError for the rate of a part that does not train.
+    """
+    for part, rate in own.items():
+        if rate is not None and part not in parts:
+            raise InputError(
+                f"optim.lr_{part}={rate}, and nothing of the {part} trains; leave it out, or let "
+                f"config.trainable name {part}/.*"
+            )
+    return {part: lr if own.get(part) is None else own[part] for part in sorted(parts)}
 
 
 def make_schedule(name: str, *, total: int, warmup: int, gamma: float, epoch: int) -> Schedule:

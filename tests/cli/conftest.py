@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from spoil import BASE
-from tiny_run import ROOT, flags, make_backbone, make_data, make_dropping, tiny_fields
+from tiny_run import ROOT, changed, flags, make_backbone, make_data, make_dropping, tiny_fields
 
 from jaxprompt.__main__ import main
 
@@ -94,7 +94,7 @@ def train(refused, backbone, data, tmp_path):
 
     def call(config: Path = BASE, workdir: Path = tmp_path / "new", **changes: object) -> str:
         changes = {name.replace("__", "."): value for name, value in changes.items()}
-        words = flags(tiny_fields(backbone, data) | changes)
+        words = flags(changed(tiny_fields(backbone, data), changes))
         line = refused("train", f"--config={config}", f"--workdir={workdir}", *words)
         assert not (workdir / "config.json").exists() or workdir != tmp_path / "new"
         return line

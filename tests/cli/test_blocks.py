@@ -176,3 +176,16 @@ def test_synonyms_mean_fields_that_are_there_and_hide_none():
     known = set(fields(read()))
     assert set(SYNONYMS.values()) <= known
     assert not set(SYNONYMS) & known
+
+
+def test_a_total_that_is_given_takes_the_place_of_the_configs_own():
+    """Of two that are given neither does."""
+    totals = lambda *given: [
+        load_config("base", [(f"train.{name}", text) for name, text in given]).train[name]
+        for name in ("total_steps", "total_epochs", "total_examples")
+    ]
+    assert totals() == [0, 10.0, 0]
+    assert totals(("total_steps", "7")) == [7, 0.0, 0]
+    assert totals(("total_examples", "640")) == [0, 0.0, 640]
+    assert totals(("total_steps", "7"), ("total_epochs", "2")) == [7, 2.0, 0]
+    assert totals(("total_steps", "0")) == [0, 10.0, 0]

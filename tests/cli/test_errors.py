@@ -61,8 +61,8 @@ def test_flags(refused, argv, parts, tmp_path, monkeypatch):
 
 # Field, value, what the line must say; all without a look at the backbone.
 CONFIG = [
-    ("optim.warmup_steps", "3", ["optim.warmup_steps=3 is of", "schedule=linear has no warmup"]),
-    ("optim.warmup_ratio", "0.1", ["optim.warmup_ratio=0.1 is of", "warmup_linear, cosine"]),
+    ("optim.warmup_steps", "3", ["optim.warmup_steps=3, and optim.schedule=linear has no warmup"]),
+    ("optim.warmup_ratio", "0.1", ["optim.warmup_ratio=0.1, and", "take warmup_linear, or set"]),
     ("optim.lrr", "1", ["unknown config field 'optim.lrr'", "nearest: optim.lr"]),
     ("optim", "1", ["'optim' is a block", "optim.lr"]),
     ("prompt.lenght", "4", ["unknown config field 'prompt.lenght'", "nearest: prompt.length"]),
@@ -135,7 +135,7 @@ def test_a_wrong_field_is_refused_before_anything_is_read(
 @pytest.mark.parametrize(
     "fields, parts",
     [
-        ({"task.name": "sst2", "task.fields": "", "task.words": "good"},
+        ({"task.name": "sst2", "task.words": "good"},
          ["1 entries for 2 classes", "negative"]),
         ({"task.name": "sst2", "task.fields": "sentence", "head.name": "verbalizer",
           "task.template": "{sentence} It was good."}, ["has no [mask]", "add one"]),
@@ -164,6 +164,9 @@ def test_soft_prompts(train, no_reading, backbone, tmp_path):
     assert "prompt.start='random' is unknown; nearest: normal" in line
     assert "prompt.start=file needs prompt.file" in train(config, prompt__start="file")
     assert "prompt.start=text needs prompt.text" in train(config, prompt__start="text")
+    line = train(config, prompt__text="It was.", prompt__start="vocab")
+    assert "is read by prompt.start=text alone, and prompt.start=vocab; set that, or leave" in line
+    assert "prompt.file=" in train(config, prompt__file="x.npy", prompt__start="normal")
     line = train(config, prompt__start="frequent")
     assert "draws from the most frequent words of a corpus, and corpus.path is empty" in line
     assert "prompt.top=-1 must be at least 0" in train(config, prompt__top=-1)

@@ -152,9 +152,9 @@ def test_label_words(train):
 def test_a_known_task_has_its_own_columns(train):
     """Fields of a custom task would be ignored, so they are refused."""
     for field, value in {"fields": "text", "label": "gold", "labels": "a,b", "target": "x"}.items():
-        line = train(**{"task__name": "sst2", "task__fields": "", f"task__{field}": value})
+        line = train(**{"task__name": "sst2", f"task__{field}": value})
         assert f"task.{field}=" in line and "is of task.name=custom, and task.name=sst2 has" in line
-    own = {"task__fields": "", "task__label": "label", "task__labels": "negative,positive"}
+    own = {"task__label": "label", "task__labels": "negative,positive"}
     line = train(task__name="sst2", data__source="no/where", **own)
     assert "no/where" in line
 

@@ -199,7 +199,7 @@ def test_four_examples_per_class_are_of_events_alone():
 def test_semeval_by_its_name(method, backbone, semeval, tmp_path, capsys):
     """The scores of what a run answers are the official ones."""
     fields = {
-        "task.name": "sem_eval_2010_task_8", "task.fields": "", "data.max_len": 64,
+        "task.name": "sem_eval_2010_task_8", "data.max_len": 64,
         "data.multiple": 64, "train.total_steps": 200, "train.eval_steps": 200,
         "optim.lr": 3e-3, "optim.schedule": "constant",
     }  # fmt: skip
@@ -243,7 +243,7 @@ def test_arguments_of_events(backbone, tmp_path, capsys):
     for name, size in {"train": 64, "dev": 16, "test": 16}.items():
         write_rows(tmp_path / f"{name}.jsonl", [event() for _ in range(size)])
     fields = {
-        "task.name": "event_arguments", "task.fields": "", "data.max_len": 48,
+        "task.name": "event_arguments", "data.max_len": 48,
         "data.multiple": 48, "train.total_steps": 40, "train.eval_steps": 20, "optim.lr": 3e-3,
         "task.template": "{tokens|marked} [mask] {entity2}", "task.markers": "a,an,the,this",
     }  # fmt: skip
@@ -267,7 +267,7 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}.json").write_text(json.dumps([[turns, pairs]] * 3))
     fields = {
-        "task.name": "dialog_re", "task.fields": "", "task.metric": "f1c", "data.max_len": 64,
+        "task.name": "dialog_re", "task.metric": "f1c", "data.max_len": 64,
         "data.multiple": 64, "train.total_steps": 2, "train.eval_steps": 1,
     }  # fmt: skip
     c = make_config(backbone, tmp_path, "full", **fields)

@@ -365,6 +365,12 @@ def tiny_fields(backbone: Path, data: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+def changed(fields: dict[str, object], changes: dict[str, object]) -> dict[str, object]:
+    """Changes fields of a small run; a known task has columns of its own."""
+    is_custom = changes.get("task.name", "custom") == "custom"
+    return {n: x for n, x in fields.items() if is_custom or n != "task.fields"} | changes
+
+
 def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None, **fields):
     """Fills base.py for a small run; `method` names a function of configs/parts/methods.py.
 
@@ -372,7 +378,7 @@ def make_config(backbone: Path, data: Path, method: str = "", *, arguments=None,
     """
     c = load_config(str(ROOT / "configs/base.py"))
     given = tiny_fields(backbone, data) | {"prompt.dropout": 0, "head.dropout": 0}
-    given |= {name.replace("__", "."): value for name, value in fields.items()}
+    given = changed(given, {name.replace("__", "."): value for name, value in fields.items()})
     head = given.pop("head.name", None)
     with c.unlocked():
         if head:

@@ -15,6 +15,7 @@ from jaxprompt.training.optim import (
     learning_rates,
     make_optimizer,
     make_schedule,
+    rates_by_part,
     shown_rate,
 )
 from jaxprompt.tree import flatten
@@ -278,3 +279,10 @@ def test_bad_names_and_numbers_say_what_is_meant():
         make_schedule("cosine", total=8, warmup=-1, gamma=1.0, epoch=1)
     with pytest.raises(InputError, match="'adam'.*nearest: adamw"):
         make_optimizer("adam", constant, EQUAL)
+
+
+def test_each_part_that_trains_has_its_rate():
+    own = {"head": 0.0, "backbone": None}
+    assert rates_by_part({"prompt", "head"}, 0.1, own) == {"head": 0.0, "prompt": 0.1}
+    with pytest.raises(InputError, match=r"optim.lr_backbone=1e-05, and nothing of the backbone t"):
+        rates_by_part({"prompt", "head"}, 0.1, {"head": None, "backbone": 1e-5})
