@@ -22,7 +22,7 @@ EPOCHS = {
     "sst2_mlm": {"prefix": 1.0, "soft": 1.0, "hybrid": 1.0, "full": 1.0},
     "cola": {"prefix": 2.0, "soft": 2.0, "head_only": 4.0, "full": 1.0},
     "mrpc": {"prefix": 2.0, "soft": 2.0, "head_only": 5.0, "full": 1.0},
-    "rte": {"prefix": 4.0, "prefix_as_peft": 4.0, "soft": 4.0, "head_only": 5.0, "full": 2.0},
+    "rte": {"prefix": 2.0, "prefix_as_peft": 2.0, "soft": 2.0, "head_only": 5.0, "full": 1.0},
     "wic": {"prefix": 2.0, "soft": 2.0, "head_only": 5.0, "full": 1.0},
     "copa": {"prefix": 8.0, "soft": 8.0, "head_only": 8.0, "full": 4.0},
     "boolq": {"prefix": 2.0, "soft": 2.0, "head_only": 5.0, "full": 1.0},

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxprompt.assembly.schema import check_fields
-from jaxprompt.assembly.task_fields import TASK
+from jaxprompt.assembly.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
 from jaxprompt.data import fewshot, sources
@@ -96,7 +95,7 @@ def _check_known(block: Mapping[str, Any], task: Task) -> None:
     read = ("fields",) * (block["form"] in TASKS) + ("labels",) * (task.kind == "tags")
     for name in _OF_CUSTOM:
         value = block[name]
-        own = (TASK[name].default, getattr(task, name))
+        own = (FIELDS["task"][name].default, getattr(task, name))
         if name not in read and (tuple(value) if isinstance(value, list) else value) not in own:
             raise InputError(
                 f"task.{name}={brief(value)} is of task.name=custom, and task.name={task.name} has "
@@ -189,10 +188,10 @@ def read_examples(
     files = {name: path for name, path in data.files.items() if path}
     place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None, given=given)
     splits: dict[str, list[Example]] = {}
-    notes, left_out = [], []
+    notes, left_out = _unread(data), []
     if c.task.vocabulary and record is None:
         known = _read_vocabulary(c, task)
-        task, notes = with_words(task, known), [known.tell()]
+        task, notes = with_words(task, known), [*notes, known.tell()]
 
     # It sees the task as that is by then: dev and test are read by the labels of train.
     def read(split: str) -> sources.Rows:
@@ -236,6 +235,16 @@ def read_examples(
     if left_out:
         notes.append(f"examples left out, whose {task.label} is no class: {', '.join(left_out)}")
     return Examples(task, choices if record is None else record["choices"], splits, tuple(notes))
+
+
+def _unread(data: Any) -> list[str]:
+    """Names the options that a config gives, and that its protocol does not read."""
+    names = {"path": "rows"}
+    read = {names.get(own, own) for own in fewshot.PROTOCOLS.get(data.protocol, ())}
+    known = {names.get(own, own) for options in fewshot.PROTOCOLS.values() for own in options}
+    given = [own for own in sorted(known - read) if data[own] != FIELDS["data"][own].default]
+    why = f"data.protocol is {data.protocol or 'empty'}"
+    return [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
 
 
 def _told(task: Task, rows: Rows) -> bool:

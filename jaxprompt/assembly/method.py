@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 from jaxprompt.files import user_path
 from jaxprompt.prompts import Method, make_prompt
 from jaxprompt.types import Dims
@@ -13,8 +13,20 @@ _ANY = Dims(*[2**31] * len(Dims._fields))
 
 
 def method_of(c: Any, dims: Dims = _ANY) -> Method:
-    """Makes the method of a config; without `dims` for a backbone that limits nothing."""
-    return make_prompt(**c.prompt.to_dict(), dims=dims)
+    """Makes the method of a config; without `dims` for a backbone that limits nothing.
+
+    Raises InputError for a field that its start does not read.
+    """
+    method = make_prompt(**c.prompt.to_dict(), dims=dims)
+    for own in (method, *(part.method for part in method.components())):
+        for field in ("text", "file"):
+            value, starts = getattr(own, field, ""), own.starts()
+            if value and starts and field not in starts:
+                raise InputError(
+                    f"prompt.{field}={brief(value)} is read by prompt.start={field} alone, and "
+                    f"prompt.start={starts[0]}; set that, or leave it out"
+                )
+    return method
 
 
 def starts_of(c: Any) -> list[str]:

@@ -285,7 +285,7 @@ FIELDS = Block(
         ),
     ),
     train=Block(
-        "how long, and when it is scored and saved; exactly one total is above 0",
+        "how long, and when it is scored and saved; one total is above 0, the one that is given",
         total_steps=count(0, "steps"),
         total_epochs=number(10.0, "passes over the training examples"),
         total_examples=count(0, "examples"),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from flax import linen as nn
 
-from jaxprompt.errors import InputError, brief, check_kind, nearest
+from jaxprompt.errors import InputError, check_kind, nearest
 from jaxprompt.types import Asks, Batch, Dims, Injection, Objective
 
 # An export -> its method and the numbers of its prompt, with those of exports it depends on.
@@ -145,21 +145,6 @@ class Method(nn.Module):
                 raise InputError(
                     f"prompt.{field}={value!r} needs an encoder-decoder, which this backbone is "
                     "not; leave it out or take a T5"
-                )
-
-    def needs_start(self, *fields: str) -> None:
-        """Raises InputError where the start of a field's name lacks it, or another would ignore it.
-
-        For a method with a field `start`.
-        """
-        for field in fields:
-            value, asked = getattr(self, field), self.start == field
-            if asked and not value.strip():
-                raise InputError(f"prompt.start={field} needs prompt.{field}; give one")
-            if value and not asked:
-                raise InputError(
-                    f"prompt.{field}={brief(value)} is read by prompt.start={field} alone, and "
-                    f"prompt.start={self.start}; set that, or leave it out"
                 )
 
     def check(self) -> None:

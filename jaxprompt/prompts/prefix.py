@@ -55,7 +55,8 @@ class Prompt(Method):
             at_least(f"prompt.{field}", getattr(self, field), 0)
         check_share("prompt.dropout", self.dropout)
         choose("prompt.start", self.start, ("normal", "zero", "text"))
-        self.needs_start("text")
+        if self.start == "text" and not self.text.strip():
+            raise InputError("prompt.start=text needs prompt.text; give one")
         if self.start != "normal" and self.hidden:
             raise InputError(
                 f"prompt.start={self.start} gives keys and values, and prompt.hidden={self.hidden} "

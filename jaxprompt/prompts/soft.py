@@ -49,7 +49,8 @@ class Prompt(Method):
         if self.start not in STARTS:
             known = nearest(self.start, STARTS)
             raise InputError(f"prompt.start={self.start!r} is unknown; {known}")
-        self.needs_start("text", "file")
+        if self.start in ("text", "file") and not getattr(self, self.start):
+            raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; give one")
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input."""

@@ -114,6 +114,7 @@ def test_parts_of_a_t5(data, tmp_path, capsys):
         ("soft(length=2)+prefix(length=2,init='/no/where')", "cannot read /no/where/prompt.json"),
         ("soft(length=2,start=file,file='/no/where.npy')+prefix", "/no/where.npy"),
         ("soft(length=2,start=frequent)+prefix(length=2)", "corpus.path is empty"),
+        ("soft(length=2,text='a cat')+prefix(length=2)", "'a cat' is read by prompt.start=text"),
     ],
 )
 def test_what_does_not_fit_is_named(parts, told, backbone, data, tmp_path, refused):

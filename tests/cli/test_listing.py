@@ -73,7 +73,9 @@ def test_a_config_is_checked_with_its_data(backbone, data, capsys):
     assert "the first example: [soft] [soft] [soft] [CLS]" in out
     assert f"{'prompt/table':48s} [3, 32]" in out
     assert "3 steps of up to 16 x 24 tokens, dev every 3 steps" in out
-    assert out.endswith("the config is valid\n")
+    assert out.endswith("the config is valid\n") and "is not read" not in out
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words, "--config.data.k=8")
+    assert code == 0 and "  data.k=8 is not read: data.protocol is empty\n" in out
 
 
 def test_a_grid_is_checked_whole(backbone, data, capsys, refused):

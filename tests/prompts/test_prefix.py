@@ -147,7 +147,6 @@ def test_a_prefix_of_zeros():
         (dict(start="words"), "prompt.start='words' is unknown; known: normal, text, zero"),
         (dict(start="text"), "prompt.start=text needs prompt.text; give one"),
         (dict(start="text", text=" "), "prompt.start=text needs prompt.text; give one"),
-        (dict(text="It was."), "prompt.text='It was.' is read by prompt.start=text alone"),
         (dict(start="zero", hidden=4), "prompt.hidden=4 computes them; set prompt.hidden=0"),
     ],
 )
