@@ -3,13 +3,17 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 from jaxprompt.layers.prefix import place_prefix
 from jaxprompt.prompts import Method
 from jaxprompt.types import Batch, Injection, Prefix, Stream
 
 # What the names of fields and parameters start with, by stream; the input's are as in `prefix`.
 PARTS = {"encoder": "", "decoder": "decoder_", "cross": "cross_"}
+_SIZES = (
+    "slots", "length", "shift", "rows", "decoder_slots", "decoder_length", "shift_decoder",
+    "cross_length",
+)  # fmt: skip
 
 
 class Prompt(Method):
@@ -36,6 +40,9 @@ class Prompt(Method):
     def check(self) -> None:
         """Raises InputError where the backbone lacks what the prompt stands in."""
         self.needs_decoder("decoder_slots", "decoder_length", "cross_length")
+        for field in _SIZES:
+            if not 0 <= getattr(self, field) < 2**31:
+                raise InputError(f"prompt.{field}={brief(getattr(self, field))} is no size")
         for stream, name in PARTS.items():
             first, last, layers = *self._span(name), self._layers(stream)
             if not 0 <= first <= last <= layers:

@@ -14,7 +14,7 @@ from jaxprompt.__main__ import commands
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.prompt_artifact import read_export, unpack
-from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.assembly.schema import FIELDS, make_defaults
 from jaxprompt.cli.options import Parser
 from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
@@ -138,10 +138,7 @@ def export(trained, tmp_path):
 def test_every_key_of_a_card(export, backbone, rng, monkeypatch):
     folder, card = export
     path, placement = folder / "prompt.json", make_placement(1, 1)
-    block = dict(
-        path=str(backbone), revision="", init="", family="", dtype="float32", stack="scan",
-        remat="none", attention="auto", dropout=None, sentinel="", rescale=1.0,
-    )  # fmt: skip
+    block = make_defaults().backbone.to_dict() | {"path": str(backbone)}
     use = lambda: unpack(str(folder), backbone=block, batch=8, placement=placement)
     assert survive(monkeypatch, "the card as it is", use) == 0
     passed = []
