@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.assembly import from_config
+from jaxprompt.assembly.method import drop_unread
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.errors import InputError
@@ -77,10 +78,8 @@ def list_runs(c: Any, workdir: str) -> list[GridRun]:
         own = alone(c)
         for field, value in changes.items():
             _set(own, field, value)
-        for start in ("text", "file") if "starts" in axes else ():
-            # Given for the runs that start from it; the others would refuse it.
-            if start in own.prompt and own.prompt.start != start:
-                own.prompt[start] = ""
+        if "starts" in axes:  # what is given for one of them is not for the others
+            drop_unread(own)
         from_config.check_config(own)
         # By the whole config: different values on the axes may still make the same run.
         text = json.dumps(own.to_dict(), sort_keys=True)

@@ -19,14 +19,22 @@ def method_of(c: Any, dims: Dims = _ANY) -> Method:
     """
     method = make_prompt(**c.prompt.to_dict(), dims=dims)
     for own in (method, *(part.method for part in method.components())):
-        for field in ("text", "file"):
-            value, starts = getattr(own, field, ""), own.starts()
-            if value and starts and field not in starts:
-                raise InputError(
-                    f"prompt.{field}={brief(value)} is read by prompt.start={field} alone, and "
-                    f"prompt.start={starts[0]}; set that, or leave it out"
-                )
+        for field in _unread(own):
+            raise InputError(
+                f"prompt.{field}={brief(getattr(own, field))} is read by prompt.start={field} "
+                f"alone, and prompt.start={own.start}; set that, or leave it out"
+            )
     return method
+
+
+def drop_unread(c: Any) -> None:
+    """Empties the fields of a config that the start of its prompt does not read."""
+    for field in _unread(make_prompt(**c.prompt.to_dict(), dims=_ANY)):
+        c.prompt[field] = ""
+
+
+def _unread(method: Method) -> list[str]:
+    return [x for x in method.READ_BY_START if getattr(method, x) and method.start != x]
 
 
 def starts_of(c: Any) -> list[str]:

@@ -65,6 +65,7 @@ class Method(nn.Module):
     PLAIN: ClassVar[str] = ""  # the field, and its value, with which nothing is computed
     LASTING: ClassVar[tuple[str, ...]] = ()  # of `scale` and the like: acts after the start too
     INIT: ClassVar[str] = "init"  # the field that names an export to start from
+    READ_BY_START: ClassVar[tuple[str, ...]] = ()  # fields that the `start` of their name reads
     # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
     # holds. Some: an export holds the method and its numbers, and nobody folds it.
     reads: ClassVar[tuple[str, ...]] = ()
@@ -136,6 +137,11 @@ class Method(nn.Module):
         """Takes the ids of the words of the training text, where it depends on them."""
         del ids
         return self
+
+    def needs_start(self) -> None:
+        """Raises InputError where the start of a field's name lacks that field."""
+        if self.start in self.READ_BY_START and not getattr(self, self.start).strip():
+            raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; give one")
 
     def needs_decoder(self, *fields: str) -> None:
         """Raises InputError where one of these fields asks for a decoder that is not there."""

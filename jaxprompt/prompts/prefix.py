@@ -34,6 +34,7 @@ class Prompt(Method):
     """
 
     PLAIN = "prompt.hidden=0"
+    READ_BY_START = ("text",)
     length: int = 20  # keys and values of a layer
     layers: str = ""  # interval of layers, as in "17-24"; "" = all
     decoder: int = 0  # T5: length in the decoder's own attention; 0 = none
@@ -55,8 +56,7 @@ class Prompt(Method):
             at_least(f"prompt.{field}", getattr(self, field), 0)
         check_share("prompt.dropout", self.dropout)
         choose("prompt.start", self.start, ("normal", "zero", "text"))
-        if self.start == "text" and not self.text.strip():
-            raise InputError("prompt.start=text needs prompt.text; give one")
+        self.needs_start()
         if self.start != "normal" and self.hidden:
             raise InputError(
                 f"prompt.start={self.start} gives keys and values, and prompt.hidden={self.hidden} "

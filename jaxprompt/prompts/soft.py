@@ -31,6 +31,7 @@ class Prompt(Method):
     `top` is how many of the most common tokens "vocab" and "frequent" draw from.
     """
 
+    READ_BY_START = ("text", "file")
     length: int = 20  # soft tokens
     decoder: int = 0  # T5: soft tokens in front of what the decoder is fed
     start: str = "normal"  # normal | uniform | vocab | frequent | labels | text | task | file
@@ -49,8 +50,7 @@ class Prompt(Method):
         if self.start not in STARTS:
             known = nearest(self.start, STARTS)
             raise InputError(f"prompt.start={self.start!r} is unknown; {known}")
-        if self.start in ("text", "file") and not getattr(self, self.start):
-            raise InputError(f"prompt.start={self.start} needs prompt.{self.start}; give one")
+        self.needs_start()
 
     def num_slots(self) -> int:
         """Tells how many soft tokens stand in the input."""
