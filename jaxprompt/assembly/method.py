@@ -15,9 +15,11 @@ _ANY = Dims(*[2**31] * len(Dims._fields))
 def method_of(c: Any, dims: Dims = _ANY) -> Method:
     """Makes the method of a config; without `dims` for a backbone that limits nothing.
 
-    Raises InputError for a field that its start does not read.
+    Raises InputError for a field that its start does not read; of a grid of starts one of them may.
     """
     method = make_prompt(**c.prompt.to_dict(), dims=dims)
+    if c.runs.starts:
+        return method
     for own in (method, *(part.method for part in method.components())):
         for field in _unread(own):
             raise InputError(

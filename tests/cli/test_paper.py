@@ -134,7 +134,7 @@ def test_a_table_that_was_stopped_goes_on(run, capsys, tmp_path, monkeypatch, me
     live = BatchedRuns._live
 
     def stop(self):
-        if self.step == 3 and self.members[0].run.name.startswith(method):
+        if self.step == 2 and self.members[0].run.name.startswith(method):
             os.kill(os.getpid(), signal.SIGTERM)
         return live(self)
 

@@ -1,6 +1,7 @@
 """config.runs through the command line: each run is as if it had been alone."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -207,17 +208,17 @@ def test_finished_runs_leave_and_the_others_go_on(backbone, data, tmp_path, caps
 
 def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
     c = make_config(
-        backbone, data, "prefix", **SHORT, runs__lr="1e-2,1e38", train__max_streak=2,
-        optim__clip=0,
+        backbone, data, "prefix", **SHORT | {"train__eval_steps": 4}, runs__lr="1e-2,1e38",
+        train__max_streak=2, optim__clip=0,
     )  # fmt: skip
     place = write(c, tmp_path)
     for _ in range(2):  # and again: neither is trained another time
         code, out, err = jaxprompt(capsys, "train", *place)
         assert code == 2 and "| lr=0.01 | 1 |" in out
         assert "1 of 2 runs failed: lr=1e+38" in err.splitlines()[-1]
-        assert "lr=1e+38: 2 steps in a row were not finite" in err
+        assert re.search(r"lr=1e\+38: \d steps in a row were not finite", err)
     broken = (tmp_path / "grid" / "lr=1e+38" / "error.txt").read_text()
-    assert "2 steps in a row were not finite" in broken and "optim.lr" in broken
+    assert "steps in a row were not finite" in broken and "lower optim.lr" in broken
     assert list(results(tmp_path / "grid")) == ["lr=0.01"]
 
 

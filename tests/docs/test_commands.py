@@ -287,6 +287,7 @@ def files(backbones, tmp_path_factory):
         "P36": lambda *at: draw(*at, "sub_label", obj_label=("beast", "food", "tool")),
         "DATA/sst2": lambda *at: draw(*at, "sentence", label=(0, 1)),
         "DATA/trec": lambda *at: draw(*at, "text", coarse_label=range(6)),
+        "DATA/mpqa": lambda *at: draw(*at, "text", label=(0, 1)),
         "DATA/rte": lambda *at: draw(*at, "premise", "hypothesis", label=(0, 1)),
         "DATA/sst5": lambda *at: draw(*at, "text", label=range(5)),
         "DATA/copa": caused,
@@ -354,6 +355,8 @@ def shrink(words, backbones):
     length = c.prompt.get("length", 0)
     if length > 20:
         fields["prompt.length"] = length = 8
+    if c.prompt.get("layers"):
+        fields["prompt.layers"] = "2-2"  # of the two that there are
     shift = method_of(c).position_shift()
     room = POSITIONS - (length if c.prompt.name == "prefix" else shift)
     fields |= {"data.max_len": room, "data.multiple": room}
