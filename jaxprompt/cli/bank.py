@@ -13,7 +13,7 @@ _HOW = "--prompt=NAME=PATH"
 
 
 def add_serving(parser: Parser, default: str = "") -> None:
-    """Adds the flags that say where a prompt, by `default` another, and its backbone are."""
+    """Adds the flags that say where a prompt and its backbone are; the help names `default`."""
     own = f" (default: {default})" if default else ""
     parser.add_argument(
         "--prompt", action="append", help=f"folder of an export, or hub:owner/name{own}; several, "
