@@ -115,8 +115,8 @@ def attach(
         made = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
         prompt = Prompt(prompt.tensors, made, prompt.path)
     elif task is not None or head is not None or fields:
-        given = {"task": task, "head": head, **fields}
-        shown = ", ".join(name for name, value in given.items() if value is not None)
+        known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
+        shown = ", ".join([*known, *fields])
         raise InputError(f"{prompt.path} says its task and head itself; leave out {shown}")
     card = with_encoder(prompt.card, sentence_encoder)
     check_fingerprint(card, backbone.loaded.report.fingerprint, force=force)

@@ -106,7 +106,8 @@ class _Tables(NamedTuple):
 def check_start(c: Any, scorer: Scorer, shapes: Any, counts: np.ndarray | None) -> None:
     """Raises InputError for what a prompt cannot start from, without the backbone's numbers.
 
-    `shapes` are those of all parameters. What is of a corpus or of an export is not looked at.
+    `shapes` are those of all parameters. What prompt.init names is checked by `check_init`, and a
+    corpus (prompt.start=frequent) is not read.
     """
     if c.prompt.get("init") or "frequent" in starts_of(c):
         return
@@ -152,7 +153,10 @@ def _make_source(
     c: Any, scorer: Scorer, counts: np.ndarray | None, tables: _Tables,
     take_over: Callable[[str, dict[str, Any]], dict[str, Any]], fingerprint: str = "",
 ) -> Source:  # fmt: skip
-    """Makes what a method may start from. Without `fingerprint` exports of any backbone are."""
+    """Makes what a method may start from. Without `fingerprint` an export of any backbone is read.
+
+    `take_over` is `Source.inherit`.
+    """
 
     def read(method: Method, path: str) -> np.ndarray:
         return read_rows(path, method, c.backbone.rescale)

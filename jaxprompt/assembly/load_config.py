@@ -13,7 +13,7 @@ from jaxprompt.assembly.config_files import call, load_module
 from jaxprompt.errors import InputError, brief
 from jaxprompt.files import read_json, user_path
 
-# How long a run is: the one that is given takes the place of the config's own.
+# How long a run is: one that is given replaces the config's.
 _TOTALS = ("train.total_steps", "train.total_epochs", "train.total_examples")
 
 
@@ -44,9 +44,9 @@ def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
     # As text in any case, so that a flag and a call from Python are read alike.
     overrides = [(field, str(value)) for field, value in overrides]
     replace_blocks(config, overrides)
-    totals = [(field, value) for field, value in overrides if field in _TOTALS]
-    if len(totals) == 1 and totals[0][1] != "0":
-        overrides = [(name, "0") for name in _TOTALS if name != totals[0][0]] + overrides
+    totals = {field: value for field, value in overrides if field in _TOTALS}
+    if len(totals) == 1 and any(value.strip("0.") for value in totals.values()):  # nor 0 nor 0.0
+        overrides = [(name, "0") for name in _TOTALS if name not in totals] + overrides
     for field, value in overrides:
         override(config, field, value)
 

@@ -285,7 +285,7 @@ FIELDS = Block(
         ),
     ),
     train=Block(
-        "how long, and when it is scored and saved; one total is above 0, the one that is given",
+        "how long, and when it is scored and saved; a total that is given replaces the config's",
         total_steps=count(0, "steps"),
         total_epochs=number(10.0, "passes over the training examples"),
         total_examples=count(0, "examples"),

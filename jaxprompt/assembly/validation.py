@@ -48,6 +48,7 @@ def validate(c: Any) -> Iterator[str]:
     # The plan needs the length of an epoch, not the batches.
     batches.close()
     plan = from_config.plan_of(c, batches.steps_per_epoch)
+    # For what it refuses: a warmup as long as the run, the rate of a part that does not train.
     from_config.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     longest = from_config.longest_batch(c, scorer, splits["train"]).encoder.ids.shape
 

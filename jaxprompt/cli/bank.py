@@ -68,6 +68,23 @@ def open_bank(args: Any) -> Any:
     return bank.make_bank(whole, exports, batch=args.batch, force=args.force)
 
 
+def open_export(args: Any, where: str, **named: str) -> tuple[Any, Any]:
+    """Puts one export on its backbone. -> see `unpack`, and the placement
+
+    `named` says where else what it depends on is.
+    """
+    from jaxprompt.assembly.prompt_artifact import unpack
+    from jaxprompt.parallel.compilation import keep_programs
+
+    keep_programs()
+    placement = make_mesh(args.mesh, args.batch)
+    exported = unpack(
+        where, backbone=backbone_block(args), batch=args.batch, placement=placement,
+        force=args.force, **named,
+    )  # fmt: skip
+    return exported, placement
+
+
 def _split_name(given: str) -> tuple[str, str]:
     """Splits NAME=PATH. A path may have a = too, as in runs/seed=0/export: its name is "" then."""
     name, equals, path = given.partition("=")

@@ -118,19 +118,13 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.encoding_errors import mark_errors
-    from jaxprompt.assembly.prompt_artifact import read_export, unpack
+    from jaxprompt.assembly.prompt_artifact import read_export
     from jaxprompt.data.records import tell_unknown, with_examples
-    from jaxprompt.parallel.compilation import keep_programs
 
     (where,) = args.prompt
     card = read_export(where)[1]
     given = read(card["task"]["columns"])
-    keep_programs()
-    placement = bank.make_mesh(args.mesh, args.batch)
-    exported = unpack(
-        where, backbone=bank.backbone_block(args), batch=args.batch, placement=placement,
-        force=args.force,
-    )  # fmt: skip
+    exported, placement = bank.open_export(args, where)
     scorer = exported.scorer
     if scorer.head.WRITES:
         scorer = scorer.writing(card["generate"]["max_new"])

@@ -69,12 +69,11 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.answers import make_answers
     from jaxprompt.assembly.encoding_errors import mark_errors
     from jaxprompt.assembly.export import check_newest
-    from jaxprompt.assembly.prompt_artifact import read_export, unpack
+    from jaxprompt.assembly.prompt_artifact import read_export
     from jaxprompt.data import records, submissions
     from jaxprompt.data.tasks import task_from_json
     from jaxprompt.files import make_folder
     from jaxprompt.heads import make_head, writer
-    from jaxprompt.parallel.compilation import keep_programs
 
     choose("--format", args.format, submissions.formats())
     if not args.prompt:
@@ -93,12 +92,9 @@ def main(argv: Sequence[str]) -> int:
     given = _read_texts(args, card["task"]["fields"], card["task"]["columns"])
     if not is_submission:
         records.check_columns(given, head.columns(task) + errors, args.prefix)
-    keep_programs()
-    placement = bank.make_mesh(args.mesh, args.batch)
-    exported = unpack(
-        where, backbone=bank.backbone_block(args), batch=args.batch, placement=placement,
-        force=args.force, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained,
-    )  # fmt: skip
+    exported, placement = bank.open_export(
+        args, where, sentence_encoder=args.sentence_encoder, pretrained=args.pretrained
+    )
     scorer = exported.scorer
     if head.WRITES:
         scorer = scorer.writing(card["generate"]["max_new"])

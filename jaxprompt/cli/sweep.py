@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.assembly.config_files import call, load_module
-from jaxprompt.assembly.load_config import apply, load_config
+from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, read_folder, tell
 from jaxprompt.errors import InputError, at_least, brief, escape
@@ -53,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
             words = ["python", "-m", "jaxprompt", "train", f"--config={run.config}"]
             print(shlex.join([*words, f"--workdir={run.workdir}", *flags]))
     elif not collect(runs):
-        raise InputError(f"{args.workdir} has a result of none of {len(runs)} runs; give --run")
+        raise InputError(
+            f"none of the {len(runs)} runs in {args.workdir} has a result; train them by --run"
+        )
     tell(runs, {}, args.plot, args.best)
     return 0
 
@@ -112,8 +114,8 @@ def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
     """Loads the config of a run. Raises InputError where that is a grid itself."""
     from jaxprompt.assembly.grid import is_grid
 
-    c = load_config(run.config, overrides)
-    apply(c, run.changes.items())
+    # As one command has them, which the sweep prints.
+    c = load_config(run.config, [*overrides, *run.changes.items()])
     if is_grid(c):
         raise InputError(f"{run.config} has both sweep() and config.runs; empty one of them")
     return c
@@ -157,7 +159,7 @@ def list_runs(
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"
         # Thrown away: an unknown field is to be told before the first run.
-        apply(load_config(path, overrides), changes.items())
+        load_config(path, [*overrides, *changes.items()])
         parts = [] if argument is None else [str(argument)]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
         name = [*parts, *(f"{f}={v}" for f, v in changes.items())]

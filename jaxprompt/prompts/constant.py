@@ -42,7 +42,8 @@ class Prompt(Method):
         self.needs_decoder("decoder_slots", "decoder_length", "cross_length")
         for field in _SIZES:
             if not 0 <= getattr(self, field) < 2**31:
-                raise InputError(f"prompt.{field}={brief(getattr(self, field))} is no size")
+                shown = brief(getattr(self, field))
+                raise InputError(f"prompt.{field}={shown} must be from 0 to below 2**31")
         for stream, name in PARTS.items():
             first, last, layers = *self._span(name), self._layers(stream)
             if not 0 <= first <= last <= layers:

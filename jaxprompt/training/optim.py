@@ -17,7 +17,7 @@ OPTIMIZERS = ("adamw", "adafactor")
 
 
 def check_warmup(schedule: str, steps: int, ratio: float) -> None:
-    """Raises InputError for a warmup of "linear", which elsewhere is what we call warmup_linear."""
+    """Raises InputError for a warmup of "linear", which has none; transformers' linear has."""
     if (steps or ratio) and schedule == "linear":
         given = f"optim.warmup_steps={steps}" if steps else f"optim.warmup_ratio={ratio}"
         raise InputError(

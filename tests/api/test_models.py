@@ -50,8 +50,7 @@ def test_a_saved_prompt_is_the_same_prompt(trained, backbone, texts, tmp_path):
         assert first == second
 
 
-def test_what_is_in_memory_is_told_in_a_line(trained, backbone, model):
-    """No array is written out."""
+def test_a_repr_is_one_line_without_arrays(trained, backbone, model):
     assert re.match(r"Prompt\(prefix for custom: prompt/k \[.*\]\)$", repr(trained.prompt))
     assert re.match(r"LoadedBackbone\(bert .*, [\d,]+ bytes of \w{12} on 1x1 dev", repr(backbone))
     assert re.match(r"PromptedModel\(Prompt\(.*\]\) on bert ", repr(model))

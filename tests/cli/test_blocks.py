@@ -189,3 +189,5 @@ def test_a_total_that_is_given_takes_the_place_of_the_configs_own():
     assert totals(("total_examples", "640")) == [0, 0.0, 640]
     assert totals(("total_steps", "7"), ("total_epochs", "2")) == [7, 2.0, 0]
     assert totals(("total_steps", "0")) == [0, 10.0, 0]
+    assert totals(("total_epochs", "0.0")) == [0, 0.0, 0]
+    assert totals(("total_steps", "7"), ("total_steps", "8")) == [8, 0.0, 0]

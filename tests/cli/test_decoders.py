@@ -161,7 +161,8 @@ def test_deep_prompts_of_t5_do_not_go_to_peft(folders, data, tmp_path, refused):
 
 def test_a_bert_writes_nothing(run, refused):
     line = refused("predict", f"--workdir={run}", "--generate", "--text", "x", started=True)
-    assert line.startswith("the backbone is an encoder, which writes no text; take a T5, a GLM")
+    writers = "a T5, a GLM, a GPT-2 or a Llama"
+    assert line == f"the backbone is an encoder, which writes no text; take {writers}"
 
 
 REFUSED = {

@@ -135,8 +135,7 @@ def test_a_wrong_field_is_refused_before_anything_is_read(
 @pytest.mark.parametrize(
     "fields, parts",
     [
-        ({"task.name": "sst2", "task.words": "good"},
-         ["1 entries for 2 classes", "negative"]),
+        ({"task.name": "sst2", "task.words": "good"}, ["1 entries for 2 classes", "negative"]),
         ({"task.name": "sst2", "task.fields": "sentence", "head.name": "verbalizer",
           "task.template": "{sentence} It was good."}, ["has no [mask]", "add one"]),
         ({"head.name": "verbalizer"}, ["task custom has no template", "'{text} [mask]'"]),

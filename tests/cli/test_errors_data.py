@@ -9,6 +9,8 @@ import pytest
 from spoil import PYTHON, edit
 from tiny_run import read_lines, write_rows
 
+from jaxprompt.assembly import examples
+from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.backbones import families
 
 # -- data -----------------------------------------------------------------------------------------
@@ -250,3 +252,9 @@ def test_weights_that_are_corrupt(train, model):
     assert "config.json says" in line and "intermediate" in line
     (model / "config.json").unlink()
     assert f"{model / 'config.json'} does not exist" in train(backbone__path=model)
+
+
+def test_every_field_of_a_task_is_read_or_refused_for_a_known_one():
+    read = {"name", "chat", "template", "words", "spaced", "option", "vocabulary", "metric"}
+    read |= {"markers", "form", "answer", "eos"}
+    assert set(FIELDS["task"]) == read | set(examples._OF_CUSTOM)

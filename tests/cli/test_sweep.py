@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_run import METHOD_CONFIG, ROOT, flags, jaxprompt, tiny_fields
 
-from jaxprompt.cli.sweep import list_runs
+from jaxprompt.cli.sweep import list_runs, load
 
 CONFIG = """
 import sys
@@ -80,9 +80,19 @@ def test_a_sweep_runs_once_and_tabulates_mean_and_deviation(given, capsys, tmp_p
     assert chart.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_table_of_nothing_is_told(given, capsys):
+def test_a_table_without_results_is_refused(given, capsys):
     code, out, err = jaxprompt(capsys, "sweep", *given, "--table")
-    assert code == 2 and not out and "has a result of none of 4 runs; give --run" in err
+    assert code == 2 and not out and "none of the 4 runs in" in err and "train them by --run" in err
+
+
+def test_a_run_is_that_of_the_command_which_is_printed(given, tmp_path):
+    """A total of sweep() does not replace one that is given: two are two."""
+    file = Path(given[0].partition("=")[2])
+    file.write_text(file.read_text().replace('"optim.lr": 0.01', '"train.total_epochs": 2'))
+    run, *_ = list_runs(str(file), tmp_path / "runs")
+    totals = lambda c: (c.train.total_steps, c.train.total_epochs)
+    assert totals(load(run, [])) == (0, 2.0)
+    assert totals(load(run, [("train.total_steps", "3")])) == (3, 2.0)
 
 
 def test_how_many_train_at_once_is_no_part_of_a_run(given, capsys, tmp_path):

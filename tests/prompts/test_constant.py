@@ -84,3 +84,11 @@ def test_prompts_of_another_backbone_are_errors(fields, message):
 def test_nothing_is_nothing():
     _, params, injection = make()
     assert not params and injection == Injection()
+
+
+@pytest.mark.parametrize("size", [-1, 2**31, -(10**400)])
+def test_a_size_that_is_none_is_refused(size):
+    """As in a card that was edited."""
+    for field in ("slots", "length", "rows", "shift"):
+        with pytest.raises(InputError, match=rf"prompt.{field}=.* must be from 0 to below 2\*\*31"):
+            make_prompt("constant", DIMS, **{field: size})
