@@ -34,7 +34,9 @@ TASK = Block(
     limits=several(number(None, "custom: the least and the greatest that it can be", limit="")),
     tags=text("", "custom: column with a tag for every word, for head.name=tags"),
     scheme=word(
-        "", Words("data.tags", "SCHEMES"), "of these tags; empty = found in the training examples"
+        "",
+        Words("data.tags", "SCHEMES"),
+        "of these tags; empty = found in the training examples; none: each is of one word",
     ),
     predicate=text(
         "",

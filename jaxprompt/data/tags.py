@@ -3,6 +3,7 @@
 An entity is words in a row of one type. In IOB2 its first word has B-TYPE and the others I-TYPE; in
 IOB1 B-TYPE is only for the first word behind another entity of that type; BIOES, also written
 BILOU, has E- (L-) for the last word and S- (U-) for an entity of one word. O is outside of all.
+Tags without a scheme, as parts of speech, are of single words and stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,8 @@ from typing import NamedTuple
 
 from jaxprompt.errors import InputError
 
-SCHEMES = ("iob2", "iob1", "bioes")
+NO_SCHEME = "none"
+SCHEMES = ("iob2", "iob1", "bioes", NO_SCHEME)
 OUTSIDE = "O"
 _LETTERS = {"L": "E", "U": "S"}  # BILOU -> BIOES
 
@@ -48,7 +50,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> str:
-    """Finds the scheme of tagged texts. `where` tells the place of a row, for messages.
+    """Finds the scheme of entities' tags. `where` tells the place of a row, for messages.
 
     Raises InputError for what is no tag, and where entities begin with B- in some places and with
     I- in others, which is neither IOB2 nor IOB1.
@@ -65,7 +67,8 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
             except ValueError:
                 raise InputError(
                     f"{where(number)}: word {word + 1} has the tag {tag!r}; tags are O, B-TYPE, "
-                    "I-TYPE, and E-TYPE or S-TYPE in BIOES; mend the row"
+                    "I-TYPE, and E-TYPE or S-TYPE in BIOES; mend the row, or give task.scheme=none "
+                    "where each tag is of one word"
                 ) from None
             # No other scheme has these, so the first of them decides.
             if letter in ("E", "S"):
@@ -126,7 +129,12 @@ def write_iob2(entities: Iterable[Entity], words: int) -> list[str]:
 
 
 def to_iob2(tags: Sequence[str], scheme: str, where: str) -> list[str]:
-    """Makes the tags of a text IOB2. Raises InputError for one that its scheme does not have."""
+    """Makes the tags of a text IOB2, but those without a scheme.
+
+    Raises InputError for one that its scheme does not have.
+    """
+    if scheme == NO_SCHEME:
+        return list(tags)
     try:
         return write_iob2(find_entities(tags, scheme), len(tags))
     except ValueError as error:

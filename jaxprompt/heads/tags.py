@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.encoded import Split
-from jaxprompt.data.tags import lenient_entities
+from jaxprompt.data.tags import NO_SCHEME, lenient_entities
 from jaxprompt.data.tasks import PREDICATE, Example, Task
 from jaxprompt.data.tasks.tagging import word_spans
 from jaxprompt.data.template import Template
@@ -72,6 +72,15 @@ class Head(Kind):
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that does not read a text both ways."""
         self.check_encoder(facts, "word")
+
+    def check_task(self, task: Task) -> None:
+        """Raises InputError for a task of other answers, and a search among tags of no scheme."""
+        super().check_task(task)
+        if self.decode == "viterbi" and task.scheme == NO_SCHEME:
+            raise InputError(
+                "head.decode=viterbi takes what IOB2 allows, and task.scheme=none has no rule of "
+                "that kind; take head.decode=argmax"
+            )
 
     def check_length(self, max_len: int) -> None:
         """Raises InputError where windows would share all that they have."""
@@ -150,15 +159,16 @@ class Head(Kind):
         return [Objective("main", loss)]
 
     def tell(self, task: Task, classes: int, splits: Mapping[str, Split]) -> list[str]:
-        """Says which entities there are, how many of each, and how many texts take windows."""
+        """Says which entities or tags there are, how many, and how many texts take windows."""
         lines = []
+        of_words = "tags" if task.scheme == NO_SCHEME else "entities"
+        called = "roles" if task.predicate else of_words
         for name, split in splits.items():
-            kinds = (e.type for tags in split.parts.gold for e in lenient_entities(tags))
+            kinds = (e for tags in split.parts.gold for e in _counted(task, tags))
             found = sorted(Counter(kinds).items())
             shown = ", ".join(f"{kind} {count:,}" for kind, count in found) or "none"
             longer = int((np.bincount(split.parts.owner) > 1).sum())
             windows = f"; {longer} texts are read in windows" * (longer > 0)
-            called = "roles" if task.predicate else "entities"
             lines.append(f"{called} in {name}: {shown}{windows}")
         return lines
 
@@ -179,17 +189,22 @@ class Head(Kind):
 
     def columns(self, task: Task) -> tuple[str, ...]:
         """Names the columns that `answers` gives for a task."""
+        if task.scheme == NO_SCHEME:
+            return ("prediction",)
         return ("prediction", "predicate_span", "roles") if task.predicate else self.COLUMNS
 
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields the tags of the words, and the entities with the characters that they span.
+        """Yields the tags of the words, and in a scheme the entities with their characters.
 
         The score of an entity is the mean of its words' probabilities. Of a predicate its place is
         given, and its roles without that of its own word.
         """
         for example, (tags, chances) in zip(examples, self._read(split, found), strict=True):
+            if task.scheme == NO_SCHEME:
+                yield {"prediction": tags}
+                continue
             text = example.fields[task.fields[0]]
             spans = word_spans(text, example.words)
             entities = [
@@ -248,6 +263,13 @@ class Head(Kind):
             best = best_tags(scores, parts.names) if viterbi else scores.argmax(-1)
             chances = np.exp(scores[np.arange(len(best)), best])
             yield [parts.names[tag] for tag in best], chances
+
+
+def _counted(task: Task, tags: Sequence[str]) -> Iterator[str]:
+    """Yields what is counted of a text: the types of its entities, or its tags."""
+    if task.scheme == NO_SCHEME:
+        return iter(tags)
+    return (entity.type for entity in lenient_entities(tags))
 
 
 def _with_space(example: Example) -> Example:

@@ -6,6 +6,7 @@ Those of pre-training come from sums over its targets.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from jaxprompt.scoring.answer_words import (
 METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 RANKINGS = ("hit_at_1", "hit_at_10", "mrr")  # of the right class among all, by their scores
 TEXT_METRICS = ("exact_match", "rouge_l", "bleu")
-TAG_METRICS = ("entity_f1", "role_f1")
+TAG_METRICS = ("entity_f1", "role_f1", "accuracy")
 SPAN_METRICS = ("f1", "exact_match", "cmrc_f1")
 NUMBER_METRICS = ("pearson", "spearman")
 _HAS = {
@@ -148,15 +149,19 @@ def score_tags(
 ) -> dict[str, float]:
     """The metric `name`, its precision and recall, and the accuracy of tags, as fractions.
 
-    gold, pred: the IOB2 tags of each text. An entity is right where its words and its type are;
-    micro-averages over all entities, by seqeval in its default mode, which is conlleval's: what
-    begins with I- is an entity too. role_f1 is of the arguments of predicates; see `score_roles`.
+    gold, pred: the tags of each text, in IOB2 unless the metric is accuracy, which is alone. An
+    entity is right where its words and its type are; micro-averages over all entities, by seqeval
+    in its default mode, which is conlleval's: what begins with I- is an entity too. role_f1 is of
+    the arguments of predicates; see `score_roles`.
     """
     check_metric(name, 0, "tags")
     if len(gold) != len(pred) or any(len(g) != len(p) for g, p in zip(gold, pred, strict=True)):
         raise ValueError("gold and pred must tag the same words")
     if name == "role_f1":
         return roles.score_roles(gold, pred)
+    if name == "accuracy":
+        words = zip(chain.from_iterable(gold), chain.from_iterable(pred), strict=True)
+        return {"accuracy": float(np.mean([right == found for right, found in words]))}
     from seqeval import metrics
 
     given = [list(tags) for tags in gold], [list(tags) for tags in pred]

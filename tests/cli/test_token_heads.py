@@ -50,8 +50,18 @@ def asked(seed, size):
     return rows
 
 
+def sorted_words(seed, size):
+    """The same words, each with a tag of its own kind: its topic, or ", ", which no scheme has."""
+    rows = tagged(seed, size)
+    for row in rows:
+        row["tags"] = [tag.partition("-")[2] or "," for tag in row["tags"]]
+    return rows
+
+
 KINDS = {
     "tags": (tagged, {"head.name": "tags", "task.fields": "tokens", "task.tags": "tags"}),
+    "words": (sorted_words, {"head.name": "tags", "task.fields": "tokens", "task.tags": "tags",
+                             "task.scheme": "none"}),
     "spans": (asked, {"head.name": "spans", "task.fields": "question,context",
                       "task.answers": "answers"}),
 }  # fmt: skip
@@ -86,12 +96,17 @@ def trained(request, backbone, tmp_path_factory):
 
 def test_it_learns_and_scores_by_its_metric(trained):
     kind, _, folder, result = trained
-    metric, least = {"tags": ("entity_f1", 0.3), "spans": ("exact_match", 0.9)}[kind]
+    metric, least = {
+        "tags": ("entity_f1", 0.3), "words": ("accuracy", 0.6), "spans": ("exact_match", 0.9),
+    }[kind]  # fmt: skip
     assert result["dev"][metric] >= least, result
     assert result["test"][metric] >= least - 0.1, result
     record = json.loads((folder / "run/record.json").read_text())
     if kind == "tags":
         assert record["task"]["scheme"] == "iob2" and len(record["task"]["labels"]) == 7
+    if kind == "words":
+        assert record["task"]["labels"] == sorted([",", *TOPICS])
+        assert list(result["test"]) == ["accuracy"]
 
 
 def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
@@ -109,9 +124,10 @@ def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
     code, found, err = jaxprompt(capsys, *predict, "--prefix=p_")
     assert code == 0, err
     rows = [json.loads(line) for line in found.splitlines()]
-    own = {"tags": ("prediction", "entities"), "spans": ("prediction", "score", "start", "end")}[
-        kind
-    ]
+    own = {
+        "tags": ("prediction", "entities"), "words": ("prediction",),
+        "spans": ("prediction", "score", "start", "end"),
+    }[kind]  # fmt: skip
     given = read_lines(folder / "dev.jsonl")
     assert [{n: r[n] for n in g} for r, g in zip(rows, given, strict=True)] == given
     assert all(set(row) == {*given[0], *(f"p_{name}" for name in own)} for row in rows)
@@ -122,6 +138,9 @@ def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
             text = " ".join(row["tokens"])
             assert len(row["p_prediction"]) == len(row["tokens"])
             assert all(text[e["start"] : e["end"]] == e["text"] for e in row["p_entities"])
+    elif kind == "words":
+        right = [p == g for r in rows for p, g in zip(r["p_prediction"], r["tags"], strict=True)]
+        assert np.mean(right) == pytest.approx(scores["accuracy"])
     else:
         assert all(
             row["context"][row["p_start"] : row["p_end"]] == row["p_prediction"] for row in rows
@@ -134,7 +153,7 @@ def test_answers_are_handed_in_as_the_benchmark_takes_them(trained, tmp_path, ca
         assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
     where = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
     code, out, err = jaxprompt(capsys, *where, "--format=squad", f"--output={tmp_path}/to/")
-    if kind == "tags":
+    if kind != "spans":
         assert code == 2 and "--format=squad is of answers in a text" in err
         return
     assert code == 0 and f"wrote {tmp_path}/to/predictions.json" in err, err
@@ -153,11 +172,11 @@ def test_a_plain_text_is_answered(trained, capsys):
     if not (folder / "run/export").exists():
         assert jaxprompt(capsys, "export", f"--workdir={folder / 'run'}")[0] == 0
     where = ["predict", f"--workdir={folder / 'run'}"]
-    if kind == "tags":
+    if kind != "spans":
         code, out, err = jaxprompt(capsys, *where, "--text=the cat  and a hammer")
         row = json.loads(out)
         assert code == 0 and len(row["prediction"]) == 5, err
-        for entity in row["entities"]:
+        for entity in row["entities"] if kind == "tags" else ():
             assert row["tokens"][entity["start"] : entity["end"]] == entity["text"]
     else:
         code, _, err = jaxprompt(capsys, *where, "--text=the cat")
@@ -188,7 +207,7 @@ def test_scores_that_are_not_numbers_are_refused(trained, tmp_path, capsys):
         ),
         ({"head.name": "tags", "head.stride": 24}, "head.stride=24 must be below data.max_len=24"),
         ({"head.name": "tags", "data.protocol": "kshot"}, "data.protocol=kshot draws by class"),
-        ({"head.name": "tags", "task.metric": "accuracy"}, "metric accuracy compares classes, but"),
+        ({"head.name": "tags", "task.metric": "accuracy"}, "task.metric=accuracy counts words"),
         (
             {"head.name": "tags", "task.fields": "tokens,tags"},
             "is also in task.fields, so the input would hold the answer",

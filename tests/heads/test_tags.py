@@ -121,6 +121,34 @@ def test_texts_and_lists_are_read_alike():
     assert unknown.words == first.words and unknown.tags == ()
 
 
+def test_tags_without_a_scheme_stay_as_they_are():
+    rows = [{"tokens": ["I", "run", ","], "tags": ["PRP", "VB", ","]}, {"tokens": "O", "tags": "I"}]
+    task, examples = read(rows, scheme="none")
+    assert task.labels == (",", "I", "PRP", "VB") and task.metric == "accuracy"
+    assert [example.tags for example in examples] == [("PRP", "VB", ","), ("I",)]
+    named, _ = read(rows, scheme="none", labels=("VB", "PRP", ",", "I", "NN"))
+    assert named.labels == ("VB", "PRP", ",", "I", "NN")
+    with pytest.raises(InputError, match="r:9: tag 'NN' is not one of task custom: ,, I, PRP, VB"):
+        read_example(task, {"tokens": ["a"], "tags": ["NN"]}, "r:9")
+    # Of the words of both texts three are right; a mean over texts would be another.
+    gold, pred = [example.tags for example in examples], [("PRP", "VB", "VB"), ("I",)]
+    assert metrics.score_tags("accuracy", gold, pred) == {"accuracy": 0.75}
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"metric": "entity_f1"}, "task.metric=entity_f1 is of tags that span words"),
+        ({"predicate": "verb"}, "task.predicate=verb is of tags that span words"),
+        ({"labels": ("NN",)}, "task.labels=NN: give 2 or more tags, each once"),
+        ({"labels": ("NN", "VB", "NN")}, "task.labels=NN,VB,NN: give 2 or more tags, each once"),
+    ],
+)
+def test_what_tags_without_a_scheme_do_not_have(fields, message):
+    with pytest.raises(InputError, match=message):
+        custom_task(fields=("tokens",), tags="tags", scheme="none", **fields)
+
+
 @pytest.mark.parametrize(
     "row, message",
     [
@@ -179,6 +207,11 @@ def test_what_does_not_fit_is_refused():
         read([{"tokens": ["a"], "tags": ["O"]}])
     with pytest.raises(InputError, match="must hold the words once and as they are"):
         make_head("tags").check_template(parse("{tokens|lower}"))
+    with pytest.raises(InputError, match="has one tag in the training rows, 'NN'; a task needs 2"):
+        read([{"tokens": ["a"], "tags": ["NN"]}], scheme="none")
+    with pytest.raises(InputError, match="task.scheme=none has no rule of that kind"):
+        plain = custom_task(fields=("a",), tags="t", scheme="none")
+        make_head("tags", decode="viterbi").check_task(plain)
     for field, value in (("dropout", 1.0), ("stride", -2)):
         with pytest.raises(InputError, match=f"head.{field}="):
             make_head("tags", **{field: value})

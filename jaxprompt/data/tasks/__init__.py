@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxprompt.data.tags import NO_SCHEME
 from jaxprompt.data.tasks.checks import check_task
 from jaxprompt.data.tasks.chinese import CHINESE
 from jaxprompt.data.tasks.english import ENGLISH
@@ -116,16 +117,16 @@ def custom_task(
     exact_match where it writes text. With `answers`, a column of {"text": [...], "answer_start":
     [...]}, the answer is a span of the last field. With `tags`, a column of lists, every word of
     the one field, a list or a text with spaces between its words, has a tag, in the given `scheme`
-    or that found; with `predicate`, the column of the index of a word, they are the roles of that
-    word (data/tasks/predicates.py). With `entities`, which stand in the first field as `offsets`
-    says, the classes are relations between them (data/tasks/entities.py); without `words` a
-    relation has those of its name, and without `plain` and `template` words stand around the
-    entities. With `question` examples are answers of questions (data/tasks/candidates.py). With
-    `number`, a column of numbers, the task is to predict it; it lies within `limits`, the least and
-    the greatest, if any.
+    or that found ("none": each tag is of one word, and the metric is accuracy); with `predicate`,
+    the column of the index of a word, they are the roles of that word (data/tasks/predicates.py).
+    With `entities`, which stand in the first field as `offsets` says, the classes are relations
+    between them (data/tasks/entities.py); without `words` a relation has those of its name, and
+    without `plain` and `template` words stand around the entities. With `question` examples are
+    answers of questions (data/tasks/candidates.py). With `number`, a column of numbers, the task is
+    to predict it; it lies within `limits`, the least and the greatest, if any.
     """
     groups = tuple((w,) if isinstance(w, str) else tuple(w) for w in words)
-    of_tags = "role_f1" if predicate else "entity_f1"
+    of_tags = "accuracy" if scheme == NO_SCHEME else "role_f1" if predicate else "entity_f1"
     measured = ((target, "exact_match"), (tags, of_tags), (answers, "f1"), (number, "pearson"))
     texts = [f"{{{column}}}" for column in fields]
     if entities and texts:

@@ -3,7 +3,7 @@
 import dataclasses
 import string
 
-from jaxprompt.data.tags import OUTSIDE, labels_of
+from jaxprompt.data.tags import NO_SCHEME, OUTSIDE, labels_of
 from jaxprompt.data.tasks.candidates import check_candidates
 from jaxprompt.data.tasks.entities import check_entities, check_negative, relation_words
 from jaxprompt.data.tasks.predicates import check_predicate
@@ -19,6 +19,29 @@ def _iob2(labels: tuple[str, ...]) -> tuple[str, ...]:
                 "and the B- and I- of each"
             )
     return labels
+
+
+def _fit_tags(task: Task) -> Task:
+    """Gives a tagging task the tags of the types that it names. Raises InputError for a misfit."""
+    if task.scheme == NO_SCHEME:
+        if task.predicate or task.metric in ("entity_f1", "role_f1"):
+            name = "predicate" if task.predicate else "metric"
+            raise InputError(
+                f"task.{name}={getattr(task, name)} is of tags that span words, and "
+                "task.scheme=none says that each is of one word; leave one of the two out"
+            )
+        if len(set(task.labels)) < len(task.labels) or len(task.labels) == 1:
+            raise InputError(f"task.labels={','.join(task.labels)}: give 2 or more tags, each once")
+        return task
+    if task.metric == "accuracy":
+        raise InputError(
+            "task.metric=accuracy counts words, of which most are O where tags span words; take "
+            "entity_f1, which has the accuracy beside it, or task.scheme=none"
+        )
+    if not task.labels:
+        return task
+    labels = task.labels if OUTSIDE in task.labels else labels_of(task.labels)
+    return dataclasses.replace(task, labels=_iob2(labels))
 
 
 def check_task(task: Task) -> Task:
@@ -54,9 +77,8 @@ def check_task(task: Task) -> Task:
     if task.predicate and task.markers:  # off by default, unlike those of relations
         field = f"{{{task.fields[0]}}}"
         task = dataclasses.replace(task, plain=task.plain.replace(field, f"{field[:-1]}|marked}}"))
-    if task.kind == "tags" and task.labels:
-        labels = task.labels if OUTSIDE in task.labels else labels_of(task.labels)
-        task = dataclasses.replace(task, labels=_iob2(labels))
+    if task.kind == "tags":
+        return _fit_tags(task)
     if task.kind != "classes":
         return task
     check_negative(task)

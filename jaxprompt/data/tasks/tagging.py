@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxprompt.data.tags import find_scheme, labels_of, split_tag, to_iob2
+from jaxprompt.data.tags import NO_SCHEME, find_scheme, labels_of, split_tag, to_iob2
 from jaxprompt.data.tasks.cells import read_text
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.predicates import read_predicate
@@ -15,13 +15,21 @@ from jaxprompt.errors import InputError
 def with_tags(
     task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None
 ) -> Task:
-    """The tagging task with its scheme and its tags, in IOB2, taken from the training rows."""
+    """The tagging task with the scheme and the tags of its training rows, in IOB2 where of one."""
     if task.labels and task.scheme:
         return task
     where = origin or (lambda number: f"row {number + 1}")
     every = [_tags(task, row, where(number), True) for number, row in enumerate(rows)]
     scheme = task.scheme or find_scheme(every, where)
     read = read_each(lambda number: to_iob2(every[number], scheme, where(number)), len(every))
+    if scheme == NO_SCHEME:
+        labels = tuple(sorted({tag for tags in read for tag in tags}))
+        if len(labels) < 2:
+            raise InputError(
+                f"task.tags={task.tags!r} has one tag in the training rows, {labels[0]!r}; a task "
+                "needs 2 or more"
+            )
+        return dataclasses.replace(task, labels=labels)
     types = {kind for tags in read for _, kind in map(split_tag, tags) if kind}
     if not types:
         raise InputError(f"task.tags={task.tags!r} has no entity in the training rows, only O")
@@ -98,7 +106,7 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
         if need_label:
             raise InputError(
                 f"{where}: tag {unknown!r} is not one of task {task.name}: "
-                f"{', '.join(task.labels)}; mend it, or name all types by task.labels"
+                f"{', '.join(task.labels)}; mend it, or name all by task.labels"
             )
         tags = ()
     value = row[task.fields[0]]
