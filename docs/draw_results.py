@@ -19,6 +19,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 matplotlib.rcParams |= {"svg.hashsalt": "jaxprompt", "font.size": 10}
+from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -179,29 +180,37 @@ def instance_curves(folder: Path) -> None:
 
 
 def prefix_curves(folder: Path) -> None:
-    """Draws the accuracy of P-tuning v2 over the layers that have a prefix, and over its length."""
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    depths, lengths = figure.subplots(1, 2, sharey=True)
-    head, (_, *cells) = read_table("results.md", "| layers with a prefix |")
-    found = dict(zip(head[1:], map(mean_std, cells), strict=True))
-    for label, names, colour in zip(
-        ("from the first up", "from the last down"),
-        (("1-2", "1-4", "1-6"), ("5-6", "3-6", "1-6")), COLOURS, strict=False,
-    ):  # fmt: skip
-        means, stds = zip(*(found[name] for name in names), strict=True)
-        depths.errorbar((2, 4, 6), means, yerr=stds, fmt="o-", capsize=4, color=colour, label=label)
-    depths.set(xlabel="layers with a prefix, of 6", xticks=(2, 4, 6), ylabel="accuracy")
-    depths.legend(fontsize=8)
-    head, (_, *cells) = read_table("results.md", "| tokens of the prefix |")
-    means, stds = zip(*map(mean_std, cells), strict=True)
-    places = [int(cell) for cell in head[1:]]
-    lengths.errorbar(places, means, yerr=stds, fmt="o-", capsize=4, color=COLOURS[0])
-    lengths.set_xscale("log", base=2)
-    lengths.set_xticks(places, head[1:])
-    lengths.set(xlabel="tokens of the prefix")
-    for axis in (depths, lengths):
-        axis.grid(alpha=0.3)
+    """Draws the scores of P-tuning v2 over the layers that have a prefix, and over its length."""
+    figure = Figure(figsize=(8, 5.4), layout="constrained")
+    head, *rows = read_table("results.md", "| layers with a prefix |")
+    (_, *places), *lengths = read_table("results.md", "| tokens of the prefix |")
+    axes = figure.subplots(2, 2, sharey="row")
+    for (left, right), (name, *cells), (_, *others) in zip(axes, rows, lengths, strict=True):
+        found = dict(zip(head[1:], map(mean_std, cells), strict=True))
+        for label, names, colour in zip(
+            ("from the first up", "from the last down"),
+            (("1-2", "1-4", "1-6"), ("5-6", "3-6", "1-6")), COLOURS, strict=False,
+        ):  # fmt: skip
+            means, stds = zip(*(found[layers] for layers in names), strict=True)
+            left.errorbar(
+                (2, 4, 6), means, yerr=stds, fmt="o-", capsize=4, color=colour, label=label
+            )
+        left.set(xlabel="layers with a prefix, of 6", xticks=(2, 4, 6), ylabel=name)
+        left.legend(fontsize=8)
+        draw_lengths(right, places, others)
+        left.grid(alpha=0.3)
     save(figure, folder / "prefix_curves.svg")
+
+
+def draw_lengths(axis: Axes, places: list[str], cells: list[str]) -> None:
+    """Draws scores over the length of a prefix."""
+    means, stds = zip(*map(mean_std, cells), strict=True)
+    tokens = [int(place) for place in places]
+    axis.errorbar(tokens, means, yerr=stds, fmt="o-", capsize=4, color=COLOURS[0])
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(tokens, places)
+    axis.set(xlabel="tokens of the prefix")
+    axis.grid(alpha=0.3)
 
 
 def record_seeds(grids: list[str]) -> None:

@@ -148,7 +148,7 @@ class Head(Kind):
         words = tuple(text.split())
         places = tuple(word_spans(text, words)[:1]) if task.predicate else ()
         own = task.example(text)
-        return own._replace(words=words, tags=("O",) * len(words), entities=places)
+        return own._replace(words=words, tags=task.labels[:1] * len(words), entities=places)
 
     def objectives(self, smoothing: float) -> list[Objective]:
         """Makes the cross entropy of every word's tag."""
