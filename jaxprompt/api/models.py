@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax
 from jaxprompt.api.banks import BankedModel, attach_several, warn_unlabelled
 from jaxprompt.api.prompts import Prompt
 from jaxprompt.api.rows import AnyRows, make_records
-from jaxprompt.assembly.adapters import Adopted, card_of_adopted
+from jaxprompt.assembly.adapters import Adopted, card_of_adopted, scale_slots
 from jaxprompt.assembly.answers import Answered, make_answers
 from jaxprompt.assembly.choices import Choice, check_choice, make_config, writing
 from jaxprompt.assembly.demonstrations import with_encoder
@@ -113,7 +114,7 @@ def attach(
             head = Choice("head", name, fields_of_head)
         c = make_config(backbone, task=task, choices=[head], overrides=fields)
         made = card_of_adopted(c, prompt.path, prompt.adopted, backbone)
-        prompt = Prompt(prompt.tensors, made, prompt.path)
+        prompt = Prompt(scale_slots(prompt.tensors, made), made, prompt.path)
     elif task is not None or head is not None or fields:
         known = [name for name, x in {"task": task, "head": head}.items() if x is not None]
         shown = ", ".join([*known, *fields])
@@ -168,7 +169,8 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
     check_type("model", model, PromptedModel, "what jp.attach gives")
-    examples = model.read(rows)
+    # Texts by themselves have no labels: here a string is the path of a file, as in `train`.
+    examples = model.read(Path(rows) if isinstance(rows, str) else rows)
     found = model.answer(model.params, examples) if examples else None
     if found is None or not found.known:
         labels = model.scorer.task.labels

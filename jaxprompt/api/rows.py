@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxprompt.data.files import Rows, read_file
 from jaxprompt.data.records import Record, from_rows, from_texts, with_examples
-from jaxprompt.data.sources import name_labels
+from jaxprompt.data.sources import as_python, name_labels, names_of
 from jaxprompt.data.tasks import Task
 from jaxprompt.errors import InputError, brief
 
@@ -20,10 +20,17 @@ def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
     if isinstance(given, str | Path):
         return read_file(given, task.columns)
     if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas: a column is a Series
-        return Rows(given.to_dict("records"), split)
+        odd = next((name for name in given.columns if not isinstance(name, str)), None)
+        if odd is not None:
+            raise InputError(
+                f"{split}: a column of the DataFrame is called {odd!r}, which is no text; name its "
+                "columns, as by df.columns = ['text', 'label']"
+            )
+        return Rows(as_python(given.to_dict("records")), split)
     if hasattr(given, "features") and hasattr(given, "column_names"):
-        names = getattr(given.features.get(task.label), "names", None)
-        return Rows(given, split, convert=name_labels(task, names))
+        names = names_of(given.features, task)
+        data = given if hasattr(given, "__len__") else list(given)  # a streaming one has no length
+        return Rows(data, split, convert=name_labels(task, names), classes=names)
     rows = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else None
     if rows is None or not all(isinstance(row, Mapping) for row in rows):
         odd = brief(given if rows is None else next(r for r in rows if not isinstance(r, Mapping)))
@@ -31,7 +38,7 @@ def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
             f"{split}: {odd} is no row; give dicts, a datasets.Dataset, a pandas DataFrame or the "
             "path of a file"
         )
-    return Rows([dict(row) for row in rows], split)
+    return Rows(as_python(rows), split)
 
 
 def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:

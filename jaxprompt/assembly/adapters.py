@@ -1,5 +1,6 @@
 """Prompts that others wrote, PEFT's folders and .npy arrays, as exports of ours."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, read_task
+from jaxprompt.assembly.inheritance import rescaled
 from jaxprompt.assembly.pipeline import LoadedBackbone
 from jaxprompt.assembly.prompt_artifact import describe
 from jaxprompt.convert.artifact import import_npy
@@ -85,6 +87,15 @@ def card_of_adopted(
         scorer, scorer.model.prompt, backbone={**opened.block, "family": opened.family},
         fingerprint=backbone.loaded.report.fingerprint, config=c.to_dict(), metrics={}, origin={},
     )  # fmt: skip
+
+
+def scale_slots(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> dict[str, Any]:
+    """Divides plain soft tokens as the embeddings are divided among which they will stand."""
+    scale = card["backbone"]["rescale"]
+    return {
+        name: rescaled(x, 1.0, scale) if name == "prompt/slots" else x
+        for name, x in tensors.items()
+    }
 
 
 def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -7,8 +7,7 @@ from jaxprompt.assembly.pipeline import family_of
 from jaxprompt.backbones import families
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import DTYPES, Report, load_backbone
-from jaxprompt.convert.save import save_backbone
-from jaxprompt.convert.shapes import family_of as names_of
+from jaxprompt.convert.save import check_loadable, save_backbone
 from jaxprompt.errors import InputError, brief, choose
 
 
@@ -31,8 +30,7 @@ def convert_backbone(
         raise InputError(
             f"{where} holds a model of type {brief(kind)}; known: {', '.join(families())}"
         )
-    if not names_of(family).classes:
-        raise InputError(f"transformers has no class that loads a {family}; read {path} as it is")
+    check_loadable(family, f"read {path} as it is")
     params, report = load_backbone(where, family, hf, dtype=dtype)
     source = f"{path}@{revision}" if revision else path
     card = {"source": source, "fingerprint": report.fingerprint}

@@ -207,7 +207,7 @@ def read_examples(
         has_labels = has_labels or task.labels or task.choices
     if drawn or "train" in wanted or not has_labels:
         rows = read("train")
-        task = with_labels(task, rows, rows.origin)
+        task = with_labels(task, rows, rows.origin, rows.classes)
     task = in_form(c, task) if record is None else task
     if rows is not None:
         examples = read_all(task, rows, rows.origin)

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly.feature_choice import OFF, What, choose, rest
+from jaxprompt.assembly.identity import identity_of
 from jaxprompt.assembly.pipeline import Scorer, Split
 from jaxprompt.data.batching import EvalBatches
 from jaxprompt.data.stacking import share_of
@@ -273,6 +274,7 @@ def _facts(c: Any, scorer: Scorer, split: Split, what: What, weights: Any) -> di
     at = scorer.layout
     return {
         "the backbone's weights": weights.report.fingerprint[:16],
+        "the backbone's layers": identity_of(scorer)["layers"],
         "backbone.dtype": c.backbone.dtype,
         "backbone.rescale": str(c.backbone.rescale),
         "the data": split.digest(),

@@ -53,19 +53,26 @@ def is_grid(c: Any) -> bool:
     return any(value for value in values if isinstance(value, tuple))
 
 
+def why_alone(c: Any) -> str:
+    """Says why a run cannot train in one program with others, and what to set; "" = it can."""
+    if c.train.profile:
+        return (
+            f"train.profile={c.train.profile} traces steps of one run, and config.runs asks for "
+            "several; set it to 0"
+        )
+    if c.rng == "rbg":
+        return (
+            "rng=rbg: runs of config.runs train as one program, and the dropout masks of each "
+            "would depend on the others; set rng=threefry"
+        )
+    return ""
+
+
 def list_runs(c: Any, workdir: str) -> list[GridRun]:
     """Lists the runs of a grid. Raises InputError for a run that is there twice or is wrong."""
     check_fields(c.to_dict())
-    if c.train.profile:
-        raise InputError(
-            f"train.profile={c.train.profile} traces steps of one run, and config.runs asks for "
-            "several; set it to 0, or empty config.runs"
-        )
-    if c.rng == "rbg":
-        raise InputError(
-            "rng=rbg: runs of config.runs train as one program, and the dropout masks of each "
-            "would depend on the others; set rng=threefry, or empty config.runs"
-        )
+    if why := why_alone(c):
+        raise InputError(f"{why}, or empty config.runs")
     axes = {axis: tuple(c.runs[axis]) for axis in AXES if c.runs[axis]}
     _check_axes(c, axes)
     runs, names = [], {}

@@ -131,6 +131,7 @@ class SharedTuning(Work):
         for name, own in self.configs.items():
             backbone = from_config.open_fitting(own, placement)
             try:
+                from_config.build_placement(own)  # its batches must divide as well
                 examples = from_config.read_examples(own)
                 scorer = from_config.scorer_from_config(own, backbone, examples, placement)
             except InputError as error:
@@ -181,6 +182,11 @@ class SharedTuning(Work):
                     f"prompt.name={self.config.prompt.name} depends on the task, so that {first} "
                     f"and {name} cannot share it; take prefix, soft or another"
                 )
+        if prompts[first].objectives():
+            raise InputError(
+                f"prompt.name={self.config.prompt.name} has an objective of its own, which tasks "
+                "cannot share; of dart set prompt.fluency=0, or take another method"
+            )
 
     def build(self) -> None:
         """Draws the prompt and the heads."""

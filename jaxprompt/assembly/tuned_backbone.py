@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly.pipeline import LoadedBackbone
-from jaxprompt.convert.save import save_backbone
+from jaxprompt.convert.save import check_loadable, save_backbone
 from jaxprompt.errors import InputError
 
 _TUNED, _DELTA, _ROWS = "backbone/", "delta/", "delta_rows/"
@@ -118,6 +118,7 @@ def save_tuned(
     Raises InputError, which names `flag`, where nothing of the backbone was tuned.
     """
     _need_tuned(tensors, flag)
+    check_loadable(whole.backbone.family, f"export without {flag}, or with --delta")
     base = tree.flatten({"backbone": whole.loaded.params})
     if any(map(tree.is_plane, base)):
         raise InputError(

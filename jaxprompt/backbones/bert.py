@@ -141,7 +141,8 @@ class RtdHead(nn.Module):
         """Scores positions."""
         c = self.cfg
         x = ACTIVATIONS[c.activation](nn.Dense(c.width, dtype=c.dtype, name="dense")(x))
-        return nn.Dense(1, dtype=c.dtype, name="out")(x)[..., 0]
+        # Rounded to 16 bits, logits that differ would be equal.
+        return nn.Dense(1, dtype=jnp.float32, name="out")(x)[..., 0]
 
 
 class Encoder(nn.Module):

@@ -188,7 +188,7 @@ def _write(
     from jaxprompt.files import write_output
 
     examples = [record.example for record in records]
-    if scorer.task.metric == "f1c":  # scored turn by turn; a row is answered by its last one
+    if split.size > len(records):  # f1c is scored turn by turn; a row is answered by its last one
         ends = last_turns(scorer.task, ((r.origin, r.row, r.example) for r in records))
         split, found = split._replace(counts=split.counts[ends]), found[ends]
     answers = scorer.answers(examples, split, found)

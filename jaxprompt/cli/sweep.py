@@ -77,6 +77,11 @@ def execute(
     from jaxprompt.training.tables import failures
 
     loaded = [load(run, overrides) for run in runs]
+    for run, c in zip(runs, loaded, strict=True):
+        try:
+            from_config.check_config(c)
+        except InputError as error:
+            raise InputError(f"{run.workdir.name}: {error}") from error
     keep_programs(programs_folder(loaded[0]))
     # Taken out of the configs, so that runs are grouped and recorded without it.
     size = max(map(take_size, loaded), default=0)
@@ -124,8 +129,9 @@ def load(run: SweepRun, overrides: Sequence[tuple[str, str]]) -> Any:
 def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Divides runs into those that train together and those that train alone.
 
-    A run that was begun alone goes on alone.
+    A run that was begun alone goes on alone, and so does one that no grid takes.
     """
+    from jaxprompt.assembly.grid import why_alone
     from jaxprompt.sweeps import runner
     from jaxprompt.training.checkpoint import Checkpoints
 
@@ -133,7 +139,7 @@ def divide(runs: Sequence[SweepRun], configs: Sequence[Any]) -> tuple[list[Any],
     fresh = [
         runner.GridRun(run.workdir.name, run.changes, c, run.workdir)
         for run, c in pairs
-        if Checkpoints(run.workdir).latest() is None
+        if Checkpoints(run.workdir).latest() is None and not why_alone(c)
     ]
     many = sum((alike for alike in runner.by_config(fresh) if len(alike) > 1), [])
     names = {run.name for run in many}

@@ -117,6 +117,12 @@ def save_backbone(
     return Path(folder)
 
 
+def check_loadable(family: str, cure: str) -> None:
+    """Raises InputError, which ends with `cure`, for a family that no class of transformers is."""
+    if not family_of(family).classes:
+        raise InputError(f"transformers has no class that loads a {family}; {cure}")
+
+
 def describe(
     family: str, config: Mapping[str, Any], heads: Collection[str], dtype: str = "float32"
 ) -> dict[str, Any]:
@@ -141,7 +147,8 @@ def describe(
     # Not by transformers' own tables of classes: those can be read only where torch is installed.
     classes = family_of(family).classes
     ending = next((classes[head] for head in classes if head in heads), "Model")
-    name = type(filled).__name__.removesuffix("Config") + ending
+    # The class of Gemma 3's text model has another name than that of its config.
+    name = type(filled).__name__.removesuffix("Config").removesuffix("Text") + ending
     own = json.loads(filled.to_json_string())
     # The config replaces the class's defaults, and what is renewed replaces both.
     return own | given | {"architectures": [name], "dtype": dtype}

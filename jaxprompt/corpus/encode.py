@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprompt.corpus.read import TextSettings
 from jaxprompt.corpus.split import split_units
-from jaxprompt.data.tokenizer import encode_texts, starts_with_space
+from jaxprompt.data.tokenizer import encode_texts, special_ids, starts_with_space
 
 _AT_ONCE = 2**18  # characters; the library's record of a token takes some hundred bytes
 
@@ -41,6 +41,7 @@ class TextEncoder:
         # Either the slow tokenizer itself is sent to the processes, or the Rust half as JSON.
         self._plain = None if backend is not None else tokenizer
         self._state = None if backend is None else _state(backend)
+        self._specials, self._unknown = sorted(special_ids(tokenizer)), tokenizer.unk_token_id
         self._backend = None
         highest = max(tokenizer.get_vocab().values(), default=0)
         # Little-endian in name, so that a store can be copied to any machine.
@@ -88,7 +89,10 @@ class TextEncoder:
             found = self._load().encode_batch_fast(texts, add_special_tokens=False)
             ids = [encoding.ids for encoding in found]
         lengths = np.array([len(own) for own in ids], np.int64)
-        return lengths, np.fromiter(chain.from_iterable(ids), self.dtype, lengths.sum())
+        found = np.fromiter(chain.from_iterable(ids), self.dtype, lengths.sum())
+        if self._specials:
+            found[np.isin(found, self._specials)] = self._unknown
+        return lengths, found
 
     def _load(self) -> Any:
         if self._backend is None:

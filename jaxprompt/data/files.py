@@ -34,13 +34,15 @@ class Rows(Sequence):
         path: str,
         lines: Sequence[int] | None = None,
         convert: Callable[[Any], dict[str, Any]] | None = None,
+        classes: Sequence[str] = (),
     ):
         """Wraps `data` (a list or a data set with random access) that was read from `path`.
 
         `lines` holds the line number of each row, else rows count from 1; `convert` makes a raw
-        row a dict.
+        row a dict; `classes` are the names of the data set's own classes, by its numbers.
         """
         self.path = path
+        self.classes = tuple(classes)
         self._data = data
         self._lines = lines
         self._convert = convert
@@ -61,7 +63,7 @@ class Rows(Sequence):
     def take(self, indices: Sequence[int]) -> "Rows":
         """The rows at `indices`; each keeps its origin."""
         lines = [self._lines[i] if self._lines else i + 1 for i in indices]
-        return Rows([self[i] for i in indices], self.path, lines)
+        return Rows([self[i] for i in indices], self.path, lines, classes=self.classes)
 
     def expand(self, make: Callable[[int, dict[str, Any]], list[dict[str, Any]]]) -> "Rows":
         """The rows that `make` gives for each row and its number; they have its origin."""
@@ -70,7 +72,7 @@ class Rows(Sequence):
             made = make(number, row)
             rows += made
             lines += [self._lines[number] if self._lines else number + 1] * len(made)
-        return Rows(rows, self.path, lines)
+        return Rows(rows, self.path, lines, classes=self.classes)
 
     def origin(self, index: int) -> str:
         """Where row `index` stands, as "path:line"."""

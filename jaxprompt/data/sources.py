@@ -56,7 +56,8 @@ def read_split(
             rows = read_file(_file_of(user_path(source), split), task.columns)
     rows = spread(task, _those_of(rows, only) if only else rows)
     if task.left_out:
-        rows = rows.take([i for i, row in enumerate(rows) if not task.leaves_out(row)])
+        kept = [i for i, row in enumerate(rows) if not task.leaves_out(row)]
+        rows = rows.take(kept) if kept else rows  # a test split may hide all of its labels
     if not len(rows):
         raise InputError(f"{rows.path}: split {split!r} of task {task.name} has no rows")
     return rows
@@ -207,12 +208,13 @@ def _from_hub(task: Task, split: str, name: str, cache_dir: str | None) -> Rows:
     # Sorted: the order of a set of texts differs from process to process.
     (part,) = sorted(found)[:1]
     data = parts[part]
-    names = getattr(data.features.get(task.label), "names", None)
+    names = names_of(data.features, task)
     if not name:
         data = data.rename_columns(
             {old: new for old, new in task.renames.items() if old in data.column_names}
         )
-    return Rows(data, f"{name or task.hub}/{part}", convert=name_labels(task, names))
+    convert = name_labels(task, names)
+    return Rows(data, f"{name or task.hub}/{part}", convert=convert, classes=names)
 
 
 def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]:
@@ -263,14 +265,14 @@ def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows
     with _tfds_errors(name):
         data = builder.as_data_source(split=found[0])
     features = builder.info.features
-    names = getattr(features[task.label], "names", None) if task.label in features else None
+    names = names_of(features, task)
     label_name = name_labels(task, names)
 
     def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-        plain = {column: _python(value) for column, value in row.items()}
+        plain = as_python(row)
         return label_name(plain) if label_name else plain
 
-    return Rows(data, f"tfds:{name}/{found[0]}", convert=convert)
+    return Rows(data, f"tfds:{name}/{found[0]}", convert=convert, classes=names)
 
 
 def _tfds_builder(name: str, cache_dir: str | None) -> Any:
@@ -299,33 +301,45 @@ def _tfds_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _python(value: Any) -> Any:
-    """A value of TFDS (bytes, numpy scalars and arrays) as plain Python."""
+# -- both ---------------------------------------------------------------------------------------
+
+
+def as_python(value: Any) -> Any:
+    """A row or a cell of TFDS or pandas (bytes, numpy scalars and arrays) as plain Python."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, bytes):
         return value.decode("utf-8")
-    return [_python(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, Mapping):
+        return {name: as_python(part) for name, part in value.items()}
+    return [as_python(item) for item in value] if isinstance(value, list) else value
 
 
-# -- both ---------------------------------------------------------------------------------------
+def names_of(features: Mapping[str, Any] | None, task: Task) -> tuple[str, ...]:
+    """Names that a data set has for the numbers of the task's classes or tags, () = none."""
+    column, known = task.tags or task.label, features or {}
+    feature = known[column] if column in known else None
+    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
-def name_labels(task: Task, names: Sequence[str] | None) -> Callable[[dict], dict] | None:
-    """Writes class names for the data set's own numbers.
+def name_labels(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | None:
+    """Writes names of classes or tags for the data set's own numbers.
 
     Of a known task only where its classes have these names and another order.
     """
-    reordered = set(names or ()) <= set(task.labels) and tuple(names or ()) != task.labels
+    column, names = task.tags or task.label, tuple(names)
+    reordered = set(names) <= set(task.labels) and names != task.labels
     if not names or (task.hub and not reordered):
         return None
 
-    def convert(row: dict[str, Any]) -> dict[str, Any]:
-        value = row.get(task.label)
+    def named(value: Any) -> Any:
+        if isinstance(value, list):  # of words, or of several relations
+            return [named(part) for part in value]
         # Outside of the range are hidden labels, -1, which stay as they are.
-        if isinstance(value, int) and 0 <= value < len(names):
-            return {**row, task.label: names[value]}
-        return row
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, column: named(row[column])} if column in row else row
 
     return convert
 

@@ -89,14 +89,43 @@ def encode_with_offsets(
         padding=False, truncation=False, return_offsets_mapping=True, return_attention_mask=False,
         return_token_type_ids=False, verbose=False,
     )  # fmt: skip
-    places = (np.array(own, np.int32).reshape(-1, 2) for own in found["offset_mapping"])
     # Characters of the text itself, without the space that was put in front.
-    places = (np.maximum(own - len(front), 0) for own in places)
-    return dict(zip(texts, zip(found["input_ids"], places, strict=True), strict=True))
+    places = (
+        _past_spaces(text, np.maximum(np.array(own, np.int32).reshape(-1, 2) - len(front), 0))
+        for text, own in zip(texts, found["offset_mapping"], strict=True)
+    )
+    ids = _without_specials(tokenizer, found["input_ids"])
+    return dict(zip(texts, zip(ids, places, strict=True), strict=True))
+
+
+def _past_spaces(text: str, places: np.ndarray) -> np.ndarray:
+    """Begins each subword behind the white space that its tokenizer counts to it."""
+    begin = np.arange(len(text) + 1, dtype=np.int32)
+    for space in re.finditer(r"\s+", text):
+        begin[space.start() : space.end()] = space.end()
+    return np.stack([np.minimum(begin[places[:, 0]], places[:, 1]), places[:, 1]], 1)
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Lists the ids that no text may have: in their place stands the unknown token, if any.
+
+    Vocabularies of Unigram kind, as T5's, have names of special tokens as subwords like others.
+    """
+    if tokenizer.unk_token_id is None:
+        return frozenset()
+    return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+
+
+def _without_specials(tokenizer: Any, found: list[list[int]]) -> list[list[int]]:
+    specials, unknown = special_ids(tokenizer), tokenizer.unk_token_id
+    return [
+        ids if specials.isdisjoint(ids) else [unknown if i in specials else i for i in ids]
+        for ids in found
+    ]
 
 
 def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Encodes texts alone: no specials around, and names of specials inside stay plain text.
+    """Encodes texts alone: no specials around, and no name of a special inside becomes one.
 
     Raises InputError where the tokenizer cannot, as one without its own unknown token.
     """
@@ -106,7 +135,7 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
         # A space at the end would be a token of its own.
         texts = [re.sub(r"\s+", " ", text.rstrip()) for text in texts]
     try:
-        return tokenizer(
+        found = tokenizer(
             texts,
             add_special_tokens=False,
             split_special_tokens=True,
@@ -122,6 +151,7 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
             f"tokenizer {tokenizer.name_or_path!r} cannot encode a text ({reason}); its files are "
             "damaged: fetch them anew"
         ) from error
+    return _without_specials(tokenizer, found)
 
 
 def encode_exact(tokenizer: Any, text: str) -> list[int]:

@@ -140,7 +140,7 @@ class Head(InText):
         """Compares the answers to questions whose answers are known."""
         pairs = zip(split.references, _words_of(split, found), strict=True)
         known = [(right, words) for right, words in pairs if right]
-        if not known:
+        if not any(any(right) for right, _ in known):  # one answer tells that the others are none
             return {}, 0
         return self._compare(metric, *zip(*known, strict=True), self.threshold), len(known)
 

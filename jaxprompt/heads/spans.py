@@ -220,7 +220,7 @@ class Head(InText):
         """Compares the answers to questions whose answers are known."""
         pairs = zip(split.references, self._answers(split, found), strict=True)
         known = [(right, answer.text) for right, answer in pairs if right]
-        if not known:
+        if not any(any(right) for right, _ in known):  # one answer tells that the others are none
             return {}, 0
         return metrics.score_spans(metric, *zip(*known, strict=True)), len(known)
 

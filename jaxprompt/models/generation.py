@@ -209,7 +209,8 @@ def check_writing(
         )
     if early_stopping not in (True, False, "never"):
         raise InputError(f"early_stopping={early_stopping!r} is unknown; known: True, False, never")
-    read, shift = batch.read.ids.shape[1], model.prompt.position_shift()
+    front = len(model.front.ids) if model.front else 0  # which rows are without
+    read, shift = front + batch.read.ids.shape[1], model.prompt.position_shift()
     if limit != NO_LIMIT and read + shift + max_new > limit:
         raise InputError(
             f"{read} tokens of input + {shift} positions of the prompt + max_new={max_new} exceed "

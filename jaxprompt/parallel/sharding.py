@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -129,18 +129,30 @@ class Placement:
         return {name: self.parameter(name, leaf.shape) for name, leaf in leaves.items()}
 
     def share(self) -> tuple[int, int]:
-        """Tells which part of a global batch this process holds, and of how many."""
-        rows = self.mesh.devices  # [data, model]
-        own = [i for i, row in enumerate(rows) if any(_is_local(device) for device in row)]
-        return own[0] // len(own), len(rows) // len(own)
+        """Tells which part of a global batch this process holds, and of how many.
+
+        Raises InputError where its devices lie in rows that are no such part.
+        """
+        rows = [_processes(row) for row in self.mesh.devices]  # of [data, model]
+        own = [number for number, row in enumerate(rows) if jax.process_index() in row]
+        first, count = own[0], len(own)
+        adjacent = own == list(range(first, first + count)) and first % count == 0
+        if not adjacent or len(rows) % count or len({rows[number] for number in own}) > 1:
+            data, model = self.mesh.devices.shape
+            raise InputError(
+                f"mesh.data={data} x mesh.model={model} leaves a process no part of a batch of its "
+                "own; take a mesh.model that divides its devices, or is a multiple of them"
+            )
+        return first // count, len(rows) // count
 
     def padded(self, vocab: int) -> int:
         """Rounds the rows of a vocabulary table up to what the model axis divides."""
         return -(-vocab // self.mesh.shape[MODEL]) * self.mesh.shape[MODEL]
 
 
-def _is_local(device: Any) -> bool:
-    return device.process_index == jax.process_index()
+def _processes(devices: Iterable[Any]) -> tuple[int, ...]:
+    """Lists the processes that devices belong to."""
+    return tuple(sorted({device.process_index for device in devices}))
 
 
 def make_placement(
@@ -179,7 +191,11 @@ def make_placement(
 
 
 def arrange(data: int, model: int, slices: int, devices: Sequence[Any]) -> np.ndarray:
-    """Lays devices out so that neighbours are near. -> [data, model]"""
+    """Lays devices out so that neighbours are near. -> [data, model]
+
+    A process reads one part of a batch, so that its rows stand side by side, within a slice: the
+    order of a torus, which would mix them, matters on the model axis alone.
+    """
     if slices == 1:
         lay = functools.partial(mesh_utils.create_device_mesh, (data, model), devices)
     else:
@@ -191,9 +207,11 @@ def arrange(data: int, model: int, slices: int, devices: Sequence[Any]) -> np.nd
             process_is_granule=by_process,
         )  # fmt: skip
     try:
-        return lay()
+        grid = lay()
     except RuntimeError:  # of what is not built in: such as 64 x 4 on a torus of 16 x 16
-        return lay(allow_split_physical_axes=True)
+        grid = lay(allow_split_physical_axes=True)
+    of_slice = data // slices
+    return grid[sorted(range(data), key=lambda row: (row // of_slice, _processes(grid[row])))]
 
 
 def check_divides(placement: Placement, shapes: Mapping[str, Any]) -> None:
@@ -237,15 +255,18 @@ def like(placement: Placement, tree: Any, own: Mapping[str, NamedSharding]) -> A
     """Gives every leaf of a state the sharding of the parameter that it belongs to.
 
     A leaf belongs to the parameter whose flat name is the last key of its path; others, and those
-    of another number of axes, are on every device.
+    of axes that are fewer or do not divide, are on every device.
     """
+    sizes = placement.mesh.shape
 
     def place(path, leaf):
         keys = [getattr(key, "key", None) for key in path]
         name = next((key for key in reversed(keys) if key in own), None)
-        # A factored second moment has fewer axes than its parameter.
-        fits = name is not None and len(own[name].spec) <= len(leaf.shape)
-        return own[name] if fits else placement.replicated
+        spec = () if name is None else own[name].spec
+        # Factored moments have fewer axes than their parameter, or axes of 1.
+        pairs = zip(spec, leaf.shape, strict=False)
+        fits = len(spec) <= leaf.ndim and all(x is None or n % sizes[x] == 0 for x, n in pairs)
+        return own[name] if fits and spec else placement.replicated
 
     return jax.tree_util.tree_map_with_path(place, tree)
 

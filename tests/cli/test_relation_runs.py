@@ -286,6 +286,11 @@ def test_dialogues_turn_by_turn(backbone, tmp_path, capsys):
     expected, _ = predict(capsys, workdir, f"--input={given}")
     assert [x["score"] for x in written] == pytest.approx([x["score"] for x in expected] * 3)
     assert [x["prediction"] for x in written] == [x["prediction"] for x in expected] * 3
+    # Train has no turns, and a line per pair as well.
+    place = (f"--workdir={workdir}", "--split=train", f"--output={out}")
+    assert jaxprompt(capsys, "evaluate", *place)[0] == 0
+    trained = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
+    assert trained == [x["prediction"] for x in expected] * 3
     row = {"dialog": turns, **pairs[0]}
     given = write_rows(tmp_path / "new.jsonl", [row, row | {"x": "goat"}])
     lines, err = predict(capsys, workdir, f"--input={given}")

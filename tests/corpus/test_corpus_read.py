@@ -79,7 +79,7 @@ def test_hub_and_tfds(monkeypatch):
     assert first["hub:some/set"][0] == 3
 
     raw = [{"text": text.encode()} for text in TEXTS] + [{"text": b"bad \xff"}]
-    decode = lambda row: {name: sources._python(value) for name, value in row.items()}
+    decode = sources.as_python
     rows = Rows(raw, "tfds:books/train", convert=decode)
     monkeypatch.setattr(read, "read_split", lambda *args, **kw: rows)
     with pytest.raises(InputError, match=r"tfds:books/train:4: not UTF-8 \(byte 0xff at offset 4"):

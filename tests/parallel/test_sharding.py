@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import re
+import types
 from typing import NamedTuple
 
 import jax
@@ -352,6 +354,57 @@ def test_slices_divide_the_data_axis_alone():
     assert slices[:, 0].tolist() == [0, 0, 1, 1]
 
 
+def make_torus(kind, shape, host):
+    """The TPUs of a torus; each process has a block of them of the shape `host`."""
+    places = [(x, y, z) for z, y, x in itertools.product(*map(range, reversed(shape)))]
+    block = lambda place: tuple(a // b for a, b in zip(place, host, strict=True))
+    processes = {own: number for number, own in enumerate(dict.fromkeys(map(block, places)))}
+    places.sort(key=lambda place: processes[block(place)])
+    return [
+        types.SimpleNamespace(
+            id=number, coords=place, process_index=processes[block(place)], core_on_chip=0,
+            platform="tpu", device_kind=kind, slice_index=0,
+        )
+        for number, place in enumerate(places)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "kind, shape",
+    [
+        ("TPU v5 lite", (4, 4, 1)), ("TPU v5 lite", (4, 8, 1)), ("TPU v6 lite", (4, 4, 1)),
+        ("TPU v4", (2, 2, 2)), ("TPU v4", (2, 2, 4)), ("TPU v5", (2, 2, 4)), ("TPU v4", (4, 4, 4)),
+    ],
+)  # fmt: skip
+def test_each_process_of_a_torus_has_a_part_of_the_batch(kind, shape, model, monkeypatch):
+    """All parts are read, each by the processes whose devices hold it."""
+    devices = make_torus(kind, shape, (2, 2, 1))
+    data = len(devices) // model
+    grid = sharding.arrange(data, model, 1, devices)
+    placement = sharding.Placement(types.SimpleNamespace(devices=grid))
+    read = np.zeros(data, int)
+    processes = {device.process_index for device in devices}
+    for process in processes:
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        part, parts = placement.share()
+        rows = slice(part * data // parts, (part + 1) * data // parts)
+        held = [any(d.process_index == process for d in row) for row in grid]
+        assert held == [rows.start <= number < rows.stop for number in range(data)]
+        read[rows] += 1
+    # Processes whose devices share rows read the same ones.
+    assert read.min() == read.max() >= 1 and (model > 1 or read.max() == 1)
+
+
+def test_a_process_without_a_part_of_its_own_is_refused(monkeypatch):
+    """Rows of three devices over processes of two: the second row is half of each."""
+    own = lambda *processes: [types.SimpleNamespace(process_index=number) for number in processes]
+    grid = np.array([own(0, 0, 1), own(1, 2, 2)], object)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(InputError, match="mesh.data=2 x mesh.model=3 leaves a process no part"):
+        sharding.Placement(types.SimpleNamespace(devices=grid)).share()
+
+
 def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
     """64 x 4 on 16 x 16 TPUs: JAX asks first whether it may."""
     asked = []
@@ -363,7 +416,7 @@ def test_a_torus_whose_axes_do_not_make_up_the_mesh_is_split(monkeypatch):
         return np.array(devices).reshape(shape)
 
     monkeypatch.setattr(sharding.mesh_utils, "create_device_mesh", lay)
-    assert sharding.arrange(4, 2, 1, range(8)).shape == (4, 2)
+    assert sharding.arrange(4, 2, 1, jax.devices()).shape == (4, 2)
     assert asked == [{}, {"allow_split_physical_axes": True}]
 
 

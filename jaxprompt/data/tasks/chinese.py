@@ -18,6 +18,7 @@ _NLI = {
     "causal": "{sentence1}由此可知：{sentence2}对吗？回答：[mask]",
     "text": "前提：{sentence1}假设：{sentence2}",
     "targets": ("中立", "蕴含", "矛盾"),
+    "left_out": ("-1", "-"),  # annotators did not agree on them
 }
 _NUMERALS = ("一", "二", "三", "四")
 _SELECTION = {

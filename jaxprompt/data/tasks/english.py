@@ -223,7 +223,8 @@ ENGLISH = SUPERGLUE | {
         "subset": "mnli",
         "splits": {"train": "train", "test": "validation_matched"},
     },
-    "snli": _THREE_WAY | {"hub": "stanfordnlp/snli"},
+    # Its annotators did not agree on the rows of -1.
+    "snli": _THREE_WAY | {"hub": "stanfordnlp/snli", "left_out": ("-1", "-")},
     "qnli": {
         "fields": ("question", "sentence"),
         "labels": ("entailment", "not_entailment"),

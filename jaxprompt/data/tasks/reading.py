@@ -26,11 +26,13 @@ from jaxprompt.errors import InputError
 
 
 def with_labels(
-    task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None = None
-) -> Task:
+    task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None = None,
+    classes: Sequence[str] = (),
+) -> Task:  # fmt: skip
     """The task with its class names taken from the training rows, unless it has or needs none.
 
-    `origin` tells where row i stands, for messages.
+    `origin` tells where row i stands, for messages. `classes` are those that the data set names
+    itself: where it names all that the rows have, its numbers are the task's.
     """
     if task.kind == "tags":
         return with_tags(task, rows, origin)
@@ -42,7 +44,8 @@ def with_labels(
             f"every training row has the {task.label} {labels[0]!r}; a task needs 2 classes or "
             "more: check the file, or name them all by task.labels"
         )
-    return check_task(dataclasses.replace(task, labels=labels))
+    named = tuple(map(spelling, classes))
+    return check_task(dataclasses.replace(task, labels=named if {*labels} <= {*named} else labels))
 
 
 def labels_from_rows(

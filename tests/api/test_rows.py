@@ -1,0 +1,92 @@
+"""Rows as users hold them: what a cell or a number means does not depend on who holds it."""
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+from tiny_run import TOPICS, write_rows
+
+import jaxprompt as jp
+from jaxprompt.api.rows import make_records, make_rows
+from jaxprompt.data.tasks import custom_task, read_example
+
+NAMES = ["tool", "food", "beast"]  # another order than that of their names
+TASK = custom_task(fields=("text",))
+
+
+@pytest.fixture(scope="module")
+def numbered(rows):
+    """Data sets whose labels are numbers with names: train, dev."""
+    kind = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=NAMES))
+    return [datasets.Dataset.from_list(part, features=kind) for part in rows]
+
+
+def test_the_numbers_of_a_data_set_are_its_own_classes(backbone, numbered, small):
+    assert set(NAMES) == set(TOPICS)
+    steps = {**small, "steps": 60, "multiple": 24}
+    found = jp.train(backbone, *numbered, method=jp.prefix(4, lr=3e-2), **steps)
+    assert found.prompt.card["task"]["labels"] == NAMES
+    model = jp.attach(backbone, found.prompt)
+    right = jp.evaluate(model, numbered[1])
+    assert right["accuracy"] > 0.6
+    assert jp.evaluate(model, list(numbered[1])) == right
+    assert jp.evaluate(model, numbered[1].to_pandas()) == right
+    again = jp.train(backbone, numbered[0], list(numbered[1]), method=jp.prefix(4), **small)
+    assert again.prompt.card["task"]["labels"] == NAMES
+
+
+def test_classes_that_the_rows_lack_keep_their_numbers(backbone, numbered, small):
+    part = numbered[0].filter(lambda row: NAMES[row["label"]] != "tool")
+    found = jp.train(backbone, part, numbered[1], method=jp.prefix(4), **small)
+    assert found.prompt.card["task"]["labels"] == NAMES
+
+
+def test_a_file_is_evaluated_by_its_path(backbone, trained, rows, tmp_path):
+    model = jp.attach(backbone, trained.prompt)
+    path = write_rows(tmp_path / "dev.jsonl", rows[1])
+    assert jp.evaluate(model, str(path)) == jp.evaluate(model, rows[1]) == jp.evaluate(model, path)
+    with pytest.raises(jp.InputError, match="no such file"):
+        jp.evaluate(model, str(tmp_path / "de.jsonl"))
+
+
+def test_a_streaming_data_set_is_read(numbered):
+    stream = numbered[0].to_iterable_dataset()
+    found, whole = (make_rows(given, "train", TASK) for given in (stream, numbered[0]))
+    assert list(found) == list(whole) and found.classes == whole.classes == tuple(NAMES)
+
+
+def test_arrays_in_cells_are_lists(tmp_path):
+    """A DataFrame that was read from Parquet has an array where a row has a list."""
+    row = {
+        "tokens": ["Ada", "lives"], "tags": ["B-X", "O"], "texts": ["u", "v"],
+        "answers": {"text": ["Ada"], "answer_start": [0]},
+    }  # fmt: skip
+    pandas.DataFrame([row]).to_parquet(tmp_path / "rows.parquet")
+    frame = pandas.read_parquet(tmp_path / "rows.parquet")
+    assert isinstance(frame["tokens"][0], np.ndarray)
+    for given in (frame, [dict(frame.iloc[0])]):
+        assert list(make_rows(given, "train", TASK)) == [row]
+    task = custom_task(fields=("tokens",), tags="tags", labels=("X",))
+    (record,) = make_records(frame, task)
+    assert record.example.words == ("Ada", "lives")
+    own = custom_task(fields=("tokens",), target="texts")
+    (found,) = make_rows(frame.assign(tokens="a text"), "train", own)
+    assert read_example(own, found, "x:1").references == ("u", "v")
+
+
+def test_tags_that_are_numbers_with_names():
+    kind = datasets.Features(
+        tokens=datasets.List(datasets.Value("string")),
+        pos=datasets.List(datasets.ClassLabel(names=["NN", "VB"])),
+    )
+    data = datasets.Dataset.from_list([{"tokens": ["dogs", "run"], "pos": [0, 1]}], features=kind)
+    task = custom_task(fields=("tokens",), tags="pos", scheme="none")
+    assert list(make_rows(data, "train", task)) == [
+        {"tokens": ["dogs", "run"], "pos": ["NN", "VB"]}
+    ]
+
+
+def test_a_column_without_a_name_is_refused():
+    frame = pandas.DataFrame([["a text", "b"]])
+    with pytest.raises(jp.InputError, match="train: a column of the DataFrame is called 0, which"):
+        make_rows(frame, "train", TASK)
