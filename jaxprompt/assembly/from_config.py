@@ -385,6 +385,9 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_ep
     )  # fmt: skip
     parts = {name.split("/")[0] for name in trainable}
     rates = optim.rates_by_part(parts, o.lr, {"head": o.lr_head, "backbone": o.lr_backbone})
+    if "head" in rates and c.shared.tasks:  # each counts its own steps
+        heads = {"/".join(name.split("/")[:2]) for name in trainable if name.startswith("head/")}
+        rates |= dict.fromkeys(sorted(heads), rates.pop("head"))
     return optim.make_optimizer(
         o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
         clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate, scaled=o.scaled,

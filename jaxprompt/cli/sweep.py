@@ -77,14 +77,14 @@ def execute(
     from jaxprompt.training.tables import failures
 
     loaded = [load(run, overrides) for run in runs]
+    keep_programs(programs_folder(loaded[0]))
+    # Taken out of the configs, so that runs are grouped and recorded without it.
+    size = max(map(take_size, loaded), default=0)
     for run, c in zip(runs, loaded, strict=True):
         try:
             from_config.check_config(c)
         except InputError as error:
             raise InputError(f"{run.workdir.name}: {error}") from error
-    keep_programs(programs_folder(loaded[0]))
-    # Taken out of the configs, so that runs are grouped and recorded without it.
-    size = max(map(take_size, loaded), default=0)
     together, single = divide(runs, loaded)
     failed = {}
     if together:

@@ -142,7 +142,8 @@ def learning_rates(opt_state: Any) -> dict[str, jnp.ndarray]:
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=is_rate):
         if is_rate(leaf):
-            found[next(key.key for key in path if hasattr(key, "key"))] = leaf.learning_rate
+            group = next(key.key for key in path if hasattr(key, "key"))
+            found[group.split("/")[0]] = leaf.learning_rate
     return found
 
 
@@ -178,6 +179,12 @@ def _by_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation
     return optax.GradientTransformation(init, update)
 
 
+def _group_of(leaf: str, groups: Collection[str]) -> str:
+    first, second, *_ = leaf.split("/")
+    own = f"{first}/{second}"
+    return own if own in groups else first
+
+
 def make_optimizer(
     name: str,
     schedule: Schedule,
@@ -194,9 +201,10 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Makes the chain: clip by the global norm, then one optimizer a part with its own rate.
 
-    `rates` maps the first part of a flat name ("prompt", "head", "backbone") to its learning rate,
-    which a `scaled` Adafactor takes as a share of each matrix's root mean square. Rates and weight
-    decay are leaves of the state. Raises InputError for an unknown name.
+    `rates` maps the first part of a flat name ("prompt", "head", "backbone"), or the first two
+    ("head/topics"), to its learning rate, which a `scaled` Adafactor takes as a share of each
+    matrix's root mean square. Rates and weight decay are leaves of the state. Raises InputError for
+    an unknown name.
     """
     mask = decay_mask(no_decay)
 
@@ -217,6 +225,5 @@ def make_optimizer(
         for part, rate in rates.items()
     }
     # Clipped outside of the partition: by the norm of all parts together.
-    labels = lambda flat: {leaf: leaf.split("/")[0] for leaf in flat}
-    tx = optax.partition(parts, labels)
+    tx = optax.partition(parts, lambda flat: {leaf: _group_of(leaf, parts) for leaf in flat})
     return optax.chain(optax.clip_by_global_norm(clip), tx) if clip else tx

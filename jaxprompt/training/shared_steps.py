@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from jaxprompt import rng
 from jaxprompt.errors import InputError
+from jaxprompt.training.optim import RateState
 from jaxprompt.training.state import TrainState
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
@@ -31,21 +33,25 @@ class TaskBatch:
 def make_shared_step(steps: Mapping[str, Callable]) -> Callable:
     """Makes (state, frozen, TaskBatch) -> (state, metrics) of the train step of each task.
 
-    A step leaves the heads of other tasks as they are, with what the optimizer holds of them: a
-    gradient of zero would still move them by their momentum.
+    A step leaves the heads of other tasks as they are, with what the optimizer holds of them, its
+    count of their steps too: a gradient of zero would still move them by their momentum. Schedules
+    go on for all. The optimizer must have a group for each head.
     """
+    goes_on = lambda state: isinstance(state, optax.ScaleByScheduleState | RateState)
 
     def step(state: TrainState, frozen: Flat, given: TaskBatch):
         new, measured = steps[given.task](state, frozen, given.batch)
 
         def keep(path: Any, moved: Any, old: Any) -> Any:
+            if goes_on(moved):
+                return moved
             # The optimizer's state holds leaves under the same flat names, so one rule serves both.
             names = [str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey)]
             others = [name for name in names if name.startswith("head/")]
             return old if any(name.split("/")[1] != given.task for name in others) else moved
 
         kept = [
-            jax.tree_util.tree_map_with_path(keep, *pair)
+            jax.tree_util.tree_map_with_path(keep, *pair, is_leaf=goes_on)
             for pair in ((new.trainable, state.trainable), (new.opt_state, state.opt_state))
         ]
         return new._replace(trainable=kept[0], opt_state=kept[1]), measured

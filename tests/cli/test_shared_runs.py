@@ -230,11 +230,16 @@ def test_a_step_leaves_the_heads_of_other_tasks(backbone, folder, tmp_path):
     seen = set()
     for _ in range(6):
         given = work.take()
-        seen.add(given.task)
-        new, _ = step(state, work.frozen, given)
+        new, measured = step(state, work.frozen, given)
+        # The optimizer counts the steps of a head: Adam's first moves each number by the rate.
+        bias = f"head/{given.task}/out/bias"
+        if given.task not in seen:
+            moved = np.abs(new.trainable[bias] - state.trainable[bias])
+            np.testing.assert_allclose(moved, float(measured["lr"]["head"]), rtol=1e-2)
         for name, leaf in state.trainable.items():
             moves = not name.startswith("head/") or name.startswith(f"head/{given.task}/")
             assert moves != np.array_equal(leaf, new.trainable[name]), (name, given.task)
+        seen.add(given.task)
         state = new
     work.batches.close()
     assert len(seen) > 1
@@ -278,6 +283,31 @@ def test_bad_input_is_one_line(backbone, folder, tmp_path, capsys, tasks, own, t
     config = config_of(backbone, folder, tmp_path / "c.json", tasks=tasks)
     code, _, err = jaxprompt(capsys, "train", config, f"--workdir={tmp_path / 'run'}")
     assert code == 2 and told in err and len(err.strip().splitlines()) == 1, err
+
+
+def test_a_batch_of_a_task_that_the_mesh_does_not_divide(backbone, folder, tmp_path, refused):
+    (folder / "other.json").write_text(json.dumps({"task.name": "custom", "data.batch": 6}))
+    config = config_of(
+        backbone, folder, tmp_path / "c.json", tasks=("topics", "other"), **{"mesh.data": 4}
+    )
+    assert "task other: data.batch=6" in refused("train", config, f"--workdir={tmp_path / 'run'}")
+
+
+def test_a_method_with_an_objective_of_its_own_is_refused(backbone, folder, tmp_path, refused):
+    """DART's fluency objective would score hidden words by the head of a task."""
+    fields = {"task.template": "{text} [soft*4] [mask]", "task.fields": "text"}
+    for name in ("one", "two"):
+        own = {"task.name": "custom", "data.source": str(folder / "topics"), **fields}
+        own["task.fields"] = ["text"]
+        (folder / f"{name}.json").write_text(json.dumps(own))
+    shared = f"{folder / 'one.json'},{folder / 'two.json'}"
+    c = make_config(
+        backbone, folder / "topics", "dart",
+        **SHORT | fields | {"shared.tasks": shared, "prompt.fluency": 1.0},
+    )  # fmt: skip
+    (tmp_path / "c.json").write_text(c.to_json())
+    line = refused("train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}")
+    assert "prompt.name=dart has an objective of its own" in line and "prompt.fluency=0" in line
 
 
 def test_rows_of_the_tests_have_what_they_need(folder):

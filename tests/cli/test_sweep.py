@@ -108,6 +108,28 @@ def test_fewer_than_no_runs_at_once(given, capsys):
     assert code != 0 and "config.runs.size=-1" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["optim.schedule=linear", "optim.warmup_ratio=0.5"], "optim.warmup_ratio=0.5"),
+        (["train.patience=-3"], "train.patience=-3"),
+    ],
+)
+def test_what_train_refuses_no_run_of_a_sweep_is(given, capsys, tmp_path, words, told):
+    words = [f"--config.{word}" for word in words]
+    code, _, err = jaxprompt(capsys, "sweep", *given, *words, "--run")
+    assert code == 2 and err.count("\n") == 1
+    assert err.startswith("jaxprompt sweep: prefix-seed=0-optim.lr=0.01: ") and told in err
+    assert not list(tmp_path.glob("runs/*/config.json"))
+
+
+def test_runs_whose_dropout_would_depend_on_others_train_alone(given, capsys, tmp_path):
+    code, _, err = jaxprompt(capsys, "sweep", *given, "--config.rng=rbg", "--run")
+    assert code == 0, err
+    assert err.count("-- prefix-seed") == 2 and not (tmp_path / "runs" / "chunks.json").exists()
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 4
+
+
 def test_a_run_that_fails_does_not_stop_the_others(given, capsys, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "prefix-seed=0-optim.lr=0.01").write_text("in the way")
