@@ -289,6 +289,26 @@ def test_a_prompt_of_a_divided_backbone_names_the_cure(folder, trained, backbone
         jp.attach(backbone, prompt)
 
 
+def test_plain_soft_tokens_are_divided_as_their_backbone(tmp_path):
+    """The same rows answer alike, and are saved as they were read."""
+    path, rows = make_backbone(tmp_path / "t5", "t5"), np.full((3, 32), 0.5, np.float32)
+    rows[1] = -3.0
+    np.save(tmp_path / "soft.npy", rows)
+    task = jp.task(
+        "text", labels=("beast", "tool"), words=("cat", "saw"), template="{text} about [mask] ."
+    )
+    found = []
+    for rescale in (1.0, 100.0):
+        backbone = jp.load_backbone(str(path), rescale=rescale)
+        bare = jp.load_prompt(str(tmp_path / "soft.npy"))
+        model = jp.attach(backbone, bare, task=task, head=jp.verbalizer())
+        (answer,) = jp.predict(model, ["a new hammer"])
+        found.append(list(answer["scores"].values()))
+        jp.save_prompt(model.prompt, tmp_path / f"{rescale}.npy", "npy")
+        np.testing.assert_allclose(np.load(tmp_path / f"{rescale}.npy"), rows, rtol=1e-6)
+    np.testing.assert_allclose(*found, rtol=1e-4)
+
+
 # -- the package ----------------------------------------------------------------------------------
 
 

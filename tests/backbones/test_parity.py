@@ -1,5 +1,6 @@
 """Backbones and heads against the torch models of transformers: equal weights, equal numbers."""
 
+import dataclasses
 import functools
 import importlib.util
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny import exact_jit
+from tiny import exact_jit, make_tiny
 
 from jaxprompt.backbones import make_backbone
 from jaxprompt.backbones.bert import EncoderLayer
@@ -330,3 +331,13 @@ def test_real_masked_language_model_in_bfloat16(shared):
     expected, mask = run_torch(pair, batch).hidden_states[-1], batch.encoder.mask
     assert_close(hidden, expected, BF16_MAX, mask)
     assert np.abs(np.float32(hidden) - expected.numpy())[mask].mean() <= BF16_MEAN
+
+
+def test_replaced_token_logits_are_not_rounded_in_16_bits():
+    """Of 16 bits many that differ would be equal, and with them the scores of classes."""
+    module, params = make_tiny("electra")
+    module = module.clone(cfg=dataclasses.replace(module.cfg, dtype=jnp.bfloat16))
+    hidden = np.random.default_rng(0).normal(size=(4, 64, module.cfg.width)).astype(jnp.bfloat16)
+    found = module.apply({"params": params}, hidden, method="rtd")
+    assert found.dtype == jnp.float32
+    assert len(np.unique(found)) > len(np.unique(found.astype(jnp.bfloat16)))

@@ -128,6 +128,17 @@ def test_a_prefix_that_peft_cannot_hold_is_refused(capsys, tmp_path, backbone, d
     assert not (tmp_path / "peft").exists()
 
 
+@pytest.mark.parametrize("family", ["albert", "modernbert", "deberta", "deberta_v2"])
+def test_a_family_whose_torch_model_reads_no_prefix_is_refused(
+    family, capsys, tmp_path, data, tmp_path_factory
+):
+    """Of these the adapter would be loaded, and change nothing or fail."""
+    backbone = make_backbone(tmp_path_factory.mktemp(family) / family, family)
+    code, err, _ = _train(capsys, tmp_path, backbone, data)
+    assert code == 2 and f"--peft: a {family} of transformers does not read the prefix" in err
+    assert not (tmp_path / "peft").exists()
+
+
 # -- a T5 whose embeddings are divided ------------------------------------------------------------
 
 SENTINEL = {"head.name": "verbalizer", "task.template": "{text} about [mask] ."}

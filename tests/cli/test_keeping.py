@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -189,6 +190,11 @@ def test_a_folder_of_something_else_is_refused(config, refused, data, other_back
     )
     assert "the backbone's weights (kept '" in line(backbone__path=other_backbone)
     assert "the first positions (kept '4 and 0', now '5 and 0')" in line(prompt__length=5)
+    # The weights are the same: what config.json says of the layers is not.
+    mended = shutil.copytree(run_config["backbone"]["path"], tmp_path / "mended")
+    hf = json.loads((mended / "config.json").read_text())
+    (mended / "config.json").write_text(json.dumps(hf | {"layer_norm_eps": 1e-3}))
+    assert "the backbone's layers (kept '" in line(backbone__path=mended)
     (tmp_path / "rows").mkdir()
     for name in ("train", "dev", "test"):
         text = (data / f"{name}.jsonl").read_text()

@@ -148,11 +148,14 @@ def test_config_keeps_what_was_said(saved, tmp_path):
         ("electra", ["mlm"], "electra", "ElectraForMaskedLM"),
         ("t5", ["lm"], "mt5", "MT5ForConditionalGeneration"),
         ("gpt2", ["lm"], "gpt2", "GPT2LMHeadModel"),
+        ("llama", ["lm"], "llama", "LlamaForCausalLM"),
+        ("llama", ["lm"], "qwen3", "Qwen3ForCausalLM"),
+        ("llama", ["lm"], "gemma3_text", "Gemma3ForCausalLM"),
     ],
 )
 def test_the_class_that_loads_it_is_named(family, heads, kind, expected):
     found = save.describe(family, {"model_type": kind}, heads)
-    assert found["architectures"] == [expected]
+    assert found["architectures"] == [expected] and hasattr(transformers, expected)
 
 
 def test_a_config_that_transformers_refuses_is_one_line():

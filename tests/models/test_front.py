@@ -11,8 +11,9 @@ from tiny import assert_equal, jit, make_params, make_tiny
 
 from jaxprompt.data.batching import Layout, one_batch
 from jaxprompt.data.encoded import Encoded
+from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
-from jaxprompt.models.generation import generate
+from jaxprompt.models.generation import check_writing, generate
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import make_placement
@@ -65,6 +66,17 @@ def lay(model, side):
     layouts = whole, dataclasses.replace(whole, front=front)
     batches = [one_batch(rows, [0, 1, 2, 0, 1], layout) for layout in layouts]
     return (model, dataclasses.replace(model, front=front)), batches
+
+
+def test_a_front_takes_its_positions_of_what_is_written():
+    """Rows are without it, and what is written stands behind both."""
+    model, _ = make_model("gpt2", "soft", "scan")
+    (_, model), (_, batch) = lay(model, "right")
+    taken = len(model.front.ids) + batch.read.ids.shape[1]
+    room = model.backbone.dims.max_len - taken
+    check_writing(model, batch, room, 1)
+    with pytest.raises(InputError, match=f"^{taken} tokens of input .*lower max_new to {room} or"):
+        check_writing(model, batch, room + 1, 1)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

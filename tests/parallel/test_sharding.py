@@ -34,6 +34,7 @@ from jaxprompt.parallel.sharding import (
 from jaxprompt.prompts import make_prompt
 from jaxprompt.scoring.losses import make_loss
 from jaxprompt.training.evaluation import place_step
+from jaxprompt.training.optim import make_optimizer, make_schedule
 from jaxprompt.training.state import make_state, place_state
 from jaxprompt.training.steps import (
     Objective,
@@ -352,6 +353,25 @@ def test_slices_divide_the_data_axis_alone():
     slices = np.vectorize(lambda device: device.slice_index)(grid)
     assert (slices == slices[:, :1]).all()  # the model axis never leaves a slice
     assert slices[:, 0].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("backbone/mlm/bias", (52,)), ("backbone/layers/mlp/up/bias", (2, 24)),
+        ("backbone/layers/mlp/up/kernel", (2, 128, 256)), ("backbone/embed/word/table", (52, 16)),
+    ],
+)  # fmt: skip
+def test_the_state_of_adafactor_lies_where_it_divides(name, shape, scaled):
+    """Of moments that are not kept there are arrays of 1, which no axis divides."""
+    placement = make_placement(1, 2)
+    schedule = make_schedule("constant", total=10, warmup=0, gamma=1.0, epoch=1)
+    tx = make_optimizer("adafactor", schedule, {"backbone": 0.1}, scaled=scaled)
+    own = put({name: jnp.zeros(shape)}, placement.parameters({name: jnp.zeros(shape)}))
+    state = place_state(placement, own, tx, jax.random.key(0))
+    alone = make_state({name: jnp.zeros(shape)}, tx, jax.random.key(0))
+    assert jax.tree.map(jnp.shape, state.opt_state) == jax.tree.map(jnp.shape, alone.opt_state)
 
 
 def make_torus(kind, shape, host):
