@@ -1,6 +1,7 @@
 """Steps of several tasks that train one prompt: each batch is of one task, and of its head."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,6 @@ import jax
 import numpy as np
 import optax
 
-from jaxprompt import rng
 from jaxprompt.errors import InputError
 from jaxprompt.training.optim import RateState
 from jaxprompt.training.state import TrainState
@@ -82,11 +82,13 @@ class TaskBatches(Iterator[TaskBatch]):
         mean = sum(own * share for own, share in zip(rows, self.shares.values(), strict=True))
         self.mean_batch = round(float(mean), 9)  # shares add up to 1 but for rounding
         self.steps_per_epoch = max(1, int(sum(sizes) / self.mean_batch))
-        self._key, self._at = rng.key_for(seed, "tasks"), 0
+        self._seed, self._at = (seed, zlib.crc32(b"tasks")), 0
 
     def __next__(self) -> TaskBatch:
         """Returns the next batch."""
-        draw = float(jax.random.uniform(jax.random.fold_in(self._key, self._at)))
+        # Not by JAX: its number would wait for the steps that its device has yet to do.
+        bits = np.random.MT19937(np.random.SeedSequence((*self._seed, self._at)))
+        draw = np.random.RandomState(bits).random_sample()
         self._at += 1
         number = np.searchsorted(np.cumsum(list(self.shares.values())), draw, side="right")
         # Rounding may leave the last of the sums below 1.
