@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxprompt import tree
 from jaxprompt.assembly import denoising, from_config
+from jaxprompt.assembly.identity import identify
 from jaxprompt.assembly.running import CorpusWork, carry_out, facts
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import check_unchanged
@@ -72,6 +73,7 @@ class Adapting(CorpusWork):
         self.record = {
             "corpus": corpus.fingerprint,
             "backbone": dict(zip(("family", "fingerprint"), own, strict=True)),
+            "identity": identify(self.tokenizer, backbone.module.cfg),
         }
 
     def scores(self) -> Any:

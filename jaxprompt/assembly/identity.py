@@ -20,11 +20,15 @@ _PROBE = ("The quick (brown) fox isn't 1,234.5 foxes!", " two  spaces\n", "naïv
 
 
 def identity_of(scorer: Any) -> dict[str, str]:
-    """Sums up how the tokenizer numbers words, and what the layers compute."""
-    cfg = scorer.model.backbone.cfg
+    """Sums up a scorer's tokenizer and backbone, see `identify`."""
+    return identify(scorer.tokenizer, scorer.model.backbone.cfg)
+
+
+def identify(tokenizer: Any, cfg: Any) -> dict[str, str]:
+    """Sums up how the tokenizer numbers words, and what the layers of a config compute."""
     fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
     own = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
-    return {"tokenizer": _of_tokenizer(scorer.tokenizer), "layers": _digest(own)}
+    return {"tokenizer": _of_tokenizer(tokenizer), "layers": _digest(own)}
 
 
 @functools.lru_cache(maxsize=4)

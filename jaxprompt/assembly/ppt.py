@@ -11,6 +11,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records
 from jaxprompt.assembly.denoising import Sums, need_corpus, spelt_out
+from jaxprompt.assembly.identity import identity_of
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.pipeline import Backbone, Scorer, build_scorer, load_weights
@@ -209,7 +210,8 @@ def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) ->
         "tokens": corpus.num_tokens,
     }
     used = None if labels is None else [labels.annotator, *tasks[0].counts.tolist()]
-    return Text(tasks, rows, held, {"corpus": corpus.fingerprint, "labels": used, "about": about})
+    facts = {"corpus": corpus.fingerprint, "labels": used, "about": about}
+    return Text(tasks, rows, held, facts | {"identity": identity_of(asked.scorer)})
 
 
 def _make(c: Any, corpus: Corpus, documents: Any, forms: Forms, labels: Any) -> Any:

@@ -205,6 +205,19 @@ def test_a_corpus_that_changed_under_a_run(refused, own, tmp_path_factory, tmp_p
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
+def test_layers_that_changed_under_a_run(refused, kind, tmp_path_factory, tmp_path):
+    """The weights are the same, and config.json says that they compute something else."""
+    workdir, folder = (
+        without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run"),
+        kind("bert"),
+    )
+    edit(folder / "config.json", layer_norm_eps=1e-3)
+    edit(workdir / "config.json", **{"backbone.path": str(folder)})
+    words = words_of(tmp_path_factory, "mlm-bert", workdir, backbone__path=folder)
+    line = refused(*words, started=True)
+    assert "was trained with another config.json beside these weights" in line
+
+
 def test_settings_that_changed_under_a_run(refused, tmp_path_factory, tmp_path):
     workdir = without_result(adapted(tmp_path_factory, "mlm-bert"), tmp_path / "run")
     for field in ("objective__rate=0.2", "data__max_len=16", "corpus__held_out=0.1"):
