@@ -181,35 +181,39 @@ def instance_curves(folder: Path) -> None:
 
 def prefix_curves(folder: Path) -> None:
     """Draws the scores of P-tuning v2 over the layers that have a prefix, and over its length."""
-    figure = Figure(figsize=(8, 5.4), layout="constrained")
-    head, *rows = read_table("results.md", "| layers with a prefix |")
+    (_, *layers), *depths = read_table("results.md", "| layers with a prefix |")
     (_, *places), *lengths = read_table("results.md", "| tokens of the prefix |")
-    axes = figure.subplots(2, 2, sharey="row")
-    for (left, right), (name, *cells), (_, *others) in zip(axes, rows, lengths, strict=True):
-        found = dict(zip(head[1:], map(mean_std, cells), strict=True))
-        for label, names, colour in zip(
-            ("from the first up", "from the last down"),
-            (("1-2", "1-4", "1-6"), ("5-6", "3-6", "1-6")), COLOURS, strict=False,
-        ):  # fmt: skip
-            means, stds = zip(*(found[layers] for layers in names), strict=True)
-            left.errorbar(
-                (2, 4, 6), means, yerr=stds, fmt="o-", capsize=4, color=colour, label=label
-            )
-        left.set(xlabel="layers with a prefix, of 6", xticks=(2, 4, 6), ylabel=name)
-        left.legend(fontsize=8)
-        draw_lengths(right, places, others)
-        left.grid(alpha=0.3)
+    count = len(depths) + len(lengths)
+    figure = Figure(figsize=(3.6 * count, 3), layout="constrained")
+    axes = iter(figure.subplots(1, count))
+    for name, *cells in depths:
+        draw_depths(next(axes), name, dict(zip(layers, map(mean_std, cells), strict=True)))
+    for name, *cells in lengths:
+        draw_lengths(next(axes), name, places, cells)
     save(figure, folder / "prefix_curves.svg")
 
 
-def draw_lengths(axis: Axes, places: list[str], cells: list[str]) -> None:
+def draw_depths(axis: Axes, name: str, found: dict[str, tuple[float, float]]) -> None:
+    """Draws scores over the layers that have a prefix, of 6."""
+    for label, names, colour in zip(
+        ("from the first up", "from the last down"),
+        (("1-2", "1-4", "1-6"), ("5-6", "3-6", "1-6")), COLOURS, strict=False,
+    ):  # fmt: skip
+        means, stds = zip(*(found[layers] for layers in names), strict=True)
+        axis.errorbar((2, 4, 6), means, yerr=stds, fmt="o-", capsize=4, color=colour, label=label)
+    axis.set(xlabel="layers with a prefix, of 6", xticks=(2, 4, 6), ylabel=name)
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.3)
+
+
+def draw_lengths(axis: Axes, name: str, places: list[str], cells: list[str]) -> None:
     """Draws scores over the length of a prefix."""
     means, stds = zip(*map(mean_std, cells), strict=True)
     tokens = [int(place) for place in places]
     axis.errorbar(tokens, means, yerr=stds, fmt="o-", capsize=4, color=COLOURS[0])
     axis.set_xscale("log", base=2)
     axis.set_xticks(tokens, places)
-    axis.set(xlabel="tokens of the prefix")
+    axis.set(xlabel="tokens of the prefix", ylabel=name)
     axis.grid(alpha=0.3)
 
 
