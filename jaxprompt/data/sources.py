@@ -269,7 +269,7 @@ def _from_tfds(task: Task, split: str, name: str, cache_dir: str | None) -> Rows
     label_name = name_labels(task, names)
 
     def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-        plain = as_python(row)
+        plain = as_python(row, decode=True)
         return label_name(plain) if label_name else plain
 
     return Rows(data, f"tfds:{name}/{found[0]}", convert=convert, classes=names)
@@ -304,15 +304,20 @@ def _tfds_errors(name: str) -> Iterator[None]:
 # -- both ---------------------------------------------------------------------------------------
 
 
-def as_python(value: Any) -> Any:
-    """A row or a cell of TFDS or pandas (bytes, numpy scalars and arrays) as plain Python."""
+def as_python(value: Any, *, decode: bool = False) -> Any:
+    """A row or a cell of TFDS or pandas (numpy scalars and arrays) as plain Python.
+
+    `decode` makes bytes texts, which those of TFDS are.
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, bytes):
+    if isinstance(value, bytes) and decode:
         return value.decode("utf-8")
     if isinstance(value, Mapping):
-        return {name: as_python(part) for name, part in value.items()}
-    return [as_python(item) for item in value] if isinstance(value, list) else value
+        return {name: as_python(part, decode=decode) for name, part in value.items()}
+    if isinstance(value, list):
+        return [as_python(item, decode=decode) for item in value]
+    return value
 
 
 def names_of(features: Mapping[str, Any] | None, task: Task) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Documents of a corpus: every source gives the same ones, and what cannot be read is named."""
 
+import functools
 import gzip
 import json
 import tracemalloc
@@ -79,7 +80,7 @@ def test_hub_and_tfds(monkeypatch):
     assert first["hub:some/set"][0] == 3
 
     raw = [{"text": text.encode()} for text in TEXTS] + [{"text": b"bad \xff"}]
-    decode = sources.as_python
+    decode = functools.partial(sources.as_python, decode=True)
     rows = Rows(raw, "tfds:books/train", convert=decode)
     monkeypatch.setattr(read, "read_split", lambda *args, **kw: rows)
     with pytest.raises(InputError, match=r"tfds:books/train:4: not UTF-8 \(byte 0xff at offset 4"):
