@@ -179,25 +179,30 @@ def _make_source(
     )  # fmt: skip
 
 
+def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float]:
+    """Reads soft tokens as they are saved. -> float32 [S, E = `width` if given], their divisor"""
+    if path.endswith(".npy"):
+        return artifact.import_npy(path, width), 1.0
+    if os.path.exists(user_path(path) / "adapter_config.json"):
+        rows = peft.read_peft(path).soft
+        if rows is None:
+            raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
+        return rows, 1.0
+    tensors, card = read_export(path)
+    rows = soft_tokens(tensors)
+    if rows is None:
+        raise InputError(f"{path} holds a prompt of {card['method']}; give one of soft tokens")
+    return rows, card["backbone"]["rescale"]
+
+
 def read_rows(path: str, prompt: Any, rescale: float = 1.0) -> np.ndarray:
     """Reads soft tokens from an .npy file, an export or a PEFT adapter. -> float32 [S, E]
 
     They are divided like the embeddings among which they stand, by `rescale`; those of an export
     may be divided already. The decoder's are the last.
     """
-    divided = 1.0
     shape = (prompt.length + prompt.decoder, prompt.dims.embed)
-    if path.endswith(".npy"):
-        rows = artifact.import_npy(path, shape[1])
-    elif os.path.exists(user_path(path) / "adapter_config.json"):
-        rows = peft.read_peft(path).soft
-        if rows is None:
-            raise InputError(f"{path} holds a prefix; give an adapter of soft tokens")
-    else:
-        tensors, card = read_export(path)
-        rows, divided = soft_tokens(tensors), card["backbone"]["rescale"]
-        if rows is None:
-            raise InputError(f"{path} holds a prompt of {card['method']}; give one of soft tokens")
+    rows, divided = rows_of_file(path, shape[1])
     if rows.shape != shape:
         raise InputError(f"{path} holds {list(rows.shape)} numbers, the prompt is {list(shape)}")
     return rescaled(rows, divided, rescale)

@@ -44,6 +44,15 @@ def starts_of(c: Any) -> list[str]:
     return [] if c.prompt.get("init") else method_of(c).starts()
 
 
+def start_files(c: Any) -> list[str]:
+    """Lists the files of soft tokens that numbers start from (prompt.start=file)."""
+    if c.prompt.get("init"):
+        return []
+    method = method_of(c)
+    parts = [part.method for part in method.components() if not part.init] or [method]
+    return sorted({part.file for part in parts if part.starts() == ["file"]})
+
+
 def list_paths(init: str) -> list[str]:
     """Lists the exports that prompt.init names, with commas between them, or one that has some."""
     if os.path.exists(user_path(init)):

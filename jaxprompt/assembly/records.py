@@ -1,5 +1,6 @@
 """What a run learned from: made for its folder, and compared when the run is repeated or read."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -7,7 +8,8 @@ from typing import Any
 
 from jaxprompt.assembly.identity import check_identity
 from jaxprompt.assembly.inheritance import read_origin
-from jaxprompt.assembly.method import inherited, starts_of
+from jaxprompt.assembly.initial_params import rows_of_file
+from jaxprompt.assembly.method import inherited, start_files, starts_of
 from jaxprompt.errors import InputError
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.run_folder import check_record, check_workdir, read_record, read_result
@@ -23,7 +25,7 @@ def make_record(
 
 
 def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike) -> None:
-    """Raises InputError where an export that a run started from is another one now."""
+    """Raises InputError where an export or a file that a run started from is another one now."""
     # Through JSON, as the saved record was.
     saved, now = record.get("init"), json.loads(json.dumps(_origins(c))).get("init")
     if _digests(saved) != _digests(now):
@@ -31,6 +33,12 @@ def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike)
             f"{workdir} started from {now and now['path']}, which holds another export now; "
             "restore that, or train again in another --workdir"
         )
+    for path, digest in record.get("files", {}).items():
+        if _files(c).get(path) != digest:
+            raise InputError(
+                f"{workdir} started from {path}, which holds other soft tokens now; restore that, "
+                "or train again in another --workdir"
+            )
 
 
 def _digests(init: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -40,9 +48,17 @@ def _digests(init: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _origins(c: Any) -> dict[str, Any]:
-    """Tells of the exports that numbers start from."""
+    """Tells of the exports and the files that numbers start from."""
     found = [read_origin(path) for path, _ in inherited(c)]
-    return {"init": found[0] | ({"more": found[1:]} if found[1:] else {})} if found else {}
+    own = {"init": found[0] | ({"more": found[1:]} if found[1:] else {})} if found else {}
+    return own | ({"files": files} if (files := _files(c)) else {})
+
+
+def _files(c: Any) -> dict[str, str]:
+    """Sums up the soft tokens of the files that numbers start from."""
+    return {
+        path: hashlib.sha256(rows_of_file(path)[0].tobytes()).hexdigest() for path in start_files(c)
+    }
 
 
 def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:

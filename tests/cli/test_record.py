@@ -5,6 +5,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from spoil import BASE, edit, files
 from tiny_run import flags, jaxprompt, make_data, read_lines, tiny_fields, write_rows
@@ -226,6 +227,25 @@ def test_a_frozen_prompt_is_made_again_from_the_same_text_alone(place, refused, 
     assert "data.max_len" in refused(*asked, "--config.data.max_len=12")  # would cut that text
     write_rows(place / "data/train.jsonl", rows)
     assert jaxprompt(capsys, *asked)[:2] == (0, before)
+
+
+def test_a_frozen_prompt_is_made_again_from_the_same_file_alone(
+    backbone, data, tmp_path, refused, capsys
+):
+    """Its numbers are in no checkpoint."""
+    rows = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)
+    np.save(tmp_path / "soft.npy", rows)
+    fields = tiny_fields(backbone, data) | {
+        "prompt.name": "soft", "prompt.length": 4, "prompt.start": "file",
+        "prompt.file": tmp_path / "soft.npy", "trainable": "head/.*",
+    }  # fmt: skip
+    given = [f"--config={BASE}", f"--workdir={tmp_path / 'run'}", *flags(fields)]
+    assert jaxprompt(capsys, "train", *given)[0] == 0
+    assert jaxprompt(capsys, "evaluate", *given)[0] == 0
+    np.save(tmp_path / "soft.npy", rows + 1)
+    told = f"started from {tmp_path / 'soft.npy'}, which holds other soft tokens now; restore that"
+    assert told in refused("evaluate", *given) and told in refused("export", *given)
+    assert f"files.{tmp_path / 'soft.npy'}" in refused("train", *given)
 
 
 def test_the_best_checkpoint_is_the_one_of_the_result(place, refused):
