@@ -1,6 +1,7 @@
 """BERT and its relatives: post-norm encoders with learned positions (Devlin et al. 2019)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.embed import Table, output_bias, write_slots
 from jaxprompt.layers.mlp import ACTIVATIONS, Mlp
 from jaxprompt.layers.norm import LayerNorm
+from jaxprompt.layers.product import dot_general
 from jaxprompt.layers.stack import declare, init_stack, run_stack, take_kept
 from jaxprompt.parallel.sharding import constrain
 from jaxprompt.types import Batch, Dims, Injection, Seen
@@ -142,7 +144,8 @@ class RtdHead(nn.Module):
         c = self.cfg
         x = ACTIVATIONS[c.activation](nn.Dense(c.width, dtype=c.dtype, name="dense")(x))
         # Rounded to 16 bits, logits that differ would be equal.
-        return nn.Dense(1, dtype=jnp.float32, name="out")(x)[..., 0]
+        wide = functools.partial(dot_general, dtype=jnp.float32)
+        return nn.Dense(1, dtype=c.dtype, dot_general=wide, name="out")(x)[..., 0]
 
 
 class Encoder(nn.Module):

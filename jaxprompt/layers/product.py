@@ -31,14 +31,17 @@ def einsum(equation: str, x, y, dtype=None):
     return jnp.einsum(equation, x, y, preferred_element_type=dtype)
 
 
-def dot_general(x, kernel, dimensions, precision=None, **how):
-    """Computes lax.dot_general as flax's dense layers call it: last axes of x, first of a kernel"""
-    if not (_is_narrow(x, kernel) and _is_slow(x)):
+def dot_general(x, kernel, dimensions, precision=None, *, dtype=None, **how):
+    """Computes lax.dot_general as flax's dense layers call it: last axes of x, first of a kernel
+
+    `dtype` is that of the result, None = x's.
+    """
+    if dtype is None and not (_is_narrow(x, kernel) and _is_slow(x)):
         return jax.lax.dot_general(x, kernel, dimensions, precision, **how)
     rows = x.ndim - len(dimensions[0][0])
     letters = string.ascii_lowercase[: rows + kernel.ndim]
     result = letters[:rows] + letters[x.ndim :]
-    return einsum(f"{letters[: x.ndim]},{letters[rows:]}->{result}", x, kernel)
+    return einsum(f"{letters[: x.ndim]},{letters[rows:]}->{result}", x, kernel, dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
