@@ -353,6 +353,20 @@ dataset_info:
     assert "'stanfordnlp/sst2:nope' cannot be loaded" in found["subset"]
 
 
+@pytest.mark.parametrize(
+    "name, odd", [("snli", -1), ("snli", "-"), ("ocnli", -1), ("ocnli", "-"), ("cmnli", "-1")]
+)
+def test_examples_without_an_agreed_label_are_left_out(name, odd, tmp_path):
+    """A split of which no example has one hides its labels, and stays."""
+    task = get_task(name)
+    rows = [{**dict.fromkeys(task.fields, "a text"), "label": label} for label in (0, odd, 2)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    write_jsonl(tmp_path / "test.jsonl", [rows[1], rows[1]])
+    found = sources.read_split(task, "train", source=str(tmp_path))
+    assert [row["label"] for row in found] == [0, 2] and found.origin(1).endswith(":3")
+    assert len(sources.read_split(task, "test", source=str(tmp_path))) == 2
+
+
 @pytest.fixture(scope="module")
 def tfds_folder(tmp_path_factory):
     """A folder with a real data set that TFDS wrote as array_record."""

@@ -141,6 +141,13 @@ def test_questions_without_known_answers_teach_nothing_and_are_not_measured(bert
     assert count == 1 and measured["f1"] == 1.0
 
 
+def test_answers_that_are_all_hidden_are_not_measured(bert):
+    """Empty lists, as test files have them; one answer tells that the others are none."""
+    for rows, count in (([row(), row()], 0), ([row(), row("Gansu")], 2)):
+        head, _, split = encode(bert, rows)
+        assert head.measure_known("f1", split, logits_of(split), 0)[1] == count
+
+
 def test_a_text_without_words_has_no_answer(bert):
     head, examples, split = encode(bert, [row(context=" ")])
     assert texts(head, examples, split, logits_of(split)) == [[]]

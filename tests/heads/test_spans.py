@@ -77,6 +77,13 @@ def test_no_answer_is_said_where_it_may_be(bert):
         assert found[1]["prediction"] and found[0]["prediction"] == "Gansu"
 
 
+def test_answers_that_are_all_hidden_are_not_measured(bert):
+    """Empty lists, as test files have them; one answer tells that the others are none."""
+    for rows, count in (([row(), row()], 0), ([row(), row("Gansu")], 2)):
+        head, _, split = encode(bert, rows)
+        assert head.measure_known("f1", split, scores_of(split), 0)[1] == count
+
+
 @pytest.mark.parametrize("metric", ["f1", "exact_match"])
 def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
     rng = np.random.default_rng(0)
