@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxprompt.assembly.identity import check_identity
 from jaxprompt.assembly.inheritance import read_origin
 from jaxprompt.assembly.initial_params import rows_of_file
@@ -27,14 +29,15 @@ def make_record(
 def check_origins(c: Any, record: Mapping[str, Any], workdir: str | os.PathLike) -> None:
     """Raises InputError where an export or a file that a run started from is another one now."""
     # Through JSON, as the saved record was.
-    saved, now = record.get("init"), json.loads(json.dumps(_origins(c))).get("init")
+    made = json.loads(json.dumps(_origins(c)))
+    saved, now = record.get("init"), made.get("init")
     if _digests(saved) != _digests(now):
         raise InputError(
             f"{workdir} started from {now and now['path']}, which holds another export now; "
             "restore that, or train again in another --workdir"
         )
     for path, digest in record.get("files", {}).items():
-        if _files(c).get(path) != digest:
+        if made.get("files", {}).get(path) != digest:
             raise InputError(
                 f"{workdir} started from {path}, which holds other soft tokens now; restore that, "
                 "or train again in another --workdir"
@@ -51,14 +54,12 @@ def _origins(c: Any) -> dict[str, Any]:
     """Tells of the exports and the files that numbers start from."""
     found = [read_origin(path) for path, _ in inherited(c)]
     own = {"init": found[0] | ({"more": found[1:]} if found[1:] else {})} if found else {}
-    return own | ({"files": files} if (files := _files(c)) else {})
+    files = {path: _sha256(rows_of_file(path)[0]) for path in start_files(c)}
+    return own | ({"files": files} if files else {})
 
 
-def _files(c: Any) -> dict[str, str]:
-    """Sums up the soft tokens of the files that numbers start from."""
-    return {
-        path: hashlib.sha256(rows_of_file(path)[0].tobytes()).hexdigest() for path in start_files(c)
-    }
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def check_repeated(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:

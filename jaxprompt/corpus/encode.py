@@ -53,6 +53,7 @@ class TextEncoder:
         if state is None:
             words = sorted(self._plain.get_vocab().items())
             state = json.dumps([type(self._plain).__name__, words])
+        state += json.dumps([self._specials, self._unknown])  # not all of the tokenizer's JSON
         return hashlib.sha256(state.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def __call__(self, documents: list[str]) -> EncodedDocuments:

@@ -20,7 +20,7 @@ from jaxprompt.data.windows import USUAL, Window
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
-from jaxprompt.heads.spans import InText
+from jaxprompt.heads.spans import InText, those_known
 from jaxprompt.layers.reading import Scores, take
 from jaxprompt.scoring.losses import binary_cross_entropy
 from jaxprompt.scoring.span_sets import score_span_sets
@@ -138,9 +138,8 @@ class Head(InText):
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Compares the answers to questions whose answers are known."""
-        pairs = zip(split.references, _words_of(split, found), strict=True)
-        known = [(right, words) for right, words in pairs if right]
-        if not any(any(right) for right, _ in known):  # one answer tells that the others are none
+        known = those_known(split, _words_of(split, found))
+        if not known:
             return {}, 0
         return self._compare(metric, *zip(*known, strict=True), self.threshold), len(known)
 

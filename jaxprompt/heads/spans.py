@@ -5,7 +5,7 @@ Start and end are read at every token of the text, no answer at [CLS] (Devlin et
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -123,6 +123,15 @@ class InText(Kind):
         raise TypeError(f"{type(self).__module__} must define read_window")
 
 
+def those_known(split: Split, answers: Iterable[Any]) -> list[tuple[Sequence[str], Any]]:
+    """Pairs the right answers to the questions that state some with the given ones.
+
+    One answer tells that the questions of an empty list have none; without any all are hidden.
+    """
+    known = [(right, own) for right, own in zip(split.references, answers, strict=True) if right]
+    return known if any(any(right) for right, _ in known) else []
+
+
 @dataclasses.dataclass(frozen=True)
 class Head(InText):
     """A linear layer that scores every token as start and as end."""
@@ -218,9 +227,8 @@ class Head(InText):
         self, metric: str, split: Split, found: Any, classes: int
     ) -> tuple[dict[str, float], int]:
         """Compares the answers to questions whose answers are known."""
-        pairs = zip(split.references, self._answers(split, found), strict=True)
-        known = [(right, answer.text) for right, answer in pairs if right]
-        if not any(any(right) for right, _ in known):  # one answer tells that the others are none
+        known = those_known(split, (answer.text for answer in self._answers(split, found)))
+        if not known:
             return {}, 0
         return metrics.score_spans(metric, *zip(*known, strict=True)), len(known)
 

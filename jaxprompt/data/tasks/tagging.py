@@ -15,7 +15,10 @@ from jaxprompt.errors import InputError
 def with_tags(
     task: Task, rows: Iterable[Mapping[str, Any]], origin: Callable[[int], str] | None
 ) -> Task:
-    """The tagging task with the scheme and the tags of its training rows, in IOB2 where of one."""
+    """The tagging task with the scheme and the tags of its training rows.
+
+    Tags of a scheme are made IOB2.
+    """
     if task.labels and task.scheme:
         return task
     where = origin or (lambda number: f"row {number + 1}")
@@ -106,7 +109,7 @@ def read_tagged(task: Task, row: Mapping[str, Any], where: str, need_label: bool
         if need_label:
             raise InputError(
                 f"{where}: tag {unknown!r} is not one of task {task.name}: "
-                f"{', '.join(task.labels)}; mend it, or name all by task.labels"
+                f"{', '.join(task.labels)}; mend it, or name all tags by task.labels"
             )
         tags = ()
     value = row[task.fields[0]]
