@@ -15,6 +15,7 @@ from jaxprompt.errors import InputError, brief, has_surrogate
 
 DEPTH = 64  # levels of JSON: far more than anything read here has, and safe to walk recursively
 NAME, PATH = 255, 4095  # bytes of a file's name and of a path on the systems that this runs on
+CONFIG, LOCK = "config.json", "lock"  # of a run: every --workdir has both
 _WRITTEN = {".jsonl": "JSON lines are", ".json": "JSON is", ".tsv": "tab-separated lines are"}
 _OTHERS = (".csv", ".tsv", ".parquet", ".gz")  # endings by which a file is read in another form
 
@@ -38,6 +39,11 @@ def user_path(text: str | os.PathLike, what: str = "path") -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise InputError(f"{what} {brief(text)}: {error}; write the folder out") from error
+
+
+def is_run(folder: Path) -> bool:
+    """Tells whether a folder is the --workdir of a run."""
+    return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -29,6 +29,7 @@ from jaxprompt.corpus import (
 )
 from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
+from jaxprompt.corpus.read import root_of
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, escape
 from jaxprompt.heads.pretraining import TargetHead
@@ -116,6 +117,12 @@ def learn_tokenizer(c: Any, family: str, folder: str, size: int, *, lowercase: b
 def read_corpus(c: Any, tokenizer: Any, vocab: int, workdir: str | Path) -> Corpus:
     """Opens the indexed text of a config; indexes it where that was not done yet, and says so."""
     check_vocabulary(tokenizer, vocab)
+    root = root_of(c.corpus.path)
+    if root and root.resolve() == Path(workdir).resolve():
+        raise InputError(
+            f"--workdir={workdir} is the folder of corpus.path={c.corpus.path}, and what a run "
+            "writes would be read as text; take another folder, a new one in it for example"
+        )
     return index_corpus(
         c.corpus.path, tokenizer, c.corpus.store or Path(workdir) / "corpus", text_settings(c),
         processes=c.corpus.processes, cache_dir=c.data.cache_dir or None, report=tell,

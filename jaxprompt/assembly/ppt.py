@@ -209,7 +209,10 @@ def read_text(c: Any, corpus: Corpus, asked: PptTask, share: tuple[int, int]) ->
         "documents": len(corpus),
         "tokens": corpus.num_tokens,
     }
-    used = None if labels is None else [labels.annotator, *tasks[0].counts.tolist()]
+    used = None
+    if labels is not None:
+        digests = (task.digest for task in tasks)
+        used = [labels.annotator, *tasks[0].counts.tolist(), *digests]
     facts = {"corpus": corpus.fingerprint, "labels": used, "about": about}
     return Text(tasks, rows, held, facts | {"identity": identity_of(asked.scorer)})
 

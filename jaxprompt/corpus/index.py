@@ -52,6 +52,8 @@ def index_corpus(
     at_least("corpus.processes", processes, 0)
     root = make_folder(folder)
     texts = Source(source, settings, cache_dir)
+    if texts.runs and report:
+        report(f"left out of the corpus, since runs wrote there: {', '.join(texts.runs)}")
     encoder = TextEncoder(tokenizer, settings)
     # Text that another store has read, by another tokenizer for example, is not read again.
     known = _known_files(root)

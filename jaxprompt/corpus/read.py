@@ -3,6 +3,7 @@
 import dataclasses
 import glob
 import gzip
+import itertools
 import os
 import re
 import zlib
@@ -16,7 +17,7 @@ from jaxprompt.data.files import Rows, reading
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import custom_task
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.files import parse_json, user_path
+from jaxprompt.files import is_run, parse_json, user_path
 
 DOCUMENTS = ("file", "line", "blank")
 ON_ERROR = ("raise", "skip")
@@ -69,12 +70,13 @@ class Source:
         self._rows: Rows | None = None
         self.files: dict[str, Path] = {}
         self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of the files as last seen
+        self.runs: list[str] = []  # folders of runs, whose files are not text of the corpus
         if place.startswith(("hub:", "tfds:")):
             # A task of one field, by which the readers of examples also read plain text.
             task = custom_task(fields=[settings.field])
             self._rows = read_split(task, settings.split, source=place, cache_dir=cache_dir)
         else:
-            self.files = _find_files(place)
+            self.files, self.runs = _find_files(place)
 
     def __iter__(self) -> Iterator[str]:
         """Yields the documents in the order of their files' names; counts what is left out."""
@@ -140,36 +142,49 @@ def _crc(path: Path) -> int:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _find_files(place: str) -> dict[str, Path]:
-    """The files of a place by the name they have in it, sorted."""
+def root_of(place: str) -> Path | None:
+    """Names the folder below which the files of a place lie; None of a file, the hub and TFDS."""
+    if place.startswith(("hub:", "tfds:")) or os.path.isfile(folder := user_path(place)):
+        return None
+    parts = folder.parts if not os.path.isdir(folder) else ()
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    return Path(*fixed) if parts else folder
+
+
+def _find_files(place: str) -> tuple[dict[str, Path], list[str]]:
+    """-> the files of a place by the name they have in it, sorted; folders of runs in it."""
     folder = user_path(place)
     if os.path.isfile(folder):
         if not folder.name.endswith(SUFFIXES):
             raise InputError(f"corpus file {folder}: must be one of {', '.join(SUFFIXES)}")
-        return {folder.name: folder}
+        return {folder.name: folder}, []
     if os.path.isdir(folder):
-        paths = [path for path in folder.rglob("*") if path.is_file()]
-        # Names inside the place: a corpus that is moved keeps its fingerprint.
-        name_of = lambda path: path.relative_to(folder).as_posix()
+        paths, top = [path for path in folder.rglob("*") if path.is_file()], folder
     elif glob.has_magic(str(folder)):
         found = glob.glob(str(folder), recursive=True)
         paths = [path for path in map(Path, found) if path.is_file()]
-        top = os.path.commonpath([path.parent for path in paths]) if paths else ""
-        name_of = lambda path: path.relative_to(top).as_posix()
+        top = Path(os.path.commonpath([path.parent for path in paths])) if paths else folder
     else:
         raise InputError(
             f"corpus {place!r} does not exist; give a folder, a file, a pattern such as "
             "folder/*.jsonl.gz, hub:owner/name or tfds:name"
         )
     paths = [path for path in paths if not path.name.startswith(".")]
-    files = {name_of(path): path for path in paths if path.name.endswith(SUFFIXES)}
-    if not files:
+    texts = [path for path in paths if path.name.endswith(SUFFIXES)]
+    runs, root = set(), root_of(place)
+    for parent in {parent for path in texts for parent in path.parents if root in parent.parents}:
+        if is_run(parent):
+            runs.add(parent)
+    texts = [path for path in texts if runs.isdisjoint(path.parents)]
+    if not texts:
         there = ", ".join(sorted(path.name for path in paths)[:8]) or "nothing"
         raise InputError(
             f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it holds: {there}"
         )
+    # Names inside the place: a corpus that is moved keeps its fingerprint.
+    files = {user_path(path, "corpus file").relative_to(top).as_posix(): path for path in texts}
     # Their order numbers the documents, so it must not be the file system's.
-    return dict(sorted(files.items()))
+    return dict(sorted(files.items())), sorted(map(str, runs))
 
 
 def _reader(path: Path) -> Callable[[Path, TextSettings], Iterator[Document]]:

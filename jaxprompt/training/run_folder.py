@@ -22,11 +22,19 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.errors import InputError, escape
-from jaxprompt.files import make_folder, parse_json, read_json, write_atomic, write_error
+from jaxprompt.files import (
+    CONFIG,
+    LOCK,
+    make_folder,
+    parse_json,
+    read_json,
+    write_atomic,
+    write_error,
+)
 from jaxprompt.parallel import processes
 from jaxprompt.training.log import dumps
 
-CONFIG, RECORD, RESULT, LOCK = "config.json", "record.json", "result.json", "lock"
+RECORD, RESULT = "record.json", "result.json"
 _OF_A_RUN = ("metrics.jsonl", RESULT, RECORD, "checkpoints")
 _SEAL = "sha256"  # field of a record: the digest of all others
 _SHOWN = 3  # differences that a message names

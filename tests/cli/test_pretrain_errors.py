@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from spoil import BASE, edit
 from tiny_pretrain import (
@@ -18,6 +19,9 @@ from tiny_pretrain import (
 from tiny_run import flags, make_config, tiny_fields, write_rows
 
 from jaxprompt.assembly.load_config import resolved
+from jaxprompt.corpus import divide, index_corpus
+from jaxprompt.corpus.ppt.annotations import Annotations
+from jaxprompt.data.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -201,6 +205,32 @@ def test_labels_that_changed_under_a_run(refused, unfinished, tmp_path_factory, 
     annotate(tmp_path_factory, tmp_path / "labels", annotator="another")
     line = refused(*words, started=True)
     assert f"ppt.annotations={tmp_path / 'labels'} has other labels than the saved run" in line
+
+
+def test_labels_that_changed_places_under_a_run(refused, unfinished, tmp_path_factory, tmp_path):
+    workdir, words = unfinished("cls-bert")
+    tokenizer = load_tokenizer(made(tmp_path_factory, "bert"))
+    corpus = index_corpus(str(tmp_path / "corpus"), tokenizer, workdir / "corpus", processes=1)
+    found = Annotations(tmp_path / "labels")
+    table = np.memmap(found.folder / "labels.bin", found.probabilities.dtype, "r+")
+    table = table.reshape(found.probabilities.shape)
+    train, _ = divide(len(corpus), 0.2, 0)
+    first, *others = [number for document in train for number in corpus.units(document)]
+    second = next(n for n in others if table[n].argmax() != table[first].argmax())
+    table[[first, second]] = table[[second, first]]  # as many of each class as before
+    table.flush()
+    line = refused(*words, started=True)
+    assert f"ppt.annotations={tmp_path / 'labels'} has other labels than the saved run" in line
+
+
+def test_the_folder_of_the_text_is_no_workdir(refused, tmp_path_factory, tmp_path):
+    place = shutil.copytree(made(tmp_path_factory, "corpus"), tmp_path / "corpus")
+    words = words_of(tmp_path_factory, "nsp-t5", place, corpus__path=str(place))
+    line = refused(*words, started=True)
+    assert f"--workdir={place} is the folder of corpus.path={place}" in line
+    assert sorted(place.iterdir()) == sorted(
+        place / path.name for path in made(tmp_path_factory, "corpus").iterdir()
+    )
 
 
 def test_an_export_of_nothing(refused, tmp_path_factory, tmp_path):

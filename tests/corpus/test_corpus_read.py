@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import os
 import tracemalloc
 
 import pytest
@@ -47,6 +48,32 @@ def test_every_format_gives_the_documents_of_its_files_in_their_order(tmp_path):
     (folder / ".hidden.txt").write_text("not either")
     assert read_all(folder) == [*TEXTS, *TEXTS, TEXTS[0], *TEXTS, "marked"]
     assert read_all(folder / "a.jsonl") == read_all(folder / "*.gz")[:3] == TEXTS
+
+
+def test_what_runs_wrote_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    before = Source(str(tmp_path), TextSettings()).fingerprint({})
+    run = tmp_path / "runs/one"
+    (run / "backbone").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("{}")
+    (run / "backbone/vocab.txt").write_text("[PAD]")
+    assert read_all(tmp_path / "**/*.txt") == ["text", "[PAD]"]  # a folder like any other
+    for name in ("lock", "config.json"):
+        (run / name).touch()
+    for place in (tmp_path, tmp_path / "**/*.txt", f"{tmp_path}/**"):
+        source = Source(str(place), TextSettings())
+        assert list(source) == ["text"] and source.runs == [str(run)]
+        assert source.fingerprint({}) == before
+    assert read_all(run / "backbone") == ["[PAD]"]  # the place itself may be in a run
+    with pytest.raises(InputError, match="no file to read"):
+        read_all(tmp_path / "runs")
+
+
+def test_a_name_that_is_not_utf8(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / os.fsdecode(b"b\xff.txt")).write_text("text")
+    with pytest.raises(InputError, match="corpus file .*b.* is not UTF-8; rename the file"):
+        read_all(tmp_path)
 
 
 @pytest.mark.parametrize(

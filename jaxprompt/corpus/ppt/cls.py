@@ -1,5 +1,6 @@
 """Classification of single units by pseudo-labels, which pre-trains for it (PPT, section 3.2.3)."""
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ class Classification:
         self.counts = np.bincount(labels, minlength=classes)  # [C] units of each class
         # The baseline that the held-out accuracy is told beside.
         self.majority = float(self.counts.max() / len(labels))
+        self.digest = zlib.crc32(labels, zlib.crc32(units))  # of which unit has which label
 
     def __len__(self) -> int:
         """Number of rows."""
