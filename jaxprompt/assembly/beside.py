@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxprompt.data.demos import Beside, Demonstrations
 from jaxprompt.data.token_runs import TokenRun
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.tokenizer import encode_exact
 from jaxprompt.heads import HeadLayout
 from jaxprompt.types import Role
 
@@ -19,7 +19,7 @@ def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Besid
     words = [ids[0][ids[0] >= 0].tolist() for ids in laid.verbalizer.ids]
     between = [*specials.end] if specials.style == "masked" else []
     if specials.style == "causal":
-        (between,) = encode_texts(tokenizer, ["\n"])
+        between = encode_exact(tokenizer, "\n")
     role = Role.SPECIAL if specials.style == "masked" else Role.HARD
     return Beside(
         words, (TokenRun(between, role, 0),) if between else (),

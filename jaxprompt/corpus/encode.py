@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from jaxprompt.corpus.read import TextSettings
 from jaxprompt.corpus.split import split_units
-from jaxprompt.data.tokenizer import encode_texts, special_ids, starts_with_space
+from jaxprompt.data.tokenizer import encode_texts, keeps_spaces, special_ids
 
 _AT_ONCE = 2**18  # characters; the library's record of a token takes some hundred bytes
 
@@ -35,8 +34,7 @@ class TextEncoder:
     def __init__(self, tokenizer: Any, settings: TextSettings):
         """Copies what is needed of `tokenizer`, which stays as it is."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._one_space = starts_with_space(tokenizer)  # white space of any length is a space
-        self._space = self._one_space or "ByteLevel" in str(getattr(backend, "pre_tokenizer", ""))
+        self._space = keeps_spaces(tokenizer)
         self._settings = settings
         # Either the slow tokenizer itself is sent to the processes, or the Rust half as JSON.
         self._plain = None if backend is not None else tokenizer
@@ -78,8 +76,6 @@ class TextEncoder:
         )
 
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if self._one_space:
-            texts = [re.sub(r"\s+", " ", text) for text in texts]
         if self._space:
             # As behind another word: "Ġthe" has another id than the "the" that begins a text.
             texts = [f" {text}" for text in texts]

@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any
 
+from jaxprompt.data.tokenizer import spaced_sections
 from jaxprompt.errors import InputError
 
 # A control character, which chat templates neither write nor change.
@@ -50,12 +51,32 @@ def in_chat(tokenizer: Any, template: str) -> str:
             f'{laid.count(_MARK)} times; write the turns into task.template as ["..."], with '
             "task.chat=False"
         )
-    first = tokenizer.bos_token
-    if first and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        front = front.removeprefix(first)  # which stands in front of every input
+    bos, scheme, begins = tokenizer.bos_token, spaced_sections(tokenizer), True
+    if bos and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        begins = not front.startswith(bos)
+        front = front.removeprefix(bos)  # which stands in front of every input
     turn = _AT_END.sub("", template).strip()
     blank = "[mask]" if _AT_END.search(template) else ""
-    return f"{_as_is(front)}{turn}{_as_is(back)}{blank}"
+    leads = scheme == "always" or (scheme == "first" and begins)
+    front, space = _spaced(tokenizer, front + _MARK, leads).removesuffix(_MARK), ""
+    if front.endswith(" "):  # of the first word of the turn, not a token of its own
+        front, space = front[:-1], " "
+    return f"{_as_is(front)}{space}{turn}{_as_is(_spaced(tokenizer, back, False))}{blank}"
+
+
+def _spaced(tokenizer: Any, text: str, leads: bool) -> str:
+    """Writes out the spaces that a tokenizer, as released, puts before sections of a text.
+
+    These are what stands between its added tokens. `leads`: whether the first section has one.
+    """
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    tokens = sorted(filter(None, tokens), key=len, reverse=True)
+    sections = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    always = spaced_sections(tokenizer) == "always"
+    for at in range(0, len(sections), 2):  # every other one is an added token
+        if sections[at] and not sections[at].startswith(" ") and (always if at else leads):
+            sections[at] = f" {sections[at]}"
+    return "".join(sections)
 
 
 def _stop_clock(chat: str) -> str:

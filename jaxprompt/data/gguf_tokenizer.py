@@ -15,6 +15,13 @@ from jaxprompt.files import make_folder, user_cache, write_error
 _SPECIAL = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"
 }  # fmt: skip
+# As llama.cpp: files of these pre-tokenizers, and of SentencePiece, that say nothing of it begin a
+# text with the beginning-of-sequence token.
+_BEGIN = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    "tekken",
+)
+_MADE = 2  # counts the ways in which this module has made a tokenizer of the same metadata
 _CURE = "take another file, or a folder with tokenizer.json"
 
 
@@ -55,7 +62,7 @@ def _digest(header: Header) -> str:
     from transformers import __version__
 
     # The architecture too chooses how transformers makes a tokenizer.
-    data = hashlib.sha256(f"{__version__}\n{header.architecture}\n".encode())
+    data = hashlib.sha256(f"{__version__} {_MADE}\n{header.architecture}\n".encode())
     for key in sorted(key for key in header.fields if key.startswith("tokenizer.")):
         data.update(header.part(*header.spans[key]))
     return data.hexdigest()
@@ -70,8 +77,8 @@ def _make(header: Header) -> Any:
         raise InputError(f"{header.path} holds no tokenizer; {_CURE}")
     parts = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
     settings = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer_config"])
-    if parts.get("tokenizer_type") == "llama":
-        # As llama.cpp: of SentencePiece, files that say nothing begin a text with it.
+    pre = header.fields.get("tokenizer.ggml.pre")
+    if parts.get("tokenizer_type") == "llama" or pre in _BEGIN:
         settings.setdefault("add_bos_token", True)
     for name, key in _SPECIAL.items():
         settings[name] = _token(header, parts["tokens"], f"tokenizer.ggml.{key}_token_id")

@@ -1,5 +1,6 @@
 """Loading of a backbone's own tokenizer, from a folder or the hub's cache."""
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
+
+_SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take any
 
 
 def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None) -> Any:
@@ -42,7 +45,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
             "add tokenizer.json or the vocabulary files to the folder"
         )
     tokenizer.name_or_path = name  # messages show it
-    _end_prefix_spaces(tokenizer)
+    _take_spaces_as_written(tokenizer)
     return tokenizer
 
 
@@ -52,19 +55,72 @@ def starts_with_space(tokenizer: Any) -> bool:
     return "Metaspace" in str(getattr(backend, "pre_tokenizer", ""))
 
 
-def _end_prefix_spaces(tokenizer: Any) -> None:
+def keeps_spaces(tokenizer: Any) -> bool:
+    """Tells whether a word behind a space has other ids than one that begins a text."""
+    begins, behind = encode_texts(tokenizer, ["a", " a"])
+    return begins != behind
+
+
+def spaced_sections(tokenizer: Any) -> str:
+    """Tells which sections of a text, between special tokens, began with a space as released.
+
+    "always" each of them, "first" the one that begins the text, "never" none.
+    """
+    return getattr(tokenizer, _SECTIONS, "never")
+
+
+def _take_spaces_as_written(tokenizer: Any) -> None:
     """Makes a SentencePiece tokenizer take spaces as written, so that texts can be glued.
 
     As released, it puts one before every text it is given, also before what follows without one.
+    Where it takes white space of any length for one space, as T5's, it still does.
     """
+    from tokenizers import Regex, normalizers
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.pre_tokenizer is None and backend.normalizer is None:
+        return
+    once, twice = encode_texts(tokenizer, ["a b", "a  b"])
+    steps = _steps(backend.pre_tokenizer, "pretokenizers")
+    changes = _steps(backend.normalizer, "normalizers")
+    if not steps and [step["type"] for step in changes] == ["Prepend", "Replace"]:
+        # Llama 2's in its earlier form: the same function, written as two replacements.
+        replacement = changes[0]["prepend"]
+        steps = [{"type": "Metaspace", "replacement": replacement, "split": False}]
+        backend.normalizer, scheme = None, "always"
+    elif own := [step for step in steps if step["type"] == "Metaspace"]:
+        (scheme,) = {step["prepend_scheme"] for step in own}
+    else:
+        return
+    steps = [step for step in steps if step["type"] != "WhitespaceSplit"]
+    for step in steps:
+        if step["type"] == "Metaspace":
+            step["prepend_scheme"] = "never"
+    backend.pre_tokenizer = _pre_tokenizer(steps)
+    if once == twice:
+        one_space = normalizers.Replace(Regex(r"\s+"), " ")
+        # A space at the end would be a token of its own.
+        spaces = [normalizers.Replace(Regex(r"\s+$"), ""), one_space]
+        known = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence(known + spaces)
+    setattr(tokenizer, _SECTIONS, scheme)
+
+
+def _steps(stage: Any, name: str) -> list[dict[str, Any]]:
+    """Lists the steps of a normalizer or pre-tokenizer as tokenizer.json has them."""
+    if stage is None:
+        return []
+    found = json.loads(stage.__getstate__())
+    return found[name] if found["type"] == "Sequence" else [found]
+
+
+def _pre_tokenizer(steps: list[dict[str, Any]]) -> Any:
+    """Makes a pre-tokenizer of steps as tokenizer.json has them."""
     from tokenizers import pre_tokenizers
 
-    if starts_with_space(tokenizer):
-        own = str(tokenizer.backend_tokenizer.pre_tokenizer)
-        pre = pre_tokenizers.Metaspace(prepend_scheme="never")
-        if "Punctuation" in own:  # DeBERTa's, where they are asked for
-            pre = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("isolated"), pre])
-        tokenizer.backend_tokenizer.pre_tokenizer = pre
+    made = pre_tokenizers.Sequence([])
+    made.__setstate__(json.dumps({"type": "Sequence", "pretokenizers": steps}).encode())
+    return made
 
 
 def encode_with_offsets(
@@ -85,9 +141,9 @@ def encode_with_offsets(
     if not texts:
         return {}
     found = tokenizer(
-        [front + text for text in texts], add_special_tokens=False, split_special_tokens=True,
-        padding=False, truncation=False, return_offsets_mapping=True, return_attention_mask=False,
-        return_token_type_ids=False, verbose=False,
+        [text and front + text for text in texts], add_special_tokens=False,
+        split_special_tokens=True, padding=False, truncation=False, return_offsets_mapping=True,
+        return_attention_mask=False, return_token_type_ids=False, verbose=False,
     )  # fmt: skip
     # Characters of the text itself, without the space that was put in front.
     places = (
@@ -131,9 +187,6 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     """
     if not texts:
         return []
-    if starts_with_space(tokenizer):  # SentencePiece takes white space of any length for one space
-        # A space at the end would be a token of its own.
-        texts = [re.sub(r"\s+", " ", text.rstrip()) for text in texts]
     try:
         found = tokenizer(
             texts,

@@ -295,7 +295,8 @@ def _write_sentence_piece(folder: Path) -> int:
     pieces += [(word, -3.0) for word in dict.fromkeys(words)]
     pieces += [(letter, -9.0) for letter in letters if letter not in words]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.Metaspace()
     sentinels = [f"<extra_id_{i}>" for i in range(3)]
     tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>", *sentinels])

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.corpus import Corpus, TextSettings, check_unchanged, check_vocabulary, index_corpus
 from jaxprompt.corpus import index as indexing
 from jaxprompt.corpus.read import Source
 from jaxprompt.corpus.split import split_units
 from jaxprompt.corpus.store import META
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.tokenizer import encode_texts, load_tokenizer
 from jaxprompt.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +113,7 @@ def test_a_tokenizer_without_a_rust_half(folder, tmp_path):
     from transformers import ByT5Tokenizer
 
     corpus = index(folder, ByT5Tokenizer(), tmp_path / "store")
-    assert corpus.document(0)[1].tolist() == [byte + 3 for byte in b"three"]
+    assert corpus.document(0)[1].tolist() == [byte + 3 for byte in b" three"]
 
 
 def test_wide_vocabulary(folder, tmp_path):
@@ -381,3 +382,12 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     command = [sys.executable, "-c", script, tmp_path, tmp_path / "store", ROOT]
     grown = int(subprocess.run(command, check=True, capture_output=True, timeout=300).stdout)
     assert grown < 6e6 < (tmp_path / "large.jsonl").stat().st_size / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_units_of_sentence_pieces_keep_their_words_apart(kind, tmp_path):
+    tokenizer = load_tokenizer(write_pieces(tmp_path / "tokenizer", kind))
+    (tmp_path / "a.txt").write_text("hello  world it\nwas good hello\n")
+    corpus = index(tmp_path / "a.txt", tokenizer, tmp_path / "store")
+    ((first, second),) = ids(corpus)
+    assert tokenizer.decode(first + second).strip() == "hello  world it was good hello"

@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sentence_pieces import KINDS, write_pieces
 
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.corpus.denoise.vocabulary import plain_words, sentinels, word_starts
+from jaxprompt.data.tokenizer import encode_exact, load_tokenizer
 from jaxprompt.errors import InputError
 
 TEXT = "Unbelievably, the interlocutors' (re)calibration cost 1,234.50 euros — naïvely put."
@@ -31,6 +33,13 @@ def test_spaces_begin_words(name, request):
     ]
     found = word_starts(tokenizer)[tokens["input_ids"]]
     assert found[1:].tolist() == begins[1:] and any(begins) and not all(begins[1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_of_sentence_pieces(kind, tmp_path):
+    tokenizer = load_tokenizer(write_pieces(tmp_path, kind))
+    found = word_starts(tokenizer)[encode_exact(tokenizer, " hello worlds")]
+    assert found[0] and found.sum() == 2
 
 
 def test_words_equal_those_of_transformers(roberta):

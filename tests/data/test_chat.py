@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import transformers
+from sentence_pieces import CHATS, KINDS, write_pieces
 from tokenizers import ByteLevelBPETokenizer
 
 from jaxprompt.data.chat import in_chat
@@ -68,6 +69,20 @@ def test_a_template_is_a_turn(tokenizer):
     assert row.ids[0] == 0 and (row.ids == 0).sum() == 1  # <s> once
     soft = encode(tokenizer, LAID, "the cat sat.", slots=2)
     assert soft.roles[:2].tolist() == [Role.SOFT] * 2 and soft.ids[2:].tolist() == row.ids.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chat", CHATS)
+def test_every_kind_of_sentence_pieces(kind, chat, tmp_path):
+    folder = write_pieces(tmp_path, kind, CHATS[chat])
+    released = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    expected = theirs(released, "hello world It was")
+    if expected[0] != released.bos_token_id:  # which begins every input here
+        expected = [released.bos_token_id, *expected]
+    for template in ("{text} It was [mask]", "  {text}  It was [mask] "):
+        row = encode(tokenizer, in_chat(tokenizer, template), "hello world")
+        assert row.ids.tolist() == expected
 
 
 def test_a_text_cannot_open_a_turn(tokenizer):

@@ -13,7 +13,7 @@ from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.token_runs import TokenRun
-from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.data.tokenizer import encode_exact, encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
@@ -32,7 +32,7 @@ def make_encoder(
     words = encode_texts(tokenizer, [" terrible", " great"])
     between, role = list(specials.end), Role.SPECIAL
     if style == "causal":
-        (between,), role = encode_texts(tokenizer, ["\n"]), Role.HARD
+        between, role = encode_exact(tokenizer, "\n"), Role.HARD
     separator = (TokenRun(between, role, 0),) if style != "seq2seq" else ()
     beside = Beside(words, separator, first or style == "causal", drops, whole, limit, own_limit)
     return ExampleEncoder(

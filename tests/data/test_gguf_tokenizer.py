@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from jaxprompt.data import gguf_tokenizer
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
@@ -96,6 +97,25 @@ def test_sentencepiece(tmp_path, architecture, adds):
     assert ours.bos_token == "<s>"
     assert (ours("a")["input_ids"][0] == 1) == (adds is None)
     assert encode_texts(load_tokenizer(path), ["ab"]) == [[7]]  # as written: no space in front
+
+
+@pytest.mark.parametrize(
+    ("pre", "begins"), [("llama-bpe", True), ("tekken", True), ("smollm", False)]
+)
+def test_byte_level_files_that_say_nothing_begin_as_in_llama_cpp(tmp_path, pre, begins):
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    tokens = [*bytes_to_unicode().values(), "ab", "<|begin|>", "<|end|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 2) + [3, 3])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(len(tokens) - 2)
+    writer.add_eos_token_id(len(tokens) - 1)
+    finish(writer, path)
+    front = [len(tokens) - 2] * begins
+    assert load_tokenizer(path)("ab")["input_ids"] == [*front, tokens.index("ab")]
 
 
 def test_files_of_one_tokenizer_share_it(tmp_path, cache):

@@ -44,7 +44,8 @@ def word_starts(tokenizer: Any) -> np.ndarray:
     # By its text, which also shows a step inside a Sequence.
     elif "ByteLevel" in str(getattr(backend, "pre_tokenizer", "")):
         begins = lambda token: token.startswith(_SPACES)
-    elif starts_with_space(tokenizer):
+    # Gemma's normalizer writes it, the others' pre-tokenizer.
+    elif starts_with_space(tokenizer) or "▁" in str(getattr(backend, "normalizer", "")):
         begins = lambda token: token.startswith("▁")
     else:
         raise InputError(

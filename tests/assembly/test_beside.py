@@ -1,0 +1,24 @@
+"""What stands between demonstrations, by the kind of tokenizer."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sentence_pieces import KINDS, write_pieces
+
+from jaxprompt.assembly.beside import how_beside
+from jaxprompt.data.specials import read_specials
+from jaxprompt.data.tokenizer import load_tokenizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_break_ends_each_on_a_left_to_right_model(kind, tmp_path):
+    tokenizer = load_tokenizer(write_pieces(tmp_path, kind))
+    specials = read_specials(tokenizer, "causal", eos=True, sentinel="", masks=1)
+    laid = SimpleNamespace(
+        specials=specials, verbalizer=SimpleNamespace(ids=np.array([[[7, -1]], [[8, 9]]]))
+    )
+    settings = SimpleNamespace(per_class=0, total=0, exact=2, limit=0, own_limit=0)
+    beside = how_beside(SimpleNamespace(settings=settings), laid, tokenizer)
+    assert [tokenizer.decode(run.ids) for run in beside.separator] == ["\n"]
+    assert beside.words == [[7], [8, 9]] and beside.first and beside.whole
