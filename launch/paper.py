@@ -124,7 +124,7 @@ def list_runs(
     rates = _numbers("--learning-rates", args.learning_rates, float) or paper.rates(cell, backbone)
     axes = {"optim.lr": rates, **paper.searched(cell)} if cell.does == "train" else {}
     axes = {field: values for field, values in axes.items() if values}
-    seeds = _numbers("--seeds", args.seeds, int)[: 1 if cell.once else None]
+    seeds = seeds_of(cell, args)[: 1 if cell.once else None]
     for *values, seed in itertools.product(*axes.values(), seeds):
         own = dict(zip(axes, values, strict=True))
         parts = [f"{field.rpartition('.')[2]}={value}" for field, value in own.items()]
@@ -133,6 +133,11 @@ def list_runs(
         own |= {f: x for f, x in paper.follows(cell, own).items() if f not in changes}
         runs.append(sweep.SweepRun(folder.name, config, changes | own, folder))
     return runs
+
+
+def seeds_of(cell: Cell, args: Any) -> Sequence[int]:
+    """Lists the seeds of a cell: those of --seeds, else the paper's."""
+    return _numbers("--seeds", args.seeds, int) or PAPERS[args.paper].seeds_of(cell)
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -252,9 +257,11 @@ def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
     names = [f"{name} of {', '.join(own)}" for name, own in metrics.items()]
     paper = PAPERS[args.paper]
     table = paper.TABLES[args.table]
+    seeds = sorted({seed for cell, _ in measured for seed in seeds_of(cell, args)})
     lines = [
         f"{paper.TITLE}, {args.table}: {table.about}",
-        f"test {'; '.join(names)}; mean ± standard deviation over seeds {args.seeds}, in percent",
+        f"test {'; '.join(names)}; mean ± standard deviation over seeds "
+        f"{','.join(map(str, seeds))}, in percent",
     ]
     if not table.draw or read_published(args.paper, args.table):
         lines[-1] += "; [as published]"
@@ -333,7 +340,6 @@ def main(argv: Sequence[str]) -> int:
     for field, _ in overrides:
         if field in (flags := FLAGS | paper.FLAGS):
             raise InputError(f"--config.{field} is set by {flags[field]} here")
-    args.seeds = args.seeds or ",".join(map(str, paper.SEEDS))
     bind(args)
     output = Path(args.output or Path(args.workdir) / f"{args.table}.png")
     if table.draw:

@@ -112,7 +112,8 @@ class PTuningV2(Paper):
         """Adds --shared and --layers."""
         parser.add_argument(
             "--shared", default="shared",
-            help="folder with the exports, by task, of configs/ptuning_v2/multi_task.py",
+            help="folder with the exports of configs/ptuning_v2/multi_task.py: MODEL/TASK, or TASK "
+            "with --backbone",
         )  # fmt: skip
         parser.add_argument(
             "--layers", type=int, default=depth.LAYERS,
@@ -131,7 +132,7 @@ class PTuningV2(Paper):
         """Says which export a cell lacks, on which its prompt starts."""
         if cell.method.split(",")[1] != "multi_task":
             return ""
-        export = Path(args.shared) / cell.task.removesuffix("_brown")
+        export = self._export(cell, args)
         if export.is_dir():
             return ""
         return (
@@ -158,8 +159,7 @@ class PTuningV2(Paper):
             count = int(rest[0]) * args.layers // depth.LAYERS
             changes["prompt.layers"] = depth.interval(system, count, args.layers)
         if system == "multi_task":
-            export = Path(args.shared) / cell.task.removesuffix("_brown")
-            changes["prompt.init"] = str(export)
+            changes["prompt.init"] = str(self._export(cell, args))
         return changes
 
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
@@ -195,6 +195,17 @@ class PTuningV2(Paper):
         if args.table.startswith("figure"):
             return ["the paper's text has no numbers of its figures: lengths and counts are ours"]
         return ["the paper reports development sets, at the epoch that is best on them"]
+
+    def seeds_of(self, cell: Cell) -> Sequence[int]:
+        """Lists the seed of the released script where there is one."""
+        if not self._released(cell):
+            return self.SEEDS
+        task, model = cell.task.removesuffix("_brown"), BACKBONES[cell.backbone]
+        return (ptuning_v2.tune(task, model=model).seed,)
+
+    def _export(self, cell: Cell, args: Any) -> Path:
+        model = "" if args.backbone else BACKBONES[cell.backbone]
+        return Path(args.shared) / model / cell.task.removesuffix("_brown")
 
     def _released(self, cell: Cell) -> bool:
         task, system = cell.task.removesuffix("_brown"), cell.method.split(",")[1]

@@ -86,6 +86,11 @@ class Paper(abc.ABC):
         """Says why a cell is not run, and what to do about it; "" where it is run."""
         return ""
 
+    def seeds_of(self, cell: Cell) -> Sequence[int]:
+        """Lists the seeds of a cell."""
+        del cell
+        return self.SEEDS
+
     @abc.abstractmethod
     def config_of(self, cell: Cell, args: Any) -> str:
         """Names the config of a cell, PATH:ARGUMENT."""

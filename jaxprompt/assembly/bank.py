@@ -17,6 +17,7 @@ from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encoded import Encoded, Split, count_cut
 from jaxprompt.data.records import Record, with_examples
 from jaxprompt.data.tasks import Example
+from jaxprompt.data.tasks.cells import spelling, unreadable
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError, nearest
 from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
@@ -56,10 +57,11 @@ class PromptBank(NamedTuple):
 
     def find(self, name: Any, where: str) -> int:
         """Finds a prompt by name. Raises InputError, with `where`, for an unknown one."""
-        if name not in self.names:
+        spelled = "" if unreadable(name) else spelling(name)  # a number names one too
+        if spelled not in self.names:
             known = nearest(str(name), self.names)
             raise InputError(f"{where} asks for the prompt {name!r:.60}; {known}")
-        return self.names.index(name)
+        return self.names.index(spelled)
 
 
 def name_of(path: str) -> str:

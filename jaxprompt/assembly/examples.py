@@ -29,6 +29,7 @@ from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.data.word_list import WordList, choose_classes, keep_known, read_words, with_words
 from jaxprompt.errors import InputError, brief
 from jaxprompt.heads import make_head
+from jaxprompt.scoring.questions import METRICS as QUESTION_METRICS
 
 SPLITS = ("train", "dev", "test")
 _NO_VOCABULARY = ("labels", "words", "choices", "target", "tags", "answers", "entities", "number")
@@ -211,7 +212,7 @@ def read_examples(
     task = in_form(c, task) if record is None else task
     if rows is not None:
         examples = read_all(task, rows, rows.origin)
-        split = _draw(data, task, [e.label for e in examples])
+        split = _draw(data, task, examples)
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:
             splits["dev"] = scored_examples(
@@ -311,13 +312,13 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
 
     if data.protocol and split != "test":
         found = read("train")
-        numbers = getattr(_draw(data, task, [own.label for _, _, own in found]), split)
+        numbers = getattr(_draw(data, task, [own for _, _, own in found]), split)
         if numbers is not None:
             return [found[number] for number in numbers]
     return read(split)
 
 
-def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.SplitRows | None:
+def _draw(data: Any, task: Task, examples: Sequence[Example]) -> fewshot.SplitRows | None:
     if not data.protocol:
         return None
     if task.kind != "classes" and data.protocol not in _ANY_ROWS:
@@ -327,6 +328,20 @@ def _draw(data: Any, task: Task, labels: list[int]) -> fewshot.SplitRows | None:
         )
     values = {**data, "path": data.rows, "dev_k": data.dev_k or None, "k": data.k or None}
     options = {name: values[name] for name in fewshot.PROTOCOLS[data.protocol]}
+    labels = [example.label for example in examples]
     if task.kind != "classes" or (data.protocol == "holdout" and task.choices):
         labels = [0] * len(labels)  # the place of the right choice is no class
-    return fewshot.split(data.protocol, labels, data.seed, names=task.labels, **options)
+    wholes: list[Any] | None = None
+    whole = fewshot.draws_wholes(data.protocol, options)
+    if task.question and (whole or task.metric in QUESTION_METRICS):
+        if data.protocol == "kfold" and not whole:
+            raise InputError(
+                f"data.protocol=kfold with data.k={data.k} deals single candidates, and "
+                f"{task.metric} is of whole questions; take data.k=0, or task.metric=accuracy"
+            )
+        wholes = [example.question for example in examples]
+    elif task.predicate:  # a sentence is an example for each
+        wholes = [example.words for example in examples]
+    return fewshot.split(
+        data.protocol, labels, data.seed, names=task.labels, wholes=wholes, **options
+    )

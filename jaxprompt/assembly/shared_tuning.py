@@ -123,6 +123,7 @@ class SharedTuning(Work):
         placement = from_config.build_placement(c)
         self.scorers: dict[str, Scorer] = {}
         self.splits: dict[str, dict[str, Any]] = {}
+        self.notes: dict[str, tuple[str, ...]] = {}
         known, digests = {}, {}
         fields = {name: _own_fields(own) for name, own in self.configs.items()}
         processes.agree(
@@ -136,7 +137,7 @@ class SharedTuning(Work):
                 scorer = from_config.scorer_from_config(own, backbone, examples, placement)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
-            self.scorers[name] = scorer
+            self.scorers[name], self.notes[name] = scorer, examples.notes
             self.splits[name] = from_config.encode_splits(scorer, examples)
             check_room(own, scorer, self.splits[name])
             known[name] = from_config.describe_data(examples, scorer)
@@ -224,7 +225,7 @@ class SharedTuning(Work):
         return next(self.batches)
 
     def measure(self, trainable: Flat) -> dict[str, float]:
-        """Scores dev of every task, and the mean of their own metrics."""
+        """Scores dev of every task, with the mean of their own metrics."""
         return self._score("dev", trainable, self.scores)
 
     def _score(self, split: str, trainable: Flat, scores: Mapping[str, Any]) -> dict[str, float]:
@@ -236,8 +237,8 @@ class SharedTuning(Work):
             measured = score(self.splits[name][split], *numbers)
             own.append(measured[self.scorers[name].task.metric])
             found |= {f"{name}/{metric}": value for metric, value in measured.items()}
-        # Each task counts alike, however many examples it has.
-        return {"mean": sum(own) / len(own), **found} if own else {}
+        # Each task counts alike, however many examples it has. Of some alone there is no mean.
+        return {"mean": sum(own) / len(own), **found} if len(own) == len(scores) else found
 
     def value(self, dev: dict[str, float]) -> float:
         """Picks the mean of the tasks."""
@@ -255,7 +256,7 @@ class SharedTuning(Work):
             share = self.batches.shares[name]
             log.say(f"task {name}, template {scorer.template!r}, {share:.1%} of the steps")
             log.say(f"  {sizes}")
-            for line in from_config.tell_examples(scorer, self.splits[name]):
+            for line in from_config.tell_examples(scorer, self.splits[name], self.notes[name]):
                 log.say(f"  {line}")
         log.say(tree.overview(trainable, frozen))
         log.say(f"{self.milestones.total} steps, {where}")

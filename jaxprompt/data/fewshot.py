@@ -8,7 +8,7 @@ import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,12 +38,19 @@ class SplitRows(NamedTuple):
 
 
 def split(
-    protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (), **options: Any
-) -> SplitRows:
+    protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (),
+    wholes: Sequence[Hashable] | None = None, **options: Any,
+) -> SplitRows:  # fmt: skip
     """Draws a split by the protocol's name, with its options in PROTOCOLS.
 
     `fold` of kfold is the part, from 0, that is dev. `names` are the class names for messages.
+    Rows of one value of `wholes` stay together under holdout, fraction and kfold without k, which
+    then count these and not classes; the size of holdout is the least number of rows in dev. kshot
+    and balanced draw train by class, and as dev whole ones that train has no row of, at least as
+    many rows.
     """
+    if wholes is not None and draws_wholes(protocol, options):
+        return _whole(protocol, wholes, seed, options)
     if protocol not in PROTOCOLS:
         raise InputError(f"unknown few-shot protocol {protocol!r}; {nearest(protocol, PROTOCOLS)}")
     for option in options:
@@ -67,7 +74,48 @@ def split(
         "balanced": balanced,
         "fraction": fraction,
     }
-    return draw[protocol](labels, seed=seed, names=names, **options)
+    found = draw[protocol](labels, seed=seed, names=names, **options)
+    return found if wholes is None else _with_whole_dev(found, wholes, seed)
+
+
+def draws_wholes(protocol: str, options: Mapping[str, Any]) -> bool:
+    """Tells whether a protocol can keep rows together: not where it takes a number of a class."""
+    return protocol in ("holdout", "fraction") or (protocol == "kfold" and not options.get("k"))
+
+
+def _whole(
+    protocol: str, wholes: Sequence[Hashable], seed: int, options: dict[str, Any]
+) -> SplitRows:
+    rows = _together(wholes, range(len(wholes)))
+    if protocol == "holdout":
+        sizes = np.cumsum([len(rows[group]) for group in _shuffled(len(rows), seed)])
+        options = options | {"size": int(np.searchsorted(sizes, options["size"])) + 1}
+    train, dev = split(protocol, [0] * len(rows), seed, names=("of all",), **options)
+    spread = lambda numbers: [row for number in numbers for row in rows[number]]
+    return _split(spread(train), None if dev is None else spread(dev))
+
+
+def _with_whole_dev(found: SplitRows, wholes: Sequence[Hashable], seed: int) -> SplitRows:
+    if found.dev is None or not len(found.dev):
+        return found
+    taken = {wholes[row] for row in found.train}
+    rest = [row for row in range(len(wholes)) if wholes[row] not in taken]
+    rows, dev = _together(wholes, rest), []
+    for group in _shuffled(len(rows), seed):
+        dev += rows[group] if len(dev) < len(found.dev) else []
+    if not dev:
+        raise InputError(
+            "the examples for train are of all questions there are, which leaves none for dev; "
+            "ask for fewer, or give data.files.dev"
+        )
+    return found._replace(dev=np.array(sorted(dev), np.int64))
+
+
+def _together(wholes: Sequence[Hashable], rows: Iterable[int]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for row in rows:
+        groups.setdefault(wholes[row], []).append(row)
+    return list(groups.values())
 
 
 def kshot(

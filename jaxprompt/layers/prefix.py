@@ -54,7 +54,9 @@ def parse_layers(text: str, total: int, field: str = "layers") -> tuple[int, int
     if not first.isdecimal() or (dash and not last.isdecimal()):
         raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST, as in 17-24, or empty")
     low, high = int(first), int(last or first)
-    if not 1 <= low <= high <= total:
+    if not 1 <= low <= high:
+        raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST, from 1 on and in this order")
+    if high > total:
         raise InputError(f"prompt.{field}={text!r} must be FIRST-LAST within 1-{total}")
     return low - 1, high
 

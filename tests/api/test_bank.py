@@ -10,6 +10,8 @@ from test_token_heads import tagged
 from tiny_run import TOPICS, jaxprompt, make_backbone, read_lines, write_rows
 
 import jaxprompt as jp
+from jaxprompt.assembly.bank import PromptBank
+from jaxprompt.errors import InputError
 
 WORDS = "cat bread saw".split()
 CLASSES = {"fields": "text", "label": "label"}
@@ -165,6 +167,16 @@ def test_flags_that_do_not_go_together(flags, told, tmp_path, capsys):
     more = [] if "--text=b" in flags else [f"--input={given}"]
     code, out, err = jaxprompt(capsys, "predict", *flags, *more)
     assert code == 2 and not out and told in err, err
+
+
+def test_a_number_names_a_prompt():
+    """As a column of numbers holds it, from JSON or with gaps."""
+    bank = PromptBank(("0", "1", "true"), [], [], {}, None)
+    for number, names in enumerate([(0, 0.0, "0"), (1, 1.0, "1"), (True, "true")]):
+        assert [bank.find(name, "x:1") for name in names] == [number] * len(names)
+    for name in (2, None, [0], {}, float("nan")):
+        with pytest.raises(InputError, match="x:1 asks for the prompt"):
+            bank.find(name, "x:1")
 
 
 def test_an_equals_sign_in_a_path_names_no_prompt(tmp_path, monkeypatch):

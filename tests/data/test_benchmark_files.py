@@ -183,6 +183,41 @@ def test_record(tmp_path):
     assert text == '{"idx": 11, "label": "Rome"}\n{"idx": 12, "label": "Ann"}\n'
 
 
+@pytest.mark.parametrize(("name", "row"), [("multirc", MULTIRC), ("record", RECORD), ("wsc", WSC)])
+def test_columns_of_a_user_stay(name, row, tmp_path):
+    path = write(tmp_path / "test.jsonl", [hide(row) | {"which": "first"}])
+    _, records = asked(name, path)
+    assert len(records) and {record.row["which"] for record in records} == {"first"}
+
+
+def test_an_answer_that_is_no_candidate(tmp_path):
+    row = {"passage": "Ann won. Bo lost.", "query": "@placeholder won", "entities": ["Ann", "Bo"],
+           "answers": ["The Ann"], "idx": {"passage": 5, "query": 12}}  # fmt: skip
+    with pytest.raises(
+        InputError, match=r"1: none of the 1 answers in 'answers', as 'The Ann', is a"
+    ):
+        read("record", write(tmp_path / "train.jsonl", [row]))
+
+
+@pytest.mark.parametrize(("told", "text"), [(1, "he"), (2, "He"), (0, "he"), (1, "HE")])
+def test_a_pronoun_that_stands_beside_its_index(told, text, tmp_path):
+    row = {"text": "Mark said he, not his son, lied", "span1_text": "Mark", "span1_index": 0,
+           "span2_text": text, "span2_index": told, "label": True, "idx": 0}  # fmt: skip
+    (own,) = read("wsc", write(tmp_path / "train.jsonl", [row]))
+    assert own.fields["text"][slice(*own.entities[0])] == "he,"
+    row["span2_text"] = "she"
+    with pytest.raises(
+        InputError, match="entity 1, 'she' in 'span2_text', stands nowhere in 'text'"
+    ):
+        read("wsc", write(tmp_path / "train.jsonl", [row]))
+
+
+def test_truth_as_a_data_frame_writes_it(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("question,passage,label\nis it,it is,True\nis it,it is not,False\n")
+    assert [own.label for own in read("boolq", path)] == [1, 0]
+
+
 def test_highlights_of_the_hub_are_read_alike(tmp_path):
     row = {"passage": RECORD["passage"]["text"], "query": "@placeholder won", "answers": ["Ann"],
            "entities": ["Ann", "Bo"], "idx": {"passage": 5, "query": 12}}  # fmt: skip

@@ -330,3 +330,44 @@ def test_dispatch(tmp_path):
 def test_wrong_input(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+# -- rows that stay together ----------------------------------------------------------------------
+
+WHOLES = [number // 3 for number in range(30)]  # ten questions of three candidates
+RIGHT = [int(number % 3 == 0) for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [
+        ("holdout", {"size": 7}),
+        ("fraction", {"ratio": 0.5, "holdout": 0.3}),
+        ("fraction", {"ratio": 5, "holdout": 0.3}),
+        ("kfold", {"folds": 5, "fold": 2, "k": None}),
+        ("kshot", {"k": 3, "dev_k": 4}),
+        ("balanced", {"n": 6}),
+    ],
+)
+def test_no_question_is_divided(protocol, options):
+    found = fewshot.split(protocol, RIGHT, 3, wholes=WHOLES, **options)
+    train, dev = ({WHOLES[row] for row in part} for part in (found.train, found.dev))
+    assert dev and not train & dev
+    assert len(found.dev) == 3 * len(dev)
+    assert found.dev.tolist() == sorted(found.dev) and len({*found.dev}) == len(found.dev)
+    if protocol in ("kshot", "balanced"):
+        plain = fewshot.split(protocol, RIGHT, 3, **options)
+        assert found.train.tolist() == plain.train.tolist()
+        assert len(plain.dev) <= len(found.dev) < len(plain.dev) + 3
+    else:
+        assert len(found.train) == 3 * len(train)
+    sizes = {"holdout": 9, "kfold": 6, "fraction": 9}
+    assert len(found.dev) == sizes.get(protocol, len(found.dev))
+    if protocol == "fraction":
+        assert len(train) == 5
+
+
+def test_questions_that_train_takes_all_of():
+    with pytest.raises(InputError, match="which leaves none for dev; ask for fewer, or give data."):
+        fewshot.split("kshot", RIGHT, 0, wholes=WHOLES, k=9, dev_k=1)
+    assert not len(fewshot.split("kshot", RIGHT, 0, wholes=WHOLES, k=9, dev_k=0).dev)

@@ -258,7 +258,7 @@ def test_wsc_marks_the_pronoun(shared):
     for row in read_file(shared / "data/wsc/test.jsonl.gz"):
         marked = tasks.read_example(task, row, "x:1").fields["entity1"]
         others += [marked] * (marked.strip(".,") != row["span2_text"])
-    assert others == ["use"]  # the published index is one off: "want to use it"
+    assert not others  # the index of one row is published one off: "want to use it"
 
 
 def test_copa_turns_the_question_into_a_connective():

@@ -110,6 +110,30 @@ def test_a_paper_s_bert_is_cased_on_superglue_alone():
         assert paper.list_runs(cell, args)[0].changes["backbone.path"].endswith(ending)
 
 
+def test_seeds_are_those_of_the_released_scripts():
+    found = {}
+    for cell in paper.pick(tables.TABLES["table2"], arguments(backbone="", seeds="")):
+        if ",prefix," in cell.method or cell.method.endswith(",prefix"):
+            seeds = {r.changes["seed"] for r in paper.list_runs(cell, arguments(seeds=""))}
+            found[cell.task, cell.backbone] = seeds
+    assert found["copa", "BERT-large"] == found["wsc", "RoBERTa-large"] == {44}
+    assert found["rte", "BERT-large"] == {11}
+    assert {r.changes["seed"] for r in paper.list_runs(cell, arguments(seeds="3"))} == {3}
+
+
+def test_a_shared_prompt_is_of_its_backbone():
+    folders = {"": set(), "x": set()}
+    for backbone, found in folders.items():
+        for cell in paper.pick(tables.TABLES["table3"], arguments(tasks="conll2003")):
+            if cell.method.split(",")[1] == "multi_task":
+                (first, *_) = paper.list_runs(cell, arguments(backbone=backbone))
+                found.add(first.changes["prompt.init"])
+    assert folders["x"] == {"s/conll2003"}
+    assert folders[""] == {
+        f"s/{model}/conll2003" for model in tables.BACKBONES.values() if "glm" not in model
+    }
+
+
 def test_layers_are_counted_from_either_end_and_shared_out(tmp_path):
     found = {}
     for layers in (24, 6):
@@ -129,7 +153,9 @@ def test_layers_are_counted_from_either_end_and_shared_out(tmp_path):
 
 def test_rows_without_a_shared_prompt_say_so(tmp_path):
     words = [f"--workdir={tmp_path / 'new'}", f"--shared={tmp_path}", "--tasks=conll05_brown"]
-    with pytest.raises(InputError, match=f"{tmp_path}/conll05 does not exist; train configs/ptun"):
+    with pytest.raises(
+        InputError, match=f"{tmp_path}/bert-large/conll05 does not exist; train configs"
+    ):
         paper.main(["ptuning_v2", "table3", "--rows=Multi-task P-tuning v2, BERT-large", *words])
 
 

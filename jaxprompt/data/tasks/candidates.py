@@ -66,7 +66,13 @@ def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     # Hidden answers are not scored, so that nothing has to tell the questions apart.
     made, asked = [], question_of(task, row, where, needed=known is not None)
-    for own in _texts(row, column, where):
+    candidates = _texts(row, column, where)
+    if known is not None and not set(known) & set(candidates):
+        raise InputError(
+            f"{where}: none of the {len(known)} answers in {right!r}, as {known[0]!r:.40}, is a "
+            f"candidate in {column!r}, which has {len(candidates)}; write them as they stand there"
+        )
+    for own in candidates:
         filled = {
             name: value.replace(task.placeholder, own) if task.placeholder else value
             for name, value in texts.items()

@@ -145,9 +145,32 @@ def _of_words(task: Task, row: Mapping[str, Any], words: Sequence[str], where: s
         first, last = _read_span(task, row, i, where)
         last += task.offsets == "last_word"
         _check((first, last), i + 1, len(words), "words", where)
+        if task.called:
+            first, last = _nearest(task, row, i, words, first, where)
         # Words are joined by one space, which the end of an entity leaves out.
         spans.append((starts[first], starts[last] - 1))
     return _trimmed(" ".join(words), spans, where)
+
+
+def _nearest(
+    task: Task, row: Mapping[str, Any], index: int, words: Sequence[str], first: int, where: str
+) -> tuple[int, int]:
+    """Finds the words that an entity is called by, nearest to where it is told to begin.
+
+    Of WSC's pronouns a few are told beside their place.
+    """
+    plain = lambda word: re.sub(r"\W", "", word).casefold()
+    column = task.called[index]
+    name = read_text(_column(task, row, column, index + 1, where), column, where)
+    own, all_words = [plain(word) for word in name.split()], [plain(word) for word in words]
+    places = [i for i in range(len(words)) if own and all_words[i : i + len(own)] == own]
+    if not places:
+        raise InputError(
+            f"{where}: entity {index + 1}, {name!r:.40} in {column!r}, stands nowhere in "
+            f"{task.fields[0]!r}; mend one of them"
+        )
+    place = min(places, key=lambda i: abs(i - first))
+    return place, place + len(own)
 
 
 def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:

@@ -58,8 +58,7 @@ def _unnested(row: Row, column: str, where: str) -> list[Row]:
             f"{where}: column {column!r} must hold a list of objects {{column: value}}, got "
             f"{row[column]!r:.60}"
         )
-    rest = {name: value for name, value in row.items() if name != column}
-    return [rest | item for item in items]
+    return [_rest(row, column) | item for item in items]
 
 
 def _list_items(value: Any) -> list[Row] | None:
@@ -78,8 +77,7 @@ def _list_items(value: Any) -> list[Row] | None:
 
 def _wsc(row: Row, where: str) -> Iterator[Row]:
     if "target" in row:
-        rest = {name: value for name, value in row.items() if name != "target"}
-        row = {**rest, **_part(row, "target", dict, where)}
+        row = {**_rest(row, "target"), **_part(row, "target", dict, where)}
     yield row
 
 
@@ -89,10 +87,12 @@ def _multirc(row: Row, where: str) -> Iterator[Row]:
         yield row
         return
     passage = _part(row, "passage", dict, where)
+    rest = _rest(row, "passage", "idx")
     for asked in _parts(passage, "questions", where):
         for answer in _parts(asked, "answers", where):
             numbers = {"paragraph": row, "question": asked, "answer": answer}
             yield {
+                **rest,
                 "paragraph": passage.get("text"),
                 "question": asked.get("question"),
                 "answer": answer.get("text"),
@@ -119,6 +119,7 @@ def _record(row: Row, where: str) -> Iterator[Row]:
         entities.append(text[start : end + 1])  # the last character belongs to it
     for asked in _parts(row, "qas", where):
         own = {
+            **_rest(row, "passage", "qas", "idx"),
             "passage": text,
             "query": asked.get("query"),
             "entities": entities,
@@ -127,6 +128,11 @@ def _record(row: Row, where: str) -> Iterator[Row]:
         if "answers" in asked:
             own["answers"] = [answer.get("text") for answer in _parts(asked, "answers", where)]
         yield _listed(own)
+
+
+def _rest(row: Row, *known: str) -> Row:
+    """Keeps the columns that a user has put beside the benchmark's own."""
+    return {name: value for name, value in row.items() if name not in known}
 
 
 def _listed(row: Row) -> Row:

@@ -99,6 +99,7 @@ SUPERGLUE = {
         "fields": ("text", "span1_text", "span2_text"),
         "entities": ("span2_index|span2_index",),
         "offsets": "last_word",
+        "called": ("span2_text",),
         "markers": ("*", "*"),
         "labels": ("false", "true"),
         "hub": "aps/super_glue",

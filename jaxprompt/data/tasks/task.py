@@ -98,6 +98,7 @@ class Task:
     entities: tuple[str, ...] = ()
     offsets: str = "tags"
     markers: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()  # columns of what each is, where words are told and may be others
     negative: str = ""  # the class that is no relation, which metrics of relations leave out
     columns: tuple[str, ...] = ()  # of a row of JSON that is a list, of a TSV without a header
     # Columns whose values make a question, of which examples are answers; see scoring/questions.py
@@ -145,6 +146,8 @@ class Task:
         """Class index of every spelling of a label: name, raw value, and index unless ambiguous."""
         names = self.labels or (tuple(string.ascii_uppercase) if self.choices else ())
         table = {name: i for i, name in enumerate(names)}
+        if {*names} == {"false", "true"}:  # as a data frame writes them into a CSV file
+            table |= {name.capitalize(): i for i, name in enumerate(names)}
         for i, value in enumerate(self.values):
             for written in str(value).split("|"):
                 table.setdefault(written, i)
