@@ -6,6 +6,8 @@ table varies behind these: `--config=configs/ipt/end_to_end.py:rte,random,prefix
 Where the paper and its released code disagree, or both are silent:
 - learning rates: 1e-5 in A.3 is that of the frozen backbone, the code's prompts have 0.03; a grid
   around that is searched, and 1e-5 is fine-tuning's;
+- on a prefix the code does not shift the positions of the text, and starts the task's prefix from
+  N(0, 1); PLACE prefix has the first, and N(0, 0.02^2), as P-tuning v2;
 - warm-up: 2,000 steps (A.3) are more than CB's 400, so it is a tenth of the steps;
 - the linear layer on the pooler of <s> is trained; the code's is random, fixed, and reads the place
   of the first soft token;
@@ -25,7 +27,7 @@ from configs.parts import heads, methods
 from jaxprompt.errors import InputError, choose
 
 SEEDS = (0, 1, 2, 3, 4)  # section 5.1: five; which ones it does not say
-RATES = (3e-3, 1e-2, 3e-2)  # of prompts, ours around the code's 0.03
+RATES = (1e-2, 3e-2, 1e-1)  # of prompts, ours around the code's 0.03
 FULL_RATES = (1e-5, 2e-5, 5e-5)  # of fine-tuning, ours; A.3: 1e-5
 LENGTH = 100  # section 5.6, and released code
 UTILIZATION = 0.3  # section 5.6: no gain above 26%
@@ -35,7 +37,7 @@ ENCODERS = ("cnn", "lstm", "mlp")  # section 4.2; "RNN" in the tables
 SYSTEMS = ("task", "ppt", "full", "random", "pretrained", *ENCODERS)
 # What a text adds to a prefix: to which layers, beside a prefix of the task or alone, times what.
 PREFIXES = {
-    "prefix": {"layers": "1", "added": True, "coefficient": 0.05},  # released code
+    "prefix": {"layers": "1", "added": True, "coefficient": 0.05, "shift": False},  # released code
     "prefix_paper": {"layers": "", "added": False, "coefficient": 1.0},  # sections 3 and 4.1
 }
 PLACES = ("prompt", *PREFIXES)
@@ -103,7 +105,7 @@ def _method(c, system, place, length, utilization, hidden):
     elif system in ("task", "ppt"):
         if place == "prefix":
             choose("the system on prefix", system, [name for name in SYSTEMS if name != "ppt"])
-            methods.prefix(c, length=length, lr=RATES[1], dropout=0.0)
+            methods.prefix(c, length=length, lr=RATES[1], dropout=0.0, shift=False)
         else:
             methods.soft(c, length=length, lr=RATES[1], start="uniform")
         if system == "ppt":
@@ -117,7 +119,7 @@ def _method(c, system, place, length, utilization, hidden):
 
 
 def few_shot(c, k=32, epochs=400.0):
-    """Trains on K examples per class and stops early on as many (section 5.1)."""
+    """Trains on K examples per class, and keeps the step that is best on as many (5.1)."""
     c.data.protocol, c.data.k, c.data.scarce = "kshot", k, "take"  # CB has 16 of one class
     c.train.total_epochs, c.train.eval_epochs = epochs, 10.0  # A.3: 100 to 800
 

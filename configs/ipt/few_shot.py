@@ -1,8 +1,8 @@
 """IPT on prefix tuning with 32 examples per class (section 5.2, table 3).
 
-The argument is TASK,SYSTEM,PLACE,FOLD. Without FOLD it trains on K examples per class and stops
-early on K more. With it, 0 to 3, a fold of these 2K examples is dev: `sweep --table` shows the
-learning rate whose mean over the folds is best.
+The argument is TASK,SYSTEM,PLACE,FOLD. Without FOLD it trains on K examples per class and keeps
+the step that is best on K more. With it, 0 to 3, a fold of these 2K examples is dev: `sweep
+--table` shows the learning rate whose mean over the folds is best.
 """
 
 from configs.ipt import RATES, SEEDS, SUPERGLUE, cross_validation, few_shot, read_cell, tune

@@ -49,6 +49,7 @@ class Asked(NamedTuple):
     # prompt but that of the unified task is for it (section 4.2).
     topics: str = ""
     name: str = ""  # of the task, where it has another
+    length: int = 512  # tokens of an input, the soft ones included (released code)
 
 
 def _single(field, words):
@@ -82,8 +83,8 @@ TASKS = {
     "boolq": _pair("question", "passage", ("no", "yes"), 5e-3),
     "rte": _pair("premise", "hypothesis", ("yes", "no"), 5e-3),
     "cb": _pair("hypothesis", "premise", ("yes", "no", "maybe"), 5e-2),
-    "race_middle": Asked("nss"),
-    "race_high": Asked("nss"),
+    "race_middle": Asked("nss", length=612),
+    "race_high": Asked("nss", length=612),
     "dream": Asked("nss"),
     "cosmos_qa": Asked("nss"),
     "yahoo_answers_topics": Asked(
@@ -211,7 +212,7 @@ def _few_shot(c, task, kind):
         c.data.protocol, c.data.k = "kshot", 8
     else:  # 32 rows, as many for dev
         c.data.protocol, c.data.n = "balanced", 32
-    c.data.max_len, c.data.multiple = min(512, kind.positions - 100 * deep), 64
+    c.data.max_len, c.data.multiple = min(own.length, kind.positions - 100 * deep), 64
     c.data.batch = 16  # 8 a group of 4 GPUs on 8 of them (few-shot scripts)
     c.optim.schedule = "constant"
     c.optim.clip = 1.0
