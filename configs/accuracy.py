@@ -1,4 +1,4 @@
-"""Accuracy on real data with small BERTs: full data and 16 examples a class, three seeds.
+"""Accuracy on real data with small BERTs: full data and 16 examples per class, three seeds.
 
 The argument is TASK-METHOD or TASK-METHOD-16: `--config=configs/accuracy.py:trec-prefix-16`. Tasks:
 trec, sst2, mpqa, and sst2_mlm, which scores label words with a backbone's own MLM head; on all data
@@ -31,11 +31,11 @@ EPOCHS = {
     },
     "squad": {"prefix": 1.0, "prefix_as_peft": 1.0, "soft": 1.0, "head_only": 1.0, "full": 1.0},
 }  # fmt: skip
-FEW = ("trec", "sst2", "sst2_mlm")  # with listed rows of 16 a class
+FEW = ("trec", "sst2", "sst2_mlm")  # with listed rows of 16 per class
 
 
 def read_name(name):
-    """Returns task, method and whether 16 examples a class are taken."""
+    """Returns task, method and whether 16 examples per class are taken."""
     task, *rest = name.split("-")
     method, *few = rest or [""]
     choose("the task", task, EPOCHS)
@@ -43,7 +43,7 @@ def read_name(name):
     if few not in ([], ["16"]):
         raise InputError(f"{name!r} ends with {'-'.join(few)!r}; give TASK-METHOD-16, or no number")
     if few and task not in FEW:
-        raise InputError(f"{name!r}: {task} has no rows of 16 a class; give {task}-{method}")
+        raise InputError(f"{name!r}: {task} has no rows of 16 per class; give {task}-{method}")
     return task, method, bool(few)
 
 

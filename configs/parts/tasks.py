@@ -4,7 +4,7 @@ from configs.parts import heads
 
 
 def topics(c):
-    """The six-topic set that ships in the package: 16 + 16 rows a class, 240 test rows."""
+    """The six-topic set that ships in the package: 16 + 16 rows per class, 240 test rows."""
     c.task.name = "topics"
     c.data.max_len = 64
 

@@ -41,7 +41,7 @@ def read_turning(
     `theta` the base where none is given. Raises InputError for a kind of scaling, or a field of
     it, that is not known.
     """
-    own = _find(hf, kind, theta)
+    own = _find(hf, kind)
     name = own.pop("rope_type", None) or own.pop("type", None) or "default"
     own.pop("type", None)
     if not isinstance(name, str) or name not in _KINDS:
@@ -76,7 +76,7 @@ def read_turning(
     return Turning(tuple(map(float, rates)))
 
 
-def _find(hf: Mapping[str, Any], kind: str, theta: float) -> dict[str, Any]:
+def _find(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Finds the block of a kind of layer, in today's form or in that of before."""
     whole, older = hf.get("rope_parameters"), hf.get("rope_scaling")
     for name, block in (("rope_parameters", whole), ("rope_scaling", older)):

@@ -94,17 +94,6 @@ class Corpus:
         """Tokens of each document. [documents]"""
         return np.diff(self._units[self._documents])
 
-    def document_of(self, unit: int) -> int:
-        """The document that a unit stands in."""
-        if not 0 <= unit < self.num_units:
-            raise IndexError(f"unit {unit} of {self.num_units}")
-        return int(np.searchsorted(self._documents, unit, side="right")) - 1
-
-    def same_text(self, other: "Corpus") -> bool:
-        """Whether documents and units of both have the same text under the same numbers."""
-        mine, others = (dict(x.fingerprint, tokenizer="") for x in (self, other))
-        return mine == others
-
     def __reduce__(self):
         """Sends the folder, not the ids, to other processes."""
         # A pickled memory map would be all of its bytes.

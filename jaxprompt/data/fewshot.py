@@ -126,7 +126,7 @@ def kshot(
     names: Sequence[str] = (),
     scarce: str = "raise",
 ) -> SplitRows:
-    """K rows a class for train, the next `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
+    """K rows per class for train, the next `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
 
     The rows are shuffled once; classes stand in the order of their first row after the shuffle,
     and within a class the rows keep the shuffled order. Of a class with fewer rows "take" gives
@@ -191,8 +191,8 @@ def fraction(
 ) -> SplitRows:
     """A share of every class, at least 1 row, in the order of the file (DPT, low-resource).
 
-    A ratio of 2 or more is a number of rows a class. dev is None, or with `holdout` in (0, 1) that
-    share of every class, at least 1 row, drawn from the rows left over.
+    A ratio of 2 or more is a number of rows per class. dev is None, or with `holdout` in (0, 1)
+    that share of every class, at least 1 row, drawn from the rows left over.
     """
     if not 0 < ratio <= 1 and not (ratio >= 2 and ratio == int(ratio)):
         raise InputError(
@@ -227,7 +227,7 @@ def kfold(
 ) -> list[SplitRows]:
     """Cuts the rows into `folds` parts, classes spread evenly; each part is dev once (IPT).
 
-    With `k` it cuts only K rows a class, those of `kshot`: with 2K they are its train and dev
+    With `k` it cuts only K rows per class, those of `kshot`: with 2K they are its train and dev
     together. Of a class with fewer rows "take" cuts what there is; "raise" is an error. Rows stand
     in the order of the file. Raises InputError for a class with fewer rows than folds.
     """

@@ -299,6 +299,3 @@ def writer() -> Kind:
 
 def _class(name: str) -> type[Kind]:
     return importlib.import_module(f"{__name__}.{name}").Head
-
-
-# -- what modules share ---------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def check_writing(
     if beams > 1 and 2 * beams > vocab:
         raise InputError(
             f"beams={beams} exceeds {vocab // 2}, half of the vocabulary of {vocab}: the search "
-            f"ranks 2 tokens a beam; take at most {vocab // 2}"
+            f"ranks 2 tokens per beam; take at most {vocab // 2}"
         )
     if batch.encoder.segments is not None:
         raise InputError(

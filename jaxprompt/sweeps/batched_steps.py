@@ -18,6 +18,7 @@ from jaxprompt.models.folding import as_constants, replace_prompt
 from jaxprompt.models.model import KeyValues, Model
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import DATA, Placement, like, within
+from jaxprompt.prompts import Method
 from jaxprompt.sweeps.runs import Words, with_words
 from jaxprompt.training.state import TrainState
 from jaxprompt.training.steps import make_count_step, make_eval_step, make_train_step
@@ -104,6 +105,11 @@ def _is_once(batch: Batch) -> bool:
     return batch.kept is not None and batch.kept.ndim == 3
 
 
+def _join(trees: Sequence[Any], where: Any) -> Any:
+    join = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    return jax.jit(join, out_shardings=where)(*trees)
+
+
 class Programs:
     """The programs of a group, compiled as they are needed, for any number of runs at once."""
 
@@ -121,7 +127,6 @@ class Programs:
             make_group_step, rest or model, tx, objectives, accumulate=accumulate
         )
         self._model, self._rest = model, rest or model
-        self._prompt = model.prompt  # that of `scores`
         self._objectives = objectives
         self._one = jax.eval_shape(lambda x: x, state)
         self._specs = like(placement, self._one, placement.parameters(state.trainable))
@@ -155,15 +160,11 @@ class Programs:
 
     def stack(self, states: Sequence[TrainState]) -> TrainState:
         """Joins the states of runs. -> leaves [R, ...]"""
-        join = lambda *states: jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-        where = self._state_shardings(len(states))
-        return jax.jit(join, out_shardings=where)(*states)
+        return _join(states, self._state_shardings(len(states)))
 
     def stack_trained(self, numbers: Sequence[Flat]) -> Flat:
         """Joins what runs trained. -> leaves [R, ...]"""
-        join = lambda *flats: jax.tree.map(lambda *leaves: jnp.stack(leaves), *flats)
-        where = self._state_shardings(len(numbers)).trainable
-        return jax.jit(join, out_shardings=where)(*numbers)
+        return _join(numbers, self._state_shardings(len(numbers)).trainable)
 
     def put_own(self, owns: Sequence[PerRun]) -> PerRun:
         """Joins what differs between runs besides. -> leaves [R, ...]"""
@@ -227,16 +228,19 @@ class Programs:
         """Takes a step of every run; the state is donated. -> states, metrics [R]"""
         return self.compile(state, batch, own)(state, self.frozen, batch, own)
 
-    def fold(self, trainable: Flat, batch: Batch, own: PerRun, runs: int) -> Flat:
-        """Computes the prompt of every run once, for `scores`. `batch` is any of one run."""
+    def fold(self, trainable: Flat, batch: Batch, own: PerRun, runs: int) -> tuple[Method, Flat]:
+        """Computes the prompt of every run once. `batch` is any of one run.
+
+        -> the method that reads what is computed, and the numbers: for `front` and `scores`
+        """
         if not self._model.prompt.folds():
-            return trainable
+            return self._model.prompt, trainable
         streams = jax.device_get(self._inject(trainable, self.frozen, batch, own))
         each = [jax.tree.map(lambda x, i=i: x[i], streams) for i in range(runs)]
         prompts, arrays = zip(*(as_constants(self._model.prompt, one) for one in each), strict=True)
-        self._prompt = prompts[0]  # all of equal fields
         arrays = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
-        return replace_prompt(trainable, jax.device_put(arrays, self._lay(runs)))
+        numbers = replace_prompt(trainable, jax.device_put(arrays, self._lay(runs)))
+        return prompts[0], numbers  # all of equal fields
 
     @functools.cached_property
     def _inject(self):
@@ -246,34 +250,34 @@ class Programs:
         mapped = jax.vmap(one, in_axes=(0, None, None, 0))
         return jax.jit(within(dataclasses.replace(self.placement, runs=True), mapped))
 
-    def _make_scores(self, runs: int, is_shared: bool, goes_on: bool):
+    def _make_scores(self, prompt: Method, runs: int, is_shared: bool, goes_on: bool):
         axis = DATA if self.is_apart(runs) else None
         model = self._rest if goes_on else self._model
-        model = dataclasses.replace(model, prompt=self._prompt)
+        model = dataclasses.replace(model, prompt=prompt)
         scores = make_group_scores(model, is_shared=is_shared, axis=axis)
         return jax.jit(within(self._within(runs), scores), out_shardings=self._lay(runs))
 
-    def front(self, trainable: Flat, own: PerRun, runs: int) -> Any:
+    def front(self, prompt: Method, trainable: Flat, own: PerRun, runs: int) -> Any:
         """Runs what the rows of every run begin with, once for all batches of a pass.
 
-        -> for `scores`, behind `fold`; None where they share nothing
+        -> for `scores`; None where they share nothing
         """
         if self._model.front is None:
             return None
-        return self._fronts(runs)(trainable, self.frozen, own)
+        return self._fronts(prompt, runs)(trainable, self.frozen, own)
 
-    def _make_fronts(self, runs: int):
-        model = dataclasses.replace(self._model, prompt=self._prompt)
+    def _make_fronts(self, prompt: Method, runs: int):
+        model = dataclasses.replace(self._model, prompt=prompt)
         fronts = make_group_fronts(model, axis=DATA if self.is_apart(runs) else None)
         return jax.jit(within(self._within(runs), fronts), out_shardings=self._lay(runs))
 
     def scores(
-        self, trainable: Flat, batch: Batch, own: PerRun, runs: int, *, is_shared: bool,
-        front_kv: Any = None,
+        self, prompt: Method, trainable: Flat, batch: Batch, own: PerRun, runs: int, *,
+        is_shared: bool, front_kv: Any = None,
     ):  # fmt: skip
         """Scores a batch with every run; `front_kv` is what `front` gave. -> [R, B, C]"""
         batch = self.put_batch(batch, runs, is_shared=is_shared)
-        step = self._scores(runs, is_shared, batch.kept is not None)
+        step = self._scores(prompt, runs, is_shared, batch.kept is not None)
         return step(trainable, self.frozen, batch, own, front_kv)
 
     def _make_counts(self, runs: int, is_shared: bool):

@@ -198,13 +198,14 @@ class SplitScorer:
         laid = list(zip(members, parts, strict=True))[: 1 if same else None]
         passes = [m.kept.read(part) for m, part in laid]
         example = scorer.one_batch(parts[0].rows[:1])
-        trainable = programs.fold(trainable, example, own, len(rows))
+        prompt, trainable = programs.fold(trainable, example, own, len(rows))
         scores: list[Any] = [None] * len(members)
         laid_out = side_by_side(passes, scorer.layout)
-        front_kv = programs.front(trainable, own, len(rows))
+        front_kv = programs.front(prompt, trainable, own, len(rows))
         score = partial(
-            programs.scores, trainable, own=own, runs=len(rows), is_shared=same, front_kv=front_kv
-        )
+            programs.scores, prompt, trainable, own=own, runs=len(rows), is_shared=same,
+            front_kv=front_kv,
+        )  # fmt: skip
         found = ((each, score(each[0] if same else batch)) for each, batch in laid_out)
         for each, values in ahead(found):
             values = np.asarray(values, np.float32)  # [R, B, C]

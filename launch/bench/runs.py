@@ -31,7 +31,7 @@ LENGTHS = {"soft": 20, "prefix": 16}
 
 
 def make_cell(kind: str, runs: int, steps: int, data: str, size: int = 0):
-    """Makes the config of a cell: TREC, 16 rows a class for train and for dev, MiniLM.
+    """Makes the config of a cell: TREC, 16 rows per class for train and for dev, MiniLM.
 
     `size` runs train at once; 0 leaves it to the program.
     """

@@ -126,7 +126,9 @@ def test_many_classes_take_eight_examples_each():
     assert (c.data.protocol, c.data.k, c.data.dev_k) == ("kshot", 8, 0)  # section 4.1
     assert len(c.task.words) == 10  # table 3
     assert cell("boolq", "pt").data.max_len == 512  # code, the soft tokens included
-    assert {cell(f"race_{kind}", "ppt").data.max_len for kind in ("middle", "high")} == {612}  # code
+    assert {cell(f"race_{kind}", "ppt").data.max_len for kind in ("middle", "high")} == {
+        612
+    }  # code
 
 
 def test_seeds():

@@ -161,7 +161,7 @@ def _nearest(
     """
     plain = lambda word: re.sub(r"\W", "", word).casefold()
     column = task.called[index]
-    name = read_text(_column(task, row, column, index + 1, where), column, where)
+    name = read_text(_column(row, column, index + 1, where), column, where)
     own, all_words = [plain(word) for word in name.split()], [plain(word) for word in words]
     places = [i for i in range(len(words)) if own and all_words[i : i + len(own)] == own]
     if not places:
@@ -181,7 +181,7 @@ def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Mark
     """
     names, every = [], []
     for i, column in enumerate(task.entities, 1):
-        names.append(read_text(_column(task, row, column, i, where), column, where).strip())
+        names.append(read_text(_column(row, column, i, where), column, where).strip())
         if not names[-1]:
             raise InputError(f"{where}: entity {i}, column {column!r}, is empty; give its text")
         # Absent comes last: of combinations that mark as many, the one of the first places is best.
@@ -244,7 +244,7 @@ def _check(span: tuple[int, int], number: int, size: int, unit: str, where: str)
 
 def _read_span(task: Task, row: Mapping[str, Any], index: int, where: str) -> tuple[int, int]:
     parts, number = task.entities[index].split("|"), index + 1
-    value: Any = [_column(task, row, part, number, where) for part in parts]
+    value: Any = [_column(row, part, number, where) for part in parts]
     if len(parts) == 1:
         (value,) = value
         if isinstance(value, Mapping):
@@ -266,7 +266,7 @@ def _numbers(value: Any) -> list[int]:
     return found if len(found) == len(value) else []
 
 
-def _column(task: Task, row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
+def _column(row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
     """Looks a column up; a dot leads into an object."""
     value: Any = row
     for part in (name,) if name in row else name.split("."):
