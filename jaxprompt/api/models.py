@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 
@@ -64,12 +64,27 @@ class PromptedModel:
         return self.scorer.one_batch(split.rows, split.labels)
 
 
+@overload
+def attach(
+    backbone: LoadedBackbone, prompt: Prompt | None, *, task: str | Mapping[str, Any] | None = None,
+    head: Choice | None = None, batch: int = 64, force: bool = False, sentence_encoder: str = "",
+    pretrained: str = "", **fields: Any,
+) -> PromptedModel: ...  # fmt: skip
+
+
+@overload
+def attach(
+    backbone: LoadedBackbone, prompt: Sequence[Prompt] | Mapping[str, Prompt], *, batch: int = 64,
+    force: bool = False, by: str = "prompt",
+) -> BankedModel: ...  # fmt: skip
+
+
 def attach(
     backbone: LoadedBackbone, prompt: Prompt | Sequence[Prompt] | Mapping[str, Prompt] | None, *,
     task: str | Mapping[str, Any] | None = None, head: Choice | None = None, batch: int = 64,
     force: bool = False, sentence_encoder: str = "", pretrained: str = "", by: str = "prompt",
     **fields: Any,
-) -> Any:  # fmt: skip
+) -> PromptedModel | BankedModel:  # fmt: skip
     """Puts a prompt on a backbone, or several. -> PromptedModel, or BankedModel
 
     Args:
