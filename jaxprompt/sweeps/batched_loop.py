@@ -19,7 +19,7 @@ from jaxprompt.sweeps.batched_steps import PerRun, Programs
 from jaxprompt.sweeps.runs import Member, Shared, same_batches
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.loop import AHEAD
+from jaxprompt.training.loop import LookAhead
 from jaxprompt.training.progress import Progress, write_step
 from jaxprompt.training.run_folder import guard_workdir, lock, write_record, write_result
 from jaxprompt.training.steps import tell_broken
@@ -86,7 +86,7 @@ class BatchedRuns:
         return True
 
     def _loop(self, heard: Callable[[], int]) -> bool:
-        plan, began, unread = self.plan, time.monotonic() - self.seconds, []
+        plan, began, ahead = self.plan, time.monotonic() - self.seconds, LookAhead()
         first = self.step
         self._pause()
         while self.step < plan.total and self._live():
@@ -100,32 +100,27 @@ class BatchedRuns:
             with signals.at_once() if self.step == first else nullcontext():
                 self.state, measured = self.programs.train(self.state, batch, self.own)
             if is_new:  # it runs from now on, once those before it are done
-                jax.block_until_ready(unread)
+                ahead.wait()
                 self._pause()
             self.step += 1
-            unread.append((self.step, measured["streak"], measured["skipped"]))
-            jax.block_until_ready(unread[-AHEAD - 1 : -AHEAD])
+            ahead.add(self.step, measured)
             self.seconds = time.monotonic() - began
-            last = self.step == plan.total
-            logs = self.step % self.settings.log_steps == 0 or last
-            evaluates = self.step % plan.evaluate == 0 or last
-            saves = plan.save and self.step % plan.save == 0
-            if logs or evaluates or saves:
-                # Nothing else is read of the device, so that the host makes what the next steps
-                # need while these run. Before a regrouping, whose rows are others.
-                read, found = jax.device_get((unread, measured))  # waits for the step
-                unread, self.seconds = [], time.monotonic() - began
-                if logs:
+            due = plan.due(self.step, self.settings.log_steps)
+            if due.logs or due.evaluates or due.saves:
+                # Before a regrouping, whose rows are others.
+                read, found = ahead.read(measured)
+                self.seconds = time.monotonic() - began
+                if due.logs:
                     self._log(found)
                 self._end_broken(read)
             self.log.progress(self.step)
-            if evaluates:
-                self._evaluate(last)
+            if due.evaluates:
+                self._evaluate(due.last)
                 self._regroup()
                 if not plan.save or not self._live():
                     self._save()
                 self._pause()
-            if saves:
+            if due.saves:
                 self._save()
                 self._pause()
             if (number := heard()) and self._live():
@@ -228,7 +223,7 @@ class BatchedRuns:
         saved = (len(self.rows) - size) * (self.plan.total - self.step)
         # Steps of single runs: a smaller program pays only if it spares more than it costs to
         # compile.
-        if not live or saved < max(WORTH, 1):
+        if not live or saved <= 0 or saved < WORTH:
             return
         spare = [row for row in range(len(self.rows)) if row not in live]
         # A program may have more rows than runs go on: finished ones fill them up.

@@ -25,7 +25,16 @@ from jaxprompt.types import Batch
 
 # Steps that the host may be ahead of the device. Their batches wait in its memory, and a signal
 # waits for all of them.
-AHEAD = 8
+_AHEAD = 8
+
+
+class Due(NamedTuple):
+    """What follows a step."""
+
+    last: bool
+    logs: bool
+    evaluates: bool
+    saves: bool
 
 
 class Milestones(NamedTuple):
@@ -34,6 +43,41 @@ class Milestones(NamedTuple):
     total: int
     evaluate: int
     save: int
+
+    def due(self, step: int, log_steps: int) -> Due:
+        """Tells what follows a step; the last one is logged and evaluated in any case."""
+        last = step == self.total
+        evaluates = step % self.evaluate == 0 or last
+        return Due(
+            last, step % log_steps == 0 or last, evaluates, self.save and step % self.save == 0
+        )
+
+
+class LookAhead:
+    """What the device has counted of its steps, read where a step is logged, scored or saved.
+
+    Nothing else is read of the device, so that the host makes what the next steps need while these
+    run.
+    """
+
+    def __init__(self):
+        """Begins without a step."""
+        self._unread: list[tuple[int, Any, Any]] = []  # step, its streak, skipped steps
+
+    def add(self, step: int, measured: dict[str, Any]) -> None:
+        """Takes a step that the device was given; waits for the one _AHEAD before it."""
+        self._unread.append((step, measured["streak"], measured["skipped"]))
+        jax.block_until_ready(self._unread[-_AHEAD - 1 : -_AHEAD])
+
+    def wait(self) -> None:
+        """Waits for all steps taken."""
+        jax.block_until_ready(self._unread)
+
+    def read(self, measured: dict[str, Any]) -> tuple[list[tuple[int, Any, Any]], dict[str, Any]]:
+        """Waits for the newest step. -> the counts of all since the last call, its metrics"""
+        read, found = jax.device_get((self._unread, measured))
+        self._unread = []
+        return read, found
 
 
 class Job(abc.ABC):
@@ -163,7 +207,7 @@ def run(
 
     clock, seen = time.monotonic() - seconds, set()  # with the time of the processes before
     since = step, time.monotonic()  # what a rate counts from
-    unread, read = [], []  # (step, streak, skipped) on the device; of the newest look at it
+    ahead, read = LookAhead(), []
     stop, before, flags = 0, None, sharding.put_flag(place, 0)
     while step < plan.total and not progress.done:
         batch = job.take()
@@ -186,43 +230,36 @@ def run(
         if step == 1:
             signals.note("before the first checkpoint; nothing was saved")
         if is_new:  # it runs from now on, once those before it are done
-            jax.block_until_ready(unread)
+            ahead.wait()
             since = step - 1, time.monotonic()
         if not alone:
             # A preemption leaves seconds, so this cannot wait for the log. One step late, while the
             # next one runs; on every process the flags of one step, so that all stop at one step.
             stop, before = 0 if before is None else int(before), raised
-        unread.append((step, measured["streak"], measured["skipped"]))
-        jax.block_until_ready(unread[-AHEAD - 1 : -AHEAD])
-        last = step == plan.total
-        logs = step % job.settings.log_steps == 0 or last
-        evaluates = step % plan.evaluate == 0 or last
-        saves = plan.save and step % plan.save == 0
-        if logs or evaluates or saves:
-            # Nothing else is read of the device, so that the host makes what the next steps need
-            # while these run.
-            read, found = jax.device_get((unread, measured))  # waits for the step
-            unread, now = [], time.monotonic()
-            if logs:
+        ahead.add(step, measured)
+        due = plan.due(step, job.settings.log_steps)
+        if due.logs or due.evaluates or due.saves:
+            (read, found), now = ahead.read(measured), time.monotonic()
+            if due.logs:
                 taken = step - since[0], now - since[1]
                 write_step(log, step, found, job.describe, taken, now - clock)
                 since = step, now
             # Of the last step dev is scored first: the same command then completes the run.
-            if not last:
+            if not due.last:
                 _stop_if_broken(read, job.settings.max_streak, save_now)
         log.progress(step)
-        if evaluates:
+        if due.evaluates:
             dev = job.measure(state.trainable)
             log.write(step, dev=dev, time={"seconds": time.monotonic() - clock})
             value = job.value(dev)
-            if progress.note_dev(step, value, dev, last=last, patience=job.settings.patience):
+            if progress.note_dev(step, value, dev, last=due.last, patience=job.settings.patience):
                 # Before any state of this step is saved, so that each has the best of its time.
                 checkpoints.save_best(step, state.trainable, progress.best)
             if progress.done or not plan.save:
                 save()
             # A rate leaves out what evaluating and saving take.
             since = step, time.monotonic()
-        if saves:
+        if due.saves:
             save()
             since = step, time.monotonic()
         number = heard() if alone else stop
