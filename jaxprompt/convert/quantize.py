@@ -26,7 +26,7 @@ def quantize(numbers: np.ndarray, bits: int) -> Planes:
     """Quantizes rows whose length the size of a block divides.
 
     The least number of a block has code 0 and the greatest the highest code. No number moves by
-    more than half a step and 2^-10 of the block's greatest magnitude, which is what rounding
+    more than half a step, 2^-10 of the block's greatest magnitude and 2^-24, which is what rounding
     minimum and scale to float16 takes. Raises ValueError for a number above half of float16's
     greatest.
     """
@@ -40,7 +40,11 @@ def quantize(numbers: np.ndarray, bits: int) -> Planes:
     # Never above the numbers: a step below 0 would leave one code to all of them.
     above = minimum > low
     minimum[above] = np.nextafter(minimum[above], np.float16(-np.inf))
-    scale = ((high - minimum.astype(np.float32)) / levels).astype(np.float16)
+    step = (high - minimum.astype(np.float32)) / levels
+    scale = step.astype(np.float16)
+    # Of few bits, as below 6e-5: rounded down, the highest codes would fall far short.
+    short = (scale < np.finfo(np.float16).smallest_normal) & (scale < step)
+    scale[short] = np.nextafter(scale[short], np.float16(np.inf))
     wide = scale.astype(np.float32)[..., None]
     # A scale of 0: the block is constant, or its range is below what float16 tells apart.
     steps = (blocks - minimum.astype(np.float32)[..., None]) / np.where(wide > 0, wide, np.inf)
