@@ -183,9 +183,9 @@ def prefix_curves(folder: Path) -> None:
     """Draws the scores of P-tuning v2 over the layers that have a prefix, and over its length."""
     (_, *layers), *depths = read_table("results.md", "| layers with a prefix |")
     (_, *places), *lengths = read_table("results.md", "| tokens of the prefix |")
-    count = len(depths) + len(lengths)
-    figure = Figure(figsize=(3.6 * count, 3), layout="constrained")
-    axes = iter(figure.subplots(1, count))
+    columns = max(len(depths), len(lengths))
+    figure = Figure(figsize=(4 * columns, 6), layout="constrained")
+    axes = iter(figure.subplots(2, columns).flat)
     for name, *cells in depths:
         draw_depths(next(axes), name, dict(zip(layers, map(mean_std, cells), strict=True)))
     for name, *cells in lengths:
