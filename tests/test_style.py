@@ -47,7 +47,8 @@ def public(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, ast.stm
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
             if isinstance(node, ast.ClassDef):
                 yield from public(node.body, f"{node.name}.")
-            if node.name != "setup":  # flax's hook
+            hints = [ast.unparse(own) for own in node.decorator_list]
+            if node.name != "setup" and "overload" not in hints:  # flax's hook, a type
                 yield owner + node.name, node
 
 
