@@ -69,11 +69,13 @@ def _spaced(tokenizer: Any, text: str, leads: bool) -> str:
 
     These are what stands between its added tokens. `leads`: whether the first section has one.
     """
-    tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    tokens = sorted(filter(None, tokens), key=len, reverse=True)
+    added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+    tokens = sorted(filter(None, added), key=len, reverse=True)
     sections = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
     always = spaced_sections(tokenizer) == "always"
     for at in range(0, len(sections), 2):  # every other one is an added token
+        if at and added[sections[at - 1]].rstrip:  # it takes the white space behind it
+            sections[at] = sections[at].lstrip()
         if sections[at] and not sections[at].startswith(" ") and (always if at else leads):
             sections[at] = f" {sections[at]}"
     return "".join(sections)

@@ -17,7 +17,7 @@ from jaxprompt.data.target import Branches, say
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import OPTION, Template, check, read_option, take_field, with_options
 from jaxprompt.data.token_runs import Gap, OpenPart, TokenRun, cut_runs, join_runs, with_ids
-from jaxprompt.data.tokenizer import encode_exact, encode_texts, starts_with_space
+from jaxprompt.data.tokenizer import encode_exact, encode_texts, starts_with_space, takes_one_space
 from jaxprompt.errors import InputError
 from jaxprompt.types import Front, Role
 
@@ -77,13 +77,11 @@ class ExampleEncoder:
         self._entities = entities
         self._markers = tuple(markers) or default_markers(entities)
         self._whole = {f"entity{i}" for i in range(1, 1 + entities)}  # never cut
-        self._tokenizer = tokenizer
-        self._template = template
-        self._specials = specials
+        self._tokenizer, self._template, self._specials = tokenizer, template, specials
         self._max_len = max_len
-        self._max_type = max(num_types - 1, 0)
-        self._answer = answer
+        self._max_type, self._answer = max(num_types - 1, 0), answer
         self._first_space = starts_with_space(tokenizer)
+        self._one_space = takes_one_space(tokenizer)
         self._option, self._names = read_option(option or OPTION), tuple(names)
         self._sizes = num_slots, num_masks
         self._lists = tuple(lists)
@@ -216,8 +214,9 @@ class ExampleEncoder:
     def _targets(self, examples: Sequence[Example]) -> list[list[int]]:
         """Encodes free texts, each with its end of sequence."""
         # A T5's text starts like an input; in or behind an input it goes on after a space.
-        space = self._first_space or self._specials.style != "seq2seq"
-        space = space and not self._template.ends_with_space
+        style = self._specials.style
+        space = self._first_space or style != "seq2seq"
+        space = space and not self._template.writes_space(style, self._one_space)
         texts = [" " * space + example.target.strip() for example in examples]
         found = []
         for text, ids in zip(texts, encode_texts(self._tokenizer, texts), strict=True):
@@ -262,7 +261,8 @@ class ExampleEncoder:
         if not sp.cls and any(p.kind == "cls" for p in shown.parts):
             raise InputError(f"{where} has [cls], which this backbone has not; take it out")
         blank = sp.style == "infilling"
-        parts = shown.completed(cls=bool(sp.cls), soft=num_slots > 0, mask=blank)
+        given = dict(soft=num_slots > 0, mask=blank, one_space=self._one_space)
+        parts = shown.completed(cls=bool(sp.cls), **given)
         closed = parts[-1].kind == "sep"
         lead = self._first_space or self._template.parts[0].space
         layout: list[TokenRun | OpenPart] = []

@@ -25,6 +25,7 @@ How {choices} writes each of them is a small template of its own, "{name}. {text
 `read_option`.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,12 +90,6 @@ class Template(NamedTuple):
         return any(p.kind == "mask" for p in self.parts)
 
     @property
-    def ends_with_space(self) -> bool:
-        """Whether white space, written as it is, stands where an answer follows the input."""
-        last = [part for part in self.parts if part.kind != "mask"][-1:]
-        return any(part.kind == "exact" and part.text[-1:].isspace() for part in last)
-
-    @property
     def uses_choice(self) -> bool:
         """Whether an example gives one row a choice."""
         return any(p.kind == "choice" for p in self.parts)
@@ -104,15 +99,35 @@ class Template(NamedTuple):
         """Whether a row holds all choices of its example."""
         return any(p.kind == "choices" for p in self.parts)
 
-    def completed(self, *, cls: bool, soft: bool, mask: bool) -> list[Part]:
-        """Adds what an input needs and is not written: at its front, a [mask] at its end."""
+    def writes_space(self, style: str, one_space: bool) -> bool:
+        """Tells whether the space in front of an answer is written, as it is.
+
+        Not where the answer begins a decoder, nor where any white space is one space, which is
+        left to the answer: see `completed`.
+        """
+        before = [*itertools.takewhile(lambda part: part.kind != "mask", self.parts)][-1:]
+        written = any(part.kind == "exact" and part.text[-1:].isspace() for part in before)
+        return written and style != "seq2seq" and not one_space
+
+    def completed(self, *, cls: bool, soft: bool, mask: bool, one_space: bool) -> list[Part]:
+        """Adds what an input needs and is not written: at its front, a [mask] at its end.
+
+        A space at the end of what is written as it is goes to the text behind it: tokenizers have
+        a word and the space before it as one. With `one_space` any white space is such a space.
+        """
         own = {part.kind for part in self.parts}
         front = [
             kind for kind, asked in (("soft", soft), ("cls", cls)) if asked and kind not in own
         ]
         last = len(self.parts) - (self.parts[-1].kind == "sep")
         blank = [Part("mask")] * (mask and "mask" not in own)
-        return [*map(Part, front), *self.parts[:last], *blank, *self.parts[last:]]
+        parts = [*map(Part, front), *self.parts[:last], *blank, *self.parts[last:]]
+        for i, (part, text) in enumerate(itertools.pairwise(parts)):
+            if part.kind == "exact" and text.kind in ("words", "field", "choice", "option"):
+                bare = part.text.rstrip() if one_space else part.text.removesuffix(" ")
+                parts[i] = part._replace(text=bare)
+                parts[i + 1] = text._replace(space=text.space or bare != part.text)
+        return parts
 
     def slots_around(self, entities: int) -> int:
         """Counts the slots that stand around so many entities."""

@@ -61,6 +61,12 @@ def keeps_spaces(tokenizer: Any) -> bool:
     return begins != behind
 
 
+def takes_one_space(tokenizer: Any) -> bool:
+    """Tells whether white space of any length is one space, or none, as T5's and BERT's have it."""
+    once, twice = encode_texts(tokenizer, ["a b", "a  b"])
+    return once == twice
+
+
 def spaced_sections(tokenizer: Any) -> str:
     """Tells which sections of a text, between special tokens, began with a space as released.
 
@@ -75,19 +81,20 @@ def _take_spaces_as_written(tokenizer: Any) -> None:
     As released, it puts one before every text it is given, also before what follows without one.
     Where it takes white space of any length for one space, as T5's, it still does.
     """
-    from tokenizers import Regex, normalizers
+    from tokenizers import Regex, normalizers, pre_tokenizers
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.pre_tokenizer is None and backend.normalizer is None:
         return
-    once, twice = encode_texts(tokenizer, ["a b", "a  b"])
+    one_space = takes_one_space(tokenizer)
     steps = _steps(backend.pre_tokenizer, "pretokenizers")
     changes = _steps(backend.normalizer, "normalizers")
-    if not steps and [step["type"] for step in changes] == ["Prepend", "Replace"]:
+    if not steps and [step["type"] for step in changes[-2:]] == ["Prepend", "Replace"]:
         # Llama 2's in its earlier form: the same function, written as two replacements.
-        replacement = changes[0]["prepend"]
+        replacement = changes[-2]["prepend"]
         steps = [{"type": "Metaspace", "replacement": replacement, "split": False}]
-        backend.normalizer, scheme = None, "always"
+        rest = {"type": "Sequence", "normalizers": changes[:-2]}
+        backend.normalizer, scheme = _made(normalizers.Sequence([]), rest), "always"
     elif own := [step for step in steps if step["type"] == "Metaspace"]:
         (scheme,) = {step["prepend_scheme"] for step in own}
     else:
@@ -96,11 +103,11 @@ def _take_spaces_as_written(tokenizer: Any) -> None:
     for step in steps:
         if step["type"] == "Metaspace":
             step["prepend_scheme"] = "never"
-    backend.pre_tokenizer = _pre_tokenizer(steps)
-    if once == twice:
-        one_space = normalizers.Replace(Regex(r"\s+"), " ")
+    made = {"type": "Sequence", "pretokenizers": steps}
+    backend.pre_tokenizer = _made(pre_tokenizers.Sequence([]), made)
+    if one_space:
         # A space at the end would be a token of its own.
-        spaces = [normalizers.Replace(Regex(r"\s+$"), ""), one_space]
+        spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Replace(Regex(" $"), "")]
         known = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence(known + spaces)
     setattr(tokenizer, _SECTIONS, scheme)
@@ -114,13 +121,10 @@ def _steps(stage: Any, name: str) -> list[dict[str, Any]]:
     return found[name] if found["type"] == "Sequence" else [found]
 
 
-def _pre_tokenizer(steps: list[dict[str, Any]]) -> Any:
-    """Makes a pre-tokenizer of steps as tokenizer.json has them."""
-    from tokenizers import pre_tokenizers
-
-    made = pre_tokenizers.Sequence([])
-    made.__setstate__(json.dumps({"type": "Sequence", "pretokenizers": steps}).encode())
-    return made
+def _made(stage: Any, state: dict[str, Any]) -> Any:
+    """Fills a normalizer or pre-tokenizer from what tokenizer.json would have of it."""
+    stage.__setstate__(json.dumps(state).encode())
+    return stage
 
 
 def encode_with_offsets(

@@ -19,6 +19,7 @@ from jaxprompt.data.target import (
     masked_plan,
     read_answer,
 )
+from jaxprompt.data.tokenizer import takes_one_space
 from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
@@ -59,7 +60,8 @@ class Head(ByWords):
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(asked.task, style, asked.form)
         # A template that ends with a space has written it already.
-        spaced = asked.task.spaced and not asked.template.ends_with_space
+        written = asked.template.writes_space(style, takes_one_space(tokenizer))
+        spaced = asked.task.spaced and not written
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         first = verbalizer.ids[:, :1, :1]  # where a word begins is where a row stands
         around = frame(said, specials) if style in FED else Frame((), ())

@@ -21,6 +21,7 @@ from jaxprompt.data.target import (
 )
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.template import Template
+from jaxprompt.data.tokenizer import takes_one_space
 from jaxprompt.data.verbalizer import make_verbalizer
 from jaxprompt.errors import InputError, choose
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
@@ -92,7 +93,7 @@ class Head(ByWords):
         specials = self.specials(facts, asked, tokenizer, sentinels)
         words = choose_words(task, style, asked.form)
         # A template that ends with a space has written it already.
-        spaced = task.spaced and not asked.template.ends_with_space
+        spaced = task.spaced and not asked.template.writes_space(style, takes_one_space(tokenizer))
         verbalizer = make_verbalizer(tokenizer, words, leading_space=spaced)
         masks, whole = verbalizer.num_masks, self.span == "target"
         around = frame(said, specials) if style in FED else Frame((), ())

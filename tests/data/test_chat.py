@@ -1,9 +1,11 @@
 """Templates in a tokenizer's own chat form, and text that a template holds as it is."""
 
+import json
+
 import numpy as np
 import pytest
 import transformers
-from sentence_pieces import CHATS, KINDS, write_pieces
+from sentence_pieces import CHATS, ENDED_CHAT, KINDS, write_pieces
 from tokenizers import ByteLevelBPETokenizer
 
 from jaxprompt.data.chat import in_chat
@@ -123,9 +125,30 @@ def test_a_chat_does_not_depend_on_the_day(tokenizer, monkeypatch, code, said):
 
 
 def test_where_an_answer_begins_on_a_line_of_its_own(tokenizer):
-    assert parse(LAID).ends_with_space and parse(LAID.removesuffix("[mask]")).ends_with_space
-    for template in ("{text} It was [mask]", '{text}["x"] [mask]', '["x\\n"]{text} [mask]'):
-        assert not parse(template).ends_with_space
+    for template in (LAID, LAID.removesuffix("[mask]"), '{text}["\\n"][mask] .["\\n"]'):
+        assert parse(template).writes_space("causal", one_space=False)
+        assert not parse(template).writes_space("seq2seq", one_space=False)
+        assert not parse(template).writes_space("masked", one_space=True)
+    plain = ("{text} It was [mask]", '{text}["x"] [mask]', '["x\\n"]{text} [mask]')
+    for template in (*plain, '{text} [mask]["\\n"]'):
+        assert not parse(template).writes_space("causal", one_space=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_that_takes_the_space_behind_it(kind, tmp_path):
+    folder = write_pieces(tmp_path, kind, ENDED_CHAT)
+    state = json.loads((folder / "tokenizer.json").read_text())
+    (end,) = (token for token in state["added_tokens"] if token["content"] == "</s>")
+    end["rstrip"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    (folder / "chat_template.jinja").write_text(
+        ENDED_CHAT.replace("eos_token +", "eos_token + ' \\n' +")
+    )
+    released = transformers.AutoTokenizer.from_pretrained(folder)
+    assert released.added_tokens_decoder[2].rstrip
+    tokenizer = load_tokenizer(folder)
+    row = encode(tokenizer, in_chat(tokenizer, "{text} It was [mask]"), "hello world")
+    assert row.ids.tolist() == theirs(released, "hello world It was")
 
 
 @pytest.mark.parametrize("text, parts", [

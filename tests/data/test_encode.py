@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reading_rows import roles, shown
+from sentence_pieces import KINDS, write_pieces
+from transformers import AutoTokenizer
 
 from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.marking import kept_lengths
@@ -331,3 +333,30 @@ def test_unreadable_tokenizers(folder, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{broken")
     with pytest.raises(InputError, match="cannot be read"):
         load_tokenizer(tmp_path)
+
+
+# -- white space behind text as it is --------------------------------------------------------------
+
+WRITTEN = {
+    '{a}["; Q: "]{b}["\\nA: "]{a}': "{a}; Q: {b}\nA: {a}",
+    '{a}["\\n"]{b}': "{a}\n{b}",
+    '{a}[" to "]the {b} , {a}': "{a} to the {b} , {a}",
+}
+STYLES = {"t5": "seq2seq", "roberta": "masked"}
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+@pytest.mark.parametrize("name", [*STYLES, *KINDS])
+def test_a_word_keeps_the_space_that_is_written_before_it(template, name, shared, tmp_path):
+    """The ids are those of the joined text."""
+    folder = shared / "tokenizers" / name if name in STYLES else write_pieces(tmp_path, name)
+    released, tokenizer = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    style = STYLES.get(name, "causal")
+    specials = read_specials(tokenizer, style, eos=True, sentinel=SENTINEL, masks=0)
+    made = ExampleEncoder(
+        tokenizer, parse(template), specials, num_slots=0, num_masks=0, max_len=64,
+        needs_mask=False, num_types=1,
+    )  # fmt: skip
+    texts = {"a": "the house", "b": "hello world"}
+    (found,) = made.encode(example(**texts))
+    assert found.ids.tolist() == released(WRITTEN[template].format(**texts))["input_ids"]
