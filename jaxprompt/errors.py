@@ -108,6 +108,8 @@ def check_type(argument: str, given: Any, kind: type, cure: str) -> None:
 
 
 def at_least(name: str, value: float, limit: float) -> None:
-    """Raises InputError where a field is below its limit."""
+    """Raises InputError where a field is below its limit, or no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{name}={brief(value)} must be a number, at least {limit}")
     if not value >= limit:
         raise InputError(f"{name}={value} must be at least {limit}")

@@ -25,6 +25,8 @@ def user_path(text: str | os.PathLike, what: str = "path") -> Path:
 
     Raises InputError for what no file can be called, before a system call fails on it.
     """
+    if not isinstance(text, str | os.PathLike):
+        raise InputError(f"{what} {brief(text)} is a {type(text).__name__}; give a text or a Path")
     text = os.fspath(text)
     if "\0" in text:
         raise InputError(f"{what} {brief(text)} holds a NUL character; take it out")

@@ -10,7 +10,10 @@ environment() {
       echo "jaxprompt needs Python 3.11 or newer; set PYTHON=python3.11" >&2
       return 2
     }
-    "${PYTHON:-python3}" -m venv "$venv"
+    "${PYTHON:-python3}" -m venv "$venv" || {
+      rm -rf "$venv" # half made, it would pass for one
+      return 2
+    }
     # That of Python 3.11 takes twice as long to install what follows.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=26"
   fi

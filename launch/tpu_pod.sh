@@ -78,15 +78,17 @@ delete_slice() {
 
 # Prints READY, PREEMPTED and the like, ABSENT where there is no slice, UNKNOWN without an answer.
 state() {
-  local said
-  if said="$("${tpu[@]}" describe "$slice" "${where[@]}" "--format=value(state)" 2>&1)"; then
+  local said errors
+  errors="$(mktemp)" # apart: gcloud warns there of what is no state
+  if said="$("${tpu[@]}" describe "$slice" "${where[@]}" "--format=value(state)" 2>"$errors")"; then
     echo "$said"
-  elif [[ "$said" =~ NOT_FOUND|"not found" ]]; then
+  elif grep -qE "NOT_FOUND|not found" "$errors"; then
     echo ABSENT
   else
-    echo "$name: $said" >&2
+    echo "$name: $(cat "$errors")" >&2
     echo UNKNOWN
   fi
+  rm -f "$errors"
 }
 
 on_workers() {
@@ -101,7 +103,7 @@ install() ( # a subshell: its trap is its own
     trap 'rm -rf "$folder"' EXIT
   fi
   packed="$folder/jaxprompt.tgz"
-  run tar -czf "$packed" --exclude=.git --exclude=.venv --exclude=logs --exclude=runs -C "$root" . &&
+  run tar -czf "$packed" --exclude=.git --exclude='.venv*' --exclude=.quickstart --exclude=logs --exclude=runs -C "$root" . &&
     run "${tpu[@]}" scp "$packed" "$slice:jaxprompt.tgz" "${where[@]}" --worker=all &&
     on_workers all "mkdir -p jaxprompt && tar -xzf jaxprompt.tgz -C jaxprompt && cd jaxprompt &&\
  python3 -m pip install -q --user uv && python3 -m uv venv -q --clear --python 3.12 .venv &&\

@@ -5,7 +5,7 @@ from typing import Any
 from jaxprompt.assembly.from_config import check_mesh
 from jaxprompt.assembly.pipeline import LoadedBackbone, load_weights, open_backbone
 from jaxprompt.assembly.schema import check_fields, make_defaults
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, brief, nearest
 from jaxprompt.parallel.sharding import make_placement
 
 _OWN = ("path", "init")  # fields that `load_backbone` has besides, or that a run alone has
@@ -31,6 +31,8 @@ def load_backbone(path: str, *, mesh: tuple[int, int] = (1, 1), **fields: Any) -
     block |= {"path": str(path), **fields}
     # Before anything is looked up: a wrong value is told without the hub.
     check_fields(block, "backbone")
+    if not isinstance(mesh, tuple | list) or [type(n) for n in mesh] != [int, int]:
+        raise InputError(f"mesh={brief(mesh)} must be two whole numbers, data and model: (-1, 1)")
     opened = open_backbone(block)
     placement = make_placement(*mesh)
     check_mesh(placement, opened.module, quantize=opened.block["quantize"])

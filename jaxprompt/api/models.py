@@ -203,6 +203,7 @@ def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) ->
     `how` is max_new (tokens), beams, length_penalty or early_stopping; by default as the prompt's
     card says. Raises InputError for a backbone that does not write.
     """
+    check_type("model", model, PromptedModel, "what attach gives of one prompt")
     held = writing(model.prompt.card["generate"], how)
     scorer, asked = model.scorer.writing(held["max_new"]), tuple(sorted(held.items()))
     # Other lengths or beams are other programs; equal ones are compiled once.
@@ -221,4 +222,5 @@ def scores(params: Mapping[str, Any], model: PromptedModel, batch: Batch) -> jax
     mapped and exported. `params` are `model.params` or others of their form, `batch` is what
     `model.encode` gives.
     """
+    check_type("model", model, PromptedModel, "what attach gives of one prompt")
     return model.scorer.model.forward(params, batch)

@@ -23,7 +23,8 @@ from jaxprompt.assembly.tuned_backbone import as_delta
 from jaxprompt.convert.artifact import check_fingerprint, write_artifact, write_npy
 from jaxprompt.convert.model_card import check_peft_folder, write_peft_card
 from jaxprompt.convert.peft import write_peft
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, check_type, choose
+from jaxprompt.files import user_path
 
 FORMATS = ("jaxprompt", "delta", "peft", "npy", "stablehlo")
 
@@ -86,6 +87,10 @@ def save_prompt(
     other files.
     """
     choose("format", format, FORMATS)
+    check_type("prompt", prompt, Prompt, "what train or load_prompt gives, or attach(...).prompt")
+    if backbone is not None:
+        check_type("backbone", backbone, LoadedBackbone, "what load_backbone gives")
+    path = user_path(path)
     if format == "npy":
         # What has no card is as the unmodified backbone takes it.
         rows = plain_tokens(prompt.tensors, prompt.card or {"backbone": {"rescale": 1.0}})

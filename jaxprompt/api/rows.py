@@ -19,6 +19,8 @@ def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
     # Others are told by what they offer: neither pandas nor datasets is imported for it.
     if isinstance(given, str | Path):
         return read_file(given, task.columns)
+    if hasattr(given, "to_dicts"):  # polars
+        return Rows(as_python(given.to_dicts()), split)
     if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas: a column is a Series
         odd = next((name for name in given.columns if not isinstance(name, str)), None)
         if odd is not None:

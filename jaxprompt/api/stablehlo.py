@@ -27,6 +27,7 @@ from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.types import Batch, Tokens
 
 FORMAT = 1
+_OF_ONE_LENGTH = ("deberta", "deberta_v2")
 PROGRAM, WEIGHTS, CARD = "scorer.stablehlo", "scorer.safetensors", "scorer.json"
 EXAMPLE, SCRIPT = "example.npz", "run.py"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # that a program may be lowered for
@@ -53,7 +54,7 @@ def write_stablehlo(
     Raises InputError for a head that does not score classes, a template with a row per choice, an
     unknown platform and a folder that cannot be written, and where flatbuffers is missing.
     """
-    _check(model.scorer, platforms)
+    _check(model.scorer, model.prompt.card["backbone"]["family"], platforms)
     folder = make_folder(folder)
     batch = _encode(model.scorer)
     program = _export(model, batch, platforms)
@@ -76,9 +77,14 @@ def write_stablehlo(
     return tuple(folder / name for name in files)
 
 
-def _check(scorer: Scorer, platforms: Sequence[str]) -> None:
+def _check(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
     for platform in platforms:
         choose("platforms", platform, PLATFORMS)
+    if family in _OF_ONE_LENGTH:
+        raise InputError(
+            f"stablehlo: a {family} finds distances for one length of text, and the program takes "
+            "any; take format='jaxprompt'"
+        )
     head = scorer.head
     if head.OF != "classes":
         raise InputError(

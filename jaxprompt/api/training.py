@@ -17,6 +17,7 @@ from jaxprompt.assembly.export import pack_run
 from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.pipeline import Given, LoadedBackbone
 from jaxprompt.errors import InputError, check_type
+from jaxprompt.files import user_path
 from jaxprompt.training.log import read_metrics
 
 
@@ -81,7 +82,9 @@ def train(
 @contextlib.contextmanager
 def _folder(workdir: str | Path | None) -> Iterator[Path]:
     if workdir is not None:
-        yield Path(workdir)
+        if not str(workdir):
+            raise InputError("workdir is empty; give a folder, or None to keep no run")
+        yield user_path(workdir, "workdir")
         return
     # A run needs a folder while it lasts: its best numbers are read back from there.
     with tempfile.TemporaryDirectory(prefix="jaxprompt-") as folder:

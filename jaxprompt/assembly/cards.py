@@ -38,6 +38,8 @@ def check_card(path: str, card: Mapping[str, Any]) -> None:
     for name, kind in TOP.items():
         if name in card and not isinstance(card[name], kind):
             raise _wrong(path, name, card[name])
+    if odd := card["layout"].keys() - BLOCKS["layout"].keys():
+        raise InputError(f"{path}: the card's layout has {min(odd)!r}; export the prompt again")
     for block, known in BLOCKS.items():
         for name, field in known.items():
             if name in card[block]:

@@ -152,6 +152,11 @@ def make_config(
         # What is loaded decides, and the run's record says so.
         c.backbone.update(backbone.backbone.block)
         c.mesh.data, c.mesh.model = shape["data"], shape["model"]
+        if not isinstance(task, str | Mapping | None):
+            raise InputError(
+                f"task={brief(task)} is a {type(task).__name__}; give the name of a task, or its "
+                "fields as a dict"
+            )
         values = {"name": task} if isinstance(task, str) else task or _CUSTOM
         apply(c, [(f"task.{name}", value) for name, value in values.items()])
         if not keeps:

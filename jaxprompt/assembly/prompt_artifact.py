@@ -356,6 +356,11 @@ def as_peft(
     found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
     found |= {name: dims[name] for name in ("layers", "heads")}
     if "prompt/slots" in tensors:
+        if own != {"prompt/slots"}:
+            raise InputError(
+                f"--peft: a prompt of {card['method']} has soft tokens and a prefix, and PEFT one "
+                "of them; ship prompt.safetensors, which export writes without --peft"
+            )
         if not _stand_in_front(scorer):
             raise InputError(
                 f"--peft: PEFT puts soft tokens in front of the input; in {card['template']!r} "

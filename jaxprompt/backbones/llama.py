@@ -199,7 +199,9 @@ class Layer(nn.Module):
         c, where = self.cfg, None if item.prefix is None else item.prefix.positions
         length = 0 if item.prefix is None else item.prefix.k.shape[1]
         outside = length if where is None else 0  # of windows: nothing of it is hidden
-        if not any(c.is_local) or places.shape[1] + length - outside <= c.window:
+        size = places.shape[1]  # no number in a program of any length, which masks in any case
+        fits = isinstance(size, int) and size + length - outside <= c.window
+        if fits or not any(c.is_local):
             return seen
         hidden = places[:, None, :] <= places[:, :, None] - c.window  # [B, T, T]
         if length:

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.export import pack_run
     from jaxprompt.assembly.prompt_artifact import as_peft, plain_tokens
     from jaxprompt.assembly.settings import settings_of
+    from jaxprompt.assembly.tuned_backbone import tuned_names
     from jaxprompt.convert.artifact import write_artifact, write_npy
     from jaxprompt.convert.hub import check_name, push_prompt
     from jaxprompt.convert.model_card import check_card, check_peft_folder, write_peft_card
@@ -57,6 +58,10 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(
             f"--npy: a prompt of {card['method']} has no soft tokens; export it without --npy"
         )
+    if args.peft:
+        # Before anything is written: PEFT may have no form for the prompt.
+        own = set(tuned_names(tensors)) if args.tuned else set()
+        as_peft(scorer, {name: x for name, x in tensors.items() if name not in own}, card)
     # First, because --delta and --tuned take weights out that the program holds.
     program = ()
     if args.stablehlo:
@@ -65,7 +70,6 @@ def main(argv: Sequence[str]) -> int:
         program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
     if args.delta or args.tuned:
         tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))
-    # Before anything is written: PEFT may have no form for the prompt.
     adapter = as_peft(scorer, tensors, card) if args.peft else {}
     paths = write_artifact(folder, tensors, card)
     if args.npy:

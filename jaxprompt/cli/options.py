@@ -79,17 +79,21 @@ class Parser(argparse.ArgumentParser):
                 value = rest.pop(0)
             overrides.append((field, value))
         args = self.parse_args(plain)
-        for name in _PATHS:
+        for name in (*_PATHS, "push"):
             # As of an unset variable of the shell; to a system call it is the current directory.
             # Where a flag's default is "" that means none.
             if "" in _listed(getattr(args, name, None)) and self.get_default(name) is None:
                 flag = f"--{name}" if f"--{name}" in self._option_string_actions else name
                 raise InputError(f"{flag} is missing: its value is empty; see --help")
-        # What no file can be called is refused here, before a system call fails on it.
+        # What no file can be called is refused here, before a system call fails on it. A shell
+        # leaves the ~ of --workdir=~/runs as it is.
         for name in _PATHS:
-            for path in _listed(getattr(args, name, None)):
+            given = getattr(args, name, None)
+            for path in _listed(given):
                 if path:
                     user_path(path, f"--{name}")
+            if isinstance(given, str) and given.startswith("~"):
+                setattr(args, name, str(user_path(given)))
         return args, overrides
 
 

@@ -342,3 +342,50 @@ def test_a_second_prediction_compiles_nothing(backbone, trained, texts):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert some > 0 and len(counts) == some
+
+
+def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp_path):
+    for call, told in (
+        (lambda: jp.attach(backbone, trained.prompt, batch="4"), "batch='4' must be a number"),
+        (lambda: jp.train(backbone, *rows, task=5), "task=5 is a int; give the name of a task"),
+        (lambda: jp.train(backbone, *rows, workdir=5), "workdir 5 is a int; give a text or a Path"),
+        (lambda: jp.train(backbone, *rows, workdir=""), "workdir is empty; give a folder, or None"),
+        (lambda: jp.load_backbone("x", mesh=5), "mesh=5 must be two whole numbers"),
+        (lambda: jp.load_backbone("x", mesh="11"), "mesh='11' must be two whole numbers"),
+        (lambda: jp.save_prompt(None, tmp_path / "x"), "prompt=None is a NoneType; give what"),
+        (lambda: jp.save_prompt(model, tmp_path / "x"), "is a PromptedModel; give what train"),
+        (lambda: jp.save_prompt(trained.prompt, 5), "path 5 is a int; give a text or a Path"),
+        (lambda: jp.save_prompt(trained.prompt, "a\0b"), "holds a NUL character"),
+        (
+            lambda: jp.save_prompt(trained.prompt, tmp_path / "x", "peft", backbone="x"),
+            "backbone='x'",
+        ),
+        (lambda: jp.generate(trained.prompt, ["a"]), "is a Prompt; give what attach gives"),
+    ):
+        with pytest.raises(jp.InputError, match=re.escape(told)):
+            call()
+    assert not (tmp_path / "x").exists()
+
+
+class Polars:
+    """What polars.DataFrame gives its rows by."""
+
+    def __init__(self, rows):
+        self.rows, self.columns = rows, [*rows[0]]
+
+    def to_dict(self):
+        raise TypeError
+
+    def to_dicts(self):
+        return self.rows
+
+
+def test_rows_of_polars(model, rows):
+    assert jp.predict(model, Polars(rows[1])) == jp.predict(model, rows[1])
+
+
+def test_a_home_folder_is_expanded(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    jp.save_prompt(trained.prompt, "~/kept")
+    assert (tmp_path / "kept/prompt.json").is_file() and not (tmp_path / "~").exists()

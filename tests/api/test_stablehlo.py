@@ -291,6 +291,32 @@ def soft_prompt(folder):
     return jp.load_prompt(folder / "soft.npy")
 
 
+def test_a_window_is_masked_at_any_length(backbones, tmp_path):
+    """A Mistral's of 8 tokens, which the shorter texts do not fill."""
+    task = jp.task("text", labels=LABELS, words=WORDS, template="{text} about [mask]")
+    prompt = soft_prompt(tmp_path)
+    model = jp.attach(backbones("mistral"), prompt, task=task, head=jp.verbalizer(), max_len=40)
+    write_stablehlo(model, tmp_path / "x")
+    for texts in (["a cat"], ["the old cat was very near a small hammer and the bread", "rice"]):
+        batch = model.encode(texts)
+        exported = jax.export.deserialize((tmp_path / "x/scorer.stablehlo").read_bytes())
+        weights = load_file(tmp_path / "x/scorer.safetensors")
+        card = json.loads((tmp_path / "x/scorer.json").read_text())
+        names = [given["name"] for given in card["inputs"]]
+        found = exported.call(weights, inputs_of(batch, names))
+        expected = jp.scores(model.params, model, batch)
+        np.testing.assert_allclose(found, expected[:, : found.shape[1]], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta_v2"])
+def test_distances_of_one_length_are_refused(family, backbones, tmp_path):
+    task = jp.task("text", labels=LABELS, words=WORDS, template="{text} about [mask]")
+    model = jp.attach(backbones(family), soft_prompt(tmp_path), task=task, head=jp.verbalizer())
+    with refused(f"stablehlo: a {family} finds distances for one length of text"):
+        write_stablehlo(model, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
 def test_what_writes_is_refused(backbones, tmp_path):
     task = jp.task("text", target="label", template="{text}")
     model = jp.attach(backbones("t5"), soft_prompt(tmp_path), task=task, head=jp.text())

@@ -172,6 +172,11 @@ def test_exports_that_are_not_whole(predict, no_reading, run):
         card.write_text(json.dumps(spoilt))
         line = predict("--text=a")
         assert f"the card lacks {block}." in line and "export the prompt again" in line
+    spoilt = json.loads(text)
+    spoilt["layout"]["max_length"] = 5
+    card.write_text(json.dumps(spoilt))
+    line = predict("--text=a")
+    assert "the card's layout has 'max_length'" in line and "export the prompt again" in line
     tensors.unlink()
     assert "has no export; run python -m jaxprompt export" in predict("--text=a")
 

@@ -263,6 +263,23 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
             as_peft(scorer, tensors, card)
 
 
+def test_soft_tokens_beside_a_prefix_are_no_adapter(backbone, data, tmp_path, capsys):
+    c = make_config(
+        backbone,
+        data,
+        "compose",
+        prompt__parts="prefix(length=2)+soft(length=2)",
+        train__total_steps=1,
+        train__eval_steps=1,
+    )
+    (tmp_path / "c.json").write_text(c.to_json())
+    place = [f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'run'}"]
+    assert jaxprompt(capsys, "train", *place)[0] == 0
+    code, _, err = jaxprompt(capsys, "export", *place, f"--peft={tmp_path / 'peft'}")
+    assert code == 2 and "--peft: a prompt of compose has soft tokens and a prefix, and PEFT" in err
+    assert not (tmp_path / "run/export").exists() and not (tmp_path / "peft").exists()
+
+
 def test_soft_tokens_of_a_decoder_are_the_last():
     tensors = {"prompt/slots": np.ones((2, 4)), "prompt/decoder_slots": np.full((1, 4), 2.0)}
     card = {"backbone": {"rescale": 10.0}}

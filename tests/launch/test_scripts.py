@@ -310,7 +310,7 @@ def test_slurm_queues_again_when_time_is_over(tool, tmp_path, sent, ends, requeu
 GCLOUD = """next() {{ head -n 1 {0}/$1; sed -i 1d {0}/$1; }}
 case "$*" in
   *"value(state)"*) s="$(next states)"; [ "$s" != ABSENT ] || {{ echo NOT_FOUND >&2; exit 1; }}
-    echo "$s" ;;
+    echo "WARNING: Python 3.8 is deprecated" >&2; echo "$s" ;;
   *networkEndpoints*) echo "10.0.0.1;10.0.0.2" ;;
   *run.exit\\ 2*) next looks ;;
 esac"""
