@@ -172,7 +172,12 @@ def write_splits(folder, make, train=66):
 
 
 def renamed(seed, size):
-    return [{"tokens": row["tokens"], "ner_tags": row["tags"]} for row in tagged(seed, size)]
+    """Draws rows of words with three kinds of tags, the last without a scheme."""
+    return [
+        {"tokens": row["tokens"], "ner_tags": row["tags"], "chunk_tags": row["tags"],
+         "pos_tags": ["X" if tag == "O" else "NN" for tag in row["tags"]]}
+        for row in tagged(seed, size)
+    ]  # fmt: skip
 
 
 def as_entities(seed, size):
@@ -267,7 +272,10 @@ def files(backbones, tmp_path_factory):
     ner |= {"head.name": "tags", "data.source": "ner/"}
     sorts = {"task.name": "custom", "task.fields": ["text"], "data.files.train": "topics.jsonl"}
     sorts |= {"data.protocol": "holdout", "data.size": 6}
-    for name, own in {"ner": ner, "questions": sorts}.items():
+    chunks = ner | {"task.tags": "chunk_tags"}
+    speech = ner | {"task.tags": "pos_tags", "task.scheme": "none"}
+    files = {"ner": ner, "questions": sorts, "entities": ner, "chunks": chunks, "speech": speech}
+    for name, own in files.items():
         (root / f"{name}.json").write_text(json.dumps(own))
     (root / "BoolQ").mkdir()
     asked_rows = draw(1, NEW, "question", "passage")
