@@ -182,7 +182,8 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str]]:
             f"corpus {place!r} has no file to read ({', '.join(SUFFIXES)}); it holds: {there}"
         )
     # Names inside the place: a corpus that is moved keeps its fingerprint.
-    files = {user_path(path, "corpus file").relative_to(top).as_posix(): path for path in texts}
+    names = (user_path(path.relative_to(top), "corpus file").as_posix() for path in texts)
+    files = dict(zip(names, texts, strict=True))
     # Their order numbers the documents, so it must not be the file system's.
     return dict(sorted(files.items())), sorted(map(str, runs))
 
