@@ -171,10 +171,9 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str]]:
         )
     paths = [path for path in paths if not path.name.startswith(".")]
     texts = [path for path in paths if path.name.endswith(SUFFIXES)]
-    runs, root = set(), root_of(place)
-    for parent in {parent for path in texts for parent in path.parents if root in parent.parents}:
-        if is_run(parent):
-            runs.add(parent)
+    root = root_of(place)
+    folders = {folder for path in texts for folder in path.parents if root in folder.parents}
+    runs = set(filter(is_run, folders))
     texts = [path for path in texts if runs.isdisjoint(path.parents)]
     if not texts:
         there = ", ".join(sorted(path.name for path in paths)[:8]) or "nothing"
