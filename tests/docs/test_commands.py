@@ -288,7 +288,10 @@ def files(backbones, tmp_path_factory):
         "DATA/yahoo_answers_topics": lambda *at: draw(
             *at, "question_title", "question_content", "best_answer", topic=range(10)
         ),
-        "boolq": lambda *at: draw(*at, "question", "passage", label=(0, 1)),
+        **dict.fromkeys(
+            ("boolq", "DATA/boolq"),
+            lambda *at: draw(*at, "question", "passage", label=(0, 1)),
+        ),
         "ner": renamed,
         "squad": asked,
         "quoref": asked,
