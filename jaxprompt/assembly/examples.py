@@ -331,17 +331,17 @@ def _draw(data: Any, task: Task, examples: Sequence[Example]) -> fewshot.SplitRo
     labels = [example.label for example in examples]
     if task.kind != "classes" or (data.protocol == "holdout" and task.choices):
         labels = [0] * len(labels)  # the place of the right choice is no class
-    wholes: list[Any] | None = None
-    whole = fewshot.draws_wholes(data.protocol, options)
-    if task.question and (whole or task.metric in QUESTION_METRICS):
-        if data.protocol == "kfold" and not whole:
+    groups: list[Any] | None = None
+    keeps = fewshot.keeps_groups(data.protocol, options)
+    if task.question and (keeps or task.metric in QUESTION_METRICS):
+        if data.protocol == "kfold" and not keeps:
             raise InputError(
-                f"data.protocol=kfold with data.k={data.k} deals single candidates, and "
+                f"data.protocol=kfold with data.k={data.k} samples single candidates, and "
                 f"{task.metric} is of whole questions; take data.k=0, or task.metric=accuracy"
             )
-        wholes = [example.question for example in examples]
-    elif task.predicate:  # a sentence is an example for each
-        wholes = [example.words for example in examples]
+        groups = [example.question for example in examples]
+    elif task.predicate and keeps:  # a sentence is an example for each
+        groups = [example.words for example in examples]
     return fewshot.split(
-        data.protocol, labels, data.seed, names=task.labels, wholes=wholes, **options
+        data.protocol, labels, data.seed, names=task.labels, groups=groups, **options
     )

@@ -58,10 +58,10 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(
             f"--npy: a prompt of {card['method']} has no soft tokens; export it without --npy"
         )
-    if args.peft:
-        # Before anything is written: PEFT may have no form for the prompt.
-        own = set(tuned_names(tensors)) if args.tuned else set()
-        as_peft(scorer, {name: x for name, x in tensors.items() if name not in own}, card)
+    # Before anything is written: PEFT may have no form for the prompt.
+    tuned = tuned_names(tensors) if args.tuned else ()
+    plain = {name: x for name, x in tensors.items() if name not in tuned}
+    adapter = as_peft(scorer, plain, card) if args.peft else {}
     # First, because --delta and --tuned take weights out that the program holds.
     program = ()
     if args.stablehlo:
@@ -70,12 +70,12 @@ def main(argv: Sequence[str]) -> int:
         program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
     if args.delta or args.tuned:
         tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))
-    adapter = as_peft(scorer, tensors, card) if args.peft else {}
     paths = write_artifact(folder, tensors, card)
     if args.npy:
         write_npy(args.npy, rows)
         paths = (*paths, Path(args.npy))
     if args.peft:
+        adapter["base"] = card["backbone"]["id"]  # the tuned one, where --tuned has written it
         paths = (*paths, *write_peft(args.peft, **adapter), write_peft_card(args.peft, card))
     print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
     if args.push:

@@ -39,18 +39,18 @@ class SplitRows(NamedTuple):
 
 def split(
     protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (),
-    wholes: Sequence[Hashable] | None = None, **options: Any,
+    groups: Sequence[Hashable] | None = None, **options: Any,
 ) -> SplitRows:  # fmt: skip
     """Draws a split by the protocol's name, with its options in PROTOCOLS.
 
     `fold` of kfold is the part, from 0, that is dev. `names` are the class names for messages.
-    Rows of one value of `wholes` stay together under holdout, fraction and kfold without k, which
-    then count these and not classes; the size of holdout is the least number of rows in dev. kshot
-    and balanced draw train by class, and as dev whole ones that train has no row of, at least as
-    many rows.
+    Rows of one of `groups` stay together under holdout, fraction and kfold without k, which then
+    count groups and not classes; the size of holdout is the least number of rows in dev. kshot and
+    balanced draw train by class, and as dev whole groups that train has no row of, at least as many
+    rows.
     """
-    if wholes is not None and draws_wholes(protocol, options):
-        return _whole(protocol, wholes, seed, options)
+    if groups is not None and keeps_groups(protocol, options):
+        return _by_group(protocol, groups, seed, options)
     if protocol not in PROTOCOLS:
         raise InputError(f"unknown few-shot protocol {protocol!r}; {nearest(protocol, PROTOCOLS)}")
     for option in options:
@@ -75,32 +75,40 @@ def split(
         "fraction": fraction,
     }
     found = draw[protocol](labels, seed=seed, names=names, **options)
-    return found if wholes is None else _with_whole_dev(found, wholes, seed)
+    return found if groups is None else _with_grouped_dev(found, groups, seed)
 
 
-def draws_wholes(protocol: str, options: Mapping[str, Any]) -> bool:
-    """Tells whether a protocol can keep rows together: not where it takes a number of a class."""
+def keeps_groups(protocol: str, options: Mapping[str, Any]) -> bool:
+    """Tells whether a protocol can keep groups whole: not where it takes a number per class."""
     return protocol in ("holdout", "fraction") or (protocol == "kfold" and not options.get("k"))
 
 
-def _whole(
-    protocol: str, wholes: Sequence[Hashable], seed: int, options: dict[str, Any]
+def _by_group(
+    protocol: str, groups: Sequence[Hashable], seed: int, options: dict[str, Any]
 ) -> SplitRows:
-    rows = _together(wholes, range(len(wholes)))
+    rows = _rows_of_groups(groups, range(len(groups)))
     if protocol == "holdout":
+        _at_least("data.size", options["size"], 1)
         sizes = np.cumsum([len(rows[group]) for group in _shuffled(len(rows), seed)])
         options = options | {"size": int(np.searchsorted(sizes, options["size"])) + 1}
-    train, dev = split(protocol, [0] * len(rows), seed, names=("of all",), **options)
+    needed = {"holdout": options.get("size", 0) + 1, "kfold": options.get("folds", 2)}
+    if len(rows) < needed.get(protocol, 2):
+        raise InputError(
+            f"the {len(groups)} training examples are of {len(rows)} questions or sentences, which "
+            f"data.protocol={protocol} does not divide: too few for train and dev; lower data.size "
+            "or data.folds, or give data.files.dev"
+        )
+    train, dev = split(protocol, [0] * len(rows), seed, names=("all",), **options)
     spread = lambda numbers: [row for number in numbers for row in rows[number]]
     return _split(spread(train), None if dev is None else spread(dev))
 
 
-def _with_whole_dev(found: SplitRows, wholes: Sequence[Hashable], seed: int) -> SplitRows:
+def _with_grouped_dev(found: SplitRows, groups: Sequence[Hashable], seed: int) -> SplitRows:
     if found.dev is None or not len(found.dev):
         return found
-    taken = {wholes[row] for row in found.train}
-    rest = [row for row in range(len(wholes)) if wholes[row] not in taken]
-    rows, dev = _together(wholes, rest), []
+    taken = {groups[row] for row in found.train}
+    rest = [row for row in range(len(groups)) if groups[row] not in taken]
+    rows, dev = _rows_of_groups(groups, rest), []
     for group in _shuffled(len(rows), seed):
         dev += rows[group] if len(dev) < len(found.dev) else []
     if not dev:
@@ -111,11 +119,11 @@ def _with_whole_dev(found: SplitRows, wholes: Sequence[Hashable], seed: int) -> 
     return found._replace(dev=np.array(sorted(dev), np.int64))
 
 
-def _together(wholes: Sequence[Hashable], rows: Iterable[int]) -> list[list[int]]:
-    groups: dict[Hashable, list[int]] = {}
+def _rows_of_groups(groups: Sequence[Hashable], rows: Iterable[int]) -> list[list[int]]:
+    found: dict[Hashable, list[int]] = {}
     for row in rows:
-        groups.setdefault(wholes[row], []).append(row)
-    return list(groups.values())
+        found.setdefault(groups[row], []).append(row)
+    return list(found.values())
 
 
 def kshot(

@@ -334,7 +334,7 @@ def test_wrong_input(call, message):
 
 # -- rows that stay together ----------------------------------------------------------------------
 
-WHOLES = [number // 3 for number in range(30)]  # ten questions of three candidates
+GROUPS = [number // 3 for number in range(30)]  # ten questions of three candidates
 RIGHT = [int(number % 3 == 0) for number in range(30)]
 
 
@@ -350,8 +350,8 @@ RIGHT = [int(number % 3 == 0) for number in range(30)]
     ],
 )
 def test_no_question_is_divided(protocol, options):
-    found = fewshot.split(protocol, RIGHT, 3, wholes=WHOLES, **options)
-    train, dev = ({WHOLES[row] for row in part} for part in (found.train, found.dev))
+    found = fewshot.split(protocol, RIGHT, 3, groups=GROUPS, **options)
+    train, dev = ({GROUPS[row] for row in part} for part in (found.train, found.dev))
     assert dev and not train & dev
     assert len(found.dev) == 3 * len(dev)
     assert found.dev.tolist() == sorted(found.dev) and len({*found.dev}) == len(found.dev)
@@ -367,7 +367,20 @@ def test_no_question_is_divided(protocol, options):
         assert len(train) == 5
 
 
+@pytest.mark.parametrize(
+    ("protocol", "options", "message"),
+    [
+        ("holdout", {"size": 0}, "data.size=0; it must be at least 1"),
+        ("holdout", {"size": 30}, "the 30 training examples are of 10 questions or sentences"),
+        ("kfold", {"folds": 11}, "which data.protocol=kfold does not divide: too few"),
+    ],
+)
+def test_too_few_questions(protocol, options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        fewshot.split(protocol, RIGHT, 0, groups=GROUPS, **options)
+
+
 def test_questions_that_train_takes_all_of():
     with pytest.raises(InputError, match="which leaves none for dev; ask for fewer, or give data."):
-        fewshot.split("kshot", RIGHT, 0, wholes=WHOLES, k=9, dev_k=1)
-    assert not len(fewshot.split("kshot", RIGHT, 0, wholes=WHOLES, k=9, dev_k=0).dev)
+        fewshot.split("kshot", RIGHT, 0, groups=GROUPS, k=9, dev_k=1)
+    assert not len(fewshot.split("kshot", RIGHT, 0, groups=GROUPS, k=9, dev_k=0).dev)

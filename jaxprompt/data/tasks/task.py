@@ -98,7 +98,8 @@ class Task:
     entities: tuple[str, ...] = ()
     offsets: str = "tags"
     markers: tuple[str, ...] = ()
-    called: tuple[str, ...] = ()  # columns of what each is, where words are told and may be others
+    # Columns with the words of each entity, which are looked for nearest to where it is said to be.
+    called: tuple[str, ...] = ()
     negative: str = ""  # the class that is no relation, which metrics of relations leave out
     columns: tuple[str, ...] = ()  # of a row of JSON that is a list, of a TSV without a header
     # Columns whose values make a question, of which examples are answers; see scoring/questions.py
