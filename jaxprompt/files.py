@@ -1,5 +1,6 @@
 """Paths and JSON that come from outside, checked; files written whole or not at all."""
 
+import codecs
 import contextlib
 import json
 import os
@@ -46,6 +47,12 @@ def user_path(text: str | os.PathLike, what: str = "path") -> Path:
 def is_run(folder: Path) -> bool:
     """Tells whether a folder is the --workdir of a run."""
     return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
+
+
+def as_utf8(start: bytes) -> str:
+    """Names the command that makes UTF-8 of a file that is none, by its first bytes."""
+    wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return f"iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8"
 
 
 def parse_json(text: str | bytes) -> Any:

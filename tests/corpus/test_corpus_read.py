@@ -119,6 +119,13 @@ def test_hub_and_tfds(monkeypatch):
 BAD = b'{"text": "good"}\n{"text": "b\xe9d"}\n{"text": "fine"}\n'
 
 
+@pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
+def test_utf16_is_told_from_latin1(tmp_path, order):
+    (tmp_path / "a.txt").write_bytes("\ufeffA text.\n".encode(order))
+    with pytest.raises(InputError, match=r"a.txt: not UTF-8 .* with iconv -f UTF-16 -t UTF-8"):
+        read_all(tmp_path / "a.txt")
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_undecodable_bytes_are_named_by_file_and_offset(tmp_path, packed):
     path = tmp_path / ("x.jsonl.gz" if packed else "x.jsonl")
