@@ -13,7 +13,7 @@ from jaxprompt.assembly.pipeline import LoadedBackbone
 from jaxprompt.assembly.prompt_artifact import describe
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief
 from jaxprompt.files import user_path
 
 
@@ -23,6 +23,29 @@ class Adopted(NamedTuple):
     tensors: dict[str, np.ndarray]  # by flat name, as of an export
     prompt: dict[str, Any]  # the block of the method `constant` whose params they are
     head: dict[str, Any]  # the block of the head that came along, {} where none did
+
+
+class _Head(NamedTuple):
+    """A head that PEFT saves beside a prefix."""
+
+    task: str  # task_type of adapter_config.json
+    layers: dict[str, str]  # ours by torch's name
+    block: dict[str, Any]
+
+    def tensors(self) -> list[str]:
+        """Lists its tensors as torch calls them."""
+        return [f"{name}.{part}" for name in self.layers for part in ("weight", "bias")]
+
+
+_HEADS = (
+    _Head("SEQ_CLS", {"classifier": "out"}, {"name": "linear", "pooler": "checkpoint", "dropout": 0.0}),  # BERT
+    _Head(
+        "SEQ_CLS", {"classifier.dense": "pooler", "classifier.out_proj": "out"},  # RoBERTa
+        {"name": "linear", "pooler": "trained", "dropout": 0.0},
+    ),
+    _Head("TOKEN_CLS", {"classifier": "out"}, {"name": "tags", "dropout": 0.0}),
+    _Head("QUESTION_ANS", {"qa_outputs": "out"}, {"name": "spans"}),
+)  # fmt: skip
 
 
 def is_adapter(path: str) -> bool:
@@ -68,7 +91,7 @@ def card_of_adopted(
     fit, and where the classes are not known.
     """
     opened = backbone.backbone
-    if adopted.head and c.head.to_dict() == adopted.head:
+    if "pooler" in adopted.head and c.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
         fitting = "roberta" if c.head.pooler == "trained" else "bert"
         if opened.family != fitting:
@@ -99,25 +122,27 @@ def scale_slots(tensors: Mapping[str, np.ndarray], card: Mapping[str, Any]) -> d
 
 
 def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Takes a head over: BERT's linear layer, or RoBERTa's two. -> tensors, its block"""
-    names = {name.rpartition(".")[0] for name in adapter.head}
-    layers = {
-        frozenset({"classifier"}): {"classifier": "out"},
-        frozenset({"classifier.dense", "classifier.out_proj"}): {
-            "classifier.dense": "pooler", "classifier.out_proj": "out",
-        },
-    }  # fmt: skip
-    if not names:
+    """Takes the head over that comes with a task of PEFT's. -> tensors, its block"""
+    if not adapter.head:
         return {}, {}
-    if frozenset(names) not in layers:
+    kind = adapter.config.get("task_type")
+    known = [own for own in _HEADS if own.task == kind]
+    if not known:
         raise InputError(
-            f"{path} has a head of {', '.join(sorted(adapter.head))}, which is not read; read are "
-            "classifier, and classifier.dense with classifier.out_proj"
+            f"{path} has a head, and its task_type={brief(kind)} does not say how it scores; read "
+            f"are those of {', '.join(dict.fromkeys(own.task for own in _HEADS))}"
+        )
+    names = set(adapter.head)
+    found = next((own for own in known if names == set(own.tensors())), None)
+    if found is None:
+        forms = " or ".join(", ".join(own.tensors()) for own in known)
+        raise InputError(
+            f"{path} has a head of {', '.join(sorted(names))}, which is not read; of {kind} read "
+            f"is {forms}"
         )
     tensors = {}
-    for name, own in layers[frozenset(names)].items():
+    for name, own in found.layers.items():
         # torch's [out, in] -> [in, out]
         tensors[f"head/main/{own}/kernel"] = np.ascontiguousarray(adapter.head[f"{name}.weight"].T)
         tensors[f"head/main/{own}/bias"] = adapter.head[f"{name}.bias"]
-    pooler = "trained" if "classifier.dense" in names else "checkpoint"
-    return tensors, {"name": "linear", "pooler": pooler, "dropout": 0.0}
+    return tensors, found.block

@@ -1,0 +1,120 @@
+"""Heads that PEFT saves beside a prefix, by the task that its adapter is of."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_run import make_backbone
+
+import jaxprompt as jp
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+# PEFT calls what transformers deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+
+TAGS = ("O", "B-x", "I-x")
+WORDS = "the cat eats rice with a saw and a hammer".split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_backbone(tmp_path_factory.mktemp("backbone") / "roberta", "roberta")
+
+
+def make_adapter(folder, where, task, auto, **fields):
+    """Saves a prefix of 3 tokens and a head, both random. -> PEFT's model"""
+    import transformers
+
+    torch.manual_seed(0)
+    base = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(folder, **fields)
+    setting = peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=3)
+    theirs = peft.get_peft_model(base, setting).eval()
+    with torch.no_grad():
+        for name, x in theirs.named_parameters():
+            if "classifier" in name or "qa_outputs" in name:
+                x.normal_(0, 1)
+    theirs.save_pretrained(where)
+    return theirs
+
+
+def asked(theirs, folder, *texts):
+    """Asks torch's model with PEFT's prefix. -> its output, [begin, end) of the tokens, their texts
+
+    PEFT's own forward drops the segments of questions.
+    """
+    from transformers import AutoTokenizer
+
+    given = AutoTokenizer.from_pretrained(folder)(
+        *texts, return_tensors="pt", return_offsets_mapping=True
+    )
+    segments = [own or 0 for own in given.sequence_ids(0)]
+    length = len(segments)
+    with torch.no_grad():
+        output = theirs.base_model(
+            given.input_ids, past_key_values=theirs.get_prompt(1),
+            attention_mask=torch.ones(1, 3 + length), token_type_ids=torch.tensor([segments]),
+        )  # fmt: skip
+    return output, given.offset_mapping[0].tolist(), given.sequence_ids(0)
+
+
+def test_tags_of_an_adapter_are_those_of_peft(folder, tmp_path):
+    theirs = make_adapter(folder, tmp_path, "TOKEN_CLS", "TokenClassification", num_labels=3)
+    backbone, prompt = jp.load_backbone(str(folder)), jp.load_prompt(tmp_path)
+    task = jp.task("tokens", tags="tags", labels=TAGS)
+    model = jp.attach(backbone, prompt, task=task, max_len=40)
+    found = jp.predict(model, [{"tokens": WORDS}])[0]["prediction"]
+    # The space in front of the first word is that of a tokenizer that takes words.
+    output, offsets, _ = asked(theirs, folder, " " + " ".join(WORDS))
+    best = output.logits[0].argmax(-1).tolist()
+    # A word's first token may have the space in front, or be that alone; token 0 is <s>.
+    begins = [1 + len("".join(f"{word} " for word in WORDS[:i])) for i in range(len(WORDS))]
+    ends = [end for _, end in offsets[1:]]
+    firsts = [1 + next(i for i, end in enumerate(ends) if end >= begin) for begin in begins]
+    expected = [TAGS[best[i]] for i in firsts]
+    assert found == expected and len(set(expected)) > 1
+    # A tagger's layer is none on the pooled state.
+    with pytest.raises(jp.InputError, match="head.name=tags does not answer"):
+        jp.attach(backbone, prompt, task=jp.task("text", labels=TAGS), max_len=40)
+
+
+def test_spans_of_an_adapter_are_those_of_peft(folder, tmp_path):
+    theirs = make_adapter(folder, tmp_path, "QUESTION_ANS", "QuestionAnswering")
+    backbone, prompt = jp.load_backbone(str(folder)), jp.load_prompt(tmp_path)
+    model = jp.attach(backbone, prompt, task="squad", max_len=60)
+    question, context = "what eats rice", " ".join(WORDS)
+    found = jp.predict(model, [{"question": question, "context": context}])[0]
+    output, offsets, parts = asked(theirs, folder, question, context)
+    starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
+    inside = [i for i, own in enumerate(parts) if own == 1]
+    first, last = max(
+        ((i, j) for i in inside for j in inside if i <= j),
+        key=lambda at: starts[at[0]] + ends[at[1]],
+    )
+    assert found["prediction"] == context[offsets[first][0] : offsets[last][1]].strip()
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM' does not say how it scores; read are"),
+        ({"task_type": None}, "task_type=None does not say"),
+        ({"task_type": "QUESTION_ANS"}, "not read; of QUESTION_ANS read is qa_outputs.weight"),
+        ({"drop": "bias"}, "a head of classifier.weight, which is not read; of TOKEN_CLS read is"),
+        ({"drop": "weight"}, "a head of classifier.bias, which is not read"),
+    ],
+)
+def test_other_heads_are_refused(folder, tmp_path, change, told):
+    make_adapter(folder, tmp_path, "TOKEN_CLS", "TokenClassification", num_labels=3)
+    place = tmp_path / "adapter_model.safetensors"
+    if dropped := change.pop("drop", ""):
+        kept = {
+            k: x for k, x in load_file(place).items() if not k.endswith(f"classifier.{dropped}")
+        }
+        assert len(kept) < len(load_file(place))
+        save_file({k: np.array(x) for k, x in kept.items()}, place)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | change))
+    with pytest.raises(jp.InputError, match=told):
+        jp.load_prompt(tmp_path)
