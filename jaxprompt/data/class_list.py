@@ -61,6 +61,11 @@ class ClassTree(NamedTuple):
         return frozenset(number for members in self.lists for number in members)
 
     @property
+    def is_flat(self) -> bool:
+        """Whether one list holds the classes, each by itself; one of parents alone does not."""
+        return len(self.lists) == 1 and self.listed == frozenset(range(len(self.paths)))
+
+    @property
     def depth(self) -> int:
         """The most lists that lie on the way to a class."""
         return max(len(self.on_path(number)) for number in range(len(self.paths)))

@@ -178,7 +178,7 @@ class Head(Kind):
         To be learned from a hierarchy are the lists on the way to the right class alone.
         """
         tree = self.tree(task)
-        if len(tree.lists) == 1:
+        if tree.is_flat:
             return super().encode(encoder, task, examples, classes=classes, targets=targets)
         # Scores stand in the order of task.labels, in whatever order a list writes its classes.
         members = [sorted(own) for own in tree.lists]

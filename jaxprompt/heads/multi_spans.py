@@ -166,20 +166,23 @@ class Head(InText):
         return score_span_sets(metric, gold, pred)
 
     def _spans(self, words: Words, threshold: float) -> list[Found]:
-        """Joins words that pass and touch; of equal texts the first stays."""
+        """Joins words that pass and touch; of several answers equal texts are one, the first."""
         text, places, scores = words
         passes = scores > 1 - threshold
         if not self.no_answer and len(scores) and not passes.any():
             passes = np.arange(len(scores)) == scores.argmax()
         # A run of words begins and ends where `passes` changes, padded with False on both sides.
         edges = np.flatnonzero(np.diff(passes.astype(int), prepend=0, append=0)).reshape(-1, 2)
-        found: dict[str, Found] = {}
+        spans = []
         for first, last in edges:
             start, end = int(places[first, 0]), int(places[last - 1, 1])
-            span = Found(text[start:end], start, end, float(scores[first:last].mean()))
+            spans.append(Found(text[start:end], start, end, float(scores[first:last].mean())))
+        if self.single:
+            return [max(spans, key=lambda span: span.score)] if spans else []
+        found: dict[str, Found] = {}
+        for span in spans:
             found.setdefault(span.text.lower(), span)
-        spans = list(found.values())
-        return [max(spans, key=lambda span: span.score)] if self.single and spans else spans
+        return list(found.values())
 
 
 def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:

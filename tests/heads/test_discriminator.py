@@ -327,6 +327,26 @@ def test_a_hierarchy_learns_the_way_down_and_scores_every_class(backbone):
     assert line.startswith("listed: living, thing | food, big tool; 2 forward passes per example")
 
 
+def test_a_list_of_parents_alone_scores_their_classes(backbone):
+    """Whose order is that of the list, not that of the classes."""
+    parents = ("living", "food", "thing")
+    for listed in (LABELS, LABELS[::-1], ("food", "tool", "beast")):
+        scorer, params = make(backbone, hierarchy=parents, listed=listed)
+        plain, _ = make(
+            backbone,
+            custom_task(fields=("text",), labels=LABELS, words=tuple((x,) for x in parents)),
+            listed=listed,
+        )
+        learned = scorer.encode(examples(), targets=True).labels.argmax(1)
+        assert [listed[place] for place in learned] == [LABELS[label] for label in GOLD]
+        scores = []
+        for own in (scorer, plain):
+            split = own.encode(examples())
+            found = np.asarray(own.model.forward(params, own.one_batch(split.rows)))
+            scores.append(log_scores(split, found, 3))
+        np.testing.assert_allclose(*scores, atol=1e-6)
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 

@@ -130,6 +130,17 @@ def test_alternatives_of_one_span_each(bert):
     assert head.measure("exact_match", split, found, 0)["exact_match"] == 1.0
 
 
+def test_one_span_is_the_likeliest_of_equal_texts_too(bert):
+    head, examples, split = encode(bert, [row("Ralph")], single=True)
+    (places,) = split.parts.offsets
+    found = np.full(split.labels.shape, -4.0, np.float32)
+    first, second = CONTEXT.index("Ralph"), CONTEXT.rindex("Ralph")
+    for start, logit in ((first, 1.0), (CONTEXT.index("Gansu"), 2.0), (second, 3.0)):
+        found[0, : len(places)][places[:, 0] == start] = logit
+    (answer,) = head.answers(TASK, examples, split, found, 0)
+    assert answer["prediction"] == ["Ralph"] and answer["spans"][0]["start"] == second > first
+
+
 def test_questions_without_known_answers_teach_nothing_and_are_not_measured(bert):
     head = make_head("multi_spans")
     unknown = read_example(TASK, {"question": "Who?", "context": CONTEXT}, "r:1", need_label=False)
