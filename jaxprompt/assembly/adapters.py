@@ -37,15 +37,14 @@ class _Head(NamedTuple):
         return [f"{name}.{part}" for name in self.layers for part in ("weight", "bias")]
 
 
+_LINEAR = {"name": "linear", "dropout": 0.0}
+_DENSE = {"classifier.dense": "pooler", "classifier.out_proj": "out"}
 _HEADS = (
-    _Head("SEQ_CLS", {"classifier": "out"}, {"name": "linear", "pooler": "checkpoint", "dropout": 0.0}),  # BERT
-    _Head(
-        "SEQ_CLS", {"classifier.dense": "pooler", "classifier.out_proj": "out"},  # RoBERTa
-        {"name": "linear", "pooler": "trained", "dropout": 0.0},
-    ),
+    _Head("SEQ_CLS", {"classifier": "out"}, _LINEAR | {"pooler": "checkpoint"}),  # BERT
+    _Head("SEQ_CLS", _DENSE, _LINEAR | {"pooler": "trained"}),  # RoBERTa
     _Head("TOKEN_CLS", {"classifier": "out"}, {"name": "tags", "dropout": 0.0}),
     _Head("QUESTION_ANS", {"qa_outputs": "out"}, {"name": "spans"}),
-)  # fmt: skip
+)
 
 
 def is_adapter(path: str) -> bool:

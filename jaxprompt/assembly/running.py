@@ -11,7 +11,7 @@ from flax import traverse_util
 from jaxprompt import rng, signals
 from jaxprompt.assembly import records
 from jaxprompt.assembly.denoising import read_corpus
-from jaxprompt.assembly.from_config import FREE, build_optimizer
+from jaxprompt.assembly.from_config import FREE, PLACES, build_optimizer
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
@@ -29,7 +29,6 @@ from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
 # A host's own places, which may differ between the processes of a run.
-_PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
 
 
 class Work(Job):
@@ -156,5 +155,5 @@ def carry_out(work: Work) -> dict[str, Any] | None:
 def facts(c: Any) -> dict[str, str]:
     """Lists what the processes of a run must have in common before they read anything."""
     leaves = traverse_util.flatten_dict(c.to_dict(), sep=".")
-    shown = {name: str(value) for name, value in leaves.items() if not name.startswith(_PLACES)}
+    shown = {name: str(value) for name, value in leaves.items() if not name.startswith(PLACES)}
     return shown | {f"version of {name}": text for name, text in package_versions().items()}

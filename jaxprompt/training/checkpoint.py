@@ -33,6 +33,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import make_folder, write_error
 from jaxprompt.parallel import processes
 from jaxprompt.training.checkpoint_folders import (
+    BEST,
     agreed_steps,
     check_shared,
     clean,
@@ -70,7 +71,7 @@ class Checkpoints:
         if keep < 1:
             raise InputError(f"{keep=} checkpoints leave nothing to resume from; keep 1 or more")
         self._root = Path(os.path.abspath(workdir)) / "checkpoints"
-        self._best = self._root / "best"
+        self._best = self._root / BEST
         self._keep = keep
         # At most a best and a state, by their folders; the same on every process.
         self._pending: dict[Path, Pending] = {}

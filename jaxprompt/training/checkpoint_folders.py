@@ -17,6 +17,8 @@ from jaxprompt.files import make_folder, parse_json, write_atomic
 from jaxprompt.parallel import processes
 
 SEAL = "checksums.json"  # file name -> CRC-32, written last
+BEST = "best"  # the folder of the best numbers, beside the states
+_STEP = re.compile("0|[1-9][0-9]*")
 # Names that only checkpoints and orbax give; whatever else lies there is the user's.
 _LEFT_BEHIND = re.compile(r"\d+\.(partial|removed)(\.orbax-checkpoint-tmp.*)?|0\.shared-\w+")
 
@@ -25,7 +27,7 @@ def steps_of(folder: Path) -> list[int]:
     """Lists the complete steps of a folder, in order."""
     if not folder.is_dir():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
+    return sorted(int(p.name) for p in folder.iterdir() if _STEP.fullmatch(p.name) and p.is_dir())
 
 
 def agreed_steps(folder: Path) -> list[int]:
@@ -96,7 +98,9 @@ def find(folder: Path, step: int | None) -> Path:
     if not steps or (step is not None and step not in steps):
         there = f"steps there: {', '.join(map(str, steps))}" if steps else "there is none"
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise InputError(f"{what} in {folder} ({there}); train first, or give another --workdir")
+        is_lost = step is not None and folder.name == BEST  # a state or a result says it was there
+        cure = _anew(folder) if is_lost else "train first, or give another --workdir"
+        raise InputError(f"{what} in {folder} ({there}); {cure}")
     path = folder / str(steps[-1] if step is None else step)
     # Every process reads a part, so each of them has to see the folder.
     _check_seen(path)
@@ -118,5 +122,13 @@ def _check_whole(path: Path, older: list[int]) -> None:
     except (OSError, ValueError, AttributeError) as error:
         reason = f"{SEAL} cannot be read, {error}"
     if reason:
-        cure = f"go on from step {older[-1]}" if older else "start anew (no older one is there)"
-        raise InputError(f"checkpoint {path} is damaged or foreign ({reason}); delete it to {cure}")
+        cure = f"delete it to go on from step {older[-1]}" if older else _anew(path.parent)
+        if path.parent.name == BEST:  # states count on it
+            cure = _anew(path.parent)
+        raise InputError(f"checkpoint {path} is damaged or foreign ({reason}); {cure}")
+
+
+def _anew(folder: Path) -> str:
+    """Says how to start again where nothing can be gone on from."""
+    root = folder.parent if folder.name == BEST else folder
+    return f"delete {root} to train from the start"

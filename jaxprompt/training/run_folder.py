@@ -32,6 +32,7 @@ from jaxprompt.files import (
     write_error,
 )
 from jaxprompt.parallel import processes
+from jaxprompt.training.checkpoint_folders import steps_of
 from jaxprompt.training.log import dumps
 
 RECORD, RESULT = "record.json", "result.json"
@@ -193,12 +194,10 @@ def read_record(workdir: str | os.PathLike) -> dict[str, Any] | None:
 
     Raises InputError for one that was cut or changed since it was written.
     """
-    record = _read_object(Path(workdir) / RECORD)
+    cure = "restore it, or train again in another --workdir"
+    record = _read_object(Path(workdir) / RECORD, cure)
     if record is not None and record.pop(_SEAL, None) != _digest(record):
-        raise InputError(
-            f"{Path(workdir) / RECORD} is not as the run wrote it; restore it, or train again in "
-            "another --workdir"
-        )
+        raise InputError(f"{Path(workdir) / RECORD} is not as the run wrote it; {cure}")
     return record
 
 
@@ -210,6 +209,11 @@ def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
     """Raises InputError naming what a run would learn from that differs from its record."""
     saved = read_record(workdir)
     if saved is None:
+        if steps_of(Path(workdir) / "checkpoints"):  # without it other data would pass
+            raise InputError(
+                f"{workdir} has checkpoints and no {RECORD}, which says what they learned from; "
+                "restore it, or train again in another --workdir"
+            )
         return
     # As in `check_workdir`.
     now = json.loads(json.dumps(record))
@@ -232,7 +236,7 @@ def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> None:
 
 def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:
     """Reads a result, None where there is none. Raises InputError for a damaged one."""
-    result = _read_object(Path(workdir) / RESULT)
+    result = _read_object(Path(workdir) / RESULT, "or delete it and train again")
     if result is not None and not isinstance(result.get("best_step"), int):
         raise InputError(
             f"{Path(workdir) / RESULT} is no result of a run (it has no best_step); delete it and "
@@ -241,10 +245,8 @@ def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:
     return result
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    return read_json(path, "the file as the run wrote it, or delete it and train again")
+def _read_object(path: Path, cure: str) -> dict[str, Any] | None:
+    return read_json(path, f"the file as the run wrote it; {cure}") if path.exists() else None
 
 
 # -- comparison -----------------------------------------------------------------------------------

@@ -199,6 +199,30 @@ def test_a_run_is_resumed_with_the_same_alone(place, refused, change):
     assert not (place / "run/result.json").exists()
 
 
+def test_data_may_be_moved(place, refused, capsys):
+    """The record knows the examples; another place with others is refused."""
+    (place / "data").rename(place / "moved")
+    assert "data folder data does not exist" in refused(*again())
+    (place / "run/result.json").unlink()
+    code, _, err = jaxprompt(capsys, *again(), "--config.data.source=moved")
+    assert code == 0 and "resumed at step" in err
+    assert json.loads((place / "run/config.json").read_text())["data"]["source"] == "moved"
+    rename_labels(place / "moved", food="tool", tool="food")
+    assert "splits.train.digest (saved" in refused(*again())
+
+
+def test_without_its_record_a_run_is_not_resumed(place, refused):
+    """What it learned from could not be compared."""
+    (place / "run/result.json").unlink()
+    path = place / "run/record.json"
+    path.write_text(path.read_text()[:100])
+    for _ in range(2):
+        line = refused(*again())
+        assert "record.json" in line
+        assert "restore it, or train again in another --workdir" in line and "delete" not in line
+        path.unlink(missing_ok=True)
+
+
 def test_other_data_may_be_evaluated_and_that_is_said(place, capsys):
     rows = read_lines(place / "data/dev.jsonl")
     write_rows(place / "data/dev.jsonl", rows[:-1])

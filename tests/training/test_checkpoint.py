@@ -399,9 +399,19 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     with pytest.raises(InputError, match="no checkpoint in .*train first"):
         checkpoints.restore(state)
     (tmp_path / "checkpoints/5").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"damaged or foreign .*no older one") as error:
+    again = f"delete {tmp_path}/checkpoints to train from the start"
+    with pytest.raises(InputError, match=f"damaged or foreign .*; {again}") as error:
         checkpoints.restore(state)
     one_line(error)
+    (tmp_path / "checkpoints/00007").mkdir()  # no name that a run gives
+    with pytest.raises(InputError, match="checkpoints/5 is damaged"):
+        checkpoints.restore(state)
+    (tmp_path / "checkpoints/best/6").mkdir(parents=True)
+    with pytest.raises(InputError, match=f"best/6 is damaged or foreign .*; {again}"):
+        checkpoints.restore_best({}, 6)
+    with pytest.raises(InputError, match=f"no checkpoint of step 4 in .*best .*; {again}"):
+        checkpoints.restore_best({}, 4)
+    (tmp_path / "checkpoints/best/6").rmdir()
     checkpoints.rewind(-1)
 
     checkpoints.save(1, state, {})
