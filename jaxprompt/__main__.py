@@ -34,7 +34,7 @@ def _shorten(message: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns the exit code: 0, or 2 for bad input, said in one line on stderr.
 
-    SIGTERM and Ctrl-C end it with one line too, and 0 or 130.
+    SIGTERM and Ctrl-C end it with one line too, see `signals`.
     """
     # XLA logs as errors that it is slow or was compiled elsewhere. What fails is raised besides.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C: a command says in one line what it saved, and ends with 0 or 130.
+"""SIGTERM and Ctrl-C: a command says in one line what it saved, and ends with 0, 143 or 130.
+
+SIGTERM gives 0 where the same command goes on, as a run's does, and 143 where what was asked for
+is not there: another command must not take it for done.
 
 Where a command stands decides what a signal does:
 
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 PATIENCE = 3.0  # seconds that the main thread has to end
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
-CODES = {signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}
+CODES = {number: 128 + number for number in NAMES}  # as a shell tells of a signal
 
 
 class Stopped(KeyboardInterrupt):
@@ -38,6 +41,7 @@ class _State:
         self.ending = False  # it has raised Stopped
         self.holding = 0  # blocks of `held` around the main thread
         self.note = "before anything was saved"
+        self.goes_on = False  # the same command does, where this one was stopped
         self.told = threading.Lock()  # taken once the line is printed
 
 
@@ -45,16 +49,20 @@ _now = _State()
 
 
 def note(text: str) -> None:
-    """Sets what the line says after "stopped by SIGTERM ", until it is set anew."""
-    _now.note = text
+    """Sets what the line says after "stopped by SIGTERM ", until it is set anew.
+
+    A command that says what it saved goes on from there, or is done: SIGTERM gives 0 from here on.
+    """
+    _now.note, _now.goes_on = text, True
 
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
     """Sets what the line says for a block."""
-    before, _now.note = _now.note, text
+    before = _now.note, _now.goes_on
+    note(text)
     yield  # not restored on an exception: the line may be printed after it
-    _now.note = before
+    _now.note, _now.goes_on = before
 
 
 def heard() -> int:
@@ -64,7 +72,7 @@ def heard() -> int:
 
 def stopped(number: int, saved: str) -> str:
     """Returns the line of a block that stopped at a signal, which another process may have got."""
-    _now.heard = number
+    _now.heard, _now.goes_on = number, True
     _now.told.acquire(blocking=False)
     return f"stopped by {NAMES[number]} {saved}"
 
@@ -76,7 +84,9 @@ def ending() -> bool:
 
 def exit_code(otherwise: int = 0) -> int:
     """Returns the exit code of a command that a signal ended, `otherwise` where none did."""
-    return CODES.get(_now.heard, otherwise)
+    if not _now.heard:
+        return otherwise
+    return 0 if _now.heard == signal.SIGTERM and _now.goes_on else CODES[_now.heard]
 
 
 @contextlib.contextmanager
@@ -209,7 +219,7 @@ def _leave(number: int) -> None:
     _now.heard = number
     tell()
     _end_children()
-    os._exit(CODES[number])
+    os._exit(exit_code())
 
 
 def _mute() -> None:

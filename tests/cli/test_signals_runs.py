@@ -49,9 +49,18 @@ def test_as_jax_is_imported(number, tmp_path):
     words = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
     with Processes(tmp_path / "logs") as processes:
         processes.start([HERE / "signalled.py", "jax", int(number), *words])
-        assert processes.wait(60) == [CODES[number]], processes.told()
+        assert processes.wait(60) == [128 + number], processes.told()
         assert processes.err(0) == f"stopped by {NAMES[number]} before anything was saved\n"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_an_answer_that_is_not_there_is_no_success(number, tmp_path, monkeypatch, capsys):
+    """Else `predict --output=x && upload x` would go on."""
+    monkeypatch.setattr("jaxprompt.assembly.prompt_artifact.read_export", gets(number))
+    code, out, err = jaxprompt(capsys, "predict", f"--prompt={tmp_path}", "--text=a")
+    assert (code, out) == (128 + number, "")
+    assert err == f"stopped by {NAMES[number]} before anything was saved\n"
 
 
 def test_ctrl_c_while_processes_index(tmp_path_factory, tmp_path):
