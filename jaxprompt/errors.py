@@ -70,6 +70,11 @@ def choose(name: str, value: Any, known: Collection[str]) -> str:
     return value
 
 
+def show_columns(row: Iterable[str]) -> str:
+    """Lists a row's columns for a message; quotes show white space around a name."""
+    return "columns: " + ", ".join(name if name == name.strip() else repr(name) for name in row)
+
+
 def is_kind(value: Any, kind: type) -> bool:
     """Tells whether a value is of a kind: bool, int, float, str, or tuple, which holds texts.
 

@@ -19,7 +19,7 @@ from jaxprompt.data.records import Record, with_examples
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.tasks.cells import spelling, unreadable
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.models.bank import Bank, Held, group_heads, places_of, stack, without_places
 from jaxprompt.parallel.compilation import shared
 from jaxprompt.parallel.sharding import Placement
@@ -57,10 +57,11 @@ class PromptBank(NamedTuple):
 
     def find(self, name: Any, where: str) -> int:
         """Finds a prompt by name. Raises InputError, with `where`, for an unknown one."""
-        spelled = "" if unreadable(name) else spelling(name)  # a number names one too
+        held = unreadable(name)
+        spelled = "" if held else spelling(name)  # a number names one too
         if spelled not in self.names:
             known = nearest(str(name), self.names)
-            raise InputError(f"{where} asks for the prompt {name!r:.60}; {known}")
+            raise InputError(f"{where} asks for the prompt {held or repr(name)[:60]}; {known}")
         return self.names.index(spelled)
 
 
@@ -190,8 +191,8 @@ def read_asked(
         try:
             if column not in record.row:
                 raise InputError(
-                    f"{record.origin}: no column {column!r}, which names the prompt; columns: "
-                    f"{', '.join(record.row)}"
+                    f"{record.origin}: no column {column!r}, which names the prompt; "
+                    f"{show_columns(record.row)}"
                 )
             number = bank.find(record.row[column], record.origin)
         except InputError as error:

@@ -270,7 +270,10 @@ def _table(
             # A quoted cell may span lines: messages name the line where its row begins.
             start = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(f"{path}:{start}: broken row ({error}); mend its quotes") from None
+        cure = "mend its quotes"
+        if "\r" in lines[start - 1].rstrip("\r\n"):  # as old Macs end lines
+            cure = f"end its lines with a line feed, e.g. with tr '\\r' '\\n' < {path.name}"
+        raise InputError(f"{path}:{start}: broken row ({error}); {cure}") from None
     return Rows(rows, str(path), numbers)
 
 

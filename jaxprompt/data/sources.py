@@ -11,7 +11,7 @@ from jaxprompt.data.files import SUFFIXES, Rows, read_file, reading
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.tasks.candidates import spread
 from jaxprompt.data.tasks.cells import spelling
-from jaxprompt.errors import InputError, nearest
+from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.files import user_path
 
 _ALIASES = {"dev": ("dev", "validation", "val", "valid")}
@@ -72,8 +72,8 @@ def _those_of(rows: Rows, only: str) -> Rows:
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
-                f"{rows.origin(number)}: no column {column!r} of data.only; columns: "
-                f"{', '.join(row)}"
+                f"{rows.origin(number)}: no column {column!r} of data.only; "
+                f"{show_columns(row)}"
             )
         found = spelling(row[column])
         seen[found] = None

@@ -174,9 +174,11 @@ def test_a_number_names_a_prompt():
     bank = PromptBank(("0", "1", "true"), [], [], {}, None)
     for number, names in enumerate([(0, 0.0, "0"), (1, 1.0, "1"), (True, "true")]):
         assert [bank.find(name, "x:1") for name in names] == [number] * len(names)
-    for name in (2, None, [0], {}, float("nan")):
+    for name in (2, [0], {}, float("nan")):
         with pytest.raises(InputError, match="x:1 asks for the prompt"):
             bank.find(name, "x:1")
+    with pytest.raises(InputError, match="x:1 asks for the prompt null; "):
+        bank.find(None, "x:1")
 
 
 def test_an_equals_sign_in_a_path_names_no_prompt(tmp_path, monkeypatch):

@@ -99,6 +99,8 @@ def test_labels(train, own):
     assert "no label column 'lable'; columns: text, label" in line
     line = train(data__source=own, task__fields="txt")
     assert "'txt'" in line and "columns: text, label" in line
+    write_rows(own / "train.jsonl", [{"text": "cat", " label": "beast"}])
+    assert "no label column 'label'; columns: text, ' label'; set" in train(data__source=own)
 
 
 @pytest.mark.parametrize("value, shown", [("null", "null"), ("NaN", "NaN"), ("[1, 2]", "[1, 2]")])

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxprompt.data.tasks.cells import read_text
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, show_columns
 
 
 class MisplacedAnswer(InputError):
@@ -24,7 +24,7 @@ def read_answered(
                 "the example out"
             )
         if need_label:
-            raise InputError(f"{where}: no column {task.answers!r}; columns: {', '.join(row)}")
+            raise InputError(f"{where}: no column {task.answers!r}; {show_columns(row)}")
         return Example(fields)
     texts, starts = _pairs(task, value, where)
     text = fields[task.fields[-1]]

@@ -9,7 +9,7 @@ from jaxprompt.data.tasks.cells import read_text, spelling
 from jaxprompt.data.tasks.predicates import rows_of_predicates
 from jaxprompt.data.tasks.published import is_published, published_rows
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, show_columns
 
 _ASKED = "task.question"  # column that tells which question a candidate is of
 
@@ -96,8 +96,8 @@ def question_of(task: Task, row: Mapping[str, Any], where: str, *, needed: bool)
     missing = [column for column in task.question if column not in row]
     if missing and needed:
         raise InputError(
-            f"{where}: column {missing[0]!r} of task.question is missing; columns: "
-            f"{', '.join(row)}; set task.question to some of them"
+            f"{where}: column {missing[0]!r} of task.question is missing; "
+            f"{show_columns(row)}; set task.question to some of them"
         )
     asked = "\n".join(spelling(row.get(column)) for column in task.question)
     return hashlib.sha256(asked.encode()).hexdigest()[:16]

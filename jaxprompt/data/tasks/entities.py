@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.data.tasks.cells import read_text, whole
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError, choose, nearest
+from jaxprompt.errors import InputError, choose, nearest, show_columns
 
 OFFSETS = ("tags", "characters", "words", "last_word", "text")
 ABSENT = (-1, -1)  # of an entity that is not marked
@@ -83,7 +83,7 @@ def read_entities(task: Task, row: Mapping[str, Any], where: str) -> Marked:
     column = task.fields[0]
     if column not in row:
         raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; columns: {', '.join(row)}"
+            f"{where}: column {column!r} of task {task.name} is missing; {show_columns(row)}"
         )
     value = row[column]
     if task.offsets in ("words", "last_word"):
@@ -272,7 +272,7 @@ def _column(row: Mapping[str, Any], name: str, number: int, where: str) -> Any:
     for part in (name,) if name in row else name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             raise InputError(
-                f"{where}: column {name!r} of entity {number} is missing; columns: {', '.join(row)}"
+                f"{where}: column {name!r} of entity {number} is missing; {show_columns(row)}"
             )
         value = value[part]
     return value

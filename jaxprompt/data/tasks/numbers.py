@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxprompt.data.tasks.cells import is_blank
 from jaxprompt.data.tasks.task import Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, show_columns
 
 
 def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> float | None:
@@ -18,7 +18,7 @@ def read_number(task: Task, row: Mapping[str, Any], where: str, needed: bool) ->
     if is_blank(value) and not needed:
         return None
     if task.number not in row:
-        raise InputError(f"{where}: no column {task.number!r}; columns: {', '.join(row)}")
+        raise InputError(f"{where}: no column {task.number!r}; {show_columns(row)}")
     try:
         # float() takes true and false for 1 and 0.
         number = math.nan if isinstance(value, bool) else float(value)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxprompt.data.tasks.cells import spelling, unreadable, whole
 from jaxprompt.data.tasks.task import PREDICATE, Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, show_columns
 
 
 def check_predicate(task: Task) -> None:
@@ -69,7 +69,7 @@ def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], whe
     """Reads the index of the predicate among the words of a row."""
     if task.predicate not in row:
         raise InputError(
-            f"{where}: no predicate in column {task.predicate!r}; columns: {', '.join(row)}"
+            f"{where}: no predicate in column {task.predicate!r}; {show_columns(row)}"
         )
     value = row[task.predicate]
     number = "" if isinstance(value, bool) else whole(spelling(value))

@@ -22,7 +22,7 @@ from jaxprompt.data.tasks.entities import read_entities
 from jaxprompt.data.tasks.numbers import read_number
 from jaxprompt.data.tasks.tagging import read_tagged, with_tags
 from jaxprompt.data.tasks.task import Example, Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, show_columns
 
 
 def with_labels(
@@ -62,7 +62,7 @@ def labels_from_rows(
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
-                f"{where(number)}: no label column {column!r}; columns: {', '.join(row)}; set "
+                f"{where(number)}: no label column {column!r}; {show_columns(row)}; set "
                 "task.label to one of them"
             )
         for value in _labels(row[column], many):
@@ -131,7 +131,7 @@ def read_example(
                 "or leave the example out"
             )
         raise InputError(
-            f"{where}: no label column {task.label!r}; columns: {', '.join(row)}; set task.label "
+            f"{where}: no label column {task.label!r}; {show_columns(row)}; set task.label "
             "to one of them"
         )
     if is_hidden:
@@ -172,8 +172,8 @@ def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
         is_own = task.name == "custom"
         cure = "set task.fields" if is_own else "rename it, or take task.name=custom"
         raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; columns: "
-            f"{', '.join(row)}; {cure}"
+            f"{where}: column {column!r} of task {task.name} is missing; "
+            f"{show_columns(row)}; {cure}"
         )
     value = row[column]
     if column in task.lines and isinstance(value, (list, tuple)):
@@ -214,7 +214,7 @@ def _references(column: str, row: Mapping[str, Any], where: str, needed: bool) -
         )
     references = tuple(text for text in map(spelling, texts) if text.strip())
     if needed and column not in row:
-        raise InputError(f"{where}: no target column {column!r}; columns: {', '.join(row)}")
+        raise InputError(f"{where}: no target column {column!r}; {show_columns(row)}")
     if needed and not references:
         raise InputError(f"{where}: target column {column!r} is empty; give a text or drop the row")
     return references

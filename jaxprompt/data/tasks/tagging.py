@@ -9,7 +9,7 @@ from jaxprompt.data.tasks.cells import read_text
 from jaxprompt.data.tasks.counting import read_each
 from jaxprompt.data.tasks.predicates import read_predicate
 from jaxprompt.data.tasks.task import PREDICATE, Example, Task
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, show_columns
 
 
 def with_tags(
@@ -55,7 +55,7 @@ def _tags(task: Task, row: Mapping[str, Any], where: str, needed: bool) -> tuple
     value = row.get(task.tags)
     if value is None or (isinstance(value, str) and not value.strip()):
         if needed:
-            raise InputError(f"{where}: no tags in column {task.tags!r}; columns: {', '.join(row)}")
+            raise InputError(f"{where}: no tags in column {task.tags!r}; {show_columns(row)}")
         return ()
     tags = value.split() if isinstance(value, str) else value
     if not isinstance(tags, (list, tuple)):
@@ -82,7 +82,7 @@ def _words(task: Task, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     (column,) = task.fields
     if column not in row:
         raise InputError(
-            f"{where}: column {column!r} of task {task.name} is missing; columns: {', '.join(row)}"
+            f"{where}: column {column!r} of task {task.name} is missing; {show_columns(row)}"
         )
     value = row[column]
     if isinstance(value, (list, tuple)):
