@@ -106,15 +106,20 @@ class _Fields:
     def _plain(self) -> dict[str, Any]:
         """Makes the fields of those that are no Gemma."""
         window = self.whole("attention.sliding_window", 0, least=0)
-        # A Llama of transformers has no window; Mistral is a Llama with one.
+        part = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
+        # The metadata does not tell of biases; the tensors of the first layer do.
+        biases = {x: f"blk.0.{part[x]}.bias" in self.header.tensors for x in part}
+        # A Llama of transformers has no window; Mistral is a Llama with one, and without biases.
         if self.kind == "mistral" or (self.kind == "llama" and window):
+            if found := [f"blk.0.{part[x]}.bias" for x in part if biases[x]]:
+                raise InputError(
+                    f"{self.header.path} has {found[0]}, and a Mistral, as which a Llama with a "
+                    f"sliding window is read, has no biases; {_CURE}"
+                )
             own = {"model_type": "mistral", "architectures": [_CLASSES["mistral"]]}
             return own | {"hidden_act": "silu", "sliding_window": window or None}
-        part = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
         fields = {"llama": tuple(part), "qwen3": ("attention_bias",)}.get(self.kind, ())
-        # The metadata does not tell of biases; the tensors of the first layer do.
-        biases = {name: f"blk.0.{part[name]}.bias" in self.header.tensors for name in fields}
-        return {"hidden_act": "silu"} | biases
+        return {"hidden_act": "silu"} | {name: biases[name] for name in fields}
 
     def _gemma(self, sizes: dict[str, int]) -> dict[str, Any]:
         if self.kind == "gemma":

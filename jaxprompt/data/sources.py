@@ -72,8 +72,7 @@ def _those_of(rows: Rows, only: str) -> Rows:
     for number, row in enumerate(rows):
         if column not in row:
             raise InputError(
-                f"{rows.origin(number)}: no column {column!r} of data.only; "
-                f"{show_columns(row)}"
+                f"{rows.origin(number)}: no column {column!r} of data.only; {show_columns(row)}"
             )
         found = spelling(row[column])
         seen[found] = None

@@ -37,9 +37,11 @@ def make_train_step(
     """Makes (state, frozen, batch) -> (state, metrics).
 
     Gradients are taken over `state.trainable` alone. `accumulate` cuts the batch into that many
-    parts and adds their sums, so the result is that of the whole batch. A step whose loss or
-    gradient is not finite changes nothing but the counters. metrics["sums"] holds, by name, what
-    objectives count, metrics["lr"] the learning rate by part where `tx` is of `make_optimizer`.
+    parts and adds their sums, so the result is that of the whole batch, but for what is random:
+    each part has a key of its own, by which dropout and fluency's masks are others. A step whose
+    loss or gradient is not finite changes nothing but the counters. metrics["sums"] holds, by
+    name, what objectives count, metrics["lr"] the learning rate by part where `tx` is of
+    `make_optimizer`.
     """
 
     def term(trainable: Flat, frozen: Flat, batch: Batch, objective: Objective, key):

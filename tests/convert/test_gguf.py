@@ -291,6 +291,13 @@ def test_llama_3_says_its_scaling_by_factors(tmp_path, factor):
         turns(tmp_path, lambda writer: write_factors(writer, other), **own)
 
 
+def test_a_window_beside_biases_is_refused(tmp_path):
+    """No class of transformers has both: the biases would be left out."""
+    assert turns(tmp_path, lambda _: None, "llama-bias")["attention_bias"]
+    with pytest.raises(InputError, match=r"blk.0.attn_q.bias, and a Mistral, .* has no biases"):
+        turns(tmp_path, lambda writer: writer.add_sliding_window(7), "llama-bias")
+
+
 def test_layers_with_a_window_are_told_apart(tmp_path):
     flags = [True, False] * 3 + [True]
     pattern = lambda value: lambda writer: writer.add_sliding_window_pattern(value)

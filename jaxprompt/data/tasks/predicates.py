@@ -68,9 +68,7 @@ def rows_of_predicates(task: Task, row: dict[str, Any], where: str) -> list[dict
 def read_predicate(task: Task, row: Mapping[str, Any], words: Sequence[str], where: str) -> int:
     """Reads the index of the predicate among the words of a row."""
     if task.predicate not in row:
-        raise InputError(
-            f"{where}: no predicate in column {task.predicate!r}; {show_columns(row)}"
-        )
+        raise InputError(f"{where}: no predicate in column {task.predicate!r}; {show_columns(row)}")
     value = row[task.predicate]
     number = "" if isinstance(value, bool) else whole(spelling(value))
     if not re.fullmatch("-?[0-9]{1,9}", number):
