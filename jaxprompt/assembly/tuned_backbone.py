@@ -70,14 +70,19 @@ def without_delta(
     """Puts tuned weights, float32, in the place of differences. The inverse of `as_delta`.
 
     `base` holds the backbone's weights by flat name. Raises InputError where a difference does not
-    fit them; `path` names the export.
+    fit them, and where they are not in float32; `path` names the export.
     """
     found = {name: x for name, x in tensors.items() if not name.startswith((_DELTA, _ROWS))}
     for key in sorted(tensors.keys() - found.keys()):
         name = key.removeprefix(_DELTA).removeprefix(_ROWS)
         if name not in base or _DELTA + name not in tensors:
             raise InputError(f"{path} holds the unknown tensor {key!r}; export the prompt again")
-        start, rows = np.asarray(base[name], np.float32), tensors.get(_ROWS + name)
+        if base[name].dtype != np.float32:  # rounded: the sum would not be what was trained
+            raise InputError(
+                f"{path} holds differences from weights in float32, and the backbone is loaded in "
+                f"{base[name].dtype}; load it with dtype=float32, or export without --delta"
+            )
+        start, rows = np.asarray(base[name]), tensors.get(_ROWS + name)
         wanted = (start if rows is None else start[: len(rows)]).shape
         moved = tensors[_DELTA + name]
         within = rows is None or (

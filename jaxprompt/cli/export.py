@@ -87,8 +87,11 @@ def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, An
     """Takes tuned weights out of an export, or makes differences of them. -> (tensors, card)"""
     from jaxprompt.api.prompts import load_backbone, load_own_backbone
     from jaxprompt.assembly.tuned_backbone import as_delta, save_tuned
+    from jaxprompt.convert.artifact import check_fingerprint
 
     whole, card = load_own_backbone(prompt), dict(prompt.card)
+    # It may have been replaced since the run was read.
+    check_fingerprint(card, whole.loaded.report.fingerprint, force=False)
     if args.tuned:
         tensors = save_tuned(
             args.tuned, prompt.tensors, card, whole, f"export of {args.workdir}", "--tuned"

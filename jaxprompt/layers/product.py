@@ -25,7 +25,13 @@ def _is_slow(x) -> bool:
 
 
 def einsum(equation: str, x, y, dtype=None):
-    """Computes jnp.einsum of two arrays in which no letter stands alone. `dtype` None = x's"""
+    """Computes jnp.einsum of two arrays in which no letter stands alone. `dtype` None = x's
+
+    x alone may begin with "...", and the result then does.
+    """
+    if equation.startswith("..."):  # as letters, which `_narrow` can put into another order
+        named = equation.index(",") - len("...")
+        equation = equation.replace("...", string.ascii_uppercase[: x.ndim - named])
     if _is_narrow(x, y):
         return _narrow(equation, jnp.dtype(dtype or x.dtype), x, y)
     return jnp.einsum(equation, x, y, preferred_element_type=dtype)

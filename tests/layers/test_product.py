@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 
 from jaxprompt.layers.product import dot_general, einsum
+from jaxprompt.layers.quantized import score_table
 
 SHAPES = {  # what attention, dense layers and the output table ask for
     "btnd,bsnd->bnts": ((2, 5, 3, 4), (2, 6, 3, 4)),
@@ -46,6 +47,22 @@ def test_einsum_is_numpys(equation, result, dtype):
     rate = 1e-6 if dtype == jnp.float32 else 2**-8
     near(dx, np.einsum(f"{out},{right}->{left}", *wide(g, y)), rate)
     near(dy, np.einsum(f"{left},{out}->{right}", *wide(x, g)), rate)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(8,), (5, 8), (2, 5, 8), (2, 3, 5, 8)])
+def test_a_table_scores_features_of_any_shape(shape, dtype):
+    """And has a gradient, as where the output table is tuned."""
+    x, table = draw(shape, 0, dtype), draw((7, 8), 1, dtype)
+    found, back = jax.vjp(jax.jit(score_table), x, table)
+    g = draw((*shape[:-1], 7), 2, jnp.float32)
+    dx, dy = back(g)
+    x, table, g = wide(x, table, g)
+    want = x @ table.T, g @ table, g.reshape(-1, 7).T @ x.reshape(-1, 8)
+    assert found.dtype == jnp.float32 and dx.dtype == dy.dtype == dtype
+    rate = 1e-6 if dtype == jnp.float32 else 2**-7
+    for a, b in zip(wide(found, dx, dy), want, strict=True):
+        np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
