@@ -55,7 +55,8 @@ def test_a_best_that_is_damaged(refused, no_reading, run, command):
     spoil.write_bytes(spoil.read_bytes()[:-10])
     before = files(run)
     line = refused(*again(run, command))
-    assert f"checkpoint {folder} is damaged or foreign" in line and "delete it" in line
+    assert f"checkpoint {folder} is damaged or foreign" in line
+    assert f"delete {run / 'checkpoints'} to train from the start" in line
     assert files(run) == before
 
 
@@ -67,7 +68,8 @@ def test_resuming_from_a_damaged_checkpoint(refused, run):
     spoil.write_bytes(whole[:-10])
     before = files(run)
     line = refused(*again(run, "train"))
-    assert f"checkpoint {newest} is damaged or foreign" in line and "delete it" in line
+    assert f"checkpoint {newest} is damaged or foreign" in line
+    assert f"delete {run / 'checkpoints'} to train from the start" in line
     assert files(run) == before
 
 
