@@ -28,8 +28,6 @@ from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
 
-# A host's own places, which may differ between the processes of a run.
-
 
 class Work(Job):
     """One run of a config in a workdir. `carry_out` calls the methods in their order here."""
@@ -153,7 +151,10 @@ def carry_out(work: Work) -> dict[str, Any] | None:
 
 
 def facts(c: Any) -> dict[str, str]:
-    """Lists what the processes of a run must have in common before they read anything."""
+    """Lists what the processes of a run must have in common before they read anything.
+
+    Places are a host's own.
+    """
     leaves = traverse_util.flatten_dict(c.to_dict(), sep=".")
     shown = {name: str(value) for name, value in leaves.items() if not name.startswith(PLACES)}
     return shown | {f"version of {name}": text for name, text in package_versions().items()}

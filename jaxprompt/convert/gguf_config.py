@@ -113,8 +113,8 @@ class _Fields:
         if self.kind == "mistral" or (self.kind == "llama" and window):
             if found := [f"blk.0.{part[x]}.bias" for x in part if biases[x]]:
                 raise InputError(
-                    f"{self.header.path} has {found[0]}, and a Mistral, as which a Llama with a "
-                    f"sliding window is read, has no biases; {_CURE}"
+                    f"{self.header.path} has {found[0]}: a Mistral, or a Llama with a sliding "
+                    f"window, is read without biases; {_CURE}"
                 )
             own = {"model_type": "mistral", "architectures": [_CLASSES["mistral"]]}
             return own | {"hidden_act": "silu", "sliding_window": window or None}

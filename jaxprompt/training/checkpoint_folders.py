@@ -131,4 +131,5 @@ def _check_whole(path: Path, older: list[int]) -> None:
 def _anew(folder: Path) -> str:
     """Says how to start again where nothing can be gone on from."""
     root = folder.parent if folder.name == BEST else folder
-    return f"delete {root} to train from the start"
+    # With the checkpoints alone a result would stay, and the run pass for finished.
+    return f"delete {root.parent} to train from the start"

@@ -56,7 +56,7 @@ def test_a_best_that_is_damaged(refused, no_reading, run, command):
     before = files(run)
     line = refused(*again(run, command))
     assert f"checkpoint {folder} is damaged or foreign" in line
-    assert f"delete {run / 'checkpoints'} to train from the start" in line
+    assert f"delete {run} to train from the start" in line
     assert files(run) == before
 
 
@@ -69,7 +69,7 @@ def test_resuming_from_a_damaged_checkpoint(refused, run):
     before = files(run)
     line = refused(*again(run, "train"))
     assert f"checkpoint {newest} is damaged or foreign" in line
-    assert f"delete {run / 'checkpoints'} to train from the start" in line
+    assert f"delete {run} to train from the start" in line
     assert files(run) == before
 
 

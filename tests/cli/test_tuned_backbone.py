@@ -161,7 +161,5 @@ def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
             without_delta("p", spoilt, base)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, back, dict(tensors)))
     rounded = flatten({"backbone": jp.load_backbone(folder, dtype="bfloat16").loaded.params})
-    with pytest.raises(
-        InputError, match="p holds differences .*bfloat16; load it with"
-    ):
+    with pytest.raises(InputError, match="p holds differences .*bfloat16; load it with"):
         without_delta("p", held, rounded)

@@ -399,7 +399,7 @@ def test_foreign_checkpoints_are_refused(tmp_path):
     with pytest.raises(InputError, match="no checkpoint in .*train first"):
         checkpoints.restore(state)
     (tmp_path / "checkpoints/5").mkdir(parents=True)
-    again = f"delete {tmp_path}/checkpoints to train from the start"
+    again = f"delete {tmp_path} to train from the start"
     with pytest.raises(InputError, match=f"damaged or foreign .*; {again}") as error:
         checkpoints.restore(state)
     one_line(error)
