@@ -122,9 +122,8 @@ def _check_whole(path: Path, older: list[int]) -> None:
     except (OSError, ValueError, AttributeError) as error:
         reason = f"{SEAL} cannot be read, {error}"
     if reason:
-        cure = f"delete it to go on from step {older[-1]}" if older else _anew(path.parent)
-        if path.parent.name == BEST:  # states count on it
-            cure = _anew(path.parent)
+        goes_on = older and path.parent.name != BEST  # a state counts on the best of its time
+        cure = f"delete it to go on from step {older[-1]}" if goes_on else _anew(path.parent)
         raise InputError(f"checkpoint {path} is damaged or foreign ({reason}); {cure}")
 
 
