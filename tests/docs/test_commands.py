@@ -274,7 +274,10 @@ def files(backbones, tmp_path_factory):
     sorts |= {"data.protocol": "holdout", "data.size": 6}
     chunks = ner | {"task.tags": "chunk_tags"}
     speech = ner | {"task.tags": "pos_tags", "task.scheme": "none"}
+    one = {"head.name": "spans", "head.stride": 8, "task.name": "squad", "data.source": "squad"}
+    many = one | {"head.name": "multi_spans", "task.name": "quoref", "data.source": "quoref"}
     files = {"ner": ner, "questions": sorts, "entities": ner, "chunks": chunks, "speech": speech}
+    files |= {"squad": one, "quoref": many | {"head.layer": "linear"}}
     for name, own in files.items():
         (root / f"{name}.json").write_text(json.dumps(own))
     (root / "BoolQ").mkdir()
