@@ -49,7 +49,7 @@ def is_run(folder: Path) -> bool:
     return (folder / LOCK).is_file() and (folder / CONFIG).is_file()
 
 
-def as_utf8(start: bytes) -> str:
+def utf8_command(start: bytes) -> str:
     """Names the command that makes UTF-8 of a file that is none, by its first bytes."""
     wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return f"iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8"

@@ -125,23 +125,23 @@ def _head_of(path: str, adapter: Adapter) -> tuple[dict[str, np.ndarray], dict[s
     if not adapter.head:
         return {}, {}
     kind = adapter.config.get("task_type")
-    known = [own for own in _HEADS if own.task == kind]
+    known = [head for head in _HEADS if head.task == kind]
     if not known:
         raise InputError(
-            f"{path} has a head, and its task_type={brief(kind)} does not say how it scores; read "
-            f"are those of {', '.join(dict.fromkeys(own.task for own in _HEADS))}"
+            f"{path} has a head of task_type={brief(kind)}, which is not read; save the adapter "
+            f"with one of {', '.join(dict.fromkeys(head.task for head in _HEADS))}"
         )
     names = set(adapter.head)
-    found = next((own for own in known if names == set(own.tensors())), None)
+    found = next((head for head in known if names == set(head.tensors())), None)
     if found is None:
-        forms = " or ".join(", ".join(own.tensors()) for own in known)
+        forms = " or ".join(", ".join(head.tensors()) for head in known)
         raise InputError(
-            f"{path} has a head of {', '.join(sorted(names))}, which is not read; of {kind} read "
-            f"is {forms}"
+            f"{path} has a head of {', '.join(sorted(names))}, which is not read; {kind} needs "
+            f"{forms}"
         )
     tensors = {}
-    for name, own in found.layers.items():
+    for name, ours in found.layers.items():
         # torch's [out, in] -> [in, out]
-        tensors[f"head/main/{own}/kernel"] = np.ascontiguousarray(adapter.head[f"{name}.weight"].T)
-        tensors[f"head/main/{own}/bias"] = adapter.head[f"{name}.bias"]
+        tensors[f"head/main/{ours}/kernel"] = np.ascontiguousarray(adapter.head[f"{name}.weight"].T)
+        tensors[f"head/main/{ours}/bias"] = adapter.head[f"{name}.bias"]
     return tensors, found.block

@@ -60,10 +60,9 @@ from jaxprompt.training.loop import Milestones
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
 
-PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")  # their content counts
 # What may change between two runs in one workdir: nothing here moves a number.
-FREE = (*PLACES, "train.tracker", "train.log_steps", "train.test", "train.compilation_cache")
-FREE += ("train.plot", "train.keep", "train.profile")
+FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data.cache_dir")
+FREE += ("train.compilation_cache", "train.plot", "train.keep", "train.profile")
 FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
 # What may besides, once trained: how it was learned, how the backbone runs, what is scored.
 FREE_TRAINED = ("optim", "train", "data", "generate", "cache", "backbone.dtype", "backbone.stack")

@@ -11,7 +11,7 @@ from flax import traverse_util
 from jaxprompt import rng, signals
 from jaxprompt.assembly import records
 from jaxprompt.assembly.denoising import read_corpus
-from jaxprompt.assembly.from_config import FREE, PLACES, build_optimizer
+from jaxprompt.assembly.from_config import FREE, build_optimizer
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.corpus import Corpus
@@ -27,6 +27,12 @@ from jaxprompt.training.state import place_state
 from jaxprompt.training.steps import make_train_step
 from jaxprompt.tree import Flat
 from jaxprompt.types import Batch
+
+# A host's own places, which may differ between the processes of a run.
+_PLACES = ("backbone.path", "data.cache_dir", "data.source", "data.files")
+# Data may be moved, because `carry_out` compares what it reads with the record, finished or not.
+# Not so in a grid or a sweep, which take a finished run by its config alone.
+_FREE = (*FREE, "data.source", "data.files")
 
 
 class Work(Job):
@@ -116,7 +122,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
     """
     c, workdir = work.config, work.workdir
     work.check()
-    run_folder.check_workdir(workdir, c.to_dict(), FREE)
+    run_folder.check_workdir(workdir, c.to_dict(), _FREE)
     keep_programs(c.train.compilation_cache)
     with run_folder.lock(workdir):
         saved, finished = run_folder.read_record(workdir), run_folder.read_result(workdir)
@@ -133,7 +139,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
             return finished
         work.build()
         # Only now is the folder written: what is refused above leaves it as it was.
-        run_folder.guard_workdir(workdir, c.to_dict(), FREE)
+        run_folder.guard_workdir(workdir, c.to_dict(), _FREE)
         run_folder.write_record(workdir, work.record)
         where = "from the start" if started is None else f"resumed at step {started}"
         ended = loop.drive(work, workdir, started, lambda log: work.tell(log, where))
@@ -151,10 +157,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
 
 
 def facts(c: Any) -> dict[str, str]:
-    """Lists what the processes of a run must have in common before they read anything.
-
-    Places are a host's own.
-    """
+    """Lists what the processes of a run must have in common before they read anything."""
     leaves = traverse_util.flatten_dict(c.to_dict(), sep=".")
-    shown = {name: str(value) for name, value in leaves.items() if not name.startswith(PLACES)}
+    shown = {name: str(value) for name, value in leaves.items() if not name.startswith(_PLACES)}
     return shown | {f"version of {name}": text for name, text in package_versions().items()}

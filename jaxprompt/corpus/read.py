@@ -17,7 +17,7 @@ from jaxprompt.data.files import Rows, reading
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import custom_task
 from jaxprompt.errors import InputError, nearest
-from jaxprompt.files import as_utf8, is_run, parse_json, user_path
+from jaxprompt.files import is_run, parse_json, user_path, utf8_command
 
 DOCUMENTS = ("file", "line", "blank")
 ON_ERROR = ("raise", "skip")
@@ -251,7 +251,7 @@ def _decoded(data: bytes, where: str, offset: int, limit: int) -> Document:
     except UnicodeDecodeError as error:
         return InputError(
             f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at offset {offset + error.start} "
-            f"of the unpacked file); convert it, e.g. with {as_utf8(b'' if offset else data)}"
+            f"of the unpacked file); convert it, e.g. with {utf8_command(b'' if offset else data)}"
         )
 
 

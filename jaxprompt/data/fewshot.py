@@ -41,13 +41,13 @@ def split(
     protocol: str, labels: Sequence[int], seed: int, names: Sequence[str] = (),
     groups: Sequence[Hashable] | None = None, **options: Any,
 ) -> SplitRows:  # fmt: skip
-    """Draws a split by the protocol's name, with its options in PROTOCOLS.
+    """Samples a split by the protocol's name, with its options in PROTOCOLS.
 
     `fold` of kfold is the part, from 0, that is dev. `names` are the class names for messages.
     Rows of one of `groups` stay together under holdout, fraction and kfold without k, which then
     count groups and not classes; the size of holdout is the least number of rows in dev. kshot and
-    balanced draw train by class, and as dev whole groups that train has no row of, at least as many
-    rows.
+    balanced sample train by class, and as dev whole groups that train has no example of, until it
+    has at least as many examples.
     """
     if groups is not None and keeps_groups(protocol, options):
         return _by_group(protocol, groups, seed, options)

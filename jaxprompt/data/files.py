@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxprompt.data import conll
 from jaxprompt.errors import InputError
-from jaxprompt.files import as_utf8, parse_json, user_path
+from jaxprompt.files import parse_json, user_path, utf8_command
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _FOLDER = "is a folder, not a file; use data.source for folders"
@@ -140,7 +140,7 @@ def decode_line(line: bytes, number: int, path: Path | str) -> str:
         byte = line[error.start]
         raise InputError(
             f"{path}:{number}: not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}); "
-            f"convert the file, e.g. with {as_utf8(line if number == 1 else b'')}"
+            f"convert the file, e.g. with {utf8_command(line if number == 1 else b'')}"
         ) from None
 
 

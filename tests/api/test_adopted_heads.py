@@ -98,10 +98,13 @@ def test_spans_of_an_adapter_are_those_of_peft(folder, tmp_path):
 @pytest.mark.parametrize(
     "change, told",
     [
-        ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM' does not say how it scores; read are"),
-        ({"task_type": None}, "task_type=None does not say"),
-        ({"task_type": "QUESTION_ANS"}, "not read; of QUESTION_ANS read is qa_outputs.weight"),
-        ({"drop": "bias"}, "a head of classifier.weight, which is not read; of TOKEN_CLS read is"),
+        (
+            {"task_type": "CAUSAL_LM"},
+            "task_type='CAUSAL_LM', which is not read; save the adapter with",
+        ),
+        ({"task_type": None}, "task_type=None, which is not read; save the adapter with"),
+        ({"task_type": "QUESTION_ANS"}, "not read; QUESTION_ANS needs qa_outputs.weight"),
+        ({"drop": "bias"}, "a head of classifier.weight, which is not read; TOKEN_CLS needs"),
         ({"drop": "weight"}, "a head of classifier.bias, which is not read"),
     ],
 )

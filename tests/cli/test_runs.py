@@ -105,6 +105,14 @@ def test_a_table_and_the_best_rate_of_each_seed(config, grid, capsys):
     ]  # fmt: skip
 
 
+def test_a_finished_grid_is_of_its_data_alone(config, grid):
+    """Nothing is read of it any more, so that other data would pass for these."""
+    other = config.copy_and_resolve_references()
+    other.data.source = "elsewhere"
+    with pytest.raises(InputError, match="a run of another config: data.source"):
+        train_grid(other, str(grid))
+
+
 def test_the_folder_of_a_run_serves_every_verb(grid, capsys):
     folder = grid / NAMES[1]
     place = (f"--config={folder / 'config.json'}", f"--workdir={folder}")
