@@ -43,7 +43,13 @@ from jaxprompt.sweeps.runs import (
 )
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.log import RunLog
-from jaxprompt.training.run_folder import check_workdir, guard_workdir, lock, read_result
+from jaxprompt.training.run_folder import (
+    check_kept,
+    check_workdir,
+    guard_workdir,
+    lock,
+    read_result,
+)
 
 __all__ = ["KINDS", "GridRun", "Outcome", "by_config", "is_grid", "list_runs", "select", "train"]
 
@@ -163,6 +169,8 @@ class _Work:
                 f"{workdir} holds a checkpoint of the run {foreign[0]}, which is none of these "
                 "runs; take another --workdir, or delete its checkpoints"
             )
+        for run in map(by_name.get, self.started):
+            check_kept(run.folder, workdir)
         # A kill between the last result and its clearing leaves a checkpoint that nobody needs.
         if self.started and all(_is_over(by_name[name]) for name in self.started):
             self._clear()

@@ -205,15 +205,25 @@ def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
+def check_kept(folder: str | os.PathLike, workdir: str | os.PathLike) -> None:
+    """Raises InputError where `workdir` has checkpoints of the run in `folder`, but no record.
+
+    Without one the run would go on with any other data.
+    """
+    path = Path(folder) / RECORD
+    if not path.exists():
+        raise InputError(
+            f"{workdir} has checkpoints and no {path}, which says what they learned from; "
+            "restore it, or train again in another --workdir"
+        )
+
+
 def check_record(workdir: str | os.PathLike, record: Mapping[str, Any]) -> None:
     """Raises InputError naming what a run would learn from that differs from its record."""
     saved = read_record(workdir)
     if saved is None:
-        if steps_of(Path(workdir) / "checkpoints"):  # without it other data would pass
-            raise InputError(
-                f"{workdir} has checkpoints and no {RECORD}, which says what they learned from; "
-                "restore it, or train again in another --workdir"
-            )
+        if steps_of(Path(workdir) / "checkpoints"):
+            check_kept(workdir, workdir)
         return
     # As in `check_workdir`.
     now = json.loads(json.dumps(record))

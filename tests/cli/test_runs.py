@@ -194,6 +194,11 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
         assert train_grid(config, str(folder)) == 0
     out, err = capsys.readouterr()
     assert out == "" and "stopped by SIGTERM at step" in err and not results(folder)
+    record = folder / NAMES[1] / "record.json"
+    kept = record.rename(tmp_path / "kept")
+    with pytest.raises(InputError, match=f"no {record}, which says what they learned from"):
+        train_grid(config, str(folder))
+    kept.rename(record)
     assert train_grid(config, str(folder)) == 0
     assert "resumed at step" in capsys.readouterr().err
     assert_same_end(folder, grid)
