@@ -116,21 +116,24 @@ def list_runs(
     """Lists the runs of a cell: all that is searched with every seed."""
     paper = PAPERS[args.paper]
     backbone = args.backbone or paper.HUB[cell.backbone]
-    changes = paper.changes_of(cell, args, dict(overrides), backbone)
+    asked = dict(overrides)
+    changes = paper.changes_of(cell, args, asked, backbone)
     if args.data:
         changes["data.source"] = str(Path(args.data) / cell.task)
     config, name = paper.config_of(cell, args), re.sub(r"[^\w.]+", "_", cell.row)
     runs = []
     rates = _numbers("--learning-rates", args.learning_rates, float) or paper.rates(cell, backbone)
     axes = {"optim.lr": rates, **paper.searched(cell)} if cell.does == "train" else {}
-    axes = {field: values for field, values in axes.items() if values}
+    # What is given is not searched.
+    axes = {field: values for field, values in axes.items() if values and field not in asked}
     seeds = seeds_of(cell, args)[: 1 if cell.once else None]
     for *values, seed in itertools.product(*axes.values(), seeds):
         own = dict(zip(axes, values, strict=True))
         parts = [f"{field.rpartition('.')[2]}={value}" for field, value in own.items()]
         folder = Path(args.workdir) / ",".join([f"{name}-{cell.task}", *parts, f"seed={seed}"])
         own |= dict.fromkeys(paper.SEEDED, seed)
-        own |= {f: x for f, x in paper.follows(cell, own).items() if f not in changes}
+        follows = paper.follows(cell, changes | own)
+        own |= {field: value for field, value in follows.items() if field not in changes}
         runs.append(sweep.SweepRun(folder.name, config, changes | own, folder))
     return runs
 
@@ -249,8 +252,10 @@ def estimate(
 # -- what they give ------------------------------------------------------------------------------
 
 
-def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
-    """Says what a table shows, and where the backbone is not the paper's."""
+def heading(
+    args: Any, measured: Sequence[tuple[Cell, Measured]], overrides: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Says what a table shows, and where the backbone or a setting is not the paper's."""
     metrics: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((cell.task, cell.metric) for cell, _ in measured):
         metrics.setdefault(metric or metric_of(task), []).append(task)
@@ -276,21 +281,26 @@ def heading(args: Any, measured: Sequence[tuple[Cell, Measured]]) -> str:
                 lines.append(f"measured on {path}, the paper has {cell.backbone}")
     if args.learning_rates:
         lines.append(f"learning rates {args.learning_rates} in place of the paper's")
-    changes = [change for cell, own in measured for change in list_changes(cell, own, args)]
+    changes = [
+        change for cell, own in measured for change in list_changes(cell, own, args, overrides)
+    ]
     if changes:
         shown = ", ".join(dict.fromkeys(changes))
         lines.append(f"settings that differ from the paper's (in brackets): {shown}")
     return "\n".join(dict.fromkeys(lines))
 
 
-def list_changes(cell: Cell, own: Measured, args: Any) -> list[str]:
+def list_changes(
+    cell: Cell, own: Measured, args: Any, overrides: Sequence[tuple[str, str]]
+) -> list[str]:
     """Lists the settings of a cell's runs that are not the paper's."""
     if not own.runs:
         return []
     paper, first = PAPERS[args.paper], list_runs(cell, args)[0]
     published = fields(resolved(sweep.load(first, ())))
     searched = (*PLACE, *paper.FLAGS, *paper.searched(cell), *paper.follows(cell, first.changes))
-    return [
+    given = [f"{field}={x} (searched)" for field, x in overrides if field in paper.searched(cell)]
+    return given + [
         f"{field}={config[field]} ({value})"
         for config in own.configs
         for field, value in published.items()
@@ -340,6 +350,11 @@ def main(argv: Sequence[str]) -> int:
     for field, _ in overrides:
         if field in (flags := FLAGS | paper.FLAGS):
             raise InputError(f"--config.{field} is set by {flags[field]} here")
+        if field in table.tells_apart:
+            raise InputError(
+                f"--config.{field} is what tells the rows of {args.table} apart; leave it out, and "
+                "take some of them by --rows"
+            )
     bind(args)
     output = Path(args.output or Path(args.workdir) / f"{args.table}.png")
     if table.draw:
@@ -358,8 +373,9 @@ def main(argv: Sequence[str]) -> int:
             return 0
     measured = [(cell, measure(cell, own, paper.BEST)) for cell, own in runs]
     print(
-        heading(args, measured), show(measured, read_published(args.paper, args.table)), sep="\n\n"
-    )
+        heading(args, measured, overrides), show(measured, read_published(args.paper, args.table)),
+        sep="\n\n",
+    )  # fmt: skip
     if table.draw and any(own.runs for _, own in measured):
         points = list_points(paper, measured)
         for path in figures.write(output, table.draw(points), points, table.axis):

@@ -97,16 +97,28 @@ def table6(tasks: Sequence[str]) -> Iterable[Cell]:
             yield Cell(pair, task, "fixed_labels", ROBERTA, {"task.words": words})
 
 
+_SHOTS = ("data.protocol", "data.k")
 TABLES = {
-    "table1": Table("the methods with 16 examples per class", table1, TASKS, TASKS),
-    "table2": Table(
-        "relations between entities", table2, dart_relations.TABLES, dart_relations.TABLES
+    "table1": Table(
+        "the methods with 16 examples per class", table1, TASKS, TASKS, tells_apart=_SHOTS
     ),
-    "table3": Table("DART without its parts", table3, (SEMEVAL,), dart_relations.TABLES),
-    "table4": Table("templates of several lengths", table4, ("sst2",), ("sst2",)),
+    "table2": Table(
+        "relations between entities", table2, dart_relations.TABLES, dart_relations.TABLES,
+        tells_apart=(*_SHOTS, "task.metric"),
+    ),
+    "table3": Table(
+        "DART without its parts", table3, (SEMEVAL,), dart_relations.TABLES,
+        tells_apart=(*_SHOTS, "task.metric"),
+    ),
+    "table4": Table(
+        "templates of several lengths", table4, ("sst2",), ("sst2",),
+        tells_apart=("task.template", "prompt.text", "prompt.length"),
+    ),
     "table5": Table("the methods with all examples", table5, TASKS, TASKS),
-    "table6": Table("label words that stay words", table6, ("cr",), ("cr", "mr")),
-}
+    "table6": Table(
+        "label words that stay words", table6, ("cr",), ("cr", "mr"), tells_apart=("task.words",)
+    ),
+}  # fmt: skip
 
 
 class Dart(Paper):

@@ -57,16 +57,22 @@ def _cells(row: str, tasks: Sequence[str], setting: str, system: str, size: str)
         yield Cell(f"{row}, {SETTINGS[setting]}", task, f"{setting},{system},{size}", model)
 
 
+_SHARE = ("data.protocol", "data.ratio")
 TABLES = {
-    "table1": Table("classes of texts", table1, TEXTS, TEXTS),
-    "table2": Table("answers of several spans", table2, ("quoref",), ("quoref",)),
-    "table3": Table("1 - sigmoid beside sigmoid", table3, TEXTS, TEXTS),
+    "table1": Table("classes of texts", table1, TEXTS, TEXTS, tells_apart=_SHARE),
+    "table2": Table(
+        "answers of several spans", table2, ("quoref",), ("quoref",), tells_apart=_SHARE
+    ),
+    "table3": Table(
+        "1 - sigmoid beside sigmoid", table3, TEXTS, TEXTS, tells_apart=("head.score",)
+    ),
     "figure2": Table(
         "the scores of ten seeds", spread, ("sst2", "sst5", "trec"), tuple(dpt.TASKS),
-        draw=draw_spread,
+        draw=draw_spread, tells_apart=_SHARE,
     ),
     "figure3": Table(
-        "the scores of ten seeds on AG News", spread, ("ag_news",), ("ag_news",), draw=draw_spread
+        "the scores of ten seeds on AG News", spread, ("ag_news",), ("ag_news",), draw=draw_spread,
+        tells_apart=_SHARE,
     ),
 }  # fmt: skip
 

@@ -90,11 +90,12 @@ TABLES = {
                     ptuning_v2.SUPERGLUE),
     "table3": Table("named entities, questions and semantic roles", table3, _HARD, _HARD),
     "table4": Table("a linear head against label words", table4, tuple(verbalizer.TASKS),
-                    tuple(verbalizer.TASKS)),
+                    tuple(verbalizer.TASKS), tells_apart=("head.name",)),
     "figure3": Table("layers with a prompt, from the first up and the last down", figure3,
                      depth.TASKS, depth.TASKS, draw=_DEPTH, axis="depth"),
     "figure4": Table("lengths of the prompt, with and without an MLP", figure4,
-                     prompt_length.TASKS, prompt_length.TASKS, draw=_LENGTH, axis="length"),
+                     prompt_length.TASKS, prompt_length.TASKS, draw=_LENGTH, axis="length",
+                     tells_apart=("prompt.length", "prompt.hidden")),
 }  # fmt: skip
 
 
@@ -179,10 +180,11 @@ class PTuningV2(Paper):
 
     def follows(self, cell: Cell, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Gives the text as much room beside a prompt of any length."""
-        if "prompt.length" not in own:
+        length = str(own.get("prompt.length", ""))
+        if not length.isdecimal():  # of a length that is none the config says what is wrong
             return {}
         task, system = cell.task.removesuffix("_brown"), cell.method.split(",")[1]
-        sizes = task, system, BACKBONES[cell.backbone], own["prompt.length"]
+        sizes = task, system, BACKBONES[cell.backbone], int(length)
         return {"data.max_len": ptuning_v2.max_len_of(*sizes)}
 
     def point_of(self, cell: Cell) -> tuple[str, str]:

@@ -54,6 +54,7 @@ class Table(NamedTuple):
     stand_ins: tuple[str, ...] = ()  # rows whose stand-in has a row of its own: run where asked
     draw: Callable[[Sequence[Point]], Any] | None = None  # of a figure, or of a table's curves
     axis: str = "examples"  # what a picture has its numbers over, of paper_figures.AXES
+    tells_apart: tuple[str, ...] = ()  # config fields that a row is named by
 
 
 class Paper(abc.ABC):
@@ -99,7 +100,7 @@ class Paper(abc.ABC):
         self, cell: Cell, args: Any, asked: Mapping[str, Any], backbone: str
     ) -> dict[str, Any]:
         """Lists what the runs of a cell change in it; `asked` stands on the command line."""
-        return {**asked, "backbone.path": backbone, **cell.changes}
+        return {**cell.changes, **asked, "backbone.path": backbone}
 
     @abc.abstractmethod
     def rates(self, cell: Cell, backbone: str) -> Sequence[float]:
@@ -111,7 +112,7 @@ class Paper(abc.ABC):
         return {}
 
     def follows(self, cell: Cell, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Lists the fields that follow from those that are searched, whose values are `own`."""
+        """Lists the fields that follow from those that are searched or given, `own`."""
         del cell, own
         return {}
 

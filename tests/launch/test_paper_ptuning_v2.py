@@ -159,22 +159,67 @@ def test_rows_without_a_shared_prompt_say_so(tmp_path):
         paper.main(["ptuning_v2", "table3", "--rows=Multi-task P-tuning v2, BERT-large", *words])
 
 
-def test_both_curves_are_drawn(tmp_path, capsys):
-    """Over the layers with a prompt; the paper's numbers are in a picture alone."""
-    for row, score in (("layers_1_8", 0.6), ("layers_17_24", 0.7)):
-        run = tmp_path / f"{row}-rte,seed=11"
+@pytest.mark.parametrize("field", ["prompt.length", "prompt.hidden"])
+def test_what_names_a_row_is_not_set_for_all(field, tmp_path):
+    with pytest.raises(InputError, match=f"{field} is what tells the rows of figure4 apart"):
+        paper.main(["ptuning_v2", "figure4", f"--config.{field}=8", f"--workdir={tmp_path}"])
+
+
+def test_a_length_that_is_given_is_not_searched(tmp_path, capsys):
+    given = ("prompt.length", "4")
+    for table, task in (("table4", "sst2"), ("table4", "rte"), ("table2", "cb")):
+        for cell in paper.pick(tables.TABLES[table], arguments(tasks=task)):
+            system = cell.method.split(",")[1]
+            if system == "full":
+                continue
+            runs = paper.list_runs(cell, arguments(seeds="1"), [given])
+            assert {run.changes["prompt.length"] for run in runs} == {"4"}
+            assert len({run.changes.get("optim.lr") for run in runs}) == len(runs)
+            # Soft tokens are among those of the input: the text keeps its room.
+            room = 128 + 4 * (system == "pt")
+            assert {run.changes["data.max_len"] for run in runs} == {room}
+    row = tmp_path / "prefix_CLS_and_linear_head-sst2,lr=0.005,seed=1"
+    row.mkdir()
+    (row / "result.json").write_text(json.dumps(
+        {"best_step": 1, "dev": {"accuracy": 0.5}, "test": {"accuracy": 0.6}}
+    ))  # fmt: skip
+    config = {"backbone": {"path": "mine"}, "prompt": {"length": 4}}
+    (row / "config.json").write_text(json.dumps(config))
+    words = ["--print", "--tasks=sst2", "--seeds=1", "--config.prompt.length=4"]
+    assert paper.main(["ptuning_v2", "table4", *words, f"--workdir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "60.0 ± 0.0" in told
+    assert "settings that differ from the paper's (in brackets): prompt.length=4 (searched)" in told
+
+
+@pytest.mark.parametrize(
+    "figure, axis, rows, line, points",
+    [
+        ("figure3", "depth", ("layers_1_8", "layers_17_24"), "layers 17-24",
+         [("ascending", "8"), ("descending", "8")]),
+        ("figure4", "length", ("embedding_length_8", "mlp_length_64"), "mlp, length 64",
+         [("embedding", "8"), ("mlp", "64")]),
+    ],
+)  # fmt: skip
+def test_both_curves_are_drawn(figure, axis, rows, line, points, tmp_path, capsys):
+    """Over the layers with a prompt, or its length; the paper's numbers are in a picture alone."""
+    for row, score in zip(rows, (0.6, 0.7), strict=True):
+        rate = {"e": "lr=0.005,", "m": "lr=0.0001,"}.get(row[0], "")
+        run = tmp_path / f"{row}-rte,{rate}seed=11"
         run.mkdir(parents=True)
         result = {"best_step": 1, "dev": {"accuracy": 0.5}, "test": {"accuracy": score}}
         (run / "result.json").write_text(json.dumps(result))
         (run / "config.json").write_text(json.dumps({"backbone": {"path": "mine"}}))
     words = ["--print", "--tasks=rte", f"--workdir={tmp_path}"]
-    assert paper.main(["ptuning_v2", "figure3", *words]) == 0
+    assert paper.main(["ptuning_v2", figure, *words]) == 0
     told = capsys.readouterr()
-    assert "| layers 17-24 | 70.0 ± 0.0 |" in told.out.splitlines()
+    shown = next(x for x in told.out.splitlines() if x.startswith(f"| {line} |"))
+    assert " 70.0 ± 0.0" in shown
+    assert (tmp_path / f"{figure}.png").exists()
     assert "counts are ours" in told.out and "[as published]" not in told.out
-    with open(tmp_path / "figure3.csv", newline="") as file:
+    with open(tmp_path / f"{figure}.csv", newline="") as file:
         numbers = [line for line in csv.DictReader(file) if line["mean"]]
-    assert [(x["method"], x["depth"]) for x in numbers] == [("ascending", "8"), ("descending", "8")]
+    assert [(x["method"], x[axis]) for x in numbers] == points
 
 
 WIC = {"word": "place", "sentence1": "Put it in place.", "sentence2": "A nice place."}

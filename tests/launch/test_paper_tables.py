@@ -654,6 +654,7 @@ def test_what_is_run_without_being_named():
             "pt-sst2,lr=0.005,seed=10: prompt.len",
         ),
         (["table2"], "frequent-sst2,lr=0.005,seed=10: prompt.start=frequent draws from the most "),
+        (["figure4", "--config.data.n=8"], "data.n is what tells the rows of figure4 apart; leave"),
         (["figure4", "--output=x.jpg"], "--output=x.jpg must end with one of .png, .pdf, .svg"),
     ],
 )
@@ -661,6 +662,19 @@ def test_what_is_refused_before_anything_is_written(tmp_path, words, message):
     with pytest.raises(InputError, match=message):
         paper.main(["ppt", *words, f"--workdir={tmp_path / 'new'}"])
     assert not (tmp_path / "new").exists()
+
+
+EVERY_TABLE = [(name, table) for name, own in paper.PAPERS.items() for table in own.TABLES]
+
+
+@pytest.mark.parametrize(("name", "table"), EVERY_TABLE)
+def test_what_is_given_holds_for_every_row(name, table):
+    """It is refused where the rows are named by it; a cell's own value would hide it."""
+    args, own = arguments(paper=name, shared="s", layers=24), paper.PAPERS[name].TABLES[table]
+    for cell in paper.pick(own, args):
+        given = {field: "7" for field in cell.changes if field not in own.tells_apart}
+        for run in paper.list_runs(cell, args, [*given.items()])[:1]:
+            assert {field: run.changes[field] for field in given} == given
 
 
 def test_one_reason_of_many_runs_is_one_line(tmp_path, capsys):
