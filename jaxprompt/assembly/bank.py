@@ -12,7 +12,6 @@ from jaxprompt.assembly.encoding_errors import mark_errors
 from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card
 from jaxprompt.assembly.tuned_backbone import tuned_names
-from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.batching import EvalBatches, Layout
 from jaxprompt.data.encoded import Encoded, Split, count_cut
 from jaxprompt.data.records import Record, with_examples
@@ -94,17 +93,23 @@ def make_bank(
     scorers, found = [], []
     for name, export in prompts.items():
         known = export.card["backbone"]
-        try:
-            check_fingerprint(export.card, backbone.loaded.report.fingerprint, force=force)
-        except InputError as error:
-            raise InputError(f"prompt {name}: {error}") from error
+        held = backbone.loaded.report.fingerprint
+        if known["fingerprint"] != held and not force:
+            raise InputError(
+                f"prompt {name} was learned on weights {known['fingerprint'][:12]} "
+                f"({known.get('id')}), and this bank is on {held[:12]} ({opened.block['path']}); a "
+                "bank has one backbone: serve the prompt by itself, or pass --force"
+            )
         if known["rescale"] != opened.block["rescale"]:
             raise InputError(
                 f"prompt {name} was learned with rescale={known['rescale']}, the bank's backbone "
                 f"has {opened.block['rescale']}; serve it by itself"
             )
         own = opened._replace(block={**opened.block, "sentinel": known["sentinel"]})
-        scorer = scorer_of_card(own, export.card, batch, force=force).with_backbone(own)
+        try:
+            scorer = scorer_of_card(own, export.card, batch, force=force).with_backbone(own)
+        except InputError as error:
+            raise InputError(f"prompt {name}: {error}") from error
         _check(name, export, scorer)
         scorers.append(scorer)
         found.append(join(export.path, export.tensors, scorer, backbone))

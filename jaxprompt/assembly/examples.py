@@ -225,7 +225,10 @@ def read_examples(
             if name == "test" and {"train", "dev"} <= set(wanted) and not _told(task, rows):
                 notes.append(f"test is not scored: no row of {rows.path} states a label")
                 continue
-            splits[name] = scored_examples(task, rows, read_all(task, rows, rows.origin))
+            # Answers to what is only scored are compared by their words.
+            examples = read_all(task, rows, rows.origin, need_place=name == "train")
+            notes += _tell_misplaced(name, examples) if task.kind == "spans" else []
+            splits[name] = scored_examples(task, rows, examples)
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(
             f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "
@@ -246,6 +249,16 @@ def _unread(data: Any) -> list[str]:
     given = [own for own in sorted(known - read) if data[own] != FIELDS["data"][own].default]
     why = f"data.protocol is {data.protocol or 'empty'}"
     return [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
+
+
+def _tell_misplaced(split: str, examples: Sequence[Example]) -> list[str]:
+    """Says how many questions have an answer that is not where its place says."""
+    count = sum(len(own.spans) < len(list(filter(None, own.references))) for own in examples)
+    line = (
+        f"{split}: {count} of {len(examples)} questions have an answer that does not stand where "
+        "its answer_start says; it is compared by its words alone"
+    )
+    return [line] * (count > 0)
 
 
 def _told(task: Task, rows: Rows) -> bool:
@@ -307,7 +320,8 @@ def read_rows(c: Any, task: Task, split: str) -> list[tuple[str, dict[str, Any],
             rows, _ = keep_known(task, rows)
         for number, row in enumerate(rows):
             where = rows.origin(number)
-            found.append((where, dict(row), read_example(task, row, where)))
+            example = read_example(task, row, where, need_place=name == "train")
+            found.append((where, dict(row), example))
         return found
 
     if data.protocol and split != "test":

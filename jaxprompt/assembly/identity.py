@@ -64,6 +64,16 @@ def check_ids(rows: Iterable[Sequence[Encoded]], vocab: int, tokenizer: Any) -> 
         )
 
 
+def check_family(card: Mapping[str, Any], family: str) -> None:
+    """Raises InputError for a backbone of another family: no prompt means anything there."""
+    known = card["backbone"]["family"]
+    if family != known:
+        raise InputError(
+            f"the prompt was learned on {known} ({card['backbone'].get('id')}), and the backbone "
+            f"is {family}; load one of its family"
+        )
+
+
 def check_identity(
     known: Mapping[str, Any], now: Mapping[str, Any], learned: str, cure: str
 ) -> None:

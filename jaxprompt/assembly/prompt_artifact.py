@@ -12,7 +12,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly.cards import check_card
 from jaxprompt.assembly.demonstrations import card_of, demos_of_card, with_encoder
-from jaxprompt.assembly.identity import check_identity, identity_of
+from jaxprompt.assembly.identity import check_family, check_identity, identity_of
 from jaxprompt.assembly.pipeline import (
     Backbone,
     LoadedBackbone,
@@ -198,9 +198,10 @@ def scorer_of_card(
 ) -> Scorer:
     """Builds the scorer that a card describes.
 
-    Raises InputError for another tokenizer or other layers than it was learned with, unless
-    `force`.
+    Raises InputError for a backbone of another family, and for another tokenizer or other layers
+    than it was learned with, unless `force`.
     """
+    check_family(card, opened.family)
     task = task_from_json(card["task"])
     scorer = build_scorer(
         opened, task, prompt=card["prompt"], head=card["head"], template=card["template"],

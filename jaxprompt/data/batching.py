@@ -313,8 +313,9 @@ def one_batch(rows: Rows, labels: Sequence[int], layout: Layout) -> Batch:
 def _as_labels(labels: Sequence[int] | Sequence[float] | np.ndarray) -> np.ndarray:
     """Lays labels into an array: classes are int32, numbers float32."""
     found = np.asarray(labels)
-    # numpy takes an empty list for floats.
-    return found.astype(np.float32 if found.dtype.kind == "f" and found.size else np.int32)
+    # numpy takes an empty list for floats; an empty array has kept what its split is.
+    floats = found.dtype.kind == "f" and (found.size > 0 or found is labels)
+    return found.astype(np.float32 if floats else np.int32)
 
 
 def _without(front: Front, row: Encoded) -> Encoded:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.data.files import Rows, decode_line, parse_row, raw_lines, read_file, reading
 from jaxprompt.data.tasks import Example, Task, has_label, read_example
-from jaxprompt.data.tasks.candidates import rows_of
+from jaxprompt.data.tasks.candidates import readable_rows
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 
@@ -86,20 +86,27 @@ def _one_field(text: str, fields: Sequence[str], source: str) -> dict[str, str]:
 def with_examples(task: Task, records: Iterable[Record]) -> list[Record]:
     """Reads the example of each row, its label unknown where it has none that the task knows.
 
-    A row that holds several examples, such as candidates, becomes a record for each of them.
+    A row that holds several examples, such as candidates, becomes a record for each of them: what
+    is wrong with one of them is said in its own.
     """
     found = []
     for record in records:
         if record.row is None:
             found.append(record)
             continue
-        try:
-            for row in rows_of(task, record.row, record.origin):
-                example = read_example(task, row, record.origin, need_label=False)
-                found.append(record._replace(row=row, example=example))
-        except InputError as error:
-            found.append(record._replace(error=str(error)))
+        for row, error in readable_rows(task, record.row, record.origin):
+            found.append(_with_example(task, record._replace(row=row, error=error)))
     return found
+
+
+def _with_example(task: Task, record: Record) -> Record:
+    if record.error:
+        return record
+    try:
+        example = read_example(task, record.row, record.origin, need_label=False, need_place=False)
+    except InputError as error:
+        return record._replace(error=str(error))
+    return record._replace(example=example)
 
 
 def check_columns(records: Iterable[Record], names: Sequence[str], prefix: str) -> None:

@@ -112,8 +112,7 @@ class LabelRows(Scores):
         cap = logit_cap(backbone)
         # The bias is not capped: the cap is the backbone's, the bias is trained here.
         logits = soft_cap(logits, cap) + bias[own]
-        if not several:
-            logits = mask_absent(logits, batch.counts)
+        logits = mask_absent(logits, batch.counts, own)
         whole = logits
         if self.scores == "full":
             table, more = backbone.lm_table()

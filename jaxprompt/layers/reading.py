@@ -37,11 +37,15 @@ def take(hidden, positions):
     return constrain(taken, "act_batch", None, None)
 
 
-def mask_absent(scores, counts):
-    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]"""
+def mask_absent(scores, counts, of=None):
+    """Takes out the choices that an example does not have. [B, C], [B] or None -> [B, C]
+
+    `of` [C] says which choice each score is of, where a choice has several.
+    """
     if counts is None:
         return scores
-    return jnp.where(jnp.arange(scores.shape[1]) < counts[:, None], scores, ABSENT)
+    of = jnp.arange(scores.shape[1]) if of is None else of
+    return jnp.where(of < counts[:, None], scores, ABSENT)
 
 
 class TargetScores(Scores):

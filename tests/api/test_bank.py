@@ -210,8 +210,15 @@ def test_what_makes_no_bank_is_named(backbone, prompts, rows):
     with pytest.raises(jp.InputError, match="give each a name: a dict, as in"):
         jp.attach(backbone, [first, first])
     other = {**first.card, "backbone": {**first.card["backbone"], "fingerprint": "0" * 64}}
-    with pytest.raises(jp.InputError, match="prompt other: the prompt was learned on weights 0000"):
+    told = (
+        "prompt other was learned on weights 0{12} .*a bank has one backbone: serve the prompt by"
+    )
+    with pytest.raises(jp.InputError, match=told):
         jp.attach(backbone, {"first": first, "other": jp.Prompt(first.tensors, other)})
+    strange = {**first.card, "backbone": {**first.card["backbone"], "family": "electra"}}
+    with pytest.raises(jp.InputError, match="prompt other: the prompt was learned on electra"):
+        strangers = {"first": first, "other": jp.Prompt(first.tensors, strange)}
+        jp.attach(backbone, strangers, force=True)
     with pytest.raises(jp.InputError, match="several prompts say their tasks and heads themselves"):
         jp.attach(backbone, [first], task="topics")
     with pytest.raises(jp.InputError, match="rows:1: no column 'prompt', which names the prompt"):

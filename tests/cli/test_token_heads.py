@@ -11,6 +11,7 @@ from jaxprompt.assembly.load_config import resolved
 from jaxprompt.assembly.tune import run
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.convert.artifact import read_artifact, write_artifact
+from jaxprompt.errors import InputError
 
 STILL = {
     "backbone.dropout": 0, "prompt.dropout": 0, "optim.lr": 3e-2, "train.total_steps": 120,
@@ -61,7 +62,7 @@ def sorted_words(seed, size):
 KINDS = {
     "tags": (tagged, {"head.name": "tags", "task.fields": "tokens", "task.tags": "tags"}),
     "spans": (asked, {"head.name": "spans", "task.fields": "question,context",
-                      "task.answers": "answers"}),
+                      "task.answers": "answers", "head.no_answer": True, "head.tune": True}),
 }  # fmt: skip
 PLAIN = {
     "words": (sorted_words, {"head.name": "tags", "task.fields": "tokens", "task.tags": "tags",
@@ -83,6 +84,25 @@ def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
     write_rows(path, [*rows, *asked(2, 1)])
     found = read_examples(c)
     assert len(found.splits["test"]) == 4 and found.notes == ()
+
+
+def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
+    """As alternatives of CMRC 2018's dev set do, whose place is -1; what trains has to stand."""
+    for name in ("train", "dev", "test"):
+        write_rows(tmp_path / f"{name}.jsonl", asked(0, 4))
+    rows = asked(1, 3)
+    rows[1]["answers"] = {"text": ["a beast", *rows[1]["answers"]["text"]], "answer_start": [-1, 0]}
+    write_rows(tmp_path / "dev.jsonl", rows)
+    c = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
+    found = read_examples(c)
+    assert [own.references for own in found.splits["dev"]][1][0] == "a beast"
+    assert found.notes == (
+        "dev: 1 of 3 questions have an answer that does not stand where its answer_start says; it "
+        "is compared by its words alone",
+    )
+    write_rows(tmp_path / "train.jsonl", rows)
+    with pytest.raises(InputError, match="'a beast' does not stand at .*; 1 of 3 rows have such"):
+        read_examples(c)
 
 
 @pytest.fixture(scope="module", params=KINDS | PLAIN)
@@ -122,6 +142,9 @@ def test_the_export_answers_as_the_run(trained, tmp_path, capsys):
     assert code == 0, err
     scores = json.loads(scores)
     assert scores["examples"] == 16
+    if kind == "spans":  # the threshold that was best on dev is in the export
+        head = json.loads((folder / "run/export/prompt.json").read_text())["head"]
+        assert head["tune"] is False and head["threshold"] == scores["threshold"] != 0
     predict = ["predict", f"--workdir={folder / 'run'}", f"--input={folder / 'dev.jsonl'}"]
     code, found, err = jaxprompt(capsys, *predict, "--prefix=p_")
     assert code == 0, err

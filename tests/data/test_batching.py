@@ -268,6 +268,17 @@ def test_hosts_share_a_global_batch(make):
             np.testing.assert_array_equal(all_rows, np.concatenate(halves))
 
 
+@pytest.mark.parametrize("make", [TrainBatches, EvalBatches])
+def test_labels_that_are_numbers_are_so_on_a_host_that_has_none(make):
+    """Else its program would be another than that of its peers."""
+    rows, _ = split(9)
+    settings = {"seed": 1, "epochs": 1} if make is TrainBatches else {}
+    for host in (0, 1):
+        for batch in make(rows, np.linspace(0, 5, 9), layout(host=host, hosts=2), **settings):
+            assert batch.labels.dtype == np.float32
+    assert batch.index.tolist() == [-1] * 4
+
+
 @pytest.mark.parametrize("choices", [1, 2])
 def test_the_share_of_a_whole_batch_is_what_a_host_lays(choices):
     """The last batch is short: the second host has filling alone."""

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from jaxprompt.data.records import Record, to_lines
+from jaxprompt.data.records import Record, from_rows, to_lines, with_examples
+from jaxprompt.data.sources import Rows
+from jaxprompt.data.tasks import custom_task, get_task
 from jaxprompt.errors import InputError
 
 
@@ -29,3 +31,49 @@ def test_no_answer_is_left_over():
     assert len(list(to_lines(records, [{"score": 1}], ""))) == 3
     with pytest.raises(RuntimeError, match="more answers than records with an example"):
         list(to_lines(records, [{"score": 1}, {"score": 2}], ""))
+
+
+def read(task, row):
+    """Reads one row. -> its records, each by its text or by its error"""
+    records = with_examples(task, from_rows(Rows([row], "in")))
+    return records, [record.error or record.example for record in records]
+
+
+def test_what_is_wrong_with_one_example_of_a_row_leaves_its_others():
+    """Of the questions of an article, of the predicates of a sentence, and of queries."""
+    text = "the cat sat"
+    asked = lambda n, answers: {"id": str(n), "question": f"q{n}", "answers": answers}
+    right, wrong = [{"text": "cat", "answer_start": 4}], [{"text": "cat", "answer_start": "4"}]
+    paragraphs = [
+        {"context": text, "qas": [asked(0, right), asked(1, wrong), asked(2, right)]},
+        {"context": text, "qas": [asked(3, right)]},
+    ]
+    records, found = read(get_task("squad"), {"title": "t", "paragraphs": paragraphs})
+    assert [record.row["id"] for record in records] == ["0", "1", "2", "3"]
+    assert "answer_start ['4'] must be whole" in found[1]
+    assert [own.fields["question"] for own in (found[0], *found[2:])] == ["q0", "q2", "q3"]
+
+    roles = custom_task(fields=("words",), tags="tags", predicate="verb")
+    records, found = read(roles, {"words": ["a", "b", "c"], "verb": [1, 9, 2]})
+    assert "predicate 9 is outside of the sentence" in found[1] and records[1].row["verb"] == 9
+    assert [record.row["verb"] for record in records if record.example] == [1, 2]
+
+    queries = [
+        {"query": f"q{n} @placeholder", "answers": [{"text": own}], "idx": n}
+        for n, own in enumerate(["Ann", "Eve", "Bob"])
+    ]
+    passage = {
+        "text": "Ann met Bob.",
+        "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}],
+    }
+    records, found = read(get_task("record"), {"passage": passage, "qas": queries, "idx": 7})
+    assert len(found) == 5 and "as 'Eve', is a candidate" in found[2]
+    assert [own.label for own in (*found[:2], *found[3:])] == [1, 0, 0, 1]
+
+
+def test_a_prediction_asks_for_no_place_of_an_answer():
+    """Answers are compared by their words, as the scripts of SQuAD and CMRC 2018 do."""
+    row = {"question": "q", "context": "the cat sat"}
+    row["answers"] = {"text": ["a cat", "cat", "sat"], "answer_start": [-1, 4, 0]}
+    _, (example,) = read(get_task("squad"), row)
+    assert example.references == ("a cat", "cat", "sat") and example.spans == ((4, 7),)

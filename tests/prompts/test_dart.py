@@ -115,6 +115,10 @@ def torch_loss(theirs, params, batch, seen, weight, full, each):
     out, out_bias = theirs.cls.predictions.decoder.weight, theirs.cls.predictions.bias
     if full:
         scores = torch.cat([scores, read @ out.T + out_bias], dim=1)
+    if batch.counts is not None:  # a choice that an example lacks is no class of its own
+        lacks = owner >= torch.tensor(batch.counts)[:, None]
+        some = scores[:, : len(owner)].masked_fill(lacks, -1e9)
+        scores = torch.cat([some, scores[:, len(owner) :]], dim=1)
     logp = scores.log_softmax(-1)
     means = [logp[:, : len(owner)][:, owner == c].mean(-1) for c in range(CLASSES)]
     classes = torch.stack(means, -1)
@@ -143,14 +147,17 @@ def named_as_ours(theirs, folder):
     return load_backbone(folder, "bert", read_config(folder))[0]
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize("weight, counts", [(0.0, None), (0.5, None), (0.0, (2, 2, 3, 1, 3))])
 @pytest.mark.parametrize("scores", ["restricted", "full"])
 @pytest.mark.parametrize("each", ["class", "word"])
-def test_loss_and_gradients_are_those_of_the_equations(pair, weight, scores, each, tmp_path):
+def test_loss_and_gradients_are_those_of_the_equations(
+    pair, weight, counts, scores, each, tmp_path
+):
     theirs = pair[0]
     model, params = make_model(pair, scores, fluency=weight, hide=0.3, each=each)
     assert len(params["prompt"]["rows"]) == {"class": 3, "word": 4}[each]
     batch = make_batch()
+    batch = batch if counts is None else batch._replace(counts=np.array(counts, np.int32))
     head = make_head("label_rows", scores=scores)
     objectives = [*head.objectives(0.0), *model.prompt.objectives()]
     key = jax.random.key(5)

@@ -13,9 +13,13 @@ class MisplacedAnswer(InputError):
 
 
 def read_answered(
-    task: Task, row: Mapping[str, Any], fields: dict[str, str], where: str, need_label: bool
-) -> Example:
-    """Reads the answers of a row whose `fields` are read; "" as its one reference is no answer."""
+    task: Task, row: Mapping[str, Any], fields: dict[str, str], where: str, need_label: bool,
+    need_place: bool,
+) -> Example:  # fmt: skip
+    """Reads the answers of a row whose `fields` are read; "" as its one reference is no answer.
+
+    With need_place=False an answer that does not stand where the row says has no span.
+    """
     value = row.get(task.answers)
     if value is None:
         if need_label and task.answers in row:
@@ -27,15 +31,16 @@ def read_answered(
             raise InputError(f"{where}: no column {task.answers!r}; {show_columns(row)}")
         return Example(fields)
     texts, starts = _pairs(task, value, where)
-    text = fields[task.fields[-1]]
+    text, spans = fields[task.fields[-1]], []
     for answer, start in zip(texts, starts, strict=True):
-        if text[start : start + len(answer)] != answer or start < 0:
+        if text[start : start + len(answer)] == answer and start >= 0:
+            spans.append((start, start + len(answer)))
+        elif need_place:
             raise MisplacedAnswer(
                 f"{where}: the answer {answer!r:.60} does not stand at character {start} of "
                 f"{task.fields[-1]!r}, which has {len(text)}; mend its answer_start"
             )
-    spans = tuple((start, start + len(text)) for text, start in zip(texts, starts, strict=True))
-    return Example(fields, references=texts or ("",), spans=spans)
+    return Example(fields, references=texts or ("",), spans=tuple(spans))
 
 
 def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

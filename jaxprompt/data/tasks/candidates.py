@@ -1,7 +1,7 @@
 """Rows that become several examples: one of each question, of each candidate or predicate."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxprompt.data.files import Rows
@@ -52,8 +52,25 @@ def rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]
     hide their answers as an empty list. Where a text says `task.placeholder` the candidate stands.
     A row without candidates stays as it is.
     """
-    own = published_rows(task, row, where)
-    return [made for each in own for made in _rows_of(task, each, where)]
+    return [
+        made for each in published_rows(task, row, where) for made in _rows_of(task, each, where)
+    ]
+
+
+def readable_rows(
+    task: Task, row: dict[str, Any], where: str
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Makes the same rows, each with "", or with why what it was to be made of cannot be read."""
+    try:
+        nested = published_rows(task, row, where)
+    except InputError as error:
+        yield row, str(error)
+        return
+    for each in nested:
+        try:
+            yield from ((made, "") for made in _rows_of(task, each, where))
+        except InputError as error:
+            yield each, str(error)
 
 
 def _rows_of(task: Task, row: dict[str, Any], where: str) -> list[dict[str, Any]]:

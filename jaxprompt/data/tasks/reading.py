@@ -93,12 +93,14 @@ def has_label(task: Task, row: Mapping[str, Any]) -> bool:
 
 
 def read_example(
-    task: Task, row: Mapping[str, Any], where: str, need_label: bool = True
-) -> Example:
+    task: Task, row: Mapping[str, Any], where: str, need_label: bool = True,
+    need_place: bool = True,
+) -> Example:  # fmt: skip
     """Reads one row. `where` ("file:line") opens the messages of the InputErrors it raises.
 
     With need_label=False a label that is absent, hidden (-1) or unknown to the task becomes -1, and
     a target that is absent or empty becomes "". Empty texts in a list of references are left out.
+    With need_place=False answers are compared by their words alone, and may stand anywhere.
     Where the row also names its label, in a column of the label column's name with "_text" behind
     it, a name that the task knows decides and not the number: data sets number classes differently.
     """
@@ -114,7 +116,7 @@ def read_example(
         value = _column(task, row, column, where)
         fields[name] = value if texts is None else _derived(texts, column, value, where)
     if task.kind == "spans":
-        return read_answered(task, row, fields, where, need_label)
+        return read_answered(task, row, fields, where, need_label, need_place)
     if task.is_text:
         references = _references(task.target, row, where, need_label)
         return Example(fields, target="".join(references[:1]), references=references)
@@ -156,15 +158,17 @@ def _no_label(task: Task, value: Any, known: Sequence[str], where: str) -> Input
 
 
 def read_all(
-    task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str]
-) -> list[Example]:
-    """Reads rows to learn from. Raises InputError for the first that is wrong.
+    task: Task, rows: Sequence[Mapping[str, Any]], origin: Callable[[int], str], *,
+    need_place: bool = True,
+) -> list[Example]:  # fmt: skip
+    """Reads rows with their labels. Raises InputError for the first that is wrong.
 
     Of answers that do not stand in their texts, and of tags that their scheme does not have, it
     says how many rows have such.
     """
     every = iter(rows)  # in order, as the data set reads them best
-    return read_each(lambda number: read_example(task, next(every), origin(number)), len(rows))
+    read = lambda number: read_example(task, next(every), origin(number), need_place=need_place)
+    return read_each(read, len(rows))
 
 
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
