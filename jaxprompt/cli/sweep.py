@@ -1,5 +1,6 @@
 """Prints or runs the runs that a config's sweep() yields, and tabulates their results."""
 
+import hashlib
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,9 @@ from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.options import Parser, need
 from jaxprompt.cli.results import SEEDS, SweepRun, collect, group_of, read_folder, tell
 from jaxprompt.errors import InputError, at_least, brief, escape
+from jaxprompt.files import NAME
+
+_SHOWN = 40  # letters of a value in the name of a folder that would be too long
 
 
 def main(argv: Sequence[str]) -> int:
@@ -168,8 +172,7 @@ def list_runs(
         load_config(path, [*overrides, *changes.items()])
         parts = [] if argument is None else [str(argument)]
         row = [*parts, *(f"{f}={v}" for f, v in changes.items() if f not in SEEDS)]
-        name = [*parts, *(f"{f}={v}" for f, v in changes.items())]
-        folder = Path(workdir) / "-".join(name).replace("/", "_").replace(" ", "")
+        folder = Path(workdir) / _folder_of([*parts, *(f"{f}={v}" for f, v in changes.items())])
         # In any order. Not by the whole config: a paper's curves may meet in one, as the depths
         # of P-tuning v2 do.
         own = path, frozenset((field, str(value)) for field, value in changes.items())
@@ -189,6 +192,21 @@ def list_runs(
     if not runs:
         raise InputError(f"{file}: sweep() yields nothing; yield a dict of fields for each run")
     return runs
+
+
+def _folder_of(parts: Sequence[str]) -> str:
+    """Names the folder of a run. Where that is too long, long parts are cut and end in a digest."""
+    join = lambda parts: "-".join(parts).replace("/", "_").replace(" ", "")
+    if len(join(parts).encode()) <= NAME:
+        return join(parts)
+    digest = lambda part: hashlib.sha256(part.encode()).hexdigest()[:8]
+    name = join([f"{p[:_SHOWN]}~{digest(p)}" if len(p) > _SHOWN else p for p in parts])
+    if len(name.encode()) > NAME:
+        raise InputError(
+            f"sweep() changes so many fields that the folder {brief(name)} has over {NAME} bytes; "
+            "put some of them into get_config"
+        )
+    return name
 
 
 def _read_points(points: Any, file: str) -> list[Mapping[str, Any]]:

@@ -54,7 +54,7 @@ def prepare(
         key = ppt.examples_key(run.config)
         try:
             if key not in asked:
-                asked[key] = ppt.open_asked(run.config, placement)
+                asked[key] = ppt.open_asked(run.config, placement, restored=True)
         except InputError as error:
             failed(run, error)
             continue

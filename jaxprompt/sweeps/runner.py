@@ -36,6 +36,7 @@ from jaxprompt.sweeps.runs import (
     Words,
     at_once,
     by_shape,
+    check_start,
     longest,
     same_batches,
     start,
@@ -142,6 +143,7 @@ def _train(work: "_Work", command: str, ready: Callable[[], None]) -> bool:
                 work.fail(run, error)
             continue
         members = [member for member in members if work.is_left(member.run)]
+        members = work.startable(shared, members)
         if not members:
             continue
         ready()
@@ -198,6 +200,23 @@ class _Work:
     def is_left(self, run: GridRun) -> bool:
         """Tells whether a run has no result yet, or the checkpoint needs it besides."""
         return run.name in self.started or not _is_over(run)
+
+    def startable(self, shared: Shared, members: Sequence[Member]) -> list[Member]:
+        """Lists the members that can start; what another cannot start from, it fails of.
+
+        Raises InputError where the checkpoint holds one of these: without it the others' state
+        could not be gone on from.
+        """
+        found, shapes = [], {}
+        for member in members:
+            try:
+                check_start(shared, member, shapes)
+                found.append(member)
+            except InputError as error:
+                if member.run.name in self.started:
+                    raise InputError(f"{member.run.name}: {error}") from error
+                self.fail(member.run, error)
+        return found
 
     def train(self, shared: Shared, members: Sequence[Member]) -> bool:
         """Trains runs of one backbone. Returns False where a signal ended it early."""

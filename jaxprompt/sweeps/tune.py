@@ -44,7 +44,8 @@ def prepare(
     """
     c = runs[0].config
     placement = from_config.build_placement(c)
-    backbone = from_config.open_fitting(c, placement)
+    # What each run starts from is checked for it alone, see `check_start`.
+    backbone = from_config.open_fitting(c, placement, restored=True)
     backbone = backbone._replace(tokenizer=load_tokenizer(backbone.folder))
     scorers: dict[str, Scorer] = {}
     facts: dict[str, dict[str, Any]] = {}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tiny_run import METHOD_CONFIG, ROOT, flags, jaxprompt, tiny_fields
 
-from jaxprompt.cli.sweep import list_runs, load
+from jaxprompt.cli.sweep import _folder_of, list_runs, load
+from jaxprompt.errors import InputError
 
 CONFIG = """
 import sys
@@ -138,6 +139,46 @@ def test_a_run_that_fails_does_not_stop_the_others(given, capsys, tmp_path):
     assert "1 of 4 runs failed: prefix-seed=0-optim.lr=0.01" in err.splitlines()[-1]
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 3
     assert "| head_only optim.lr=0.01 | 2 |" in out
+
+
+STARTS = """
+def sweep():
+    for file in (r"RIGHT", r"WRONG"):
+        own = {"prompt.length": 4, "prompt.start": "file", "prompt.file": file}
+        yield {"config": "soft", **own}
+    yield {"config": "head_only", "seed": 1}
+"""
+
+
+def test_a_run_that_cannot_start_does_not_stop_the_others(given, capsys, tmp_path):
+    """Of its program, and of others; nothing is compiled for it."""
+    for name, width in (("RIGHT", 32), ("WRONG", 16)):
+        np.save(tmp_path / name, np.zeros((4, width), np.float32))
+    file = Path(given[0].partition("=")[2])
+    points = STARTS.replace("RIGHT", f"{tmp_path}/RIGHT.npy").replace(
+        "WRONG", f"{tmp_path}/WRONG.npy"
+    )
+    file.write_text(CONFIG.format(root=str(ROOT)).partition("def sweep")[0] + points)
+    code, out, err = jaxprompt(capsys, "sweep", *given, "--run")
+    assert code == 2 and "WRONG.npy has shape [4, 16]; this backbone takes [length, 32]" in err
+    assert "1 of 3 runs failed: soft-" in err.splitlines()[-1] and "compiling the step" in err
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2 and "| head_only | 1 |" in out
+    assert not list((tmp_path / "runs").glob("*WRONG*"))
+
+
+def test_the_name_of_a_folder_is_not_too_long(given, tmp_path):
+    file = Path(given[0].partition("=")[2])
+    points = """
+def sweep():
+    for last in "ab":
+        yield {"seed": 1, "prompt.start": "text", "prompt.text": "cat " * 80 + last}
+"""
+    file.write_text(CONFIG.format(root=str(ROOT)).partition("def sweep")[0] + points)
+    first, second = (run.workdir.name for run in list_runs(str(file), tmp_path / "runs"))
+    assert first != second and max(map(len, (first, second))) < 120
+    assert first.startswith("seed=1-prompt.start=text-prompt.text=catcat")
+    with pytest.raises(InputError, match="changes so many fields that the folder"):
+        _folder_of(["optim.lr=0.01"] * 30)
 
 
 def test_a_point_with_an_unknown_field_is_refused_before_anything_runs(tmp_path, capsys):
