@@ -68,6 +68,7 @@ PLACE = (
     "data.multiple", "data.eval_batch", "mesh.", "cache.", "runs.", "backbone.stack",
     "backbone.remat", "backbone.attention", "train.log_steps", "train.save_steps", "train.tracker",
 )  # fmt: skip
+SIZES = ("prompt.length", "data.max_len", "data.batch")  # searched, or of a row, they cost more
 
 
 # -- what is asked for ---------------------------------------------------------------------------
@@ -216,17 +217,18 @@ def score(run: sweep.SweepRun, does: str) -> None:
 def estimate(
     runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], overrides: Sequence[tuple[str, str]]
 ) -> str:
-    """Lists how many runs there are of each size, with the command that estimates a step of one.
-
-    Runs with a prompt on one backbone are of one size, and so is full tuning: batches are alike.
-    """
+    """Lists how many runs there are of each size, with the command that estimates a step of one."""
     sizes: dict[tuple[str, str], list[sweep.SweepRun]] = {}
     trained = []
     for cell, own in runs:
         if cell.folds:  # every setting in every fold, then one of each seed
             trained.append([fold for fold, _ in list_folds(cell, own)])
             own = own[: len({run.changes["seed"] for run in own})]
-        trained += [own] * (cell.does == "train")
+        if cell.does == "train":  # runs of a cell differ in what is searched
+            sized: dict[tuple[Any, ...], list[sweep.SweepRun]] = {}
+            for run in own:
+                sized.setdefault(tuple(map(run.changes.get, SIZES)), []).append(run)
+            trained += sized.values()
     for own in trained:
         c = sweep.load(own[0], ())
         share = "all examples" if c.data.ratio + c.data.holdout >= 1 else f"{c.data.ratio:.0%}"
@@ -239,11 +241,14 @@ def estimate(
         much = much or f"{c.train.total_epochs:g} epochs"
         about = f"{much} of {examples}, {c.data.batch} a step"
         part = "a backbone" if c.trainable else "a prompt"
-        sizes.setdefault((f"{about}, that train {part}", c.backbone.path), []).extend(own)
+        length = f", {n} tokens" if (n := c.prompt.get("length")) else ""
+        method = f"(prompt.name={c.prompt.name}{length}, inputs of {c.data.max_len})"
+        sizes.setdefault((f"{about}, that train {part} {method}", c.backbone.path), []).extend(own)
     lines = []
     for (about, backbone), own in sizes.items():
-        given = [*overrides, ("backbone.path", backbone)]
-        flags = [f"--config.{field}={value}" for field, value in given]
+        searched = {field: own[0].changes[field] for field in SIZES if field in own[0].changes}
+        given = dict(overrides) | searched | {"backbone.path": backbone}
+        flags = [f"--config.{field}={value}" for field, value in given.items()]
         words = ["python", "-m", "jaxprompt", "plan", f"--config={own[0].config}", *flags]
         lines.append(f"{len(own)} runs of {about}:\n  {shlex.join(words)} --devices=...")
     return "\n".join(lines)

@@ -565,10 +565,11 @@ def test_the_runs_of_the_folds_are_the_cross_validation_of_the_paper():
         assert c.optim.lr == run.changes["optim.lr"] and c.data.seed == run.changes["seed"]
         assert not c.train.test  # the test split is for the run that counts
     lines = paper.estimate([(cell, runs)], ()).splitlines()[::2]
+    prompt = "a prompt (prompt.name=ipt, 100 tokens, inputs of 384):"
     assert lines == [
-        "24 runs of 400 epochs of 3 of 4 folds of 64 examples per class, 64 a step, that train a "
-        "prompt:",
-        "2 runs of 400 epochs of 32 examples per class, 64 a step, that train a prompt:",
+        "24 runs of 400 epochs of 3 of 4 folds of 64 examples per class, 64 a step, that train "
+        + prompt,
+        f"2 runs of 400 epochs of 32 examples per class, 64 a step, that train {prompt}",
     ]
 
 
@@ -760,16 +761,32 @@ def test_the_estimate_counts_runs_of_a_size(capsys):
     words += ["--rows=full T5-Small;pt;unified_ppt", "--config.data.max_len=64"]
     assert paper.main(["ppt", "table4", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
+    full = "a backbone (prompt.name=none, inputs of 64):"
+    soft = "a prompt (prompt.name=soft, 100 tokens, inputs of 64):"
     assert [line for line in lines if line[0] != " "] == [
-        "3 runs of 50 epochs of 32 examples, 16 a step, that train a backbone:",
-        "3 runs of 50 epochs of 8 examples per class, 16 a step, that train a backbone:",
-        "8 runs of 50 epochs of 32 examples, 16 a step, that train a prompt:",
-        "8 runs of 50 epochs of 8 examples per class, 16 a step, that train a prompt:",
+        f"3 runs of 50 epochs of 32 examples, 16 a step, that train {full}",
+        f"3 runs of 50 epochs of 8 examples per class, 16 a step, that train {full}",
+        f"8 runs of 50 epochs of 32 examples, 16 a step, that train {soft}",
+        f"8 runs of 50 epochs of 8 examples per class, 16 a step, that train {soft}",
     ]
     assert lines[1].strip() == (
         f"python -m jaxprompt plan --config={ROOT}/configs/ppt/cells.py:sst2,full,t5 "
         "--config.data.max_len=64 --config.backbone.path=google/t5-v1_1-small --devices=..."
     )
+
+
+def test_the_estimate_keeps_apart_what_costs_more(capsys):
+    """A second view of DART, and the lengths that are searched."""
+    words = ["--estimate", "--workdir=none", "--seeds=1"]
+    assert paper.main(["dart", "table1", "--tasks=sst2", "--rows=full;dart", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["prompt.name=none" in lines[0], "dart.py:sst2,full" in lines[1]] == [True, True]
+    assert ["prompt.name=dart" in lines[2], "dart.py:sst2 " in lines[3]] == [True, True]
+    rows = "--rows=Prompt tuning, BERT-large"
+    assert paper.main(["ptuning_v2", "table2", "--tasks=rte", rows, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 6 and lines[0].endswith("(prompt.name=soft, 4 tokens, inputs of 132):")
+    assert " --config.prompt.length=128 --config.data.max_len=256 " in lines[-1]
 
 
 def test_the_estimate_says_what_it_leaves_out(tmp_path, capsys):
