@@ -307,6 +307,34 @@ def test_a_process_shows_tracebacks_and_helps(tmp_path):
         assert done.returncode == 0 and part in done.stdout and done.stderr == ""
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lost_process_is_told(count, monkeypatch, capsys):
+    """Of one process alone the error is another, which keeps its traceback."""
+    import jax
+
+    said = "UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:2"
+
+    def lose(*_):
+        raise jax.errors.JaxRuntimeError(f"{said}\nmore")
+
+    monkeypatch.setattr(jax, "process_count", lambda: count)
+    monkeypatch.setattr("jaxprompt.cli.train.main", lose)
+    if count == 1:
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            jaxprompt(capsys, "train", f"--config={BASE}")
+        return
+    code, out, err = jaxprompt(capsys, "train", f"--config={BASE}")
+    assert (
+        code == 1
+        and not out
+        and err
+        == (
+            "jaxprompt train: another process of this run was lost, see what it said "
+            f"({said}); the same command on all hosts resumes\n"
+        )
+    )
+
+
 def test_the_saved_config_is_a_config(trained):
     saved = trained / "config.json"
     assert resolved(load_config(str(saved))) == json.loads(saved.read_text())
