@@ -3,10 +3,11 @@
 A file per kind. Its argument is TASK,SYSTEM,MODEL, of which the last may be left out:
 `--config=configs/ptuning_v2/superglue.py:rte,prefix,bert-large`.
 
-Batch, learning rate, length, epochs, dropout and seed are those of the released run_script/, where
-it has a task and a model. Of what it has not, the learning rate and the length are searched in the
-ranges of its search scripts, for 100 epochs (they search 20 to 120). So are those of prompt tuning
-on every task and model: what is released was chosen for prefixes.
+Batch, learning rate, length, epochs, dropout and seed are those of the released script of a task
+and a model, run_script/run_TASK_MODEL.sh, where there is one. Where there is none, the learning
+rate and the length are searched in the ranges of the search scripts, for 100 epochs (they search 20
+to 120). So are those of prompt tuning on every task and model: what is released was chosen for
+prefixes.
 
 Where the paper and its released code disagree, or both are silent:
 - the paper reports the development set, at the epoch that is best on it; here, where a task has no
@@ -15,7 +16,9 @@ Where the paper and its released code disagree, or both are silent:
 - the learning rate falls along a line on SuperGLUE, and to 0.95 an epoch elsewhere (code);
 - prompt tuning has soft tokens among the word embeddings; the released code feeds what leaves the
   whole embedding layer into it again;
-- fine-tuning's learning rates are ours: nothing is released for it;
+- ours, since nothing is released: fine-tuning's learning rates; the second rate of an MLP; batch,
+  dropout and seed where a task and a model have no script; the 10 epochs of several tasks;
+- on DeBERTa classes have a pooler that trains (code), with tanh where the released one has GELU;
 - MultiRC's question and answer stand before the paragraph and ReCoRD's query before the passage;
   the released code has paragraph and passage first;
 - the predicate of roles stands behind the tokenizer's own separator; with RoBERTa the released code
@@ -125,6 +128,8 @@ def tune(task, system="prefix", model="roberta-large", *, shared="shared", **cha
     c.backbone.dropout = own.dropout
     c.task.name, c.task.template, c.task.metric = task, own.template, METRICS.get(task, "")
     _head(c, task, own.dropout)
+    if model == "deberta-xlarge" and c.head.name == "linear":
+        c.head.pooler = "trained"
     if system == "full":
         methods.full(c, lr=FULL_RATES[1])
     elif system == "pt":

@@ -82,8 +82,8 @@ def find_scheme(rows: Iterable[Sequence[str]], where: Callable[[int], str]) -> s
         other, _ = begun["B"]
         raise InputError(
             f"{where(number)}: word {word + 1} begins an entity with I-, another begins with B- at "
-            f"{where(other)}; mend the file, or read it all as task.scheme=iob1; {len(odd)} of "
-            f"{count} rows begin an entity with I-"
+            f"{where(other)}; IOB2 begins each with B-: mend the file, or read it all as "
+            f"task.scheme=iob1; {len(odd)} of {count} rows begin an entity with I-"
         )
     return "iob1" if "I" in begun else "iob2"
 

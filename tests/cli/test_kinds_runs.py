@@ -9,7 +9,7 @@ from tiny_run import (
     train_and_export,
 )
 
-FAMILIES = ("albert", "deberta_v2", "modernbert")
+FAMILIES = ("albert", "deberta", "deberta_v2", "modernbert")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

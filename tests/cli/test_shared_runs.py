@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from test_token_heads import tagged
+from test_token_heads import asked, tagged
 from tiny_run import ROOT, TOPICS, jaxprompt, make_config, read_lines, sentences, write_rows
 
 from jaxprompt.assembly.load_config import load_config
@@ -31,6 +31,8 @@ def folder(tmp_path_factory):
         "beasts": (halves[:24], {"task.fields": ["text"]}),
         "tags": (tagged(2, 24), {"task.fields": ["tokens"], "task.tags": "tags",
                                  "head.name": "tags", "head.dropout": 0}),
+        "answers": (asked(3, 24), {"task.fields": ["question", "context"], "head.name": "spans",
+                                   "task.answers": "answers"}),
     }  # fmt: skip
     for name, (rows, own) in made.items():
         (folder / name).mkdir()
@@ -102,6 +104,21 @@ def test_tasks_train_one_prompt_and_are_exported_each(backbone, folder, tmp_path
     assert code == 2 and "give one of beasts, tags, topics in that folder" in err, err
     again = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
     assert again[0] == 0 and json.loads(again[1]) == result and "nothing to do" in again[2]
+
+
+def test_answers_in_a_text_share_a_prompt_with_tags(backbone, folder, tmp_path, capsys):
+    config = config_of(
+        backbone, folder, tmp_path / "c.json", tasks=("answers", "tags"),
+        **{"train.total_steps": 6, "train.eval_steps": 3},
+    )  # fmt: skip
+    workdir = tmp_path / "run"
+    code, out, err = jaxprompt(capsys, "train", config, f"--workdir={workdir}")
+    assert code == 0, err
+    for name, metric in (("answers", "f1"), ("tags", "entity_f1")):
+        flags = [f"--prompt={workdir / 'export' / name}", f"--input={folder / name / 'test.jsonl'}"]
+        code, _, err = jaxprompt(capsys, "predict", *flags, "--prefix=p_")
+        expected = json.loads(out)["test"][f"{name}/{metric}"]
+        assert code == 0 and f"{metric} {expected:.4f}" in err, err
 
 
 def test_rows_of_words_are_those_of_all_tasks(backbone, folder, tmp_path, capsys):

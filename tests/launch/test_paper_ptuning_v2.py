@@ -121,6 +121,31 @@ def test_seeds_are_those_of_the_released_scripts():
     assert {r.changes["seed"] for r in paper.list_runs(cell, arguments(seeds="3"))} == {3}
 
 
+def test_settings_are_those_of_the_released_scripts():
+    """Batch, learning rate, tokens, epochs, dropout and seed, script by script."""
+    scripts = """
+        boolq bert 32 5e-3 40 100 .1 11; boolq roberta 32 7e-3 8 100 .1 11;
+        rte bert 32 1e-2 20 60 .1 11; rte roberta 32 5e-3 128 100 .1 11;
+        copa bert 16 1e-2 16 80 .1 44; copa roberta 16 9e-3 8 120 .1 11;
+        wic bert 16 1e-4 20 80 .1 44; wic roberta 32 1e-2 8 50 .1 11;
+        wsc bert 16 5e-3 20 80 .1 44; wsc roberta 16 1e-2 8 10 .1 44;
+        conll2003 roberta 16 3e-2 11 30 .1 11; conll04 bert 32 2e-2 128 40 .2 11;
+        conll04 roberta 32 6e-2 144 80 .1 11; ontonotes5 bert 16 1e-2 16 30 .1 11;
+        ontonotes5 roberta 16 7e-3 48 60 .1 14; conll05 roberta 16 6e-3 224 15 .1 11;
+        conll12 bert 16 5e-3 128 45 .1 11; conll12 roberta 32 5e-3 64 45 .1 11;
+        squad roberta 8 5e-3 16 30 .2 11; squad_v2 roberta 8 5e-3 8 10 .2 11
+    """
+    for line in scripts.split(";"):
+        task, model, *numbers = line.split()
+        c = ptuning_v2.tune(task, model=f"{model}-large")
+        own = c.data.batch, c.optim.lr, c.prompt.length, c.train.total_epochs, c.prompt.dropout
+        assert (*own, c.seed) == tuple(map(float, numbers)), line
+        assert c.backbone.dropout == c.prompt.dropout
+        hidden = 512 if (task, model) == ("wic", "bert") else 0
+        assert c.prompt.hidden == hidden
+    assert len(scripts.split(";")) == len(ptuning_v2.RELEASED)
+
+
 def test_a_shared_prompt_is_of_its_backbone():
     folders = {"": set(), "x": set()}
     for backbone, found in folders.items():
