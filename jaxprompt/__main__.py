@@ -10,17 +10,9 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from jaxprompt import cli, hidden, signals
-from jaxprompt.errors import (
-    InputError,
-    escape,
-    has_surrogate,
-    lost_process,
-    nearest,
-    out_of_memory,
-)
+from jaxprompt.errors import InputError, escape, has_surrogate, nearest, out_of_memory
 
 _CLI = cli.__name__
-_LOST = 1  # exit code where another process is gone: no bad input, what starts runs may try again
 
 
 def commands() -> dict[str, str]:
@@ -84,8 +76,8 @@ def _run(argv: list[str]) -> int:
             reason = f"cannot write to stdout: {error.strerror}; mend that, or redirect it"
         elif reason := out_of_memory(error):
             reason = f"{reason}; {_what_to_lower(rest)}"
-        elif reason := lost_process(error):
-            code = _LOST
+        elif reason := _lost(error):
+            code = 1  # no bad input: what starts runs may try again
             reason = (
                 f"another process of this run was lost, see what it said ({reason}); the same "
                 "command on all hosts resumes"
@@ -94,6 +86,13 @@ def _run(argv: list[str]) -> int:
             raise
         print(escape(f"{own}: {reason}"), file=sys.stderr)
         return code
+
+
+def _lost(error: Exception) -> str:
+    """Says what is known of another process that is gone, "" where none is."""
+    from jaxprompt.parallel import processes
+
+    return processes.lost(error)
 
 
 def _is_of_stdout(error: OSError) -> bool:
@@ -172,9 +171,6 @@ def entry() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     signals.watch()
     code = main()
-    if code == _LOST:  # Python would wait for the other processes as it ends
-        sys.stderr.flush()
-        os._exit(code)
     signals.note("after all was done")
     _drop_unwritten()
     sys.exit(code)

@@ -1,7 +1,6 @@
 """The one exception that means the user's input is wrong, and the small checks that raise it."""
 
 import difflib
-import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -9,8 +8,6 @@ _SHOWN = {
     str: "text", bool: "true or false", int: "a whole number", float: "a finite number of float32",
     tuple: "a list of texts",
 }  # fmt: skip
-# What the transports and the coordination service of several processes say of one that is gone.
-_LOST = re.compile(r"gloo|nccl|closed by peer|reset by peer|heartbeat|another task died", re.I)
 FLOAT32 = 3.4028234663852886e38  # the greatest number that float32 holds
 
 
@@ -23,26 +20,17 @@ class InputError(ValueError):
 
 def out_of_memory(error: BaseException) -> str:
     """Returns what an error says of memory that ran out, "" for an error of another kind."""
-    is_full = _is_of_jax(error) and "RESOURCE_EXHAUSTED" in str(error)
-    return _first_line(error) if is_full or isinstance(error, MemoryError) else ""
+    is_full = is_of_jax(error) and "RESOURCE_EXHAUSTED" in str(error)
+    return first_line(error) if is_full or isinstance(error, MemoryError) else ""
 
 
-def lost_process(error: BaseException) -> str:
-    """Returns what an error says of another process that is gone, "" for one of another kind."""
-    # Where many hosts gather values JAX says it with a ValueError.
-    if not (_is_of_jax(error) or isinstance(error, ValueError)) or not _LOST.search(str(error)):
-        return ""
-    import jax
-
-    # NCCL fails between the GPUs of one process too.
-    return _first_line(error) if jax.process_count() > 1 else ""
-
-
-def _is_of_jax(error: BaseException) -> bool:
+def is_of_jax(error: BaseException) -> bool:
+    """Tells whether an error comes from a device or its runtime, without importing jax."""
     return any(kind.__name__ == "JaxRuntimeError" for kind in type(error).__mro__)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Gives what an error says first, at most 200 characters."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0][:200].rstrip(". ")
 

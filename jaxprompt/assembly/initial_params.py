@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly.inheritance import inherit, inherit_head, rescaled
+from jaxprompt.assembly.inheritance import check_init, inherit, inherit_head, rescaled
 from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tokens
@@ -123,6 +123,25 @@ def check_start(c: Any, scorer: Scorer, shapes: Any, counts: np.ndarray | None) 
         c, scorer, counts, _Tables(table, table, keys), take_over=lambda _, drawn: drawn
     )
     scorer.model.prompt.begin(jax.tree.map(blank, shapes["prompt"]), source)
+
+
+def check_all(
+    c: Any, scorer: Scorer, shapes: Any, counts: np.ndarray | None, fingerprint: str,
+    placement: Placement,
+) -> tree.Flat:  # fmt: skip
+    """Raises InputError for what `start` would refuse on these weights. -> shapes of what trains
+
+    See `check_start`; exports that numbers start from are read.
+    """
+    check_init(c, scorer.model.backbone.dims)
+    if c.prompt.get("init"):
+        inherit(c, fingerprint, c.prompt.init, shapes["prompt"])
+    if c.train.init_head:
+        inherit_head(c, fingerprint, scorer.task.labels, shapes["head"])
+    check_start(c, scorer, shapes, counts)
+    trainable, _ = divide(c, scorer, shapes)
+    check_padding(placement, trainable, scorer.model.backbone.dims.vocab)
+    return trainable
 
 
 def _read_tables(scorer: Scorer, params: Any, placement: Placement) -> _Tables:

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxprompt import signals
-from jaxprompt.errors import InputError, escape, out_of_memory
+from jaxprompt.errors import InputError, escape, first_line, is_of_jax, out_of_memory
 
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as lost
 SHOWN = 3  # differing facts that a message names
@@ -28,6 +29,8 @@ GRACE = 2  # seconds that a failing process 0 leaves to the others
 COME, REFUSED = "jaxprompt: come", "jaxprompt: refused: "  # what process 0 answers
 RETRY = 0.5  # seconds between two tries to reach the coordinator
 ANSWER = 10  # seconds beyond its own time that a process which signed in waits for the answer
+# What transports and the coordination service say of a process that is gone.
+_LOST = re.compile(r"gloo|nccl|closed by peer|reset by peer|heartbeat|another task died", re.I)
 
 Result = TypeVar("Result")
 
@@ -370,3 +373,11 @@ def _leave(code: int) -> None:
         # JAX aborts processes that lose the coordinator; those that failed alike go first.
         time.sleep(GRACE)
     os._exit(code)
+
+
+def lost(error: BaseException) -> str:
+    """Returns what an error says of another process that is gone, "" for one of another kind."""
+    # Where hosts gather values JAX says it with a ValueError. NCCL fails between the GPUs of one
+    # process too.
+    told = (is_of_jax(error) or isinstance(error, ValueError)) and _LOST.search(str(error))
+    return first_line(error) if told and jax.process_count() > 1 else ""

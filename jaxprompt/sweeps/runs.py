@@ -13,15 +13,15 @@ import jax
 import numpy as np
 
 from jaxprompt import rng, tree
-from jaxprompt.assembly import from_config, initial_params
+from jaxprompt.assembly import from_config
 from jaxprompt.assembly.feature_cache import FeatureCache
 from jaxprompt.assembly.grid import GridRun
-from jaxprompt.assembly.inheritance import check_init, inherit, inherit_head
+from jaxprompt.assembly.initial_params import check_all
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.data.batching import Layout
 from jaxprompt.data.stacking import empty, stack
 from jaxprompt.models.model import Model
-from jaxprompt.parallel.sharding import Placement, check_padding
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.prompts import BASE
 from jaxprompt.training.state import TrainState, make_state
 from jaxprompt.training.steps import Objective
@@ -112,14 +112,7 @@ def check_start(shared: Shared, member: Member, shapes: dict[int, Any]) -> None:
         init = partial(model.init, choices=scorer.layout.num_rows)
         shapes[id(model)] = jax.eval_shape(init, jax.random.key(0), shared.loaded.params)
     own, fingerprint = shapes[id(model)], shared.loaded.report.fingerprint
-    check_init(c, model.backbone.dims)
-    if c.prompt.get("init"):
-        inherit(c, fingerprint, c.prompt.init, own["prompt"])
-    if c.train.init_head:
-        inherit_head(c, fingerprint, scorer.task.labels, own["head"])
-    initial_params.check_start(c, scorer, own, member.counts)
-    trainable, _ = initial_params.divide(c, scorer, own)
-    check_padding(shared.placement, trainable, model.backbone.dims.vocab)
+    trainable = check_all(c, scorer, own, member.counts, fingerprint, shared.placement)
     from_config.build_optimizer(c, trainable, member.plan, member.steps_per_epoch)
 
 
