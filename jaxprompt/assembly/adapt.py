@@ -1,5 +1,7 @@
 """A run that goes on with a backbone's own pre-training on a corpus."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,7 @@ class Adapting(CorpusWork):
             self.held, batch=c.data.eval_batch, seed=c.data.seed, limit=c.corpus.dev_rows,
             share=share,
         )  # fmt: skip
-        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
+        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch, len(self.rows))
         self.adapted = denoising.load_adaptable(c, backbone, placement)
         self.corpus, self.placement, self.folder = corpus, placement, backbone.folder
         own = self.adapted.backbone.family, self.adapted.fingerprint
@@ -126,7 +128,10 @@ class Adapting(CorpusWork):
             "corpus": f"{c.corpus.path}, {len(corpus):,} documents, {corpus.num_tokens:,} tokens",
             "start": c.backbone.init or f"{c.backbone.path} ({adapted.report.fingerprint[:12]})",
         }
-        given = dict(tokenizer=self.folder, card=card, run=self.workdir)
+        # Named by what it learned from: a workdir may be moved, or be called otherwise.
+        text = json.dumps(self.record, sort_keys=True)
+        run = f"adapt {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        given = dict(tokenizer=self.folder, card=card, run=run)
         given |= {"rescale": c.backbone.rescale}
         own, folder = adapted.backbone, Path(self.workdir)
         save_backbone(folder / "backbone", own.family, own.hf, params["backbone"], **given)

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from jaxprompt.assembly.pipeline import family_of
-from jaxprompt.backbones import families
+from jaxprompt.backbones import families, make_backbone
 from jaxprompt.convert.folder import read_config, resolve
 from jaxprompt.convert.load import DTYPES, Report, load_backbone
 from jaxprompt.convert.save import check_loadable, save_backbone
@@ -32,6 +32,8 @@ def convert_backbone(
         )
     check_loadable(family, f"read {path} as it is")
     params, report = load_backbone(where, family, hf, dtype=dtype)
+    # For what its family refuses: a config that asks for what is not there.
+    make_backbone(family, hf, report.heads)
     source = f"{path}@{revision}" if revision else path
     card = {"source": source, "fingerprint": report.fingerprint}
     if report.unused:

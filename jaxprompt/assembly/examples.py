@@ -229,6 +229,12 @@ def read_examples(
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
             notes += _tell_misplaced(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
+    if "dev" in wanted and makes_dev and not splits.get("dev"):
+        options = [f"data.{name}" for name in fewshot.PROTOCOLS[data.protocol]]
+        raise InputError(
+            f"data.protocol={data.protocol} gives all {len(splits['train'])} examples to train and "
+            f"leaves none for dev; lower its share of them: {', '.join(options)}"
+        )
     if "dev" in wanted and not splits.get("dev"):
         raise InputError(
             f"task {task.name} has no dev split here; give data.files.dev, or draw one from train: "

@@ -359,16 +359,16 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
 
 def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
     """Turns the one total that is given into steps; `batch` is the mean number of examples."""
-    total = train.total_steps or math.ceil(
-        train.total_epochs * steps_per_epoch if train.total_epochs else train.total_examples / batch
-    )
+    epochs = train.total_epochs * steps_per_epoch
+    # Rounded, since 0.07 of 100 steps is a little above 7 in floating point.
+    total = train.total_steps or math.ceil(round(epochs or train.total_examples / batch, 6))
     evaluate = train.eval_steps or max(1, round(train.eval_epochs * steps_per_epoch))
     return Milestones(total, evaluate, train.save_steps)
 
 
-def plan_of(c: Any, steps_per_epoch: int) -> Milestones:
-    """Turns the total of a config into steps."""
-    return make_plan(c.train, steps_per_epoch, c.data.batch)
+def plan_of(c: Any, steps_per_epoch: int, examples: int) -> Milestones:
+    """Turns the total of a config into steps, of which each epoch's last may be short."""
+    return make_plan(c.train, steps_per_epoch, examples / steps_per_epoch)
 
 
 def counts_epochs(c: Any) -> bool:

@@ -40,7 +40,7 @@ class Pretraining(CorpusWork):
         self.text = ppt.read_text(c, corpus, asked, share)
         ppt.check_same(saved, self.text.facts, c)
         self.batches = Visits(self.text.rows, batch=c.data.batch, seed=c.seed, share=share)
-        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
+        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch, len(self.text.rows))
         counts = starting_text.count_tokens(c, None, corpus.token_counts)
         self.asked, self.learned = ppt.load(c, asked, placement, counts)
         self.corpus, self.placement = corpus, placement

@@ -54,7 +54,9 @@ class Tuning(Work):
             rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}
             processes.agree(rows)
         self.batches = from_config.train_batches(c, scorer, self.splits["train"])
-        self.milestones = from_config.plan_of(c, self.batches.steps_per_epoch)
+        self.milestones = from_config.plan_of(
+            c, self.batches.steps_per_epoch, len(self.splits["train"].rows)
+        )
         self.backbone, self.loaded = self.given.load(backbone, placement)
         self.scorer, self.placement = scorer.with_backbone(self.backbone), placement
         self.record = records.make_record(

@@ -47,7 +47,7 @@ def validate(c: Any) -> Iterator[str]:
     batches = from_config.train_batches(c, scorer, splits["train"])
     # The plan needs the length of an epoch, not the batches.
     batches.close()
-    plan = from_config.plan_of(c, batches.steps_per_epoch)
+    plan = from_config.plan_of(c, batches.steps_per_epoch, len(splits["train"].rows))
     # For what it refuses: a warmup as long as the run, the rate of a part that does not train.
     from_config.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
     longest = from_config.longest_batch(c, scorer, splits["train"]).encoder.ids.shape

@@ -94,8 +94,9 @@ def _ship_backbone(args: Any, prompt: Any) -> tuple[dict[str, Any], dict[str, An
     check_fingerprint(card, whole.loaded.report.fingerprint, force=False)
     if args.tuned:
         tensors = save_tuned(
-            args.tuned, prompt.tensors, card, whole, f"export of {args.workdir}", "--tuned"
-        )
+            args.tuned, prompt.tensors, card, whole,
+            f"export of {Path(args.workdir).resolve()}", "--tuned",
+        )  # fmt: skip
         place = str(Path(args.tuned).absolute())
         line = f"the prompt stands on {place}, which is to go along with it"
         print(escape(line), file=sys.stderr)

@@ -20,6 +20,7 @@ TOKENIZER_FILES = [
     "merges.txt",
     "*.model",
     "chat_template.jinja",
+    "generation_config.json",  # no tokenizer's, and goes along as they do
 ]
 _SAFETENSORS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 _TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]

@@ -287,7 +287,8 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     folder = tokenizer_folder(folder) if is_gguf(folder) else folder
     found = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}
     # Other files of the patterns, as a chat template, are no tokenizer by themselves.
-    if not any(path.suffix in (".json", ".txt", ".model") for path in found):
+    kinds = {path.suffix for path in found if path.name != "generation_config.json"}
+    if not kinds & {".json", ".txt", ".model"}:
         raise InputError(f"{folder} holds no tokenizer; give the folder with tokenizer.json")
     return sorted(path for path in found if path.is_file())
 
@@ -300,7 +301,7 @@ def _check_free(target: Path, run: str) -> None:
         marker = target / TRAINING
         own = read_json(marker, "a saved model").get("run") if marker.is_file() else None
         if own != run:
-            what = f"the model of another run, {own}," if own else "what this run did not write"
+            what = f"the model of another run ({own})" if own else "what this run did not write"
             held = f"holds {what}" if target.is_dir() else "is a file"
             raise InputError(f"{target} {held}; give a new or empty folder")
 

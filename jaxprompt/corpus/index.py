@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxprompt import signals
 from jaxprompt.corpus.encode import EncodedDocuments, TextEncoder, encode_here, start_worker
-from jaxprompt.corpus.read import Source, TextSettings
+from jaxprompt.corpus.read import SUFFIXES, Source, TextSettings
 from jaxprompt.corpus.split import check_sentences
 from jaxprompt.corpus.store import Corpus, StoreWriter, key_of, read_meta
 from jaxprompt.errors import InputError, at_least
@@ -54,6 +54,10 @@ def index_corpus(
     texts = Source(source, settings, cache_dir)
     if texts.runs and report:
         report(f"left out of the corpus, since runs wrote there: {', '.join(texts.runs)}")
+    if texts.others and report:
+        shown = ", ".join(texts.others[:8]) + ", ..." * (len(texts.others) > 8)
+        kinds = ", ".join(SUFFIXES)
+        report(f"left out of the corpus, {len(texts.others)} that are no files of {kinds}: {shown}")
     encoder = TextEncoder(tokenizer, settings)
     # Text that another store has read, by another tokenizer for example, is not read again.
     known = _known_files(root)

@@ -71,12 +71,13 @@ class Source:
         self.files: dict[str, Path] = {}
         self.stats: dict[str, int] = {}  # CRC-32 by `stat_key`, of the files as last seen
         self.runs: list[str] = []  # folders of runs, whose files are not text of the corpus
+        self.others: list[str] = []  # files that are no text by their names
         if place.startswith(("hub:", "tfds:")):
             # A task of one field, by which the readers of examples also read plain text.
             task = custom_task(fields=[settings.field])
             self._rows = read_split(task, settings.split, source=place, cache_dir=cache_dir)
         else:
-            self.files, self.runs = _find_files(place)
+            self.files, self.runs, self.others = _find_files(place)
 
     def __iter__(self) -> Iterator[str]:
         """Yields the documents in the order of their files' names; counts what is left out."""
@@ -151,27 +152,40 @@ def root_of(place: str) -> Path | None:
     return Path(*fixed) if parts else folder
 
 
-def _find_files(place: str) -> tuple[dict[str, Path], list[str]]:
-    """-> the files of a place by the name they have in it, sorted; folders of runs in it."""
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yields what lies in a folder, behind links too; a folder that links come back to once."""
+    seen = set()
+    for place, inner, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(place))
+        inner[:] = [n for n in sorted(inner) if os.path.realpath(Path(place, n)) not in seen]
+        seen.update(os.path.realpath(Path(place, name)) for name in inner)
+        yield from (Path(place, name) for name in names)
+
+
+def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:
+    """-> the files of a place by the name they have in it, sorted; folders of runs; other files."""
     folder = user_path(place)
     if os.path.isfile(folder):
         if not folder.name.endswith(SUFFIXES):
             raise InputError(f"corpus file {folder}: must be one of {', '.join(SUFFIXES)}")
-        return {folder.name: folder}, []
+        return {folder.name: folder}, [], []
     if os.path.isdir(folder):
-        paths, top = [path for path in folder.rglob("*") if path.is_file()], folder
+        paths, top = list(_walk(folder)), folder
     elif glob.has_magic(str(folder)):
         found = glob.glob(str(folder), recursive=True)
-        paths = [path for path in map(Path, found) if path.is_file()]
+        by_depth = sorted(map(Path, found), key=lambda path: (len(path.parts), path))
+        once = {(os.path.realpath(path.parent), path.name): path for path in reversed(by_depth)}
+        paths = [path for path in once.values() if path.is_file()]
         top = Path(os.path.commonpath([path.parent for path in paths])) if paths else folder
     else:
         raise InputError(
             f"corpus {place!r} does not exist; give a folder, a file, a pattern such as "
             "folder/*.jsonl.gz, hub:owner/name or tfds:name"
         )
-    paths = [path for path in paths if not path.name.startswith(".")]
-    texts = [path for path in paths if path.name.endswith(SUFFIXES)]
     root = root_of(place)
+    hidden = lambda path: any(part.startswith(".") for part in path.relative_to(root).parts)
+    paths = [path for path in paths if not hidden(path)]
+    texts = [path for path in paths if path.name.endswith(SUFFIXES) and path.is_file()]
     folders = {folder for path in texts for folder in path.parents if root in folder.parents}
     runs = set(filter(is_run, folders))
     texts = [path for path in texts if runs.isdisjoint(path.parents)]
@@ -184,7 +198,9 @@ def _find_files(place: str) -> tuple[dict[str, Path], list[str]]:
     names = (user_path(path.relative_to(top), "corpus file").as_posix() for path in texts)
     files = dict(zip(names, texts, strict=True))
     # Their order numbers the documents, so it must not be the file system's.
-    return dict(sorted(files.items())), sorted(map(str, runs))
+    read = set(texts)
+    others = [p for p in paths if p not in read and runs.isdisjoint(p.parents)]
+    return dict(sorted(files.items())), sorted(map(str, runs)), sorted(map(str, others))
 
 
 def _reader(path: Path) -> Callable[[Path, TextSettings], Iterator[Document]]:

@@ -118,7 +118,7 @@ def _member(
 
 def _plan(c: Any, text: ppt.Text) -> tuple[from_config.Milestones, int]:
     epoch = -(-len(text.rows) // settings_of(c).batch)
-    return from_config.plan_of(c, epoch), epoch
+    return from_config.plan_of(c, epoch, len(text.rows)), epoch
 
 
 def _longest(c: Any, text: ppt.Text) -> Batch:

@@ -149,7 +149,7 @@ def _member(
     c, train = run.config, splits["train"]
     epoch = math.ceil(len(train.rows) / run.settings.batch)
     member = Member(
-        run, scorer, scorer.model, from_config.plan_of(c, epoch), epoch, (),
+        run, scorer, scorer.model, from_config.plan_of(c, epoch, len(train.rows)), epoch, (),
         source=train, feed=partial(_feed, c, scorer, train),
         longest=partial(from_config.longest_batch, c, scorer, train), held=splits, record=record,
     )  # fmt: skip

@@ -100,11 +100,12 @@ def _adafactor(schedule: Schedule, mask, decay_rate: float, scaled: bool):
     steps = [rms, optax.clip_by_block_rms(1.0)]
     if scaled:
         # The least root mean square of a matrix that scales its rate, epsilon_2 of algorithm 4.
-        steps = [_by_matrix(optax.chain(*steps, optax.scale_by_param_block_rms(1e-3)))]
+        steps.append(optax.scale_by_param_block_rms(1e-3))
+    by_matrix = _by_matrix(optax.chain(*steps))
 
     def make(lr, weight_decay):
         return optax.chain(
-            *steps,
+            by_matrix,
             optax.scale_by_schedule(schedule),
             optax.scale(lr),
             # Behind the rate, so that neither the rate nor the schedule scales the decay.

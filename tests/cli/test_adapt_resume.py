@@ -105,6 +105,11 @@ def test_cut_off_while_it_saves_and_before_its_result(
     assert code == 0 and f"{STEPS} steps, resumed at step {STEPS}" in err
     assert json.loads(out) == json.loads((workdir / "result.json").read_text())
     assert_same_end(workdir, whole)
+    # A backbone that stands there is its own, also where the workdir is called otherwise.
+    (workdir / "result.json").unlink()
+    moved = workdir.rename(tmp_path / "moved")
+    code, _, err = jaxprompt(capsys, *words_of(tmp_path_factory, "mlm-bert", moved))
+    assert code == 0 and (moved / "result.json").exists(), err
 
 
 def test_a_finished_run_is_not_adapted_again(tmp_path_factory, capsys, monkeypatch):

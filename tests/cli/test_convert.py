@@ -1,6 +1,7 @@
 """A backbone written out once: a folder with the same numbers, names and tokenizer."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,10 +15,24 @@ def convert(capsys, *flags):
     return jaxprompt(capsys, "convert", *flags)
 
 
+def test_a_config_that_is_not_supported_is_refused(backbone, tmp_path, capsys):
+    own = shutil.copytree(backbone, tmp_path / "own")
+    config = json.loads((own / "config.json").read_text()) | {"is_decoder": True}
+    (own / "config.json").write_text(json.dumps(config))
+    code, _, err = convert(capsys, f"--backbone={own}", f"--output={tmp_path / 'a'}")
+    assert code == 2 and "is_decoder" in err and err.count("\n") == 1, err
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_folder_is_written_again(backbone, tmp_path, capsys):
+    # What a model writes with is in a file beside its config.
+    backbone = shutil.copytree(backbone, tmp_path / "own")
+    (backbone / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
     code, out, err = convert(capsys, f"--backbone={backbone}", f"--output={tmp_path / 'a'}")
     assert code == 0 and out == "", err
     assert f"{tmp_path / 'a'}: " in err and "without cls.seq_relationship" in err
+    given = (tmp_path / "a/generation_config.json").read_text()
+    assert given == '{"eos_token_id": [1, 7]}'
     own, other = (load_file(x / "model.safetensors") for x in (backbone, tmp_path / "a"))
     assert own.keys() - other.keys() == {"cls.seq_relationship.bias", "cls.seq_relationship.weight"}
     for name, tensor in other.items():

@@ -127,6 +127,32 @@ def test_holdout_without_classes(backbone, data, tmp_path):
         from_config.read_examples(make_config(backbone, data, **fields))
 
 
+def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
+    """A dev file that is there is not read: no other cure would help."""
+    rows = [{"text": f"a cat {n}", "label": "ab"[n % 2]} for n in range(8)]
+    for name in ("train", "dev"):
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    fields = {"data.protocol": "kshot", "data.k": 4, "data.scarce": "take"}
+    told = "kshot gives all 8 examples to train and leaves none for dev; .*: data.k, data.dev_k"
+    with pytest.raises(InputError, match=told):
+        from_config.read_examples(make_config(backbone, tmp_path, **fields))
+
+
+@pytest.mark.parametrize(
+    "total, steps",
+    [
+        ({"train.total_examples": 96}, 6), ({"train.total_examples": 97}, 7),
+        ({"train.total_epochs": 2.0}, 6), ({"train.total_epochs": 0.07}, 1),
+    ],
+)  # fmt: skip
+def test_a_total_of_examples_counts_short_batches(total, steps):
+    """48 examples in batches of 20 are three steps an epoch."""
+    c = make_config("", "", **{"data.batch": 20, "train.total_steps": 0} | total)
+    assert from_config.plan_of(c, 3, 48).total == steps
+    c = make_config("", "", **{"train.total_steps": 0, "train.total_epochs": 0.55})
+    assert from_config.plan_of(c, 100, 1600).total == 55
+
+
 def test_labels_may_be_numbers(backbone, data, tmp_path, capsys):
     order = {"beast": 10, "food": 2, "tool": 0}
     for split in ("train", "dev"):

@@ -210,7 +210,7 @@ def test_only_a_folder_of_the_same_run_is_replaced(saved, tmp_path):
     out.mkdir()  # an empty folder is free
     write(out, source, loaded)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(InputError, match="holds the model of another run, this,; give a new"):
+    with pytest.raises(InputError, match="holds the model of another run \\(this\\); give a new"):
         write(out, source, other, run="that")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     write(out, source, other)

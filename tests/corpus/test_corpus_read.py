@@ -69,6 +69,23 @@ def test_what_runs_wrote_is_no_text(tmp_path):
         read_all(tmp_path / "runs")
 
 
+def test_links_are_followed_and_what_is_hidden_is_not_read(tmp_path):
+    """A folder that links come back to is read once; what is left out beside is named."""
+    folder, outside = tmp_path / "text", tmp_path / "shards"
+    for place in (folder / ".ipynb_checkpoints", outside / "deep"):
+        place.mkdir(parents=True)
+        (place / "a.txt").write_text(place.name)
+    (folder / "b.txt").write_text("b")
+    (folder / "c.md").write_text("none")
+    (folder / "linked").symlink_to(outside)
+    (outside / "back").symlink_to(folder)
+    (folder / "gone.txt").symlink_to(tmp_path / "nothing")
+    source = Source(str(folder), TextSettings())
+    assert list(source) == ["b", "deep"] and list(source.files) == ["b.txt", "linked/deep/a.txt"]
+    assert source.others == [str(folder / "c.md"), str(folder / "gone.txt")]
+    assert read_all(folder / "**/*.txt") == ["b", "deep"]
+
+
 def test_a_name_that_is_not_utf8(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / os.fsdecode(b"b\xff.txt")).write_text("text")
