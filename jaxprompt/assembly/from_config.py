@@ -366,9 +366,9 @@ def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
     return Milestones(total, evaluate, train.save_steps)
 
 
-def plan_of(c: Any, steps_per_epoch: int, examples: int) -> Milestones:
-    """Turns the total of a config into steps, of which each epoch's last may be short."""
-    return make_plan(c.train, steps_per_epoch, examples / steps_per_epoch)
+def plan_of(c: Any, steps_per_epoch: int, examples: int = 0) -> Milestones:
+    """Turns the total of a config into steps. `examples` of an epoch, where batches may be short"""
+    return make_plan(c.train, steps_per_epoch, examples / steps_per_epoch or c.data.batch)
 
 
 def counts_epochs(c: Any) -> bool:

@@ -111,7 +111,7 @@ def _module(run: AbstractRun, rows: int, remat: str, attention: str, as_it_runs:
 
 
 def _optimizer(run: AbstractRun, trainable: tree.Flat) -> Any:
-    plan = from_config.plan_of(run.config, _STEPS, _STEPS * run.config.data.batch)
+    plan = from_config.plan_of(run.config, _STEPS)
     return from_config.build_optimizer(run.config, trainable, plan, _STEPS)
 
 
