@@ -153,13 +153,17 @@ def root_of(place: str) -> Path | None:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yields what lies in a folder, behind links too; a folder that links come back to once."""
-    seen = set()
+    """Yields what lies in a folder, behind links too; a folder that links lead to as well once."""
+    seen = {os.path.realpath(folder)}
     for place, inner, names in os.walk(folder, followlinks=True):
-        seen.add(os.path.realpath(place))
-        inner[:] = [n for n in sorted(inner) if os.path.realpath(Path(place, n)) not in seen]
-        seen.update(os.path.realpath(Path(place, name)) for name in inner)
         yield from (Path(place, name) for name in names)
+        # Folders before links to them.
+        found = sorted((os.path.islink(path := os.path.join(place, n)), n, path) for n in inner)
+        inner.clear()
+        for _, name, path in found:
+            if (real := os.path.realpath(path)) not in seen:
+                seen.add(real)
+                inner.append(name)
 
 
 def _find_files(place: str) -> tuple[dict[str, Path], list[str], list[str]]:

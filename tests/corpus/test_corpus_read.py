@@ -79,6 +79,7 @@ def test_links_are_followed_and_what_is_hidden_is_not_read(tmp_path):
     (folder / "c.md").write_text("none")
     (folder / "linked").symlink_to(outside)
     (outside / "back").symlink_to(folder)
+    (outside / "a_link").symlink_to(outside / "deep")
     (folder / "gone.txt").symlink_to(tmp_path / "nothing")
     source = Source(str(folder), TextSettings())
     assert list(source) == ["b", "deep"] and list(source.files) == ["b.txt", "linked/deep/a.txt"]
