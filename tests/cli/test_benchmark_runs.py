@@ -23,6 +23,36 @@ def multirc(seed, size, hidden):
     return "\n".join(lines) + "\n"
 
 
+def record(seed, size, hidden):
+    """Writes two queries per passage: which of the animals in it is meant?"""
+    lines = []
+    for number, row in enumerate(sentences(seed, size)):
+        words, entities, text = ("cat", "dog", "fish"), [], row["text"] + " a"
+        for word in words:
+            text += f" {word}"
+            entities.append({"start": len(text) - len(word), "end": len(text) - 1})
+        asked = [
+            {"query": "it is about @placeholder .", "idx": 2 * number + i}
+            | ({} if hidden else {"answers": [{"text": words[(number + i) % 3]}]})
+            for i in range(2)
+        ]
+        passage = {"text": text, "entities": entities}
+        lines.append(json.dumps({"idx": number, "passage": passage, "qas": asked}))
+    return "\n".join(lines) + "\n"
+
+
+def wsc(seed, size, hidden):
+    """Writes a noun and a pronoun per line."""
+    lines = []
+    for number, row in enumerate(sentences(seed, size)):
+        text = f"cat saw {row['text']} and it"
+        last = len(text.split()) - 1
+        target = {"span1_index": 0, "span1_text": "cat", "span2_index": last, "span2_text": "it"}
+        label = {} if hidden else {"label": number % 2 == 0}
+        lines.append(json.dumps({"idx": number, "text": text, "target": target} | label))
+    return "\n".join(lines) + "\n"
+
+
 def rte(seed, size, hidden):
     """Writes pairs, as GLUE does: does the second sentence say what the first is about?"""
     lines = ["index\tsentence1\tsentence2" + "\tlabel" * (not hidden)]
@@ -34,9 +64,14 @@ def rte(seed, size, hidden):
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("name, make", [("multirc", multirc), ("rte", rte)])
+METRICS = {"multirc": "f1a", "record": "answer_f1"}
+
+
+@pytest.mark.parametrize(
+    "name, make", [("multirc", multirc), ("record", record), ("wsc", wsc), ("rte", rte)]
+)
 def test_a_folder_as_it_is_downloaded(name, make, backbone, tmp_path, capsys):
-    files, form = (SUPERGLUE, "superglue") if name == "multirc" else (GLUE, "glue")
+    files, form = (GLUE, "glue") if name == "rte" else (SUPERGLUE, "superglue")
     suffix = files["test"].removeprefix("test")
     for seed, split in enumerate(("train", "dev", "test")):
         text = make(seed, 8, split == "test")
@@ -51,7 +86,7 @@ def test_a_folder_as_it_is_downloaded(name, make, backbone, tmp_path, capsys):
     place = (f"--config={workdir / 'config.json'}", f"--workdir={workdir}")
     code, out, err = jaxprompt(capsys, "evaluate", *place, "--split=dev")
     assert code == 0, err
-    metric = "f1a" if name == "multirc" else "accuracy"
+    metric = METRICS.get(name, "accuracy")
     assert json.loads(out)[metric] == result["dev"][metric]
     code, _, err = jaxprompt(capsys, "evaluate", *place, "--split=test")
     assert (code, len(err.splitlines())) == (2, 1) and "no label column 'label'" in err
@@ -62,6 +97,16 @@ def test_a_folder_as_it_is_downloaded(name, make, backbone, tmp_path, capsys):
     if name == "rte":
         lines = (folder / "RTE.tsv").read_text().splitlines()
         assert [line.split("\t")[0] for line in lines] == ["index", *map(str, range(8))]
+        return
+    if name == "record":
+        found = read_lines(folder / "ReCoRD.jsonl")
+        assert [line["idx"] for line in found] == list(range(16))
+        assert {line["label"] for line in found} <= {"cat", "dog", "fish"}
+        return
+    if name == "wsc":
+        found = read_lines(folder / "WSC.jsonl")
+        assert [line["idx"] for line in found] == list(range(8))
+        assert {line["label"] for line in found} <= {"True", "False"}
         return
     found = read_lines(folder / "MultiRC.jsonl")
     assert [line["idx"] for line in found] == list(range(8))
