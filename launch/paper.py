@@ -355,10 +355,10 @@ def main(argv: Sequence[str]) -> int:
     for field, _ in overrides:
         if field in (flags := FLAGS | paper.FLAGS):
             raise InputError(f"--config.{field} is set by {flags[field]} here")
-        if field in table.tells_apart:
+        if field in table.named_by:
             raise InputError(
-                f"--config.{field} is what tells the rows of {args.table} apart; leave it out, and "
-                "take some of them by --rows"
+                f"--config.{field} names the rows of {args.table}; leave it out, and choose rows by "
+                "--rows"
             )
     bind(args)
     output = Path(args.output or Path(args.workdir) / f"{args.table}.png")

@@ -100,23 +100,23 @@ def table6(tasks: Sequence[str]) -> Iterable[Cell]:
 _SHOTS = ("data.protocol", "data.k")
 TABLES = {
     "table1": Table(
-        "the methods with 16 examples per class", table1, TASKS, TASKS, tells_apart=_SHOTS
+        "the methods with 16 examples per class", table1, TASKS, TASKS, named_by=_SHOTS
     ),
     "table2": Table(
         "relations between entities", table2, dart_relations.TABLES, dart_relations.TABLES,
-        tells_apart=(*_SHOTS, "task.metric"),
+        named_by=(*_SHOTS, "task.metric"),
     ),
     "table3": Table(
         "DART without its parts", table3, (SEMEVAL,), dart_relations.TABLES,
-        tells_apart=(*_SHOTS, "task.metric"),
+        named_by=(*_SHOTS, "task.metric"),
     ),
     "table4": Table(
         "templates of several lengths", table4, ("sst2",), ("sst2",),
-        tells_apart=("task.template", "prompt.text", "prompt.length"),
+        named_by=("task.template", "prompt.text", "prompt.length"),
     ),
     "table5": Table("the methods with all examples", table5, TASKS, TASKS),
     "table6": Table(
-        "label words that stay words", table6, ("cr",), ("cr", "mr"), tells_apart=("task.words",)
+        "label words that stay words", table6, ("cr",), ("cr", "mr"), named_by=("task.words",)
     ),
 }  # fmt: skip
 

@@ -59,20 +59,20 @@ def _cells(row: str, tasks: Sequence[str], setting: str, system: str, size: str)
 
 _SHARE = ("data.protocol", "data.ratio")
 TABLES = {
-    "table1": Table("classes of texts", table1, TEXTS, TEXTS, tells_apart=_SHARE),
+    "table1": Table("classes of texts", table1, TEXTS, TEXTS, named_by=_SHARE),
     "table2": Table(
-        "answers of several spans", table2, ("quoref",), ("quoref",), tells_apart=_SHARE
+        "answers of several spans", table2, ("quoref",), ("quoref",), named_by=_SHARE
     ),
     "table3": Table(
-        "1 - sigmoid beside sigmoid", table3, TEXTS, TEXTS, tells_apart=("head.score",)
+        "1 - sigmoid beside sigmoid", table3, TEXTS, TEXTS, named_by=("head.score",)
     ),
     "figure2": Table(
         "the scores of ten seeds", spread, ("sst2", "sst5", "trec"), tuple(dpt.TASKS),
-        draw=draw_spread, tells_apart=_SHARE,
+        draw=draw_spread, named_by=_SHARE,
     ),
     "figure3": Table(
         "the scores of ten seeds on AG News", spread, ("ag_news",), ("ag_news",), draw=draw_spread,
-        tells_apart=_SHARE,
+        named_by=_SHARE,
     ),
 }  # fmt: skip
 

@@ -84,19 +84,19 @@ TABLES = {
     "table2": Table("the strategies with all examples", table2, ipt.SUPERGLUE, _ALL),
     "table3": Table("prefix tuning with 32 examples per class", table3, ipt.SUPERGLUE, _ALL),
     "table5": Table(
-        "what topics add to prefix tuning", table5, _FEW, _FEW, tells_apart=("task.template",)
+        "what topics add to prefix tuning", table5, _FEW, _FEW, named_by=("task.template",)
     ),
     "table6": Table(
         "shares of the text that encoders read", table6, ("boolq",), _ALL, draw=_SHARE,
-        axis="utilization", tells_apart=("prompt.utilization",),
+        axis="utilization", named_by=("prompt.utilization",),
     ),
     "figure5": Table(
         "lengths of the prompt, on prompt tuning (a to d)", figure5, ipt.SUPERGLUE, _ALL,
-        draw=_LENGTH, axis="length", tells_apart=("prompt.length",),
+        draw=_LENGTH, axis="length", named_by=("prompt.length",),
     ),
     "figure5_prefix": Table(
         "lengths of the prompt, on prefix tuning (e to h)", partial(figure5, place="prefix"),
-        ipt.SUPERGLUE, _ALL, draw=_LENGTH, axis="length", tells_apart=("prompt.length",),
+        ipt.SUPERGLUE, _ALL, draw=_LENGTH, axis="length", named_by=("prompt.length",),
     ),
 }  # fmt: skip
 

@@ -121,22 +121,22 @@ _EXAMPLES = ("data.protocol", "data.n")
 TABLES = {
     "table1": Table(
         "hard prompts and label words", table1, ("sst2",), ("sst2",),
-        tells_apart=("task.form", "task.template", "task.words"),
+        named_by=("task.form", "task.template", "task.words"),
     ),
     "table2": Table(
         "initialisation of soft tokens", table2, ("sst2", "boolq"), _ALL,
-        tells_apart=("prompt.start",),
+        named_by=("prompt.start",),
     ),
     "table4": Table("the methods on English tasks", table4, ENGLISH, _ALL),
     "table4_chinese": Table("the methods on Chinese tasks", table4, CHINESE, _ALL, ("full",)),
     "table5": Table("the methods with many classes", table5, TOPICS, _ALL),
     "figure2": Table(
         "prompt tuning beside full tuning, all examples and 32", figure2, ENGLISH, _ALL,
-        draw=draw_bars, tells_apart=_EXAMPLES,
+        draw=draw_bars, named_by=_EXAMPLES,
     ),
     "figure4": Table(
         "32 to 256 examples", figure4, ("race_middle", "cb"), _FEW, draw=draw_lines,
-        tells_apart=_EXAMPLES,
+        named_by=_EXAMPLES,
     ),
 }  # fmt: skip
 

@@ -90,12 +90,12 @@ TABLES = {
                     ptuning_v2.SUPERGLUE),
     "table3": Table("named entities, questions and semantic roles", table3, _HARD, _HARD),
     "table4": Table("a linear head against label words", table4, tuple(verbalizer.TASKS),
-                    tuple(verbalizer.TASKS), tells_apart=("head.name",)),
+                    tuple(verbalizer.TASKS), named_by=("head.name",)),
     "figure3": Table("layers with a prompt, from the first up and the last down", figure3,
                      depth.TASKS, depth.TASKS, draw=_DEPTH, axis="depth"),
     "figure4": Table("lengths of the prompt, with and without an MLP", figure4,
                      prompt_length.TASKS, prompt_length.TASKS, draw=_LENGTH, axis="length",
-                     tells_apart=("prompt.length", "prompt.hidden")),
+                     named_by=("prompt.length", "prompt.hidden")),
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class Table(NamedTuple):
     stand_ins: tuple[str, ...] = ()  # rows whose stand-in has a row of its own: run where asked
     draw: Callable[[Sequence[Point]], Any] | None = None  # of a figure, or of a table's curves
     axis: str = "examples"  # what a picture has its numbers over, of paper_figures.AXES
-    tells_apart: tuple[str, ...] = ()  # config fields that a row is named by
+    named_by: tuple[str, ...] = ()  # config fields that a row is named by
 
 
 class Paper(abc.ABC):

@@ -127,9 +127,7 @@ def tune(task, system="prefix", model="roberta-large", *, shared="shared", **cha
     c.backbone.path = UNCASED if model == "bert-large" and task not in SUPERGLUE else MODELS[model]
     c.backbone.dropout = own.dropout
     c.task.name, c.task.template, c.task.metric = task, own.template, METRICS.get(task, "")
-    _head(c, task, own.dropout)
-    if model == "deberta-xlarge" and c.head.name == "linear":
-        c.head.pooler = "trained"
+    _head(c, task, model, own.dropout)
     if system == "full":
         methods.full(c, lr=FULL_RATES[1])
     elif system == "pt":
@@ -149,13 +147,15 @@ def tune(task, system="prefix", model="roberta-large", *, shared="shared", **cha
     return c
 
 
-def _head(c, task, dropout):
+def _head(c, task, model, dropout):
     if task in TAGGING:
         heads.tags(c, dropout=dropout)
     elif task in QA:
         heads.spans(c, no_answer=task == "squad_v2", stride=128)
     else:
         heads.linear(c, dropout=dropout)
+        if model == "deberta-xlarge":
+            c.head.pooler = "trained"
 
 
 def max_len_of(task, system, model, taken):

@@ -367,7 +367,7 @@ def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
 
 
 def plan_of(c: Any, steps_per_epoch: int, examples: int = 0) -> Milestones:
-    """Turns the total of a config into steps. `examples` of an epoch, where batches may be short"""
+    """Turns the total of a config into steps; an epoch has `examples`, 0 = all batches are full."""
     return make_plan(c.train, steps_per_epoch, examples / steps_per_epoch or c.data.batch)
 
 

@@ -57,7 +57,9 @@ def index_corpus(
     if texts.others and report:
         shown = ", ".join(texts.others[:8]) + ", ..." * (len(texts.others) > 8)
         kinds = ", ".join(SUFFIXES)
-        report(f"left out of the corpus, {len(texts.others)} that are no files of {kinds}: {shown}")
+        report(
+            f"left out of the corpus: {len(texts.others)} files that are none of {kinds}: {shown}"
+        )
     encoder = TextEncoder(tokenizer, settings)
     # Text that another store has read, by another tokenizer for example, is not read again.
     known = _known_files(root)

@@ -202,10 +202,9 @@ class _Work:
         return run.name in self.started or not _is_over(run)
 
     def startable(self, shared: Shared, members: Sequence[Member]) -> list[Member]:
-        """Lists the members that can start; what another cannot start from, it fails of.
+        """Lists the members that can start, and notes the others as failed.
 
-        Raises InputError where the checkpoint holds one of these: without it the others' state
-        could not be gone on from.
+        Raises InputError where one of those is in the checkpoint, which all its runs resume.
         """
         found, shapes = [], {}
         for member in members:

@@ -144,6 +144,8 @@ def test_settings_are_those_of_the_released_scripts():
         hidden = 512 if (task, model) == ("wic", "bert") else 0
         assert c.prompt.hidden == hidden
     assert len(scripts.split(";")) == len(ptuning_v2.RELEASED)
+    poolers = [ptuning_v2.tune("rte", model=own).head.pooler for own in ptuning_v2.MODELS]
+    assert poolers == ["auto", "auto", "trained", "auto", "auto"]
 
 
 def test_a_shared_prompt_is_of_its_backbone():
@@ -186,7 +188,7 @@ def test_rows_without_a_shared_prompt_say_so(tmp_path):
 
 @pytest.mark.parametrize("field", ["prompt.length", "prompt.hidden"])
 def test_what_names_a_row_is_not_set_for_all(field, tmp_path):
-    with pytest.raises(InputError, match=f"{field} is what tells the rows of figure4 apart"):
+    with pytest.raises(InputError, match=f"{field} names the rows of figure4; leave it out"):
         paper.main(["ptuning_v2", "figure4", f"--config.{field}=8", f"--workdir={tmp_path}"])
 
 

@@ -655,7 +655,7 @@ def test_what_is_run_without_being_named():
             "pt-sst2,lr=0.005,seed=10: prompt.len",
         ),
         (["table2"], "frequent-sst2,lr=0.005,seed=10: prompt.start=frequent draws from the most "),
-        (["figure4", "--config.data.n=8"], "data.n is what tells the rows of figure4 apart; leave"),
+        (["figure4", "--config.data.n=8"], "data.n names the rows of figure4; leave it out, and"),
         (["figure4", "--output=x.jpg"], "--output=x.jpg must end with one of .png, .pdf, .svg"),
     ],
 )
@@ -673,7 +673,7 @@ def test_what_is_given_holds_for_every_row(name, table):
     """It is refused where the rows are named by it; a cell's own value would hide it."""
     args, own = arguments(paper=name, shared="s", layers=24), paper.PAPERS[name].TABLES[table]
     for cell in paper.pick(own, args):
-        given = {field: "7" for field in cell.changes if field not in own.tells_apart}
+        given = {field: "7" for field in cell.changes if field not in own.named_by}
         for run in paper.list_runs(cell, args, [*given.items()])[:1]:
             assert {field: run.changes[field] for field in given} == given
 

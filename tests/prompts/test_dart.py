@@ -3,6 +3,7 @@
 import copy
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -187,6 +188,13 @@ def test_loss_and_gradients_are_those_of_the_equations(
         np.testing.assert_allclose(grads[name], own, atol=1e-5, err_msg=name)
         # Without fluency the bias of the vocabulary has a part in full scores alone.
         assert np.abs(own).max() > 1e-4 or name.endswith("bias"), name
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_scores_of_examples_with_fewer_choices_are_lowered(pair, platform):
+    model, params = make_model(pair, "full", each="word")
+    batch = make_batch()._replace(counts=np.array((2, 2, 3, 1, 3), np.int32))
+    jax.export.export(jax.jit(model.forward), platforms=[platform])(params, batch)
 
 
 @pytest.mark.parametrize("each", ["class", "word"])
