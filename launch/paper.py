@@ -357,8 +357,8 @@ def main(argv: Sequence[str]) -> int:
             raise InputError(f"--config.{field} is set by {flags[field]} here")
         if field in table.named_by:
             raise InputError(
-                f"--config.{field} names the rows of {args.table}; leave it out, and choose rows by "
-                "--rows"
+                f"--config.{field} names the rows of {args.table}; leave it out, and choose rows "
+                "by --rows"
             )
     bind(args)
     output = Path(args.output or Path(args.workdir) / f"{args.table}.png")
