@@ -21,6 +21,7 @@ class Kind(NamedTuple):
     lr: float  # of pre-training: the factor of 1 / sqrt(step)
     positions: int
     answer: str = "[mask] {label} [mask]"  # of pre-training: where a decoder writes, around words
+    end: bool = False  # [mask] must come last
 
 
 KINDS = {
@@ -29,11 +30,16 @@ KINDS = {
     "t5": Kind(100.0, 5e-3, 0.1, 2048),
     # Not published: after 100 steps the rate is the one of a soft prompt in parts/methods.py.
     "masked": Kind(1.0, 0.02, 0.3, 512),
-    "causal": Kind(1.0, 0.02, 0.3, 1024),
+    "causal": Kind(1.0, 0.02, 0.3, 1024, end=True),
     "infilling": Kind(1.0, 0.02, 0.3, 1024, "{label}"),
 }
 # By name: the kind, and whether the prompt is deep.
 ALL_KINDS = {name + deep: (KINDS[name], bool(deep)) for name in KINDS for deep in ("", "-deep")}
+
+
+def patterns_for(kind, style):
+    """Returns the style of ppt.patterns in which a kind of backbone can read [mask]."""
+    return f"{style}_end" if kind.end else style
 
 
 class Asked(NamedTuple):
@@ -192,8 +198,10 @@ FULL_RATES = {
 def _with_words(c, task):
     own = TASKS[task]
     if own.topics:
-        spaced = get_pattern(own.group, own.patterns).space
-        c.task.form, c.task.template, c.task.spaced = "cloze", own.topics, str(spaced).lower()
+        spaced, template = get_pattern(own.group, own.patterns).space, own.topics
+        if c.ppt.patterns.endswith("_end"):
+            template = template.partition("[mask]")[0] + "[mask]"
+        c.task.form, c.task.template, c.task.spaced = "cloze", template, str(spaced).lower()
         c.task.fields = ()
     else:
         c.ppt.hard = True
@@ -206,7 +214,8 @@ def _few_shot(c, task, kind):
     c.backbone.rescale = kind.rescale
     own = TASKS[task]
     c.task.name, c.task.words, c.task.eos = own.name or task, own.words, False
-    c.task.form, c.task.fields, c.ppt.patterns = own.group, own.texts, own.patterns
+    c.task.form, c.task.fields = own.group, own.texts
+    c.ppt.patterns = patterns_for(kind, own.patterns)
     heads.verbalizer(c, scores="full", span="target")
     if len(own.words) > 5:  # section 4.1: 8 rows per label, as many for dev
         c.data.protocol, c.data.k = "kshot", 8

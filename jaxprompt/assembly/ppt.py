@@ -161,8 +161,8 @@ def make_scorer(c: Any, backbone: Backbone, placement: Placement) -> Scorer:
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
             f"ppt.task={c.ppt.task} with ppt.patterns={c.ppt.patterns} has text behind [mask], "
-            f"where a {backbone.family} cannot read it; take nss, unified or cls with "
-            "ppt.patterns=en, or another backbone"
+            f"where a {backbone.family} cannot read it; set ppt.patterns="
+            f"{c.ppt.patterns.partition('_')[0]}_end, or take another backbone"
         )
     task = Task(
         c.ppt.task, fields(c.ppt.task, most), labels=pattern.words, template=template,

@@ -192,7 +192,8 @@ FIELDS = Block(
         task=word("", _TASKS, "of `pretrain`"),
         patterns=word(
             "en", Words("corpus.ppt", "PATTERNS"),
-            "en: as released; en_paper: as published; zh: Chinese; of task.form too",
+            "en: as released; en_paper: as published; zh: Chinese; en_end, zh_end: [mask] comes "
+            "last; of task.form too",
         ),
         hard=flag(False, "task.form=nsp, nss, cls: a hard prompt stands beside the soft one"),
         least=size(2, "unified: options of an example, at least"),

@@ -21,7 +21,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.types import Role
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILIES = {"t5": "t5", "mt5": "t5", "bert": "bert", "roberta": "roberta"}
+FAMILIES = {"t5": "t5", "mt5": "t5", "bert": "bert", "roberta": "roberta", "gpt2": "gpt2"}
+KINDS = {"t5": "t5", "gpt2": "causal"}
 STARTED = ("ppt", "hybrid_ppt", "unified_ppt")
 OPTIONS = ("Away it went", "It was a cat", "Nowhere at all", "In the house")
 CHARACTERS = "矛盾中立相似差不好一般赞二三四五六七八九十答案是为？。、；：，问题这很它在哪里外面"
@@ -63,6 +64,8 @@ def tokenizers(request):
     made = {("bert", True): chinese_bert(), ("mt5", True): chinese_t5()}
 
     def give(name, is_chinese):
+        if name == "gpt2":
+            return request.getfixturevalue(name)
         if (name, is_chinese) not in made:
             folder = {"bert": "bert-uncased"}.get(name, name)
             shared = request.getfixturevalue("shared")
@@ -80,12 +83,13 @@ def example_of(task):
 
 def open_cell(task, method, name, tokenizer, patterns=""):
     """Builds the scorer of a cell. -> config, scorer"""
-    kind = "t5" if FAMILIES[name] == "t5" else "masked"
+    kind = KINDS.get(FAMILIES[name], "masked")
     given = (("ppt.patterns", patterns),) if patterns else ()
     c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},{kind}", given)
     family = FAMILIES[name]
+    places = dict.fromkeys(("max_position_embeddings", "n_positions"), 1024)
     module = make_backbone(
-        family, CONFIGS[family] | {"vocab_size": len(tokenizer), "max_position_embeddings": 600},
+        family, CONFIGS[family] | {"vocab_size": len(tokenizer)} | places,
         MODEL_HEADS.get(family, ("mlm",)),
     )  # fmt: skip
     made = in_form(c, read_task(c.task))
@@ -117,14 +121,15 @@ CELLS = [
     (task, method, name)
     for task in cells.TASKS
     for method in STARTED
-    for name in (("mt5", "bert") if is_chinese(task) else ("t5", "bert", "roberta"))
+    for name in (("mt5", "bert") if is_chinese(task) else ("t5", "bert", "roberta", "gpt2"))
     if has_cell(method, task)
 ]
 
 
 @pytest.mark.parametrize(("task", "method", "name"), CELLS)
 def test_answers_are_tokens_of_pre_training(tokenizers, task, method, name):
-    for patterns in ("zh",) if is_chinese(task) else ("en", "en_paper"):
+    styles = ("en_end",) if name == "gpt2" else ("en", "en_paper")
+    for patterns in ("zh",) if is_chinese(task) else styles:
         c, scorer = open_cell(task, method, name, tokenizers(name, is_chinese(task)), patterns)
         selects = method == "unified_ppt" or not cells.TASKS[task].words
         _, forms = forms_of(c, scorer, options=(4,) if selects else (0,))
@@ -148,9 +153,12 @@ TEXTS = {"first": "The cat sat .", "second": "It slept all day .", "text": "A fi
 PLAIN = [t for t, own in cells.TASKS.items() if own.words and not own.topics]
 
 
-@pytest.mark.parametrize("name", ["t5", "bert", "roberta"])
+@pytest.mark.parametrize(
+    ("name", "patterns"),
+    [(name, style) for name in ("t5", "bert", "roberta") for style in ("en", "en_paper")]
+    + [("gpt2", "en_end")],
+)
 @pytest.mark.parametrize("task", [task for task in PLAIN if not is_chinese(task)])
-@pytest.mark.parametrize("patterns", ["en", "en_paper"])
 def test_rows_are_those_of_pre_training(tokenizers, name, task, patterns):
     """Token for token, so that ppt.patterns reaches what is asked downstream."""
     c, scorer = open_cell(task, "ppt", name, tokenizers(name, False), patterns)
@@ -189,6 +197,9 @@ HARD = {  # appendix D, and the query of a reading task
     ("chnsenticorp", "zh"): "{text}。这很[mask]。",
     ("lcqmc", "zh"): "问题：{sentence1}？[mask]。 {sentence2}",
     ("ccpm", "zh"): "问题：{translation}？{choices}答案是：[mask]。",
+    ("sst2", "en_end"): "{sentence}. It was [mask]",
+    ("boolq", "en_end"): "Question: {question}? {passage}. [mask]",
+    ("ccpm", "zh_end"): "问题：{translation}？{choices}答案是：[mask]",
 }
 
 
@@ -210,6 +221,8 @@ def test_topics_start_from_no_prompt_but_the_unified_one(task, method):
         load_config(f"{ROOT}/configs/ppt/cells.py:{task},{method},t5", ())
     c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,t5", ())
     assert "[mask]" in in_form(c, read_task(c.task)).template
+    c = load_config(f"{ROOT}/configs/ppt/cells.py:{task},hybrid_pt,causal", ())
+    assert c.task.template.endswith("[mask]")
 
 
 def test_learning_rates_of_full_fine_tuning():

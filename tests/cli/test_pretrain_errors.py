@@ -57,7 +57,7 @@ def forbidden(monkeypatch):
     [
         ({"ppt__task": ""}, "ppt.task is empty; give one of nsp, nss, unified, cls"),
         ({"ppt__task": "nsq"}, "ppt.task='nsq' is unknown; nearest: n"),
-        ({"ppt__patterns": "fr"}, "ppt.patterns='fr' is unknown; known: en, en_paper, zh"),
+        ({"ppt__patterns": "fr"}, "ppt.patterns='fr' is unknown; known: en, en_end, en_paper"),
         ({"corpus__path": ""}, "corpus.path is empty; give a folder, a file or a glob"),
         ({"corpus__held_out": 0}, "corpus.held_out=0 leaves no document to score"),
         ({"prompt__start": "task"}, "prompt.start=task takes words of training examples"),
@@ -110,7 +110,7 @@ def test_verbs_that_are_for_tuned_runs(refused, tmp_path_factory, data, backbone
 
 
 def test_patterns_that_a_backbone_cannot_read(start, tmp_path_factory):
-    line = start("cls-gpt2", ppt__task="nsp")
+    line = start("cls-gpt2", ppt__task="nsp", ppt__patterns="en")
     assert "ppt.task=nsp with ppt.patterns=en has text behind [mask], where a gpt2 cannot" in line
     assert "ppt.patterns=en_paper has text behind" in start("cls-gpt2", ppt__patterns="en_paper")
     line = start("cls-bert", data__max_len=70)

@@ -43,7 +43,7 @@ def downstream(tokenizer, style, pattern, options, max_len, slots):
 
 @pytest.mark.parametrize("kind", ["t5", "bert", "roberta"])
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("style", ["en", "en_paper"])
+@pytest.mark.parametrize("style", ["en", "en_paper", "en_end"])
 @pytest.mark.parametrize("max_len", [80, 48])
 def test_rows_are_those_of_downstream(request, kind, task, style, max_len):
     tokenizer, family = request.getfixturevalue(kind), STYLES[kind]
@@ -71,6 +71,17 @@ def assert_same(made, wanted):
         elif own is not None or other is not None:
             np.testing.assert_array_equal(own, other, name)
             assert np.asarray(own).dtype == np.asarray(other).dtype
+
+
+@pytest.mark.parametrize("style", [style for style in PATTERNS if style.endswith("_end")])
+@pytest.mark.parametrize("task", TASKS)
+def test_patterns_that_end_with_the_mask(task, style):
+    """The words and options are those of the style they come from, also beside a hard prompt."""
+    pattern, origin = (get_pattern(task, name) for name in (style, style.partition("_")[0]))
+    assert pattern.template.endswith("[mask]") and pattern[1:] == origin[1:]
+    if task != "unified":
+        hard = get_pattern(task, style, hard=True)
+        assert hard.template.endswith("[mask]") and hard[1:] == origin[1:]
 
 
 def test_a_left_to_right_model_reads_behind_the_text(roberta):
@@ -160,7 +171,9 @@ def test_patterns_that_do_not_fit(task, pattern, message):
 def test_unknown_names():
     with pytest.raises(InputError, match="unknown pre-training task 'nspp'; nearest: nsp"):
         get_pattern("nspp")
-    with pytest.raises(InputError, match="unknown style of patterns 'fr'; known: en, en_paper, zh"):
+    with pytest.raises(
+        InputError, match="unknown style of patterns 'fr'; known: en, en_end, en_paper, zh, zh_end"
+    ):
         get_pattern("nsp", "fr")
     message = "leaves 1 tokens of max_len 14 for 2 texts; raise max_len to 15 or more"
     with pytest.raises(InputError, match=message):

@@ -77,6 +77,12 @@ _CHINESE = {
     "unified": _CHINESE_SELECTION,
     "cls": Pattern("{text}。[mask]。", ("差", "不好", "一般", "好", "赞"), space=False),
 }
+# For backbones that read from left to right, not published: the mask is moved to the end.
+_ENGLISH_END = _ENGLISH | {"nsp": Pattern("{first}? {second} [mask]", _ENGLISH["nsp"].words)}
+_CHINESE_END = {
+    name: pattern._replace(template=pattern.template.removesuffix("。"))
+    for name, pattern in _CHINESE.items()
+} | {"nsp": _CHINESE["nsp"]._replace(template="{first}。 {second}[mask]")}
 # The paper, appendix D: hard prompts, which stand beside the soft one in tuning alone. Words, and
 # how an option is written, are those of pre-training.
 _HARD = {
@@ -91,20 +97,35 @@ _HARD = {
         "cls": "{text}。这很[mask]。",
     },
 }
-PATTERNS = {"en": _ENGLISH, "en_paper": _PAPER, "zh": _CHINESE}
+_HARD["en_paper"] = _HARD["en"]
+_HARD["en_end"] = {
+    "nsp": "Question: {first}? {second}. [mask]",
+    "nss": "We ask {query}?{options} The answer is [mask]",
+    "cls": "{text}. It was [mask]",
+}
+_HARD["zh_end"] = {
+    "nsp": "问题：{first}？ {second}。[mask]",
+    "nss": "问题：{query}？{options}答案是：[mask]",
+    "cls": "{text}。这很[mask]",
+}
+PATTERNS = {
+    "en": _ENGLISH, "en_paper": _PAPER, "en_end": _ENGLISH_END,
+    "zh": _CHINESE, "zh_end": _CHINESE_END,
+}  # fmt: skip
 TASKS = tuple(_ENGLISH)
 
 
 def get_pattern(task: str, style: str = "en", *, hard: bool = False) -> Pattern:
     """Finds a pattern by task and style: en as released, en_paper as published, zh.
 
-    With `hard` it has the hard prompt of tuning (appendix D), which the unified task has not.
+    en_end and zh_end have nothing behind the mask, as causal backbones need it. With `hard` it
+    has the hard prompt of tuning (appendix D), which the unified task has not.
     """
     if task not in TASKS:
         raise InputError(f"unknown pre-training task {task!r}; {nearest(task, TASKS)}")
     if style not in PATTERNS:
         raise InputError(f"unknown style of patterns {style!r}; {nearest(style, PATTERNS)}")
-    pattern, templates = PATTERNS[style][task], _HARD[style.partition("_")[0]]
+    pattern, templates = PATTERNS[style][task], _HARD[style]
     if not hard:
         return pattern
     if task not in templates:
