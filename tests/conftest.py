@@ -3,6 +3,7 @@
 import atexit
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -16,9 +17,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Nearly all of the time goes into compiling tiny programs, which LLVM need not make fast.
 _FLAGS = (
     "--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1", "--xla_cpu_prefer_vector_width=128",
+    "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_prefer_vector_width=128",
 )  # fmt: skip
+if importlib.metadata.version("jaxlib") < "0.11":  # later ones end at the sight of it
+    _FLAGS += ("--xla_cpu_use_fusion_emitters=false",)
 _GIVEN = os.environ.get("XLA_FLAGS", "")
 _MISSING = [flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN]
 os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *_MISSING]).strip()

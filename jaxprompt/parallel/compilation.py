@@ -51,13 +51,21 @@ def jit(function: Callable, *, dropped: bool = True, **settings: Any) -> Callabl
 def _options(dropped: bool) -> dict[str, Any] | None:
     if jax.default_backend() != "cpu" or not dropped:
         return None
-    options = {"xla_cpu_use_fusion_emitters": False}
-    # An unknown option is an error at compilation, so a program of nothing is compiled first.
-    try:
-        jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:  # an XLA that has no such option
-        return None
-    return options
+    return known_options(xla_cpu_use_fusion_emitters=False) or None
+
+
+@functools.cache
+def known_options(**options: Any) -> dict[str, Any]:
+    """Keeps the compiler options that this XLA has: with one that it lacks it compiles nothing."""
+
+    def has(name: str) -> bool:
+        try:  # on a program of nothing
+            jax.jit(lambda: 0, compiler_options={name: options[name]}).lower().compile()
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+    return {name: value for name, value in options.items() if has(name)}
 
 
 def keep_programs(folder: str = "") -> None:

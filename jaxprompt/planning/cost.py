@@ -19,6 +19,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.abstract_run import AbstractRun
 from jaxprompt.assembly.initial_params import divide
 from jaxprompt.models.model import backbone_shapes
+from jaxprompt.parallel.compilation import known_options
 from jaxprompt.parallel.hlo import DeviceWork, read_work
 from jaxprompt.parallel.sharding import Placement, check_divides, like, within
 from jaxprompt.planning.compilers import Compiled, compile_for
@@ -171,7 +172,7 @@ def compile_run(run: AbstractRun, placement: Placement, remat: str, attention: s
 def measure(shapes: Shapes, placement: Placement) -> Cost:
     """Compiles a step and reads what it takes on one device."""
     lowered = jax.jit(shapes.step, donate_argnums=0).lower(*shapes[1:])
-    compiled = lowered.compile(compiler_options=_OPTIONS)
+    compiled = lowered.compile(compiler_options=known_options(**_OPTIONS))
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return Cost(

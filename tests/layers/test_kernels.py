@@ -1,5 +1,6 @@
 """Kernels of others against two products and a softmax: which is taken, and what it gives."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,7 @@ from jax.experimental import pallas
 
 from jaxprompt.layers import kernels
 from jaxprompt.layers.attention import attend, put_in_front, seen_before, seen_of
-from jaxprompt.parallel.sharding import Target
+from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.types import Prefix, Seen, Tokens, Window
 
 N, D = 2, 8
@@ -265,6 +266,41 @@ def test_gpus_kernel(name, described):
 def test_gpus_kernel_where_heads_share_keys(name, described):
     compare_shared(kernels.cudnn, name)
     assert described
+
+
+@pytest.fixture
+def on_a_gpu():
+    """Skips where JAX has no GPU that cuDNN's kernel is for: JAX_PLATFORMS=cuda,cpu names it."""
+    (device, *_) = jax.devices()
+    if device.platform != "gpu" or float(device.compute_capability) < 8:
+        pytest.skip("needs a GPU of capability 8.0 or above")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_gpus_kernel_on_a_gpu(name, on_a_gpu):
+    compare(kernels.cudnn, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SHARED)
+def test_gpus_kernel_on_a_gpu_where_heads_share_keys(name, on_a_gpu):
+    compare_shared(kernels.cudnn, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["plain", "odd, prefix", "left", "causal, prefix", "bias"])
+def test_gpus_kernel_on_a_gpu_over_runs(name, on_a_gpu):
+    (q, k, v, bias), seen, real = make(name)
+    more = draw(7, 2, *q.shape)
+
+    place = dataclasses.replace(make_placement(devices=jax.devices()[:1]), runs=True)
+
+    def over(kernel):
+        one = lambda x: kernel(q + x, k, v, seen, bias, D**-0.5)
+        return np.float32(jax.jit(within(place, jax.vmap(one)))(more))
+
+    assert_near(over(kernels.cudnn)[:, real], over(plainly)[:, real])
 
 
 def test_rows_of_no_keys_stay_finite(described, interpreted):

@@ -11,9 +11,12 @@ from jaxprompt.parallel import compilation
 
 @pytest.fixture(autouse=True)
 def ask_again():
-    compilation._options.cache_clear()
+    caches = compilation._options, compilation.known_options
+    for cached in caches:
+        cached.cache_clear()
     yield
-    compilation._options.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
 
 
 def test_it_computes_and_donates():
@@ -35,6 +38,9 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
     monkeypatch.setattr(jax, "jit", strict)
     assert compilation._options(True) is None
     assert compilation.jit(lambda x: x + 1)(1) == 2
+    monkeypatch.undo()
+    given = {"xla_no_such_option": False, "xla_backend_optimization_level": 0}
+    assert compilation.known_options(**given) == {"xla_backend_optimization_level": 0}
 
 
 def test_other_backends_keep_their_own(monkeypatch):
