@@ -101,7 +101,8 @@ def test_a_step(case, devices, monkeypatch, record_property):
     plain = run(dataclasses.replace(case, attention="einsum"), devices["gpu"])
     other = run(dataclasses.replace(case, attention="einsum"), devices["cpu"])
     assert all(np.isfinite(x).all() for x in ours.values())
-    record_property("apart", (apart(ours, plain), apart(plain, other)))
-    assert apart(ours, plain) < 0.05 and apart(plain, other) < 0.05
+    shares = apart(ours, plain), apart(plain, other)
+    record_property("apart", " ".join(f"{share:.4f}" for share in shares))
+    assert max(shares) < 0.05
     if "loss" in ours:
         np.testing.assert_allclose([ours["loss"], plain["loss"]], other["loss"], rtol=0.02)
