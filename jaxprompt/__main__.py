@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from jaxprompt import cli, hidden, signals
-from jaxprompt.errors import InputError, escape, has_surrogate, nearest, out_of_memory
+from jaxprompt.errors import (
+    InputError,
+    escape,
+    first_line,
+    has_surrogate,
+    nearest,
+    out_of_memory,
+)
 
 _CLI = cli.__name__
 
@@ -76,6 +83,11 @@ def _run(argv: list[str]) -> int:
             reason = f"cannot write to stdout: {error.strerror}; mend that, or redirect it"
         elif reason := out_of_memory(error):
             reason = f"{reason}; {_what_to_lower(rest)}"
+        elif reason := _no_device(error):
+            reason = (
+                f"JAX cannot start its devices: {reason}; free the GPU if another process fills "
+                "it, install jax for the device, or set JAX_PLATFORMS=cpu"
+            )
         elif reason := _lost(error):
             code = 1  # no bad input: what starts runs may try again
             reason = (
@@ -86,6 +98,18 @@ def _run(argv: list[str]) -> int:
             raise
         print(escape(f"{own}: {reason}"), file=sys.stderr)
         return code
+
+
+def _no_device(error: Exception) -> str:
+    """Says why JAX could not start its devices, "" for an error of another kind."""
+    started = any(
+        frame.f_code.co_name == "backends" and frame.f_globals["__name__"] == "jax._src.xla_bridge"
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+    if not started or not isinstance(error, RuntimeError | AssertionError):
+        return ""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    return first_line(error) if str(error) else f"none of JAX_PLATFORMS={platforms} is there"
 
 
 def _lost(error: Exception) -> str:

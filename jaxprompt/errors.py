@@ -18,9 +18,13 @@ class InputError(ValueError):
     """
 
 
+# XLA's own, CUDA's within errors of other kinds, and that of cuBLASLt without room for a handle.
+_FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "Failed to initialize BLASLT")
+
+
 def out_of_memory(error: BaseException) -> str:
     """Returns what an error says of memory that ran out, "" for an error of another kind."""
-    is_full = is_of_jax(error) and "RESOURCE_EXHAUSTED" in str(error)
+    is_full = is_of_jax(error) and any(said in str(error) for said in _FULL)
     return first_line(error) if is_full or isinstance(error, MemoryError) else ""
 
 

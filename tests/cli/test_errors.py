@@ -1,10 +1,13 @@
 """Bad input through the command line: one line that names value, limit and cure, exit code 2."""
 
+import importlib.util
 import json
+import os
 import shlex
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from spoil import BASE, PYTHON, change
@@ -353,7 +356,22 @@ def refuse_numpy():
     np.empty(2**59, np.uint8)
 
 
-@pytest.mark.parametrize("refuse, said", [(refuse_jax, "RESOURCE"), (refuse_numpy, "Unable to a")])
+def refuse_cublas():
+    """As a GPU says it that other processes have filled."""
+    raise jax.errors.JaxRuntimeError("INTERNAL: Failed to initialize BLASLT support")
+
+
+def refuse_cuda():
+    raise jax.errors.JaxRuntimeError("INTERNAL: [0] no module: CUDA_ERROR_OUT_OF_MEMORY")
+
+
+@pytest.mark.parametrize(
+    "refuse, said",
+    [
+        (refuse_jax, "RESOURCE"), (refuse_numpy, "Unable to a"), (refuse_cublas, "INTERNAL"),
+        (refuse_cuda, "INTERNAL"),
+    ],
+)  # fmt: skip
 def test_out_of_memory(refuse, said, backbone, data, tmp_path, monkeypatch, capsys):
     """The step asks for what no machine has."""
     monkeypatch.setattr("jaxprompt.training.loop.jit", lambda *_, **__: lambda *_: refuse())
@@ -383,3 +401,26 @@ def test_out_of_memory_in_a_grid_and_in_predict(backbone, data, monkeypatch, cap
     monkeypatch.setattr("jaxprompt.cli.predict.main", refuse)
     code, _, err = jaxprompt(capsys, "predict", "--workdir=x")
     assert (code, err) == (2, "jaxprompt predict: std::bad_alloc; lower --batch\n")
+
+
+# -- no device ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "platforms, said",
+    [
+        ("gpux", "Unable to initialize backend 'gpux': "),
+        ("cuda", ""),  # what JAX says differs by version and by what is installed
+    ],
+)
+def test_devices_that_are_not_there(platforms, said, backbone, data, tmp_path):
+    if platforms == "cuda" and importlib.util.find_spec("jax_plugins"):
+        pytest.skip("JAX has a plugin for other devices here")
+    words = [f"--config={BASE}", f"--workdir={tmp_path / 'run'}"]
+    run = [sys.executable, "-m", "jaxprompt", "train", *words, *flags(tiny_fields(backbone, data))]
+    env = os.environ | {"JAX_PLATFORMS": platforms}
+    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, env=env)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    *_, line = done.stderr.splitlines()
+    assert line.startswith(f"jaxprompt train: JAX cannot start its devices: {said}")
+    assert line.endswith("or set JAX_PLATFORMS=cpu")
