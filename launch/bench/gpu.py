@@ -182,7 +182,7 @@ def take_turns(args: argparse.Namespace, kind: str, env: dict[str, str]) -> dict
     names = ("device", "shape", "rows", "reps", "burst", "dropout", "backend")
     own = {"kind": kind} | {name: getattr(args, name) for name in names}
     sides = {"ours": side("gpu", "ours", **own, stack=args.stack)}
-    sides |= {name: side("gpu", "peft", **own, **more) for name, more in VARIANTS.items()}
+    sides |= {name: side("gpu", "peft", **own, **VARIANTS[name]) for name in args.variants}
     answers = {name: [] for name in sides}
     for number in range(args.rounds):
         for name in list(answers):
@@ -202,7 +202,7 @@ def make_rows(args: argparse.Namespace, kind: str, answers: dict, peak: float) -
     """Makes a row of each of PEFT's variants that answered."""
     rows, own = [], {"method": kind}
     shape = {"rows": args.rows, "stack": args.stack, "dropout": args.dropout}
-    for name in VARIANTS:
+    for name in args.variants:
         if "ours" not in answers or name not in answers:
             continue
         rounds = [list(pair) for pair in zip(answers["ours"], answers[name], strict=True)]
@@ -221,6 +221,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of this case; those of a dry run have small defaults."""
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--kinds", nargs="+", choices=("soft", "prefix"))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--rows", type=int)
     parser.add_argument("--reps", type=int, help="timed bursts of a round")
     parser.add_argument("--burst", type=int, help="steps that are asked for at once")
@@ -251,6 +252,6 @@ def measure(args: argparse.Namespace) -> Found:
     rows, failed = [], False
     for kind in args.kinds or ("soft", "prefix"):
         answers = take_turns(args, kind, env)
-        failed |= len(answers) <= len(VARIANTS)
+        failed |= len(answers) <= len(args.variants)
         rows += make_rows(args, kind, answers, found["product TFLOP/s"])
     return Found(rows, {"dry_run": args.dry_run, **found}, failed)
