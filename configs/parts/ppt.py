@@ -23,6 +23,10 @@ class Kind(NamedTuple):
     answer: str = "[mask] {label} [mask]"  # of pre-training: where a decoder writes, around words
     end: bool = False  # [mask] must come last
 
+    def patterns(self, style):
+        """Returns the style of ppt.patterns in which a backbone of this kind reads [mask]."""
+        return f"{style}_end" if self.end else style
+
 
 KINDS = {
     # Divided for float16 in the released code; the rates here and the scale of the start are of
@@ -35,11 +39,6 @@ KINDS = {
 }
 # By name: the kind, and whether the prompt is deep.
 ALL_KINDS = {name + deep: (KINDS[name], bool(deep)) for name in KINDS for deep in ("", "-deep")}
-
-
-def patterns_for(kind, style):
-    """Returns the style of ppt.patterns in which a kind of backbone can read [mask]."""
-    return f"{style}_end" if kind.end else style
 
 
 class Asked(NamedTuple):
@@ -215,7 +214,7 @@ def _few_shot(c, task, kind):
     own = TASKS[task]
     c.task.name, c.task.words, c.task.eos = own.name or task, own.words, False
     c.task.form, c.task.fields = own.group, own.texts
-    c.ppt.patterns = patterns_for(kind, own.patterns)
+    c.ppt.patterns = kind.patterns(own.patterns)
     heads.verbalizer(c, scores="full", span="target")
     if len(own.words) > 5:  # section 4.1: 8 rows per label, as many for dev
         c.data.protocol, c.data.k = "kshot", 8

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from configs.base import get_config as base
 from configs.parts import backbones, heads, methods
-from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, RATES, SEEDS, TASKS, patterns_for
+from configs.parts.ppt import ALL_KINDS, FULL_RATES, METHODS, RATES, SEEDS, TASKS
 from jaxprompt.errors import InputError, choose
 
 
@@ -82,7 +82,7 @@ def pretrain(task, kind="t5"):
     c.backbone.dtype = "bfloat16"
     c.backbone.dropout = 0.0
     c.backbone.rescale = kind.rescale
-    c.ppt.task, c.ppt.patterns = task, patterns_for(kind, "en")
+    c.ppt.task, c.ppt.patterns = task, kind.patterns("en")
     heads.verbalizer(c, scores="full", span="target")
     c.task.answer, c.task.eos = kind.answer, False  # the loss is over sentinels too
     if deep:  # not published: the learning rate is chosen as for the kinds that are not T5
