@@ -46,6 +46,7 @@ class RunLog:
         self._total, self._every = total, every
         self._first, self._started = 0, None  # step and time that the rate counts from
         self._newest = 0  # step that is done
+        self._ended = None  # when the last one was
         self._shown: dict[str, Any] = {}  # newest dev, loss and learning rate
         self._bar = self._beat = None
         self._opened = self._told = time.monotonic()  # when the newest line was printed
@@ -114,6 +115,7 @@ class RunLog:
                 self._bar.close()
                 self._bar = None
         self._newest = step
+        self._ended = time.monotonic() if step == self._total else None
         if self._terminal:
             self._update_bar(step)
 
@@ -161,9 +163,9 @@ class RunLog:
         self._bar.set_postfix(self._shown, refresh=False)
         self._bar.update(step - self._bar.n)
 
-    def _tell(self) -> None:
+    def _tell(self, line: str | None = None) -> None:
         self._told = time.monotonic()
-        print(escape(self._line(self._newest)), file=sys.stderr, flush=True)
+        print(escape(line or self._line(self._newest)), file=sys.stderr, flush=True)
 
     def _tell_regularly(self) -> None:
         # In a thread: a step, a compilation or an evaluation may take minutes.
@@ -171,24 +173,32 @@ class RunLog:
         while not self._closed.wait(wait):
             wait = self._told + self._every - time.monotonic()
             if wait <= 0:
-                self._tell()
+                ended = self._ended
+                self._tell(ended and f"scoring after step {self._total}, for {_since(ended)}")
                 wait = self._every
 
     def _line(self, step: int) -> str:
         if self._started is None:
-            minutes, left = divmod(round(time.monotonic() - self._opened), 60)
-            return f"before the first step of {self._total}, for {minutes}:{left:02d}"
+            return f"before the first step of {self._total}, for {_since(self._opened)}"
         parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
-        seconds = time.monotonic() - self._started
+        seconds = (self._ended or time.monotonic()) - self._started
         if step > self._first and seconds > 0:
             rate = (step - self._first) / seconds
             parts.append(f"{rate:.3g} steps/s")
             if self._total:
-                minutes, left = divmod(round((self._total - step) / rate), 60)
-                parts.append(f"{minutes}:{left:02d} left")
+                parts.append(f"{_clock((self._total - step) / rate)} left")
         for name, value in self._shown.items():
             parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
         return "  ".join(parts)
+
+
+def _since(moment: float) -> str:
+    return _clock(time.monotonic() - moment)
+
+
+def _clock(seconds: float) -> str:
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes}:{left:02d}"
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:

@@ -126,9 +126,16 @@ def test_plain_progress_is_a_line_at_regular_times(tmp_path, capsys):
         shown = capsys.readouterr().err.splitlines()
         time.sleep(0.5)
         late = capsys.readouterr().err.splitlines()
+        log.progress(9)
+        time.sleep(0.5)
+        ended = capsys.readouterr().err.splitlines()
+        log.progress(1)  # of the next run of a grid
+        time.sleep(0.5)
+        anew = capsys.readouterr().err.splitlines()
     assert 1 <= len(early) <= 2 and early[0] == "before the first step of 9, for 0:00"
     assert len(shown) == 8 and 1 <= len(late) <= 2
     assert set(shown + late) == {"step 3/9  dev 0.5"}
+    assert set(ended) == {"scoring after step 9, for 0:00"} and set(anew) == {"step 1/9  dev 0.5"}
     time.sleep(0.4)
     assert capsys.readouterr().err == ""
 
