@@ -5,6 +5,8 @@ usage: python launch/accuracy.py run   --workdir DIR --data DIR [--mlm DIR] [--o
                                        [--set FIELD=VALUE ...]
        python launch/accuracy.py torch --workdir DIR --data DIR --mlm DIR --seed N [--only METHOD]
        python launch/accuracy.py zero_shot --workdir DIR --data DIR --task TASK
+       python launch/accuracy.py examples --workdir DIR --task nsp|nss|cls|unified
+                                          --set corpus.path=TEXT backbone.path=BACKBONE [...]
        python launch/accuracy.py table --workdir DIR
 --data holds one folder a task (train, dev, test and kshot_16 as JSON lines), --mlm a BERT with its
 masked-language-model head. `run` skips what has a result. `peft` trains prefix (the default) or
@@ -12,7 +14,8 @@ soft by torch and peft on the same rows, with fields of the config changed by --
 spans it takes our rows, loss and decisions. `torch` trains dart (which is the default), lm_bff or
 dpt on SST-2 by torch alone: of the first two N is the split, of dpt the seed, and --mlm its
 discriminator. `zero_shot` scores label words of SmolLM2 on a split, by ours and by torch, and
-counts the examples that both answer alike.
+counts the examples that both answer alike. `examples` writes a task of pre-training as a folder of
+texts with labels, for a probe.
 """
 
 import argparse
@@ -203,6 +206,13 @@ def zero_shot(args: argparse.Namespace) -> None:
     print(json.dumps(compare(args.task, args.data, args.workdir, args.split)))
 
 
+def examples(args: argparse.Namespace) -> None:
+    """Writes examples of a pre-training task; prints how many."""
+    from accuracy_examples import write_examples
+
+    print(json.dumps(write_examples(args.task, args.set, args.workdir)))
+
+
 def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
     """Writes the result of a run in torch."""
     folder = Path(args.workdir) / f"{args.task}-{method}-seed={args.seed}"
@@ -213,7 +223,9 @@ def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
 def main() -> None:
     """Reads the flags and does what is asked."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("command", choices=("run", "peft", "torch", "zero_shot", "table"))
+    parser.add_argument(
+        "command", choices=("run", "peft", "torch", "zero_shot", "examples", "table")
+    )
     parser.add_argument("--data", default="")
     parser.add_argument("--mlm", default="")
     parser.add_argument("--workdir", required=True)
@@ -224,10 +236,11 @@ def main() -> None:
     parser.add_argument("--split", default="dev")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
     args = parser.parse_args()
-    if args.command != "table" and not args.data:
+    if args.command not in ("table", "examples") and not args.data:
         parser.error("give --data, the folder of the tasks")
     commands = {
-        "run": run_all, "peft": peft_run, "torch": torch_run, "zero_shot": zero_shot, "table": show,
+        "run": run_all, "peft": peft_run, "torch": torch_run, "zero_shot": zero_shot,
+        "examples": examples, "table": show,
     }  # fmt: skip
     commands[args.command](args)
 

@@ -1,0 +1,44 @@
+"""Examples of a pre-training task as texts with labels: does a backbone carry the task at all?
+
+launch/accuracy.py calls it. A linear head on the frozen backbone, or the whole backbone, is then
+trained on them as on any classification task.
+"""
+
+import json
+from pathlib import Path
+
+from configs.ppt import PRETRAINING, pretrain
+from jaxprompt.assembly import denoising, from_config, ppt
+from jaxprompt.assembly.load_config import override
+from jaxprompt.corpus import Shuffle
+from jaxprompt.corpus.denoise.rows import row_rng
+from jaxprompt.errors import choose
+
+SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held-out documents
+
+
+def write_examples(task: str, settings: list[str], workdir: str) -> dict[str, int]:
+    """Writes SPLITS as JSON lines, in the order that held-out examples are scored in.
+
+    Each split has random numbers of its own, so that two splits share no example.
+    -> examples by split
+    """
+    c = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
+    for setting in settings:
+        override(c, *setting.split("=", 1))
+    placement = from_config.build_placement(c)
+    asked = ppt.open_asked(c, placement)
+    tokenizer = asked.scorer.tokenizer
+    corpus = denoising.read_corpus(c, tokenizer, asked.backbone.module.cfg.vocab, workdir)
+    made = ppt.read_text(c, corpus, asked, placement.share()).tasks
+    folder = Path(workdir) / task
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (split, (part, count)) in enumerate(SPLITS.items(), 1):
+        order = Shuffle(len(made[part]), 0)
+        with (folder / f"{split}.jsonl").open("w") as file:
+            for i in range(count):
+                row, label = made[part](order[i % len(order)], row_rng(seed, i))
+                ids = row.ids[row.slot < 0].tolist()
+                text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+                print(json.dumps({"text": text, "label": int(label)}), file=file)
+    return {split: count for split, (_, count) in SPLITS.items()}
