@@ -34,6 +34,7 @@ from configs.accuracy import SEEDS, get_config  # noqa: E402
 from jaxprompt.assembly.load_config import override  # noqa: E402
 from jaxprompt.cli.results import collect  # noqa: E402
 from jaxprompt.cli.sweep import list_runs  # noqa: E402
+from jaxprompt.errors import InputError  # noqa: E402
 from jaxprompt.training.tables import table  # noqa: E402
 
 CONFIG = str(ROOT / "configs" / "accuracy.py")
@@ -95,8 +96,7 @@ def peft_run(args: argparse.Namespace) -> None:
         sys.exit(f"--only {method!r}: give prefix or soft")
     c = get_config(f"{args.task}-{method}")
     override(c, "data.source", str(Path(args.data) / args.task))
-    for change in args.set:
-        field, _, value = change.partition("=")
+    for field, value in args.set:
         override(c, field, value)
     if c.head.name != "linear":
         if method != "prefix":
@@ -220,6 +220,14 @@ def write(args: argparse.Namespace, result: dict, method: str = "peft") -> None:
     (folder / "result.json").write_text(json.dumps(result))
 
 
+def read_setting(text: str) -> tuple[str, str]:
+    """Divides a setting. -> field, value"""
+    field, sign, value = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value; give FIELD=VALUE")
+    return field, value
+
+
 def main() -> None:
     """Reads the flags and does what is asked."""
     parser = argparse.ArgumentParser(usage=__doc__)
@@ -234,7 +242,7 @@ def main() -> None:
     parser.add_argument("--task", default="trec")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
     parser.add_argument("--split", default="dev")
-    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", type=read_setting)
     args = parser.parse_args()
     if args.command not in ("table", "examples") and not args.data:
         parser.error("give --data, the folder of the tasks")
@@ -246,4 +254,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(f"accuracy.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -17,15 +17,15 @@ from jaxprompt.errors import choose
 SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held-out documents
 
 
-def write_examples(task: str, settings: list[str], workdir: str) -> dict[str, int]:
+def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> dict[str, int]:
     """Writes SPLITS as JSON lines, in the order that held-out examples are scored in.
 
     Each split has random numbers of its own, so that two splits share no example.
     -> examples by split
     """
     c = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
-    for setting in settings:
-        override(c, *setting.split("=", 1))
+    for field, value in settings:
+        override(c, field, value)
     placement = from_config.build_placement(c)
     asked = ppt.open_asked(c, placement)
     tokenizer = asked.scorer.tokenizer

@@ -15,9 +15,9 @@ def test_examples_are_those_of_the_task(tmp_path, monkeypatch):
     corpus = write_rows(tmp_path / "text.jsonl", [{"text": text} for text in texts])
     backbone = make_kind(tmp_path / "gpt2", "gpt2")
     monkeypatch.setattr(module, "SPLITS", {"train": (0, 60), "dev": (1, 20), "test": (1, 20)})
-    settings = [f"corpus.path={corpus}", f"backbone.path={backbone}", "data.max_len=48"]
-    settings += ["backbone.dtype=float32", "prompt.length=2", "ppt.matched=False"]
-    found = module.write_examples("nsp", settings, str(tmp_path / "out"))
+    settings = {"corpus.path": str(corpus), "backbone.path": str(backbone), "data.max_len": "48"}
+    settings |= {"backbone.dtype": "float32", "prompt.length": "2", "ppt.matched": "False"}
+    found = module.write_examples("nsp", list(settings.items()), str(tmp_path / "out"))
     assert found == {"train": 60, "dev": 20, "test": 20}
     lines = {split: (tmp_path / "out/nsp" / f"{split}.jsonl").read_text() for split in found}
     rows = {split: list(map(json.loads, text.splitlines())) for split, text in lines.items()}
