@@ -75,11 +75,15 @@ def check_share(name: str, value: float) -> None:
 
 
 def choose(name: str, value: Any, known: Collection[str]) -> str:
-    """Returns the value of a field if it is one of `known`. Raises InputError."""
+    """Returns `value` if it is one of `known`; `name` is a field, or words such as "the task".
+
+    Raises InputError.
+    """
+    given = f"{name}{' ' if ' ' in name else '='}{brief(value)}"
     if not isinstance(value, str):
-        raise InputError(f"{name}={brief(value)} must be text; {nearest('', known)}")
+        raise InputError(f"{given} must be text; {nearest('', known)}")
     if value not in known:
-        raise InputError(f"{name}={brief(value)} is unknown; {nearest(value, known)}")
+        raise InputError(f"{given} is unknown; {nearest(value, known)}")
     return value
 
 

@@ -182,7 +182,7 @@ def test_what_is_refused(spoil, said, given, relation, tmp_path, refused):
         ("masked,relation=P31", {}, "train.jsonl:1: no column 'relation' of data.only; columns: "),
         ("masked", {"data.only": "P31"}, "data.only='P31' must be COLUMN=VALUE"),
         ("masked,subject", {}, "must be MODEL or MODEL,SUBJECT,OBJECT"),
-        ("both", {}, "the model='both' is unknown; known: causal, masked"),
+        ("both", {}, "the model 'both' is unknown; known: causal, masked"),
     ],
 )
 def test_configs_that_are_refused(config, fields, said, given, refused):

@@ -163,12 +163,12 @@ def test_answers_in_the_words_of_pre_training(task):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("nsp.py:maskd", "the kind of backbone='maskd' is unknown; nearest: masked"),
-        ("cells.py:rte,ppt,masked-dep", "='masked-dep' is unknown; nearest: masked-deep"),
-        ("cells.py:rte,pptt", "the method='pptt' is unknown; nearest: ppt"),
-        ("t5_base.py:rtee", "the task='rtee' is unknown; nearest: rte"),
+        ("nsp.py:maskd", "the kind of backbone 'maskd' is unknown; nearest: masked"),
+        ("cells.py:rte,ppt,masked-dep", " 'masked-dep' is unknown; nearest: masked-deep"),
+        ("cells.py:rte,pptt", "the method 'pptt' is unknown; nearest: ppt"),
+        ("t5_base.py:rtee", "the task 'rtee' is unknown; nearest: rte"),
         ("t5_base.py:rte,ppt,t5", "'rte,ppt,t5' has 3 parts; give TASK,METHOD$"),
-        ("annotator.py:sst", "the data set='sst' is unknown; nearest: sst5"),
+        ("annotator.py:sst", "the data set 'sst' is unknown; nearest: sst5"),
     ],
 )
 def test_an_argument_that_a_config_does_not_know(config, message):

@@ -493,7 +493,7 @@ def test_both_settings_of_ipt_on_a_prefix_have_a_name(system):
     assert read(released) == ("prefix", "1", True, 0.05)
     assert read(published) == ("prefix", "", False, 1.0)
     assert released.pretrained == published.pretrained
-    with pytest.raises(InputError, match="the place of task='prefix_paper' is unknown"):
+    with pytest.raises(InputError, match="the place of task 'prefix_paper' is unknown"):
         load_config(f"{ROOT}/configs/ipt/end_to_end.py:rte,task,prefix_paper")
 
 
