@@ -82,29 +82,29 @@ def _check(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
         choose("platforms", platform, PLATFORMS)
     if family in _OF_ONE_LENGTH:
         raise InputError(
-            f"stablehlo: a {family} finds distances for one length of text, and the program takes "
-            "any; take format='jaxprompt'"
+            f"--stablehlo: a {family} finds distances for one length of text, and the program "
+            "takes any; take format='jaxprompt'"
         )
     head = scorer.head
     if head.OF != "classes":
         raise InputError(
-            f"stablehlo: head.name={head.name} answers a {KINDS[head.OF].name} task; the program "
+            f"--stablehlo: head.name={head.name} answers a {KINDS[head.OF].name} task; the program "
             "scores classes alone: take head.name=linear or head.name=verbalizer"
         )
     if scorer.layout.num_rows > 1:
         raise InputError(
-            f"stablehlo: the template {scorer.template!r} makes {scorer.layout.num_rows} rows of "
+            f"--stablehlo: the template {scorer.template!r} makes {scorer.layout.num_rows} rows of "
             "an example, one per choice; the program takes 1: list the choices by {choices}, with "
             "head.name=verbalizer"
         )
     if scorer.demos is not None:
         raise InputError(
-            "stablehlo: the prompt is laid with demonstrations, which the program does not choose; "
-            "take format='jaxprompt'"
+            "--stablehlo: the prompt is laid with demonstrations, which the program does not "
+            "choose; take format='jaxprompt'"
         )
     if find_spec("flatbuffers") is None:
         raise InputError(
-            "stablehlo: the package flatbuffers, which jax.export serializes by, is missing; "
+            "--stablehlo: the package flatbuffers, which jax.export serializes by, is missing; "
             "pip install flatbuffers"
         )
 
@@ -117,7 +117,7 @@ def _encode(scorer: Scorer) -> Batch:
     rows = scorer.encode(examples).rows
     if len(rows) > len(examples):
         raise InputError(
-            f"stablehlo: the program takes 1 input per example, and head.name={scorer.head.name} "
+            f"--stablehlo: the program takes 1 input per example, and head.name={scorer.head.name} "
             f"makes {len(rows) // len(examples)}; list all classes in one input"
         )
     return scorer.one_batch(rows)

@@ -90,6 +90,12 @@ def card_of_adopted(
     fit, and where the classes are not known.
     """
     opened = backbone.backbone
+    if "length" in adopted.prompt and opened.module.STYLE == "seq2seq":
+        # PEFT hands it to the decoder; in the encoder it would give other answers.
+        raise InputError(
+            f"{path} has a prefix of one part, which PEFT does not lay into the encoder of a "
+            f"{opened.family}; train it in PEFT with task_type=SEQ_2_SEQ_LM"
+        )
     if "pooler" in adopted.head and c.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
         fitting = "roberta" if c.head.pooler == "trained" else "bert"

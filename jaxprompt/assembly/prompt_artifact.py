@@ -328,12 +328,7 @@ def as_peft(
     pools a soft token or has another head, and the adapter holds the prompt alone. Raises
     InputError for a prompt that PEFT cannot hold: it puts soft tokens in front of all else.
     """
-    dims, constant, family = card["backbone"]["dims"], card["prompt"], card["backbone"]["family"]
-    own = {name for name in tensors if name.startswith("prompt/")}
-    if family == "t5" and own - {"prompt/slots"}:
-        raise InputError(
-            "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
-        )
+    base, constant, family = card["backbone"], card["prompt"], card["backbone"]["family"]
     if scorer.demos is not None:
         raise InputError(
             "--peft: the prompt is laid with demonstrations, which PEFT has no form for; ship "
@@ -354,8 +349,13 @@ def as_peft(
             f"--peft: a prompt of {card['method']} trains rows for the answer, which PEFT has no "
             "form for; ship prompt.safetensors, which export writes without --peft"
         )
-    found: dict[str, Any] = {"base": card["backbone"]["id"], "task_type": _PEFT_TASKS.get(family)}
-    found |= {name: dims[name] for name in ("layers", "heads")}
+    own = {name for name in tensors if name.startswith("prompt/")}
+    if family == "t5" and own - {"prompt/slots"}:
+        raise InputError(
+            "--peft: of a T5 PEFT holds soft tokens of the encoder alone; ship prompt.safetensors"
+        )
+    found = {"base": base["id"], "revision": base["revision"], "task_type": _PEFT_TASKS.get(family)}
+    found |= {name: base["dims"][name] for name in ("layers", "heads")}
     if "prompt/slots" in tensors:
         if own != {"prompt/slots"}:
             raise InputError(
@@ -371,7 +371,7 @@ def as_peft(
     if "prompt/k" not in tensors:
         raise InputError(f"--peft: a {card['method']} run has no prompt; export it without --peft")
     span = (constant["first"], constant["last"], constant["shift"])
-    if span != (0, dims["layers"], constant["length"]):
+    if span != (0, base["dims"]["layers"], constant["length"]):
         raise InputError(
             "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
             f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"

@@ -75,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
         write_npy(args.npy, rows)
         paths = (*paths, Path(args.npy))
     if args.peft:
-        adapter["base"] = card["backbone"]["id"]  # the tuned one, where --tuned has written it
+        # The tuned one, where --tuned has written it.
+        adapter |= {"base": card["backbone"]["id"], "revision": card["backbone"]["revision"]}
         paths = (*paths, *write_peft(args.peft, **adapter), write_peft_card(args.peft, card))
     print(json.dumps({str(path): path.stat().st_size for path in (*paths, *program)}))
     if args.push:

@@ -89,8 +89,9 @@ def write_peft_card(folder: str | Path, card: Mapping[str, Any]) -> Path:
         return _write(folder, card, "peft", [f"from peft import {auto}", "", f"model = {call}"])
     # What transformers does not find by this name has to be a folder first.
     plain = auto.replace("Peft", "").replace("ForFeatureExtraction", "")
+    of_hub = f" --revision={revision}" if (revision := card["backbone"].get("revision")) else ""
     code = [
-        f"# python -m jaxprompt convert --backbone={known} --output=base",
+        f"# python -m jaxprompt convert --backbone={known}{of_hub} --output=base",
         "from peft import PeftModel", f"from transformers import {plain}", "",
         f'base = {plain}.from_pretrained("base"{given})',
         f"model = PeftModel.from_pretrained(base, {str(folder)!r})",

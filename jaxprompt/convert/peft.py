@@ -131,6 +131,7 @@ def write_peft(
     folder: str | Path,
     *,
     base: str,
+    revision: str = "",
     layers: int,
     heads: int,
     soft: np.ndarray | None = None,
@@ -143,7 +144,8 @@ def write_peft(
     soft [P, E]; prefix (k, v), each [L, P, N, D]; head: torch names to tensors, needed for the
     classification tasks, e.g. {"classifier.weight": [C, H], "classifier.bias": [C]}. task_type is
     PEFT's, by default SEQ_CLS with a head and FEATURE_EXTRACTION without; CAUSAL_LM for GPT-2,
-    SEQ_2_SEQ_LM for T5, where PEFT holds no prefix of ours. `base` names the model.
+    SEQ_2_SEQ_LM for T5, where PEFT holds no prefix of ours. `base` names the model, `revision` its
+    state on the hub.
     """
     if (soft is None) == (prefix is None):
         raise ValueError("give either soft or prefix")
@@ -166,6 +168,7 @@ def write_peft(
         "num_transformer_submodules": 1,
         "num_virtual_tokens": table.shape[0],
         "peft_type": "PREFIX_TUNING" if soft is None else "PROMPT_TUNING",
+        "revision": revision or None,
         "task_type": task_type,
         "token_dim": table.shape[1] // (1 if prefix is None else 2 * layers),
     }

@@ -2,7 +2,6 @@
 
 import dataclasses
 import glob
-import gzip
 import itertools
 import os
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprompt.corpus.split import PARAGRAPHS, UNITS
-from jaxprompt.data.files import Rows, reading
+from jaxprompt.data.files import Rows, reading, unpacking
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import custom_task
 from jaxprompt.errors import InputError, nearest
@@ -242,8 +241,7 @@ def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, byt
     number, offset = 1, 0  # of what is read next
     line, start, held, size = 1, 0, [], 0  # of the part at hand
     begins = True  # a line
-    with open(path, "rb") as raw:
-        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+    with unpacking(path) as file:
         # A chunk is a line, or a part of one that is longer: a file without line ends must not be
         # read at once.
         for chunk in iter(partial(file.readline, _CHUNK), b""):
@@ -284,10 +282,15 @@ def _of_parquet(path: Path, settings: TextSettings) -> Iterator[Document]:
             names = file.schema_arrow.names
             if settings.field not in names:
                 raise _no_field(str(path), settings.field, names)
+            if (count := names.count(settings.field)) > 1:
+                raise InputError(
+                    f"{path}: {count} columns are called {settings.field!r}; rename all but one"
+                )
             row = 0
             # In small batches: a row is a document of any length.
             for batch in file.iter_batches(batch_size=64, columns=[settings.field]):
-                for value in batch.column(0):
+                # By its name: that of "a.b" also brings the column a that has a field b.
+                for value in batch.column(settings.field):
                     row += 1
                     yield _value(value.as_py, f"{path}: row {row}", settings)
     except pyarrow.ArrowException as error:

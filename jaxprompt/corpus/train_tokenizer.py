@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,15 +66,19 @@ def train_tokenizer(
     if not size:
         raise InputError(f"corpus {source!r} is empty: there is nothing to train a tokenizer on")
     options = {"do_lower_case": lowercase} if kind == "wordpiece" else {}
-    chosen = islice(texts, 0, None, -(-size // max_chars))
-    tokenizer = _train(family, chosen, vocab_size, options)
+    choose = lambda: islice(texts, 0, None, -(-size // max_chars))
+    tokenizer = _train(family, choose, vocab_size, options)
     _save(tokenizer, folder)
     return load_tokenizer(folder)
 
 
-def _train(family: str, texts: Iterator[str], vocab_size: int, options: dict[str, Any]) -> Any:
-    """Trains with the family's own steps before the model; then puts the vocabulary into it."""
-    import tokenizers
+def _train(
+    family: str, texts: Callable[[], Iterator[str]], vocab_size: int, options: dict[str, Any]
+) -> Any:
+    """Trains with the family's own steps before the model; then puts the vocabulary into it.
+
+    `texts` begins the documents anew.
+    """
     import transformers
 
     classes = {
@@ -85,46 +89,67 @@ def _train(family: str, texts: Iterator[str], vocab_size: int, options: dict[str
     # Made without a vocabulary, it still has the family's normalizer and pre-tokenizer.
     steps = classes[family](**options).backend_tokenizer
     # Trainers put special tokens in front; those that stand behind all words are added afterwards.
-    last = _LAST.get(family, [])
-    model, trainer = _trainer(_FAMILIES[family], vocab_size - len(last), _FIRST[family])
-    backend = tokenizers.Tokenizer(model)
-    if steps.normalizer is not None:
-        backend.normalizer = steps.normalizer
-    backend.pre_tokenizer = steps.pre_tokenizer
-    try:
-        backend.train_from_iterator(texts, trainer)
-    # The texts are read inside of the trainer, and their errors pass through it.
-    except InputError:
-        raise
-    except Exception as error:  # the Rust trainers know no other kind
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"no {family} tokenizer of {vocab_size} tokens can be trained on this text ({reason}); "
-            "take another vocab_size, or more text"
-        ) from error
-    found = json.loads(backend.to_str())["model"]
-    if _FAMILIES[family] == "unigram":
+    kind, last = _FAMILIES[family], _LAST.get(family, [])
+    size = vocab_size - len(last)
+
+    def fit(alphabet: int) -> dict[str, Any]:
+        try:
+            return _fit(steps, texts(), *_trainer(kind, size, _FIRST[family], alphabet))
+        # The texts are read inside of the trainer, and their errors pass through it.
+        except InputError:
+            raise
+        except Exception as error:  # the Rust trainers know no other kind
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"no {family} tokenizer of {vocab_size} tokens can be trained on this text "
+                f"({reason}); take another vocab_size, or more text"
+            ) from error
+
+    found = fit(size // 3)
+    room = size - len(found["vocab"])
+    if (
+        kind == "wordpiece"
+        and room
+        and sum(len(token) == 1 for token in found["vocab"]) >= size // 3
+    ):
+        # Every Chinese character is a word, and nothing is merged: the room is for more of them.
+        wider = fit(size // 3 + room)
+        found = wider if len(wider["vocab"]) <= size else found
+    if kind == "unigram":
         # Unigram's vocabulary is a list of pieces with scores; the others map a token to its id.
         vocab = [tuple(piece) for piece in found["vocab"]] + [(name, 0.0) for name in last]
         return classes[family](vocab=vocab, **options)
     vocab = found["vocab"] | {name: len(found["vocab"]) + i for i, name in enumerate(last)}
-    if _FAMILIES[family] == "bpe":
+    if kind == "bpe":
         options = {"merges": [tuple(pair) for pair in found["merges"]], **options}
     return classes[family](vocab=vocab, **options)
 
 
-def _trainer(kind: str, size: int, specials: list[str]) -> tuple[Any, Any]:
+def _fit(steps: Any, texts: Iterator[str], model: Any, trainer: Any) -> dict[str, Any]:
+    """Trains a model behind the steps of another tokenizer. -> it, as tokenizer.json has it"""
+    import tokenizers
+
+    backend = tokenizers.Tokenizer(model)
+    if steps.normalizer is not None:
+        backend.normalizer = steps.normalizer
+    backend.pre_tokenizer = steps.pre_tokenizer
+    backend.train_from_iterator(texts, trainer)
+    return json.loads(backend.to_str())["model"]
+
+
+def _trainer(kind: str, size: int, specials: list[str], alphabet: int) -> tuple[Any, Any]:
+    """Makes a model and its trainer; at most `alphabet` characters are known to WordPiece."""
     from tokenizers import models, pre_tokenizers, trainers
 
     common = dict(vocab_size=size, special_tokens=specials, show_progress=False)
     if kind == "wordpiece":
-        # Rare characters become [UNK]: else those of a Chinese text fill the vocabulary.
-        trainer = trainers.WordPieceTrainer(limit_alphabet=size // 3, **common)
+        # Rare characters become [UNK]: else they fill the vocabulary.
+        trainer = trainers.WordPieceTrainer(limit_alphabet=alphabet, **common)
         return models.WordPiece(unk_token="[UNK]"), trainer
     if kind == "bpe":
         # All 256 bytes, so that no text is unknown whatever the corpus lacks.
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        return models.BPE(), trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+        known = pre_tokenizers.ByteLevel.alphabet()
+        return models.BPE(), trainers.BpeTrainer(initial_alphabet=known, **common)
     return models.Unigram(), trainers.UnigramTrainer(unk_token="<unk>", **common)
 
 

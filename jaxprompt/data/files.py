@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jaxprompt.data import conll
 from jaxprompt.errors import InputError
@@ -126,10 +126,26 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
+@contextmanager
+def unpacking(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file, gunzipped where its name says so.
+
+    Raises EOFError for a .gz without a single byte, which gzip takes for an empty one: a download
+    that failed leaves such files.
+    """
+    with open(path, "rb") as raw:
+        if path.suffix != ".gz":
+            yield raw
+        elif raw.peek(1):
+            yield gzip.GzipFile(fileobj=raw)
+        else:
+            raise EOFError("it has 0 bytes")
+
+
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a file, gzipped or not, with their ends."""
-    with reading(path), open(path, "rb") as raw:
-        yield from gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+    with reading(path), unpacking(path) as file:
+        yield from file
 
 
 def decode_line(line: bytes, number: int, path: Path | str) -> str:

@@ -121,3 +121,16 @@ def test_other_heads_are_refused(folder, tmp_path, change, told):
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | change))
     with pytest.raises(jp.InputError, match=told):
         jp.load_prompt(tmp_path)
+
+
+def test_a_prefix_that_peft_lays_elsewhere_is_refused_on_a_t5(tmp_path):
+    import transformers
+
+    backbone = make_backbone(tmp_path / "t5", "t5")
+    setting = peft.PrefixTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=3)
+    base = transformers.AutoModel.from_pretrained(backbone)
+    peft.get_peft_model(base, setting).save_pretrained(tmp_path / "adapter")
+    asked = jp.task("text", labels=("a", "b"), words=("lion", "rice"), template="{text} [mask]")
+    opened, prompt = jp.load_backbone(str(backbone)), jp.load_prompt(tmp_path / "adapter")
+    with pytest.raises(jp.InputError, match="PEFT does not lay into the encoder of a t5; train it"):
+        jp.attach(opened, prompt, task=asked, head=jp.verbalizer(), max_len=16)

