@@ -205,6 +205,7 @@ def test_set_in_the_package():
         ("a.csv", b"text,,label\na,b,c\n", r"a.csv:1: the header must name every column once"),
         ("a.parquet", b"PAR1 nothing", r"a.parquet: broken Parquet file"),
         ("a.jsonl.gz", b"plain text", r"a.jsonl.gz: broken gzip file"),
+        ("a.jsonl.gz", b"", r"a.jsonl.gz: broken gzip file \(it has 0 bytes\)"),
         (
             "a.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],
