@@ -175,8 +175,8 @@ def predict(
 
 
 def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any]:
-    """Measures the answers to rows with labels. -> the task's metric first; of several prompts by
-    the name of each
+    """Measures the answers of `predict` to rows with labels. -> the task's metric first; of several
+    prompts by the name of each
 
     Warns where some rows have no label that the task knows, and raises InputError where all have
     none.
