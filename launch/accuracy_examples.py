@@ -18,11 +18,7 @@ SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held
 
 
 def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> dict[str, int]:
-    """Writes SPLITS as JSON lines, in the order that held-out examples are scored in.
-
-    Each split has random numbers of its own, so that two splits share no example.
-    -> examples by split
-    """
+    """Writes SPLITS as JSON lines, each with random numbers of its own. -> examples by split"""
     c = pretrain(choose("--task", task, PRETRAINING), "causal-deep")
     for field, value in settings:
         override(c, field, value)

@@ -66,8 +66,8 @@ def train_tokenizer(
     if not size:
         raise InputError(f"corpus {source!r} is empty: there is nothing to train a tokenizer on")
     options = {"do_lower_case": lowercase} if kind == "wordpiece" else {}
-    choose = lambda: islice(texts, 0, None, -(-size // max_chars))
-    tokenizer = _train(family, choose, vocab_size, options)
+    chosen = lambda: islice(texts, 0, None, -(-size // max_chars))
+    tokenizer = _train(family, chosen, vocab_size, options)
     _save(tokenizer, folder)
     return load_tokenizer(folder)
 
@@ -106,12 +106,8 @@ def _train(
             ) from error
 
     found = fit(size // 3)
-    room = size - len(found["vocab"])
-    if (
-        kind == "wordpiece"
-        and room
-        and sum(len(token) == 1 for token in found["vocab"]) >= size // 3
-    ):
+    room, characters = size - len(found["vocab"]), sum(len(x) == 1 for x in found["vocab"])
+    if kind == "wordpiece" and room and characters >= size // 3:
         # Every Chinese character is a word, and nothing is merged: the room is for more of them.
         wider = fit(size // 3 + room)
         found = wider if len(wider["vocab"]) <= size else found
