@@ -191,7 +191,7 @@ def test_fine_tuning_of_figure_2_b_reads_the_same_words():
 
 def test_four_examples_per_class_are_of_events_alone():
     assert load_config("dart_relations:event_arguments,4").data.k == 4
-    with pytest.raises(InputError, match="number of examples per class='4' is unknown"):
+    with pytest.raises(InputError, match="number of examples per class '4' is unknown"):
         load_config("dart_relations:wiki80,4")
 
 
