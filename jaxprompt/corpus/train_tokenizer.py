@@ -109,8 +109,11 @@ def _train(
     room, characters = size - len(found["vocab"]), sum(len(x) == 1 for x in found["vocab"])
     if kind == "wordpiece" and room and characters >= size // 3:
         # Every Chinese character is a word, and nothing is merged: the room is for more of them.
-        wider = fit(size // 3 + room)
-        found = wider if len(wider["vocab"]) <= size else found
+        wider, alphabet = fit(size // 3 + room), size // 3 + room
+        while len(wider["vocab"]) > size:  # characters within words stand there a second time
+            alphabet -= len(wider["vocab"]) - size
+            wider = fit(alphabet)
+        found = max(found, wider, key=lambda model: len(model["vocab"]))
     if kind == "unigram":
         # Unigram's vocabulary is a list of pieces with scores; the others map a token to its id.
         vocab = [tuple(piece) for piece in found["vocab"]] + [(name, 0.0) for name in last]

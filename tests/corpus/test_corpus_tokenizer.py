@@ -113,11 +113,14 @@ def test_every_second_document_is_taken(tmp_path):
 
 def test_chinese_characters_do_not_fill_the_vocabulary(shared, tmp_path):
     place = str(shared / "data/corpus_novels_zh/dev.jsonl.gz")
-    tokenizer = train_tokenizer("bert", place, tmp_path / "bert", 900)
-    assert len(tokenizer) == 900
-    # No more than a third where words are to be had, here all: each character is a word.
-    single = [token for token in tokenizer.get_vocab() if len(token) == 1]
-    assert len(single) > 850
+    text = "".join(Source(place, TextSettings()))[:20_000]
+    for size, unknown in ((900, 0.15), (1500, 0.06)):
+        tokenizer = train_tokenizer("bert", place, tmp_path / str(size), size)
+        # No more than a third where words are to be had, here all: each character is a word.
+        assert len(tokenizer) == size
+        assert sum(len(token) == 1 for token in tokenizer.get_vocab()) > size - 50
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert ids.count(tokenizer.unk_token_id) < unknown * len(ids)
     with pytest.raises(InputError, match="no t5 tokenizer of 900 tokens can be trained on this te"):
         train_tokenizer("t5", place, tmp_path / "t5", 900)
 
