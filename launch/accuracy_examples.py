@@ -13,6 +13,7 @@ from jaxprompt.assembly.load_config import override
 from jaxprompt.corpus import Shuffle
 from jaxprompt.corpus.denoise.rows import row_rng
 from jaxprompt.errors import choose
+from jaxprompt.files import make_folder, write_atomic
 
 SPLITS = {"train": (0, 12_000), "dev": (1, 500), "test": (1, 1_000)}  # 1 = held-out documents
 
@@ -27,14 +28,15 @@ def write_examples(task: str, settings: list[tuple[str, str]], workdir: str) -> 
     tokenizer = asked.scorer.tokenizer
     corpus = denoising.read_corpus(c, tokenizer, asked.backbone.module.cfg.vocab, workdir)
     made = ppt.read_text(c, corpus, asked, placement.share()).tasks
-    folder = Path(workdir) / task
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(Path(workdir) / task)
     for seed, (split, (part, count)) in enumerate(SPLITS.items(), 1):
         order = Shuffle(len(made[part]), 0)
-        with (folder / f"{split}.jsonl").open("w") as file:
-            for i in range(count):
-                row, label = made[part](order[i % len(order)], row_rng(seed, i))
-                ids = row.ids[row.slot < 0].tolist()
-                text = tokenizer.decode(ids, skip_special_tokens=True).strip()
-                print(json.dumps({"text": text, "label": int(label)}), file=file)
+        lines = []
+        for i in range(count):
+            row, label = made[part](order[i % len(order)], row_rng(seed, i))
+            ids = row.ids[row.slot < 0].tolist()
+            text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+            lines.append(json.dumps({"text": text, "label": int(label)}) + "\n")
+        # Whole or not at all: a file that was cut would be trained on as it is.
+        write_atomic(folder / f"{split}.jsonl", "".join(lines))
     return {split: count for split, (_, count) in SPLITS.items()}

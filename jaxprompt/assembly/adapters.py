@@ -91,10 +91,11 @@ def card_of_adopted(
     """
     opened = backbone.backbone
     if "length" in adopted.prompt and opened.module.STYLE == "seq2seq":
-        # PEFT hands it to the decoder; in the encoder it would give other answers.
+        # In the encoder it would give other answers than PEFT.
         raise InputError(
-            f"{path} has a prefix of one part, which PEFT does not lay into the encoder of a "
-            f"{opened.family}; train it in PEFT with task_type=SEQ_2_SEQ_LM"
+            f"{path} has a prefix with num_transformer_submodules=1, which PEFT gives to the "
+            f"decoder of a {opened.family}, in a form that is not read; train it in PEFT with "
+            "task_type=SEQ_2_SEQ_LM"
         )
     if "pooler" in adopted.head and c.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.

@@ -123,7 +123,7 @@ def test_other_heads_are_refused(folder, tmp_path, change, told):
         jp.load_prompt(tmp_path)
 
 
-def test_a_prefix_that_peft_lays_elsewhere_is_refused_on_a_t5(tmp_path):
+def test_a_prefix_that_peft_gives_to_the_decoder_is_refused_on_a_t5(tmp_path):
     import transformers
 
     backbone = make_backbone(tmp_path / "t5", "t5")
@@ -132,5 +132,7 @@ def test_a_prefix_that_peft_lays_elsewhere_is_refused_on_a_t5(tmp_path):
     peft.get_peft_model(base, setting).save_pretrained(tmp_path / "adapter")
     asked = jp.task("text", labels=("a", "b"), words=("lion", "rice"), template="{text} [mask]")
     opened, prompt = jp.load_backbone(str(backbone)), jp.load_prompt(tmp_path / "adapter")
-    with pytest.raises(jp.InputError, match="PEFT does not lay into the encoder of a t5; train it"):
+    with pytest.raises(
+        jp.InputError, match="submodules=1, which PEFT gives to the decoder of a t5"
+    ):
         jp.attach(opened, prompt, task=asked, head=jp.verbalizer(), max_len=16)
