@@ -42,7 +42,7 @@ from jaxprompt.assembly.records import (
     other_splits,
     read_trained,
 )
-from jaxprompt.assembly.schema import check_fields
+from jaxprompt.assembly.schema import FIELDS, check_fields
 from jaxprompt.data.batching import EvalBatches, TrainBatches
 from jaxprompt.data.overview import tell_cut, tell_unmarked
 from jaxprompt.data.target import read_answer
@@ -388,6 +388,7 @@ def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_ep
     if "head" in rates and c.shared.tasks:  # each counts its own steps
         heads = {"/".join(name.split("/")[:2]) for name in trainable if name.startswith("head/")}
         rates |= dict.fromkeys(sorted(heads), rates.pop("head"))
+    optim.check_no_decay(o.no_decay, FIELDS["optim"]["no_decay"].default, trainable)
     return optim.make_optimizer(
         o.name, schedule, rates, weight_decay=o.weight_decay, no_decay=tuple(o.no_decay),
         clip=o.clip, b1=o.b1, b2=o.b2, eps=o.eps, decay_rate=o.decay_rate, scaled=o.scaled,

@@ -1,7 +1,7 @@
 """Schedules, and optax chains whose numbers stay in the state, so that runs can be vmapped."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +72,15 @@ def decay_mask(no_decay: Sequence[str]) -> Callable[[Mapping[str, object]], dict
     """Marks the flat names that weight decay falls on: those that no pattern matches."""
     patterns = [re.compile(pattern) for pattern in no_decay]
     return lambda flat: {name: not any(p.fullmatch(name) for p in patterns) for name in flat}
+
+
+def check_no_decay(patterns: Sequence[str], usual: Sequence[str], trained: Iterable[str]) -> None:
+    """Raises InputError for a pattern, other than the usual ones, that spares nothing trained."""
+    names = list(trained)
+    for pattern in patterns:
+        if pattern not in usual and not any(re.fullmatch(pattern, name) for name in names):
+            near = nearest(pattern.replace(".*", ""), names)
+            raise InputError(f"optim.no_decay: {pattern!r} matches nothing that trains; {near}")
 
 
 def _adamw(schedule: Schedule, mask, b1: float, b2: float, eps: float):

@@ -98,7 +98,9 @@ def test_what_training_refuses_is_refused(backbone, data, refused):
         (soft | {"prompt.start": "text", "prompt.text": "xylophone ☃"}, "prompt.text"),
         ({"prompt.name": "prefix", "prompt.start": "text", "prompt.text": "☃"}, "prompt.text"),
     )
-    for fields, why in ((late, "must be below the run's 3 steps"), *starts):
+    spared = {"optim.no_decay": "promt/.*"}
+    others = ((late, "must be below the run's 3 steps"), (spared, "'promt/.*' matches nothing"))
+    for fields, why in (*others, *starts):
         assert why in refused("validate", f"--config={BASE}", *words, *flags(fields))
     assert "pre-trains a prompt" in refused("validate", "--config=ppt/nsp")
 

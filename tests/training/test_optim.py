@@ -12,6 +12,7 @@ from configs.base import get_config
 from jaxprompt.errors import InputError
 from jaxprompt.training.optim import (
     SCHEDULES,
+    check_no_decay,
     decay_mask,
     learning_rates,
     make_optimizer,
@@ -140,6 +141,14 @@ def test_the_patterns_of_the_config_spare_biases_and_norms(family):
         is_matrix = leaf.ndim - stacked - (name.endswith("/bias") and "attention" in name) > 1
         assert decayed[name] == is_matrix, name
     assert len(set(decayed.values())) == 2
+
+
+def test_a_pattern_that_spares_nothing_is_refused():
+    """But one of those that every config has: a prompt has no bias."""
+    usual, trained = get_config().optim.no_decay, ["prompt/k", "prompt/v"]
+    check_no_decay((*usual, r"prompt/k"), usual, trained)
+    with pytest.raises(InputError, match=r"'prompt/q' matches nothing that trains; nearest: pro"):
+        check_no_decay((*usual, r"prompt/k", r"prompt/q"), usual, trained)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
