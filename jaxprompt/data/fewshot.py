@@ -137,16 +137,18 @@ def kshot(
     """K rows per class for train, the next `dev_k` (default K) for dev (LM-BFF, Gao et al. 2021).
 
     The rows are shuffled once; classes stand in the order of their first row after the shuffle,
-    and within a class the rows keep the shuffled order. Of a class with fewer rows "take" gives
-    train what there is, up to K, and dev the rest, with a warning; "raise" is an error.
+    and within a class the rows keep the shuffled order. Of a class with fewer rows, or of `names`
+    with none, "take" gives train what there is, up to K, and dev the rest, with a warning; "raise"
+    is an error.
     """
     dev_k = k if dev_k is None else dev_k
     _at_least("data.k", k, 1)
     _at_least("data.dev_k", dev_k, 0)
-    groups = _by_class(labels, _shuffled(len(labels), seed))
+    groups = _with_absent(_by_class(labels, _shuffled(len(labels), seed)), names)
     choose("data.scarce", scarce, SCARCE)
     if scarce == "raise":
-        _enough(groups, dict.fromkeys(groups, k + dev_k), f"data.k={k} and {dev_k} for dev", names)
+        asked = f"data.k={k} and {dev_k} for dev"
+        _enough(groups, dict.fromkeys(groups, k + dev_k), asked, names, take=True)
     for label, rows in groups.items():
         if len(rows) < k + dev_k:
             logging.getLogger(__name__).warning(
@@ -167,9 +169,8 @@ def balanced(labels: Sequence[int], n: int, seed: int, names: Sequence[str] = ()
     16 neutral examples of CB's training split; a class of `names` with fewer than 2 is an error.
     """
     groups = _by_class(labels, _shuffled(len(labels), seed))
-    classes = range(len(names)) if names else groups
-    _enough({label: groups.get(label, []) for label in classes}, dict.fromkeys(classes, 2),
-            "one example for train and one for dev", names)  # fmt: skip
+    whole = _with_absent(groups, names)
+    _enough(whole, dict.fromkeys(whole, 2), "one example for train and one for dev", names)
     if len(groups) > 5:
         n = 8 * len(groups)
     _at_least("data.n", n, len(groups))
@@ -199,6 +200,7 @@ def fraction(
 ) -> SplitRows:
     """A share of every class, at least 1 row, in the order of the file (DPT, low-resource).
 
+    A class without a row is passed over.
     A ratio of 2 or more is a number of rows per class. dev is None, or with `holdout` in (0, 1)
     that share of every class, at least 1 row, drawn from the rows left over.
     """
@@ -236,8 +238,9 @@ def kfold(
     """Cuts the rows into `folds` parts, classes spread evenly; each part is dev once (IPT).
 
     With `k` it cuts only K rows per class, those of `kshot`: with 2K they are its train and dev
-    together. Of a class with fewer rows "take" cuts what there is; "raise" is an error. Rows stand
-    in the order of the file. Raises InputError for a class with fewer rows than folds.
+    together. Of a class with fewer rows, or of `names` with none, "take" cuts what there is;
+    "raise" is an error. Rows stand in the order of the file. Raises InputError for a class with
+    rows, and fewer of them than folds.
     """
     _at_least("data.folds", folds, 2)
     choose("data.scarce", scarce, SCARCE)
@@ -245,7 +248,8 @@ def kfold(
     if k is not None:
         _at_least("data.k", k, 1)
         if scarce == "raise":
-            _enough(groups, dict.fromkeys(groups, k), f"data.k={k}", names)
+            whole = _with_absent(groups, names)
+            _enough(whole, dict.fromkeys(whole, k), f"data.k={k}", names, take=True)
     # [:None] takes them all.
     groups = {label: rows[:k] for label, rows in groups.items()}
     _enough(groups, dict.fromkeys(groups, folds), f"data.folds={folds}, an example in each,", names)
@@ -324,6 +328,11 @@ def _by_class(labels: Sequence[int], order: Sequence[int]) -> dict[int, list[int
     return groups
 
 
+def _with_absent(groups: dict[int, list[int]], names: Sequence[str]) -> dict[int, list[int]]:
+    """Adds the classes of `names` that have no row, behind the others."""
+    return groups | {label: [] for label in range(len(names)) if label not in groups}
+
+
 def _apportion(sizes: Mapping[int, int], size: int) -> dict[int, int]:
     """Divides `size` over classes in proportion to theirs, of which each keeps one or more."""
     total = sum(sizes.values())
@@ -341,13 +350,17 @@ def _split(train: Sequence[int], dev: Sequence[int] | None) -> SplitRows:
 
 
 def _enough(
-    groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str]
-) -> None:
+    groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str], *,
+    take: bool = False,
+) -> None:  # fmt: skip
+    cure = "ask for fewer, add examples or set data.scarce=take" if take else (
+        "ask for fewer or add examples"
+    )  # fmt: skip
     for label, rows in groups.items():
         if len(rows) < needs[label]:
             raise InputError(
                 f"class {_name(label, names)} has {len(rows)} examples, but {what} needs "
-                f"{needs[label]}; ask for fewer or add examples"
+                f"{needs[label]}; {cure}"
             )
 
 

@@ -35,8 +35,8 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
     if style == "masked":
         cls, sep, pad = (_need(tokenizer, name) for name in ("cls", "sep", "pad"))
         mask = (_need(tokenizer, "mask"),) if masks else ()
-        # RoBERTa's own pairs have two separators between the texts.
-        inner = tokenizer.num_special_tokens_to_add(pair=True) - 2
+        # RoBERTa's own pairs have two separators between the texts; a tokenizer may know of none.
+        inner = max(1, tokenizer.num_special_tokens_to_add(pair=True) - 2)
         return Specials(style, (cls,), (sep,), (sep,) * inner, mask, pad)
     last = _need(tokenizer, "eos")
     # Padding is masked, so any id will do where a tokenizer has none for it.

@@ -130,7 +130,7 @@ def _made(stage: Any, state: dict[str, Any]) -> Any:
 def encode_with_offsets(
     tokenizer: Any, texts: Sequence[str]
 ) -> dict[str, tuple[list[int], np.ndarray]]:
-    """Encodes texts alone, as they follow a separator.
+    """Encodes texts alone, white space in front included.
 
     -> by text its ids, and the characters of each, int32 [T, 2]
 
@@ -141,17 +141,16 @@ def encode_with_offsets(
             f"tokenizer {tokenizer.name_or_path!r} does not tell where its subwords stand; save it "
             "with a tokenizer.json"
         )
-    front, texts = " " * starts_with_space(tokenizer), list(dict.fromkeys(texts))
+    texts = list(dict.fromkeys(texts))
     if not texts:
         return {}
     found = tokenizer(
-        [text and front + text for text in texts], add_special_tokens=False,
-        split_special_tokens=True, padding=False, truncation=False, return_offsets_mapping=True,
-        return_attention_mask=False, return_token_type_ids=False, verbose=False,
+        texts, add_special_tokens=False, split_special_tokens=True, padding=False,
+        truncation=False, return_offsets_mapping=True, return_attention_mask=False,
+        return_token_type_ids=False, verbose=False,
     )  # fmt: skip
-    # Characters of the text itself, without the space that was put in front.
     places = (
-        _past_spaces(text, np.maximum(np.array(own, np.int32).reshape(-1, 2) - len(front), 0))
+        _past_spaces(text, np.array(own, np.int32).reshape(-1, 2))
         for text, own in zip(texts, found["offset_mapping"], strict=True)
     )
     ids = _without_specials(tokenizer, found["input_ids"])

@@ -22,12 +22,14 @@ from jaxprompt.heads import BackboneFacts, HeadLayout, TaskSetup
 from jaxprompt.heads.discriminator import LOSSES, SCORES, check_discriminator
 from jaxprompt.heads.spans import InText, those_known
 from jaxprompt.layers.reading import Scores, take
+from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.losses import binary_cross_entropy
-from jaxprompt.scoring.span_sets import score_span_sets
+from jaxprompt.scoring.metrics import SPAN_METRICS
+from jaxprompt.scoring.span_sets import METRICS, score_span_sets
 from jaxprompt.types import Batch, Objective
 
 LAYERS = ("discriminator", "linear")
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(rf"[{HAN}]|[^\W{HAN}]+|[^\w\s]")
 _TRIED = tuple(round(0.05 * step, 2) for step in range(1, 20))  # thresholds
 
 
@@ -71,6 +73,15 @@ class Head(InText):
         at_least("head.stride", self.stride, USUAL)
         if not 0 < self.threshold < 1:
             raise InputError(f"head.threshold={self.threshold} must be between 0 and 1")
+
+    def check_task(self, task: Task) -> None:
+        """Raises InputError for a task of other answers, or whose metric compares single spans."""
+        super().check_task(task)
+        if task.metric in SPAN_METRICS and task.metric not in METRICS:
+            raise InputError(
+                f"task.metric={task.metric} compares one span, and head.name={self.name} finds "
+                f"several; take task.metric={' or '.join(METRICS)}, or head.name=spans"
+            )
 
     def check_backbone(self, facts: BackboneFacts) -> None:
         """Raises InputError for a backbone that cannot judge tokens."""
@@ -189,7 +200,7 @@ def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:
     """Yields the words of each text. `found`: logits of s [windows, M]
 
     A word is as likely of the answer as the likeliest of its subwords: a span begins and ends where
-    words do.
+    words do. A Chinese character is a word of its own.
     """
     owner, offsets, texts = split.parts
     # Windows of one text follow one another, so a bisection finds where each text's begin.

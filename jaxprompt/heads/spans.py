@@ -87,10 +87,12 @@ class InText(Kind):
         del classes, targets
         field = task.fields[-1]
         rows, labels, owner, offsets = [], [], [], []
-        texts = encode_with_offsets(encoder.tokenizer, [e.fields[field] for e in examples])
-        pairs = zip(examples, encoder.gaps(examples, field), strict=True)
-        for number, (example, gap) in enumerate(pairs):
-            ids, places = texts[example.fields[field]]
+        gaps = list(encoder.gaps(examples, field))
+        texts = encode_with_offsets(encoder.tokenizer, [gap.field.text for gap in gaps])
+        for number, (example, gap) in enumerate(zip(examples, gaps, strict=True)):
+            ids, places = texts[gap.field.text]
+            # Where the template asks for a space in front, that stands for any of the text's own.
+            places = places + (len(example.fields[field]) - len(gap.field.text))
             right = self.answer_of(example, places)
             # Cut by tokens, each a unit of its own: words need not stay whole.
             stride = _STRIDE if self.stride == USUAL else self.stride

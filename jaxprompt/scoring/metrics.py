@@ -81,8 +81,9 @@ def score(
 
     f1 is of class 1 of two; macro_f1 averages over the classes that occur in gold or pred, which is
     scikit-learn's default, so that a class predicted and never right counts as 0; matthews is the
-    correlation over all classes. pred = -1 (no class) is wrong and no class of its own. Metrics of
-    relations and questions need `judged`; see scoring/relations.py and scoring/questions.py.
+    correlation over all classes. pred = -1 (no class) is wrong and no class of its own. Where
+    `judged` has several right classes of an example, a pred or a rank among them is right. Metrics
+    of relations and questions need `judged`; see scoring/relations.py and scoring/questions.py.
     """
     check_metric(name, num_classes)
     gold, pred = np.asarray(gold), np.asarray(pred)
@@ -90,10 +91,12 @@ def score(
         raise ValueError(f"gold {gold.shape} and pred {pred.shape} must be equal, [examples]")
     if gold.min() < 0 or max(gold.max(), pred.max()) >= num_classes:
         raise ValueError(f"classes must be in [0, {num_classes}); only pred may be -1")
+    right = judged.right if judged else gold[:, None].tolist()
     if name in RANKINGS:
         if scores is None:
             raise ValueError(f"metric {name} needs the scores of the classes")
-        ranks = score_ranks(gold, scores)
+        pairs = zip(right, scores, strict=True)
+        ranks = score_ranks(np.array([max(own, key=row.__getitem__) for own, row in pairs]), scores)
         return {name: ranks.pop(name), **ranks}
     if name in relations.METRICS:
         if judged is None:
@@ -103,6 +106,8 @@ def score(
         if judged is None or not judged.questions:
             raise ValueError(f"metric {name} needs the question of each example")
         return questions.score_questions(name, judged, gold, pred, scores)
+    triples = zip(gold, pred, right, strict=True)
+    gold = np.array([said if said in own else first for first, said, own in triples])
     measured = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
         measured = {name: float(_sklearn(name, gold, pred)), **measured}

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxprompt.scoring.answer_words import HAN
 from jaxprompt.scoring.metrics import check_metric
 
+METRICS = ("f1", "exact_match")
 Spans = Sequence[str]
 
 
@@ -22,8 +24,9 @@ def score_span_sets(
     gold: of each question the answers that are right, each of one or more spans; pred: the spans
     found. The best answer counts, by exact match and then by F1. Words are compared in lower case,
     without punctuation and articles; numbers by their value, and a span with numbers matches none
-    without one of them. Spans are aligned one to one so that F1 is highest; each that is left over
-    counts 0. F1 of a question is rounded to two digits, as the script does.
+    without one of them. A Chinese character is a word of its own, which the script does not say.
+    Spans are aligned one to one so that F1 is highest; each that is left over counts 0. F1 of a
+    question is rounded to two digits, as the script does.
     """
     check_metric(name, 0, "spans")
     if len(gold) != len(pred) or not pred or not all(gold):
@@ -71,7 +74,8 @@ def _share_numbers(right: set[str], found: set[str]) -> bool:
 
 
 def _normalise(text: str) -> str:
-    return " ".join(word for part in re.split(r" |-", text) if (word := _word(part)))
+    parts = re.split(" |-", re.sub(f"([{HAN}])", r" \1 ", text))
+    return " ".join(word for part in parts if (word := _word(part)))
 
 
 def _word(part: str) -> str:

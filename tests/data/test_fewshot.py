@@ -60,6 +60,11 @@ def test_kshot_leaves_the_global_stream_alone():
 def test_class_with_too_few_examples():
     with pytest.raises(InputError, match=r"class 'good' has 2 examples, but data.k=2 .* needs 4"):
         fewshot.kshot([0, 0, 0, 0, 1, 1], 2, seed=0, names=("bad", "good"))
+    names = ("bad", "good", "ugly")
+    with pytest.raises(InputError, match=r"'ugly' has 0 .* needs 2; .* or set data.scarce=take"):
+        fewshot.kshot([0, 0, 1, 1], 1, seed=0, names=names)
+    with pytest.raises(InputError, match=r"'ugly' has 0 .* but data.k=2 needs 2; .* data.scarce"):
+        fewshot.kfold([0, 0, 1, 1], 2, seed=0, k=2, names=names)
     with pytest.raises(InputError, match=r"class 1 has 1 examples, but one .* needs 2"):
         fewshot.balanced([0, 0, 0, 0, 1], 4, seed=0)
     with pytest.raises(InputError, match=r"class 'ugly' has 0 examples, but one .* needs 2"):

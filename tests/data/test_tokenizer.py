@@ -61,7 +61,7 @@ def test_white_space_is_that_of_the_tokenizer_as_released(kind, tmp_path):
         expected = released(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         (ids,) = encode_texts(tokenizer, [front + text])
         assert ids == expected
-        placed, places = encode_with_offsets(tokenizer, [text])[text]
+        placed, places = encode_with_offsets(tokenizer, [front + text])[front + text]
         assert placed == ids and len(places) == len(ids)
     assert keeps_spaces(tokenizer)
     assert encode_exact(tokenizer, "\n") == [3 + ord("\n")]
@@ -72,7 +72,8 @@ def test_white_space_of_any_length_is_a_space_of_t5(shared):
     released = transformers.AutoTokenizer.from_pretrained(shared / "tokenizers/t5")
     for text in ("a house", "a \n\t house \n", "  a house"):
         expected = released(text, add_special_tokens=False)["input_ids"]
-        assert encode_texts(tokenizer, [f" {text}"]) == [expected]
+        text = f" {text}"
+        assert encode_texts(tokenizer, [text]) == [expected]
         placed, places = encode_with_offsets(tokenizer, [text])[text]
         assert placed == expected and text[slice(*places[-1])].strip() == "house"
 

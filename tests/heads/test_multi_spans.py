@@ -283,6 +283,21 @@ def test_answers_that_are_not_in_their_texts_are_named_and_counted(bert):
         encode(bert, rows)
 
 
+def test_chinese_answers_end_where_they_do(tokenizer):
+    """A run of Chinese has no spaces: not all of it is the answer."""
+    asked = row("田纳西", "1996年", context="他在田纳西，1996年。")
+    head, examples, split = encode(tokenizer, [asked])
+    assert texts(head, examples, split, logits_of(split)) == [["田纳西", "1996年"]]
+    assert head.measure("f1", split, logits_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
+
+
+def test_a_metric_of_single_spans_is_refused():
+    head = make_head("multi_spans")
+    head.check_task(TASK)
+    with pytest.raises(InputError, match="=cmrc_f1 compares one.*take task.metric=f1 or exact_"):
+        head.check_task(get_task("cmrc2018"))
+
+
 def test_a_backbone_without_the_head_is_refused():
     facts = BackboneFacts("bert", "folder", "masked", frozenset({"mlm"}), 2, 0, "")
     with pytest.raises(InputError, match="no replaced-token head.*or head.layer=linear"):

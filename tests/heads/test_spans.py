@@ -12,6 +12,7 @@ from tiny import assert_close, make_batch, make_tiny
 
 from jaxprompt.data.tasks import custom_task, read_example
 from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.spans import SpanScores
@@ -60,6 +61,28 @@ def test_answers_come_back_from_the_labels(tokenizer, max_len):
     for (own,) in split.rows:
         assert len(own.ids) <= max_len and own.ids[own.label_pos[0]] == tokenizer.cls_token_id
         assert own.count == len(own.label_pos)
+
+
+@pytest.mark.parametrize("head", ["spans", "multi_spans"])
+@pytest.mark.parametrize("layout", ["{question} context: {context}", "{question} [sep] {context}"])
+@pytest.mark.parametrize("space", ["", " ", "\n  "])
+def test_a_text_is_encoded_as_anywhere_else(shared, head, layout, space):
+    """Behind a word with the space that a byte-level BPE counts to what follows."""
+    tokenizer = load_tokenizer(shared / "tokenizers/roberta")
+    own = row("Gansu", "2 airports")
+    own["context"] = space + CONTEXT
+    own["answers"]["answer_start"] = [len(space) + at for at in own["answers"]["answer_start"]]
+    example = read_example(TASK, own, "r:1")
+    encoder = make_encoder(tokenizer, 128, layout)
+    split = make_head(head).encode(encoder, TASK, [example], classes=0, targets=True)
+    ((found,),) = split.rows
+    assert found.ids.tolist() == encoder.encode(example)[0].ids.tolist()
+    places = split.parts.offsets[0]
+    marked = split.labels[0][-len(places) :] > 0
+    first, last = np.flatnonzero(marked)[[0, -1 if head == "multi_spans" else 1]]
+    assert own["context"][places[first, 0] :].startswith("Gansu")
+    end = "2 airports" if head == "multi_spans" else "Gansu"
+    assert own["context"][: places[last, 1]].endswith(end)
 
 
 def test_no_answer_is_said_where_it_may_be(bert):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
+from jaxprompt.data.encoded import Judged
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
 
@@ -22,6 +23,22 @@ def test_binary_by_hand():
     assert macro == pytest.approx({"macro_f1": (6 / 9 + f1_of_0) / 2, "accuracy": 5 / 8})
     matthews = (3 * 2 - 2 * 1) / np.sqrt(5 * 4 * 4 * 3)
     assert metrics.score("matthews", GOLD, PRED, 2)["matthews"] == pytest.approx(matthews)
+
+
+def test_each_of_several_right_classes_counts():
+    """Of the second example classes 0 and 2 are right: said is the one that is not learned."""
+    nothing = [()] * 3
+    judged = Judged(("a", "b", "c"), -1, [(0,), (0, 2), (1,)], nothing, [-1] * 3)
+    gold, said = [0, 0, 1], [0, 2, 0]
+    assert metrics.score("accuracy", gold, said, 3, judged) == {"accuracy": 2 / 3}
+    plain = metrics.score("accuracy", gold, said, 3)
+    assert plain == {"accuracy": 1 / 3}
+    for name in ("macro_f1", "matthews"):
+        found = metrics.score(name, gold, said, 3, judged)
+        assert found == metrics.score(name, [0, 2, 1], said, 3) != plain
+    ranks = np.array([[3.0, 2, 1], [2, 1, 3], [3, 1, 2]])
+    found = metrics.score("mrr", gold, said, 3, judged, ranks)
+    assert found == {"mrr": (1 + 1 + 1 / 3) / 3, "hit_at_1": 2 / 3, "hit_at_10": 1.0}
 
 
 def test_primary_metric_comes_first():

@@ -90,6 +90,12 @@ def test_the_best_of_several_answers_counts():
     assert found == {"exact_match": 0.5, "f1": 0.5} and next(iter(found)) == "exact_match"
 
 
+def test_a_chinese_character_is_a_word():
+    found = score_span_sets("f1", [[["中华人民共和国"]]], [["华人民共和国"]])
+    assert found == {"f1": round(2 * 6 / 13, 2), "exact_match": 0.0}  # 7 characters, 6 of them
+    assert score_span_sets("f1", [[["在 北京"]]], [["在北京"]]) == {"f1": 1.0, "exact_match": 1.0}
+
+
 def test_it_is_that_of_the_definition_on_what_is_found_in_real_texts(shared):
     rng, compared = np.random.default_rng(0), 0
     with gzip.open(shared / "data/quoref/test.jsonl.gz", "rt", encoding="utf-8") as lines:
