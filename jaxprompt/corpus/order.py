@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -71,17 +70,6 @@ class Share(Sequence[int]):
         if not 0 <= place < len(self):
             raise IndexError(f"place {place} of {len(self)} documents")
         return self.order[self.start + place]
-
-    def draw(self, index: int, seed: int) -> int:
-        """The document of visit `index` in endless epochs, each in an order of its own."""
-        epoch, place = divmod(index, len(self))
-        # One permutation of the places inside the one that divided the corpus.
-        return self[_epoch(len(self), seed, epoch)[place]]
-
-
-@lru_cache(maxsize=16)
-def _epoch(size: int, seed: int, epoch: int) -> Shuffle:
-    return Shuffle(size, seed, epoch)
 
 
 def divide(documents: int, held_out: float, seed: int) -> tuple[Share, Share]:

@@ -23,6 +23,7 @@ ON_ERROR = ("raise", "skip")
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 _CHUNK = 2**20  # bytes read at once
+_LINE = 8  # times as long as its text may a line of JSON be, for escapes and other columns
 _SAMPLED = 256  # rows that stand for a data set whose files are not ours to read
 
 Document = str | InputError  # what is wrong with a document comes in its place
@@ -215,13 +216,22 @@ def _reader(path: Path) -> Callable[[Path, TextSettings], Iterator[Document]]:
 def _of_text(path: Path, settings: TextSettings) -> Iterator[Document]:
     for line, offset, data in _pieces(path, settings.documents, settings.max_document):
         where = str(path) if settings.documents == "file" else f"{path}:{line}"
-        yield _decoded(data, where, offset, settings.max_document)
+        if len(data) > settings.max_document:
+            cure = ", or take corpus.documents=line or blank where it holds many"
+            yield _too_long(where, settings.max_document, cure)
+        else:
+            yield _decoded(data, where, offset)
 
 
 def _of_json_lines(path: Path, settings: TextSettings) -> Iterator[Document]:
-    for line, offset, data in _pieces(path, "line", settings.max_document):
+    limit = _LINE * settings.max_document
+    for line, offset, data in _pieces(path, "line", limit):
         where = f"{path}:{line}"
-        text = _decoded(data, where, offset, settings.max_document)
+        if len(data) > limit:
+            told = f"{limit:,} bytes, {_LINE} x corpus.max_document; raise that"
+            yield InputError(f"{where}: a line of over {told}")
+            continue
+        text = _decoded(data, where, offset)
         yield text if isinstance(text, InputError) else _parsed(text, where, settings)
 
 
@@ -260,9 +270,7 @@ def _pieces(path: Path, parted: str, limit: int) -> Iterator[tuple[int, int, byt
         yield line, start, b"".join(held)
 
 
-def _decoded(data: bytes, where: str, offset: int, limit: int) -> Document:
-    if len(data) > limit:
-        return _too_long(where, limit)
+def _decoded(data: bytes, where: str, offset: int) -> Document:
     try:
         # A byte order mark is no text. Not utf-8-sig, whose errors count bytes behind the mark.
         return data.decode("utf-8").removeprefix("\ufeff")
@@ -342,8 +350,6 @@ def _no_field(where: str, field: str, names: Any) -> InputError:
     )
 
 
-def _too_long(where: str, limit: int) -> InputError:
-    return InputError(
-        f"{where}: a document of over {limit:,} bytes; raise corpus.max_document, or take "
-        "corpus.documents=line or blank where a .txt holds many"
-    )
+def _too_long(where: str, limit: int, cure: str = "") -> InputError:
+    told = f"a document of over {limit:,} bytes; raise corpus.max_document"
+    return InputError(f"{where}: {told}{cure}")

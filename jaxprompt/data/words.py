@@ -24,7 +24,7 @@ TOP = 1000  # tokens that "frequent" draws from, unless told
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+|<extra_id_\d+>")
 
 
-def special_ids(tokenizer: Any) -> set[int]:
+def ids_of_no_word(tokenizer: Any) -> set[int]:
     """Ids that are no words: specials, and rows that pre-training never used."""
     unused = {i for token, i in tokenizer.get_vocab().items() if _UNUSED.fullmatch(token)}
     return unused | set(tokenizer.all_special_ids)
@@ -143,7 +143,7 @@ def choose_rows(
         raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
     # Its streams are frozen by numpy's policy: a seed starts from the same rows for good.
     rng = np.random.RandomState(seed)
-    specials = special_ids(tokenizer)
+    specials = ids_of_no_word(tokenizer)
     size = min(vocab_size or len(tokenizer), len(tokenizer))  # an embedding is padded beyond
 
     def from_vocab(count: int) -> Ids:

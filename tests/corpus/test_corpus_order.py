@@ -65,15 +65,6 @@ def test_documents_are_divided_by_seed():
     assert len(divide(10, 0, seed=0)[1]) == 0
 
 
-def test_every_epoch_takes_every_document_once_in_another_order():
-    train, _ = divide(50, 0.2, seed=1)
-    epochs = [[train.draw(40 * e + i, seed=9) for i in range(40)] for e in range(3)]
-    assert all(sorted(epoch) == sorted(train) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert [train.draw(i, seed=9) for i in range(40)] == epochs[0]
-    assert [train.draw(i, seed=8) for i in range(40)] != epochs[0]
-
-
 def test_bad_shares():
     for share in (-0.1, 1, 1.5, float("nan")):
         with pytest.raises(InputError, match="must be from 0 to below 1, e.g. 0.01"):

@@ -11,8 +11,8 @@ from jaxprompt.data.words import (
     KINDS,
     choose_rows,
     frequent_words,
+    ids_of_no_word,
     sampled_vocab,
-    special_ids,
     task_words,
     text_ids,
 )
@@ -31,10 +31,10 @@ def flat(rows):
 
 
 def test_special_ids(bert, roberta):
-    ids = special_ids(bert)
+    ids = ids_of_no_word(bert)
     assert {0, 1, 99, 100, 101, 102, 103, 104, 998} <= ids
     assert 1996 not in ids  # "the"
-    assert {0, 1, 2, 3, 50264} <= special_ids(roberta)
+    assert {0, 1, 2, 3, 50264} <= ids_of_no_word(roberta)
 
 
 def test_sampled_vocab_draws_once_each_from_the_first_rows():

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxprompt.data.specials import SENTINEL
 from jaxprompt.data.tokenizer import starts_with_space
-from jaxprompt.data.words import special_ids
+from jaxprompt.data.words import ids_of_no_word
 from jaxprompt.errors import InputError
 
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, newline, tab and return, as byte-level BPE writes them
@@ -27,7 +27,7 @@ def plain_words(tokenizer: Any) -> np.ndarray:
     """Lists the ids that are neither special nor unused, ascending. int32 [R]"""
     # Sorted: get_vocab has no fixed order, and every process and resumed run must draw alike.
     known = np.array(sorted(tokenizer.get_vocab().values()), np.int32)
-    return np.setdiff1d(known, list(special_ids(tokenizer))).astype(np.int32)
+    return np.setdiff1d(known, list(ids_of_no_word(tokenizer))).astype(np.int32)
 
 
 def word_starts(tokenizer: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ are not enough: within a class the neighbour is still the nearest to the query. 
 units nearest to the neighbour in length, it would be known as the one in the middle.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -157,7 +157,7 @@ class Query:
         self.at, self.neighbour = at, self._beside[draws.below(len(self._beside))]
         # 0 makes all classes one, so that any length will do.
         self._top = units.class_of(cut) if alike else 0
-        self._shown = {self._text(i) for i in (at, *self._beside)}
+        self._shown = set(self._texts((at, *self._beside), cut))
 
     def same(self, count: int) -> list[int] | None:
         """Draws units of the same document, but no neighbours. None = there are too few."""
@@ -183,24 +183,20 @@ class Query:
         return None
 
     def shown(self, units: Sequence[int]) -> list[np.ndarray] | None:
-        """Cuts texts that stand beside each other to one length. -> ids of each
+        """Cuts texts that stand beside each other, to one length where so asked. -> ids of each
 
         None = so cut, two are the same, or one is the query's or another neighbour's.
         """
         texts = [self._units.ids(unit)[: self._cut] for unit in units]
-        if not self._units.matched:
-            return texts
-        length = min(map(len, texts))
-        texts = [text[:length] for text in texts]
+        length = min(map(len, texts)) if self._units.matched else self._cut
         # Cut like the options: two texts may become the same only by the cut.
-        beside = [self._units.ids(unit)[:length] for unit in (self.at, *self._beside)]
-        known = {text.tobytes() for text in beside}
-        for unit, text in zip(units, texts, strict=True):
-            before = len(known)
-            known.add(text.tobytes())
-            if unit != self.neighbour and len(known) == before:
+        query, *beside = self._texts((self.at, *self._beside), length)
+        known = {query, *beside}
+        for unit, text in zip(units, self._texts(units, length), strict=True):
+            if text == query or (unit != self.neighbour and text in known):
                 return None
-        return texts
+            known.add(text)
+        return [text[:length] for text in texts]
 
     def _near(self, span: range) -> np.ndarray:
         return self._units.within(span, self.neighbour, self._top)
@@ -217,12 +213,13 @@ class Query:
 
     def _show(self, unit: int) -> bool:
         """Shows a text. Returns whether it is new."""
-        before = len(self._shown)
-        self._shown.add(self._text(unit))
-        return len(self._shown) > before
+        (text,) = self._texts([unit], self._cut)
+        is_new = text not in self._shown
+        self._shown.add(text)
+        return is_new
 
-    def _text(self, unit: int) -> bytes:
-        return self._units.ids(unit)[: self._cut].tobytes()
+    def _texts(self, units: Iterable[int], length: int) -> list[bytes]:
+        return [self._units.ids(unit)[:length].tobytes() for unit in units]
 
 
 def first_found(draw: Callable[[int, bool], Found | None], row: int, rows: int) -> Found:
