@@ -17,8 +17,9 @@ from jaxprompt.assembly import from_config, tune
 from jaxprompt.assembly.demonstrations import shows_demos
 from jaxprompt.assembly.denoising import need_corpus, read_corpus, tell
 from jaxprompt.assembly.examples import check_tunes, read_task
+from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.pipeline import open_backbone
-from jaxprompt.assembly.ppt import check_single, thresholds_of
+from jaxprompt.assembly.ppt import thresholds_of
 from jaxprompt.assembly.running import facts
 from jaxprompt.corpus import Corpus
 from jaxprompt.corpus.ppt import AnnotationWriter, Reader, check_thresholds, check_unfinished
@@ -57,7 +58,8 @@ def check_annotator(c: Any) -> None:
     """
     from_config.check_config(c)
     check_tunes(c)
-    check_single(c, "annotate")
+    if is_grid(c):
+        raise InputError("config.runs stands for several runs, annotate does one; empty it")
     need_corpus(c)
     if shows_demos(c):
         field = next(f"demos.{name}" for name in COUNTS if c.demos[name])

@@ -80,6 +80,16 @@ def check_objective(c: Any) -> None:
     if not c.objective.name:
         raise InputError(f"objective.name is empty; give one of {', '.join(NEEDS)}")
     need_corpus(c)
+    idle = {
+        "optim.smoothing": c.optim.smoothing, "cache.where": c.cache.where,
+        "train.init_head": c.train.init_head, "data.protocol": c.data.protocol,
+    }  # fmt: skip
+    for field, value in idle.items():
+        if value:
+            raise InputError(
+                f"{field}={value} does nothing in adapt, which learns from running text; leave it "
+                "out"
+            )
     if not (c.backbone.path or c.backbone.init):
         raise InputError(
             "backbone.path is empty; give a folder with weights, or a config.json as backbone.init"

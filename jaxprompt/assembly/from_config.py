@@ -359,9 +359,9 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
 
 def make_plan(train: Any, steps_per_epoch: int, batch: float) -> Milestones:
     """Turns the one total that is given into steps; `batch` is the mean number of examples."""
-    epochs = train.total_epochs * steps_per_epoch
+    steps = train.total_epochs * steps_per_epoch or train.total_examples / batch
     # Rounded, since 0.07 of 100 steps is a little above 7 in floating point.
-    total = train.total_steps or math.ceil(round(epochs or train.total_examples / batch, 6))
+    total = train.total_steps or max(1, math.ceil(round(steps, 6)))
     evaluate = train.eval_steps or max(1, round(train.eval_epochs * steps_per_epoch))
     return Milestones(total, evaluate, train.save_steps)
 

@@ -205,9 +205,13 @@ def _short(axis: str) -> str:
 
 
 def _show(value: Any, among: Sequence[Any]) -> str:
-    """Writes a value as a part of a folder's name; a long text is its number."""
-    short = lambda text: re.sub(r"[^\w.+-]+", "_", str(text).replace(",", "+"))
-    unclear = len(short(value)) > _SHOWN or any(
-        short(other) == short(value) for other in among if other != value
-    )
-    return str(among.index(value) + 1) if unclear else short(value)
+    """Writes a value as a part of a folder's name; a long text is its number.
+
+    So is another that would be taken for the number of one.
+    """
+    values = list(dict.fromkeys(among))
+    shown = [re.sub(r"[^\w.+-]+", "_", str(own).replace(",", "+")) for own in values]
+    unclear = {text for text in shown if len(text) > _SHOWN or shown.count(text) > 1}
+    at = values.index(value)
+    is_clear = shown[at] not in unclear and not (unclear and shown[at].isdigit())
+    return shown[at] if is_clear else str(at + 1)

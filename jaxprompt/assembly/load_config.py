@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,22 +38,38 @@ def load_config(path: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
 
 
 def apply(config: ConfigDict, overrides: Sequence[tuple[str, Any]]) -> None:
-    """Sets fields from text, in any order: a method that is named brings its block first.
+    """Sets fields, in any order: a method that is named brings its block first.
 
-    One total of the three that is above 0 sets the others to 0.
+    Values are texts as flags have them, or what they stand for: numbers, lists, arrays; None unsets
+    a number. One total of the three that is above 0 sets the others to 0.
     """
     # As text in any case, so that a flag and a call from Python are read alike.
-    overrides = [(field, str(value)) for field, value in overrides]
-    replace_blocks(config, overrides)
-    totals = {field: value for field, value in overrides if field in _TOTALS}
-    if len(totals) == 1 and any(value.strip("0.") for value in totals.values()):  # nor 0 nor 0.0
-        overrides = [(name, "0") for name in _TOTALS if name not in totals] + overrides
-    for field, value in overrides:
-        override(config, field, value)
+    texts = [(field, _written(field, value)) for field, value in overrides]
+    replace_blocks(config, texts)
+    totals = {field: text for field, text in texts if field in _TOTALS}
+    if len(totals) == 1 and any(text.strip("0.") for text in totals.values()):  # nor 0 nor 0.0
+        texts = [(name, "0") for name in _TOTALS if name not in totals] + texts
+    unset = {field for field, value in overrides if value is None}
+    for field, text in texts:
+        override(config, field, text, unset=field in unset)
 
 
-def override(config: ConfigDict, field: str, text: str) -> None:
-    """Sets one field ("optim.lr") from text, in the type it has."""
+def _written(field: str, value: Any) -> str:
+    """Writes a value as a flag has it."""
+    plain = lambda own: own.tolist() if hasattr(own, "tolist") else own  # of numpy, pandas, JAX
+    value = plain(value)
+    if isinstance(value, list | tuple):
+        return str(tuple(map(plain, value)))
+    if value is None or isinstance(value, str | int | float | os.PathLike):
+        return str(value)
+    raise InputError(
+        f"config field {field}={brief(value)} is a {type(value).__name__}; give a text, a number "
+        "or a list"
+    )
+
+
+def override(config: ConfigDict, field: str, text: str, *, unset: bool = False) -> None:
+    """Sets one field ("optim.lr") from text, in the type it has; `unset` says that it is None."""
     *parents, last = field.split(".")
     block = config
     for part in [*parents, last]:
@@ -62,7 +79,10 @@ def override(config: ConfigDict, field: str, text: str) -> None:
     if isinstance(block, ConfigDict):
         inside = ", ".join(f"{field}.{key}" for key in block)
         raise InputError(f"config field {field!r} is a block; set one of {inside}")
-    owner[last] = _parse(field, text, owner.get_type(last))
+    kind = owner.get_type(last)
+    if unset and kind is not float:
+        raise InputError(f"config field {field}=None must be {_KINDS.get(kind, 'a text')}")
+    owner[last] = _parse(field, text, kind)
 
 
 def fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -95,8 +115,10 @@ def _parse(field: str, text: str, kind: type) -> Any:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         value = ast.literal_eval(text)
-        # To Python, True is a whole number.
+        # To Python, True is a whole number, and ('a') a text: a list of its letters.
         if isinstance(value, bool) or kind is int and not isinstance(value, int):
+            raise wrong
+        if kind is tuple and not isinstance(value, list | tuple):
             raise wrong
         return kind(value)
     except _NO_VALUE as error:
@@ -111,7 +133,7 @@ _KINDS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    tuple: "a list, as in a,b or ('a', 'b')",
+    tuple: "a list, as in a,b or ('a',)",
 }
 
 

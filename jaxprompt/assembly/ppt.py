@@ -102,12 +102,6 @@ def check_learner(c: Any) -> None:
     options_of(c)
 
 
-def check_single(c: Any, command: str) -> None:
-    """Raises InputError where a config stands for several runs."""
-    if any(c.runs[axis] for axis in c.runs if axis != "size"):
-        raise InputError(f"config.runs stands for several runs, {command} does one; empty it")
-
-
 def options_of(c: Any) -> tuple[int, ...]:
     """Lists the numbers of options that examples have, (0,) where they have none."""
     if c.ppt.task not in ("nss", "unified"):

@@ -75,10 +75,15 @@ class Work(Job):
     def set_training(
         self, placement: Placement, model: Any, objectives: Any, trainable: Flat, frozen: Flat
     ) -> None:
-        """Makes the step and its state. The optimizer is `tx`."""
+        """Makes the step and its state."""
+        self.set_state(placement, trainable, frozen)
+        accumulate = self.config.optim.accumulate
+        self.step = make_train_step(model, self.tx, objectives, accumulate=accumulate)
+
+    def set_state(self, placement: Placement, trainable: Flat, frozen: Flat) -> None:
+        """Makes what a step starts from, for a kind of run that makes its own; `tx` optimizes."""
         c = self.config
         self.tx = build_optimizer(c, trainable, self.milestones, self.batches.steps_per_epoch)
-        self.step = make_train_step(model, self.tx, objectives, accumulate=c.optim.accumulate)
         key = rng.key_for(c.seed, "dropout", c.rng)
         self.state = place_state(placement, trainable, self.tx, key)
         self.placement, self.frozen = placement, frozen

@@ -5,7 +5,7 @@ its end the run exports the prompt once for each task, with that task's head.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, records, starting_text
-from jaxprompt.assembly.answers import check_room
+from jaxprompt.assembly.grid import is_grid
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.load_config import apply
 from jaxprompt.assembly.method import seen_by, starts_of
 from jaxprompt.assembly.pipeline import NOTHING, Scorer
+from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.prompt_artifact import pack
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.assembly.running import facts as facts_of
@@ -77,7 +78,7 @@ def task_configs(c: Any) -> dict[str, Any]:
         # So that a task's file cannot name a field that no config has.
         made.lock()
         try:
-            apply(made, [(field, _written(value)) for field, value in own.items()])
+            apply(made, list(own.items()))
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         with made.unlocked():
@@ -88,11 +89,6 @@ def task_configs(c: Any) -> dict[str, Any]:
     return found
 
 
-def _written(value: Any) -> str:
-    """Writes a value of JSON as a flag has it."""
-    return str(tuple(value)) if isinstance(value, list) else str(value)
-
-
 class SharedTuning(Work):
     """Trains on all tasks in turns, chooses by the mean of their metrics on dev."""
 
@@ -101,6 +97,11 @@ class SharedTuning(Work):
     def check(self) -> None:
         """Checks the config of each task."""
         c = self.config
+        if is_grid(c):
+            raise InputError(
+                "config.runs and shared.tasks are both given, and a grid trains runs of one task; "
+                "empty one of the two"
+            )
         self.configs = task_configs(c)
         for name, own in self.configs.items():
             try:
@@ -120,11 +121,24 @@ class SharedTuning(Work):
         """Reads and encodes the splits of all tasks, and reads the backbone."""
         del saved, started
         c = self.config
-        placement = from_config.build_placement(c)
+        self.read()
+        self.backbone, self.loaded = NOTHING.load(self.backbone, self.placement)
+        for name, scorer in self.scorers.items():
+            self.scorers[name] = scorer.with_backbone(self.backbone)
+        facts = {"tasks": self.known} | seen_by(next(iter(self.scorers.values())).model.prompt)
+        self.record = records.make_record(
+            c, facts, "", self.backbone.family, self.loaded.report.fingerprint
+        )
+
+    def read(self) -> None:
+        """Reads and encodes the splits of all tasks; of the backbone no weights."""
+        c = self.config
+        placement = self.placement = from_config.build_placement(c)
         self.scorers: dict[str, Scorer] = {}
         self.splits: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
-        known, digests = {}, {}
+        self.known: dict[str, Any] = {}
+        digests = {}
         fields = {name: _own_fields(own) for name, own in self.configs.items()}
         processes.agree(
             {f"{at} of {name}": x for name, own in fields.items() for at, x in own.items()}
@@ -133,16 +147,16 @@ class SharedTuning(Work):
             backbone = from_config.open_fitting(own, placement)
             try:
                 from_config.build_placement(own)  # its batches must divide as well
-                examples = from_config.read_examples(own)
-                scorer = from_config.scorer_from_config(own, backbone, examples, placement)
+                examples, scorer, splits = prepare_task(own, placement, backbone)
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from error
             self.scorers[name], self.notes[name] = scorer, examples.notes
-            self.splits[name] = from_config.encode_splits(scorer, examples)
-            check_room(own, scorer, self.splits[name])
-            known[name] = from_config.describe_data(examples, scorer)
-            known[name] |= {"template": scorer.template, "fields": fields[name]}
-            digests |= {f"{part} of {name}": x.digest() for part, x in self.splits[name].items()}
+            self.splits[name] = splits
+            self.known[name] = from_config.describe_data(examples, scorer)
+            self.known[name] |= {"template": scorer.template, "fields": fields[name]}
+            digests |= {f"{part} of {name}": x.digest() for part, x in splits.items()}
+        # Tasks may not change the block of the backbone, so any of those opened will do.
+        self.backbone = backbone
         self._check_prompts()
         trains = [own["train"] for own in self.splits.values()]
         self.scorers = {
@@ -163,15 +177,6 @@ class SharedTuning(Work):
         )
         steps = self.batches.steps_per_epoch
         self.milestones = from_config.make_plan(c.train, steps, self.batches.mean_batch)
-        # Tasks may not change the block of the backbone, so any of those opened will do.
-        self.backbone, self.loaded = NOTHING.load(backbone, placement)
-        for name, scorer in self.scorers.items():
-            self.scorers[name] = scorer.with_backbone(self.backbone)
-        self.placement = placement
-        facts = {"tasks": known} | seen_by(next(iter(self.scorers.values())).model.prompt)
-        self.record = records.make_record(
-            c, facts, "", self.backbone.family, self.loaded.report.fingerprint
-        )
 
     def _check_prompts(self) -> None:
         """Raises InputError for a method that is another on another task."""
@@ -189,29 +194,34 @@ class SharedTuning(Work):
                 "cannot share; of dart set prompt.fluency=0, or take another method"
             )
 
-    def build(self) -> None:
-        """Draws the prompt and the heads."""
-        c, (first, *_) = self.config, self.scorers.values()
+    def joined(self) -> Scorer:
+        """Makes the scorer of the first task with the heads of all, by the names of the tasks."""
+        first = next(iter(self.scorers.values()))
         heads = {name: scorer.model.heads["main"] for name, scorer in self.scorers.items()}
-        model = dataclasses.replace(first.model, heads=heads)
+        return first._replace(model=dataclasses.replace(first.model, heads=heads))
+
+    def count_tokens(self, count_corpus: Callable[[Scorer], Any]) -> np.ndarray | None:
+        """Counts the tokens that a prompt may start from, over all tasks; None = not asked."""
         counts = [
             starting_text.count_tokens(
-                c, self.splits[name]["train"],
-                lambda scorer=scorer: starting_text.count_corpus(c, scorer, self.workdir),
+                self.config, self.splits[name]["train"], lambda scorer=scorer: count_corpus(scorer)
             )
             for name, scorer in self.scorers.items()
-        ]  # fmt: skip
-        weights = from_config.start(
-            c, first._replace(model=model), self.loaded, _sum_counts(counts), self.placement
-        )
-        self.weights = weights
+        ]
+        return _sum_counts(counts)
+
+    def build(self) -> None:
+        """Draws the prompt and the heads."""
+        c, scorer = self.config, self.joined()
+        counts = self.count_tokens(lambda own: starting_text.count_corpus(c, own, self.workdir))
+        weights = self.weights = from_config.start(c, scorer, self.loaded, counts, self.placement)
         self.scores = {
             name: from_config.build_measure(own, self.scorers[name], self.placement)
             for name, own in self.configs.items()
         }
-        self.set_training(self.placement, model, [], weights.trainable, weights.frozen)
-        # In place of the step that `set_training` made of no objectives: the state is that of all.
-        self.step = make_shared_step({name: self._step_of(model, name) for name in self.scorers})
+        self.set_state(self.placement, weights.trainable, weights.frozen)
+        steps = {name: self._step_of(scorer.model, name) for name in self.scorers}
+        self.step = make_shared_step(steps)
 
     def _step_of(self, model: Model, name: str) -> Any:
         """Makes the train step of a task."""

@@ -6,10 +6,10 @@ import jax
 
 from jaxprompt import tree
 from jaxprompt.assembly import feature_cache, from_config, records, starting_text
-from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.inheritance import tell_init
 from jaxprompt.assembly.pipeline import NOTHING, Given
+from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.running import Work, carry_out
 from jaxprompt.parallel import processes
 from jaxprompt.training.log import RunLog
@@ -43,12 +43,9 @@ class Tuning(Work):
         c = self.config
         placement = from_config.build_placement(c)
         backbone = from_config.open_fitting(c, placement)
-        examples = from_config.read_examples(c, given=self.given.rows)
-        scorer = from_config.scorer_from_config(c, backbone, examples, placement)
-        scorer = share_front(c, scorer)
-        self.splits = from_config.encode_splits(scorer, examples)
-        check_room(c, scorer, self.splits)
-        scorer, self.notes = scorer.with_vocabulary_of(self.splits["train"]), examples.notes
+        examples, scorer, self.splits = prepare_task(c, placement, backbone, self.given.rows)
+        scorer = share_front(c, scorer).with_vocabulary_of(self.splits["train"])
+        self.notes = examples.notes
         if jax.process_count() > 1:
             # Every process reads for itself, and takes its share of the same rows.
             rows = {f"the rows of {name}": part.digest() for name, part in self.splits.items()}

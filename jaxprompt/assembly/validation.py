@@ -1,18 +1,21 @@
 """What a config would train on, found without training: its data is read, weights are not."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxprompt import tree
 from jaxprompt.assembly import from_config, shared_tuning, starting_text
-from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.grid import is_grid, list_runs
 from jaxprompt.assembly.initial_params import check_start, divide
+from jaxprompt.assembly.pipeline import Backbone, Scorer, Split
+from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.models.model import backbone_shapes
+from jaxprompt.training.loop import Milestones
+from jaxprompt.types import Batch
 
 
 def validate(c: Any) -> Iterator[str]:
@@ -21,9 +24,7 @@ def validate(c: Any) -> Iterator[str]:
     Raises InputError for what a run would refuse before it reads weights.
     """
     if shared_tuning.is_shared(c):
-        for name, own in shared_tuning.task_configs(c).items():
-            yield f"shared task {name}:"
-            yield from validate(own)
+        yield from _validate_shared(c)
         return
     if is_grid(c):
         runs = list_runs(c, "")
@@ -32,37 +33,69 @@ def validate(c: Any) -> Iterator[str]:
     from_config.check_config(c)
     placement = from_config.build_placement(c)
     backbone = from_config.open_fitting(c, placement)
-    examples = from_config.read_examples(c)
-    scorer = from_config.scorer_from_config(c, backbone, examples, placement)
-    splits = from_config.encode_splits(scorer, examples)
-    check_room(c, scorer, splits)
+    examples, scorer, splits = prepare_task(c, placement, backbone)
     scorer = scorer.with_vocabulary_of(splits["train"])
-    leaves = backbone_shapes(backbone.module, backbone.block["quantize"])
-    shapes = tree.unflatten(leaves)["backbone"]
-    init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
-    params = jax.eval_shape(init, jax.random.key(0), shapes)
     counts = starting_text.count_tokens(c, splits["train"], lambda: None)
-    check_start(c, scorer, params, counts)
-    trainable, frozen = divide(c, scorer, params)
+    trainable, frozen = _shapes(c, scorer, counts)
     batches = from_config.train_batches(c, scorer, splits["train"])
     # The plan needs the length of an epoch, not the batches.
     batches.close()
     plan = from_config.plan_of(c, batches.steps_per_epoch, len(splits["train"].rows))
     # For what it refuses: a warmup as long as the run, the rate of a part that does not train.
     from_config.build_optimizer(c, trainable, plan, batches.steps_per_epoch)
-    longest = from_config.longest_batch(c, scorer, splits["train"]).encoder.ids.shape
 
+    yield from _tell_backbone(c, backbone)
+    yield from _tell_task(scorer, splits, examples.notes)
+    yield tree.overview(trainable, frozen)
+    yield _tell_plan(plan, from_config.longest_batch(c, scorer, splits["train"]))
+
+
+def _validate_shared(c: Any) -> Iterator[str]:
+    """Checks a config whose tasks share a prompt, as the run itself does."""
+    work = shared_tuning.SharedTuning(c, "")
+    work.check()
+    work.read()
+    work.batches.close()
+    trainable, frozen = _shapes(c, work.joined(), work.count_tokens(lambda scorer: None))
+    from_config.build_optimizer(c, trainable, work.milestones, work.batches.steps_per_epoch)
+    batches = {}
+    yield from _tell_backbone(c, work.backbone)
+    for name, scorer in work.scorers.items():
+        yield f"shared task {name}:"
+        yield from _tell_task(scorer, work.splits[name], work.notes[name])
+        own = from_config.longest_batch(work.configs[name], scorer, work.splits[name]["train"])
+        batches[own.encoder.ids.size] = own
+    yield tree.overview(trainable, frozen)
+    yield _tell_plan(work.milestones, batches[max(batches)])
+
+
+def _shapes(c: Any, scorer: Scorer, counts: Any) -> tuple[tree.Flat, tree.Flat]:
+    """Makes shapes of what trains and of what does not; refuses what a prompt cannot start from."""
+    leaves = backbone_shapes(scorer.model.backbone, c.backbone.quantize)
+    shapes = tree.unflatten(leaves)["backbone"]
+    init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
+    params = jax.eval_shape(init, jax.random.key(0), shapes)
+    check_start(c, scorer, params, counts)
+    return divide(c, scorer, params)
+
+
+def _tell_backbone(c: Any, backbone: Backbone) -> Iterator[str]:
     yield f"backbone {c.backbone.path} ({backbone.family})"
     heads = sorted(backbone.module.cfg.model_heads)
     yield f"  heads in the checkpoint: {', '.join(heads) or 'none'}"
+
+
+def _tell_task(scorer: Scorer, splits: Mapping[str, Split], notes: Sequence[str]) -> Iterator[str]:
     yield f"task {scorer.task.name}, template {scorer.template!r}"
     yield "  " + ", ".join(f"{name} {part.size}" for name, part in splits.items())
-    for line in from_config.tell_examples(scorer, splits, examples.notes):
+    for line in from_config.tell_examples(scorer, splits, notes):
         yield f"  {line}"
     yield f"  the first example: {spell(scorer, splits['train'].rows[0][0])}"
-    yield tree.overview(trainable, frozen)
-    most = f"{longest[0]} x {longest[1]} tokens"
-    yield f"{plan.total} steps of up to {most}, dev every {plan.evaluate} steps"
+
+
+def _tell_plan(plan: Milestones, longest: Batch) -> str:
+    rows, length = longest.encoder.ids.shape
+    return f"{plan.total} steps of up to {rows} x {length} tokens, dev every {plan.evaluate} steps"
 
 
 def spell(scorer: Any, encoded: Encoded) -> str:

@@ -1,6 +1,7 @@
 """Shows where a run stands: its state, its best score, and its curves in the terminal."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,11 @@ def main(argv: Sequence[str]) -> int:
 
 def show(workdir: Path) -> str:
     """Shows one run."""
-    from jaxprompt.training.checkpoint import Checkpoints
     from jaxprompt.training.pictures import read_curves
-    from jaxprompt.training.run_folder import is_held, read_record, read_result
+    from jaxprompt.training.run_folder import read_record, read_result
 
     result, record = read_result(workdir), read_record(workdir)
-    step = Checkpoints(workdir).latest()
-    rows: list[tuple[str, object]] = [
-        ("run", workdir),
-        ("state", _state(result, step, is_held(workdir))),
-    ]
+    rows: list[tuple[str, object]] = [("run", workdir), ("state", _state(workdir, result))]
     if record is not None:
         rows += _learned_from(record)
     for split in ("dev", "test", "held_out"):
@@ -56,11 +52,21 @@ def show(workdir: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _state(result: Any, step: int | None, held: bool) -> str:
+def _state(workdir: Path, result: Any) -> str:
+    from jaxprompt.training.checkpoint import Checkpoints
+    from jaxprompt.training.run_folder import is_held
+
     if result:
         return f"finished after {result['steps']} steps, best at step {result['best_step']}"
+    if (error := workdir / "error.txt").exists():
+        return f"failed, and its grid does not try it again: {error.read_text().strip()}"
+    step, grid = Checkpoints(workdir).latest(), Checkpoints(workdir.parent)
+    # The runs of a grid that train at once have one checkpoint.
+    if step is None and grid.latest() is not None:
+        with suppress(InputError):  # one that goes on deletes what is read here
+            step = grid.latest() if workdir.name in grid.position().get("runs", ()) else None
     at = "before its first checkpoint" if step is None else f"saved at step {step}"
-    return f"running, {at}" if held else f"stopped, {at}; the same command resumes"
+    return f"running, {at}" if is_held(workdir) else f"stopped, {at}; the same command resumes"
 
 
 def _learned_from(record: dict[str, Any]) -> list[tuple[str, object]]:
@@ -97,11 +103,10 @@ def _curve(title: str, points: list[tuple[int, float]], best: int | None) -> str
 
 
 def _row(folder: Path, workdir: Path) -> tuple[object, ...]:
-    from jaxprompt.training.checkpoint import Checkpoints
-    from jaxprompt.training.run_folder import is_held, read_result
+    from jaxprompt.training.run_folder import read_result
 
     result = read_result(workdir)
-    state = _state(result, Checkpoints(workdir).latest(), is_held(workdir)).partition(",")[0]
+    state = _state(workdir, result).partition(",")[0]
     scores = (result or {}).get("dev") or (result or {}).get("held_out") or {}
     best = result["best_step"] if result else "-"
     return workdir.relative_to(folder), state, best, _scores(dict(list(scores.items())[:1])) or "-"

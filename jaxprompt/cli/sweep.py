@@ -168,6 +168,9 @@ def list_runs(
         changes = dict(point)
         argument = changes.pop("config", None)
         path = config if argument is None else f"{file}:{argument}"
+        lost = next((field for field, _ in overrides if field in changes), None)
+        if lost is not None:
+            raise InputError(f"{file}: sweep() sets {lost} of each run; leave --config.{lost} out")
         # Thrown away: an unknown field is to be told before the first run.
         load_config(path, [*overrides, *changes.items()])
         parts = [] if argument is None else [str(argument)]

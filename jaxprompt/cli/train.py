@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.cli.grid import train_grid
 from jaxprompt.cli.options import Parser, add_hosts, add_profile, need, profile_of, several_hosts
-from jaxprompt.errors import InputError
 from jaxprompt.training.log import dumps
 
 
@@ -23,12 +22,7 @@ def main(argv: Sequence[str]) -> int:
 
     with several_hosts(args) as is_first:
         is_shared = shared_tuning.is_shared(c)
-        if is_grid(c) and is_shared:
-            raise InputError(
-                "config.runs and shared.tasks are both given, and a grid trains runs of one task; "
-                "empty one of the two"
-            )
-        if is_grid(c):
+        if is_grid(c) and not is_shared:
             return train_grid(c, args.workdir)
         result = (shared_tuning if is_shared else tune).run(c, args.workdir)
         if result is not None and is_first:

@@ -23,7 +23,7 @@ from jaxprompt.assembly.grid import GridRun, by_config, is_grid, list_runs, sele
 from jaxprompt.assembly.ppt import check_ppt
 from jaxprompt.assembly.settings import settings_of
 from jaxprompt.errors import InputError
-from jaxprompt.files import make_folder, parse_json, write_atomic
+from jaxprompt.files import make_folder, read_json, write_atomic
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.sweeps import pretrain, tune
@@ -302,7 +302,7 @@ class _Work:
     ) -> list[list[Member]]:  # fmt: skip
         """Cuts members into those that train at once, as before where this is a restart."""
         path, names = self.workdir / "chunks.json", {m.run.name: m for m in members}
-        saved = read_json(path) if path.exists() else {"size": self.size, "chunks": []}
+        saved = _read_chunks(path) if path.exists() else {"size": self.size, "chunks": []}
         # With another size only the runs of the checkpoint have to stay together.
         known = saved["chunks"] if saved["size"] == self.size else [self.started]
         chunks = [chunk for chunk in known if chunk and set(chunk) <= set(names)]
@@ -346,12 +346,12 @@ class _Work:
         return Outcome(results, self.failed)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a result. Raises InputError for a damaged one."""
-    try:
-        return parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); delete it and train again") from error
+def _read_chunks(path: Path) -> dict[str, Any]:
+    expected = "what this grid wrote, or delete it: the same command goes on"
+    saved = read_json(path, expected)
+    if not isinstance(saved.get("size"), int) or not isinstance(saved.get("chunks"), list):
+        raise InputError(f"{path} does not hold size and chunks; give {expected}")
+    return saved
 
 
 def _is_over(run: GridRun) -> bool:

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from jaxprompt.assembly import from_config, records
-from jaxprompt.assembly.answers import check_room
 from jaxprompt.assembly.examples import examples_key
 from jaxprompt.assembly.feature_cache import KeepingPlan
 from jaxprompt.assembly.front import share_front
 from jaxprompt.assembly.grid import GridRun
 from jaxprompt.assembly.method import seen_by
 from jaxprompt.assembly.pipeline import Scorer, Split, load_weights
+from jaxprompt.assembly.prepared import prepare_task
 from jaxprompt.assembly.starting_text import count_corpus, count_tokens
 from jaxprompt.data.tokenizer import load_tokenizer
 from jaxprompt.errors import InputError
@@ -57,12 +57,9 @@ def prepare(
         key = examples_key(own)
         try:
             if key not in encoded:
-                examples = from_config.read_examples(own)
-                scorer = from_config.scorer_from_config(own, backbone, examples, placement)
+                examples, scorer, splits = prepare_task(own, placement, backbone)
                 scorers[key] = share_front(own, scorer)
-                facts[key] = from_config.describe_data(examples, scorers[key])
-                splits = from_config.encode_splits(scorers[key], examples)
-                check_room(own, scorers[key], splits)
+                facts[key] = from_config.describe_data(examples, scorer)
                 # A split that is the same in all runs is laid out once.
                 encoded[key] = {
                     name: same.setdefault((name, part.digest()), part)

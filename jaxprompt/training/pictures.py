@@ -8,6 +8,7 @@ from typing import Any
 from jaxprompt.errors import InputError
 from jaxprompt.files import write_error
 from jaxprompt.training.log import read_metrics
+from jaxprompt.training.run_folder import read_result
 
 CURVES = "curves.png"
 # Okabe and Ito's palette, which colour-blind readers tell apart too.
@@ -40,10 +41,13 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> Path:
-    """Draws the loss and the dev score of a run over its steps. -> `path`, or WORKDIR/curves.png"""
+    """Draws the loss and the dev score of a run over its steps. -> `path`, or WORKDIR/curves.png
+
+    The step that a finished run chose is marked: by its own measure, which may be low at its best.
+    """
     from matplotlib.figure import Figure
 
-    curves = read_curves(workdir)
+    curves, best = read_curves(workdir), (read_result(workdir) or {}).get("best_step")
     figure = Figure(figsize=(6.4, 1.6 + 2.2 * len(curves)), layout="constrained")
     axes = figure.subplots(max(len(curves), 1), sharex=True, squeeze=False)[:, 0]
     for number, (axis, (name, points)) in enumerate(zip(axes, curves.items(), strict=False)):
@@ -52,11 +56,10 @@ def draw_curves(workdir: str | Path, title: str = "", path: str | Path = "") -> 
         axis.plot(steps, values, marker=marker, markersize=4, color=COLOURS[number])
         axis.set_ylabel(name)
         axis.grid(alpha=0.3)
-        if name.startswith("dev"):
-            best = max(points, key=lambda point: point[1])
-            axis.axvline(best[0], color="#999999", linestyle=":", linewidth=1)
+        if name.startswith("dev") and best in steps:
+            axis.axvline(best, color="#999999", linestyle=":", linewidth=1)
             axis.annotate(
-                f"best {best[1]:.3f} at step {best[0]}", (0.98, 0.06), ha="right",
+                f"best {dict(points)[best]:.3f} at step {best}", (0.98, 0.06), ha="right",
                 xycoords="axes fraction",
             )  # fmt: skip
     axes[-1].set_xlabel("step")

@@ -143,6 +143,7 @@ def test_a_protocol_that_leaves_no_dev_is_named(backbone, tmp_path):
     [
         ({"train.total_examples": 96}, 6), ({"train.total_examples": 97}, 7),
         ({"train.total_epochs": 2.0}, 6), ({"train.total_epochs": 0.07}, 1),
+        ({"train.total_epochs": 1e-8}, 1),
     ],
 )  # fmt: skip
 def test_a_total_of_examples_counts_short_batches(total, steps):

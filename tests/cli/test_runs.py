@@ -194,6 +194,8 @@ def test_sigterm_saves_the_group(config, grid, tmp_path, monkeypatch, capsys):
         assert train_grid(config, str(folder)) == 0
     out, err = capsys.readouterr()
     assert out == "" and "stopped by SIGTERM at step" in err and not results(folder)
+    for name in NAMES:
+        assert "stopped, saved at step 3; " in jaxprompt(capsys, "show", folder / name)[1]
     record = folder / NAMES[1] / "record.json"
     kept = record.rename(tmp_path / "kept")
     with pytest.raises(InputError, match=f"no {record}, which says what they learned from"):
@@ -232,6 +234,8 @@ def test_a_run_that_breaks_ends_alone(backbone, data, tmp_path, capsys):
     broken = (tmp_path / "grid" / "lr=1e+38" / "error.txt").read_text()
     assert "2 steps in a row were not finite" in broken and "lower optim.lr" in broken
     assert list(results(tmp_path / "grid")) == ["lr=0.01"]
+    shown = jaxprompt(capsys, "show", tmp_path / "grid" / "lr=1e+38")[1]
+    assert "failed, and its grid does not try it again: 2 steps in a row were not" in shown
 
 
 def test_scores_that_are_nan_end_a_run_alone(backbone, data, tmp_path, capsys):
@@ -351,6 +355,22 @@ def test_chunks(why, config, grid, tmp_path, capsys, monkeypatch):
     for name, result in results(tmp_path / "grid").items():
         assert {n: result[n] for n in SAME} == {n: expected[name][n] for n in SAME}
         np.testing.assert_allclose(losses(tmp_path / "grid" / name), losses(grid / name), rtol=1e-3)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"size": 0}'])
+def test_a_damaged_list_of_chunks_is_told(damage, config, tmp_path):
+    folder = tmp_path / "grid"
+    folder.mkdir()
+    (folder / "chunks.json").write_text(damage)
+    with pytest.raises(InputError, match="chunks.json .*or delete it: the same command goes on"):
+        train_grid(config, str(folder))
+
+
+def test_the_number_of_a_long_text_is_no_other_run(tmp_path):
+    fields = [("prompt.name", "soft"), ("prompt.start", "text"), ("prompt.text", "a")]
+    texts = ("2", "of more letters than the name of a folder is to have")
+    c = load_config("base", [*fields, ("runs.texts", texts)])
+    assert [run.name for run in runner.list_runs(c, str(tmp_path))] == ["text=1", "text=2"]
 
 
 def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):

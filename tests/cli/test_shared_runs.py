@@ -189,10 +189,35 @@ def test_each_task_is_validated(backbone, folder, tmp_path, capsys):
     found = [line for line in lines if line.startswith("shared task")]
     assert found == ["shared task topics:", "shared task beasts:", "shared task tags:"]
     assert lines[-1] == "the config is valid" and out.count("the first example: ") == 3
+    assert out.count("tokens, dev every ") == 1 and "  head/tags/" in out
     (folder / "odd.json").write_text('{"task.name": "custom", "data.batch": true}')
     odd = config_of(backbone, folder, tmp_path / "d.json", tasks=("topics", "odd"))
     code, _, err = jaxprompt(capsys, "validate", odd)
     assert code == 2 and "odd.json: config field data.batch='True' must be a whole number" in err
+
+
+@pytest.mark.parametrize(
+    "fields, why",
+    [
+        ({"cache.where": "host"}, "cache.where=host keeps states of one task"),
+        ({"runs.seeds": "0,1"}, "config.runs and shared.tasks are both given"),
+        ({"trainable": "prompt/.*,head/main/.*"}, "'head/main/.*' matches no parameter"),
+        ({"prompt.name": "dart", "prompt.fluency": 0.5}, ""),
+        ({"trainable": "prompt/.*,head/topics/.*"}, None),
+        ({"optim.weight_decay": 0.1, "optim.no_decay": "head/topics/.*"}, None),
+    ],
+)
+def test_validation_refuses_what_training_does(backbone, folder, tmp_path, capsys, fields, why):
+    """And nothing else: the names of parameters are those of all tasks together."""
+    own = {"train.total_steps": 1, "train.eval_steps": 1, "train.test": False}
+    flag = config_of(backbone, folder, tmp_path / "c.json", tasks=("topics", "beasts"), **own)
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    trained = jaxprompt(capsys, "train", flag, f"--workdir={tmp_path / 'run'}", *words)
+    validated = jaxprompt(capsys, "validate", flag, *words)
+    assert trained[0] == validated[0] == (0 if why is None else 2), trained[2]
+    if why is not None:
+        lines = [err.splitlines()[-1].partition(": ")[2] for _, _, err in (trained, validated)]
+        assert lines[0] == lines[1] and why in lines[0]
 
 
 def test_a_cut_run_ends_where_a_whole_one_does(backbone, folder, tmp_path, capsys):

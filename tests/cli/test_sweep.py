@@ -124,6 +124,12 @@ def test_what_train_refuses_no_run_of_a_sweep_is(given, capsys, tmp_path, words,
     assert not list(tmp_path.glob("runs/*/config.json"))
 
 
+def test_a_field_that_the_sweep_sets_is_not_given_besides(given, capsys):
+    """It would be lost: what sweep() yields comes behind what is given."""
+    code, _, err = jaxprompt(capsys, "sweep", *given, "--config.optim.lr=0.5")
+    assert code == 2 and "sweep() sets optim.lr of each run; leave --config.optim.lr out" in err
+
+
 def test_runs_whose_dropout_would_depend_on_others_train_alone(given, capsys, tmp_path):
     code, _, err = jaxprompt(capsys, "sweep", *given, "--config.rng=rbg", "--run")
     assert code == 0, err

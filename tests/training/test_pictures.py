@@ -41,6 +41,18 @@ def test_a_picture_has_something_on_it_and_is_the_same_again(workdir):
     assert pixels.shape[0] > 300 and (np.abs(pixels - 1) > 0.2).mean() > 0.005
 
 
+def test_the_step_that_was_chosen_is_marked(workdir, monkeypatch):
+    """By the result: of a loss the lowest is the best, and of a cut run none is known."""
+    said: list[str] = []
+    note = lambda axis, text, *rest, **how: said.append(text)
+    monkeypatch.setattr("matplotlib.axes.Axes.annotate", note)
+    pictures.draw_curves(workdir)
+    assert said == []
+    (workdir / "result.json").write_text(json.dumps({"best_step": 10}))
+    pictures.draw_curves(workdir)
+    assert said == ["best 0.500 at step 10"]
+
+
 def test_a_table_is_drawn_with_its_deviations(tmp_path):
     make = lambda value: {"dev": {"accuracy": 0.9}, "test": {"accuracy": value}}
     rows = {"prefix": [make(0.8), make(0.9)], "soft": [make(0.7)]}

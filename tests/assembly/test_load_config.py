@@ -1,0 +1,55 @@
+"""Values of fields: as flags have them, and as Python has them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxprompt.assembly.load_config import apply, load_config
+from jaxprompt.errors import InputError
+
+
+def read(field, value):
+    config = load_config("base")
+    apply(config, [(field, value)])
+    block, _, name = field.partition(".")
+    return config[block][name] if name else config[block]
+
+
+@pytest.mark.parametrize(
+    "field, value, expected",
+    [
+        ("task.labels", "a, b", ("a", "b")),
+        ("task.labels", ["a", "b, c"], ("a", "b, c")),
+        ("task.labels", np.array(["a", "b"]), ("a", "b")),
+        ("task.labels", list(np.array(["a", "b"])), ("a", "b")),
+        ("runs.lr", np.array([0.1, 0.2]), (0.1, 0.2)),
+        ("optim.lr", np.float64(0.25), 0.25),
+        ("data.batch", np.int64(4), 4),
+        ("optim.lr_head", None, None),
+        ("train.test", False, False),
+        ("data.source", Path("rows"), "rows"),
+    ],
+)
+def test_values_of_python_are_those_of_flags(field, value, expected):
+    found = read(field, value)
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "field, value, told",
+    [
+        ("task.labels", "('a,b')", "must be a list, as in a,b or"),
+        ("trainable", "('prompt/.*')", "must be a list, as in a,b or"),
+        ("task.labels", None, "task.labels=None must be a list"),
+        ("task.label", None, "task.label=None must be a text"),
+        ("data.batch", None, "data.batch=None must be a whole number"),
+        ("task.labels", {"a", "b"}, " is a set; give a text, a number or a list"),
+        ("task.words", {"a": "b"}, " is a dict; give a text, a number or a list"),
+    ],
+)
+def test_what_would_be_read_as_something_else_is_refused(field, value, told):
+    """A text in brackets would be a list of its letters, a set as it is printed one of marks."""
+    with pytest.raises(InputError) as caught:
+        read(field, value)
+    assert told in str(caught.value)
