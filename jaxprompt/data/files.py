@@ -165,11 +165,17 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _read_jsonl(path: Path) -> Rows:
-    rows, numbers = [], array("q")
-    for number, line in enumerate(_lines(path), 1):
-        if line.strip():
-            rows.append(parse_row(line, f"{path}:{number}"))
-            numbers.append(number)
+    rows, numbers, lines = [], array("q"), raw_lines(path)
+    try:
+        for number, line in enumerate(lines, 1):
+            if text := decode_line(line, number, path).strip():
+                rows.append(parse_row(text, f"{path}:{number}"))
+                numbers.append(number)
+    except InputError:
+        # A .gz that is damaged has odd lines, and says so itself where it ends.
+        for _ in lines:
+            pass
+        raise
     return Rows(rows, str(path), numbers)
 
 

@@ -211,6 +211,12 @@ def test_set_in_the_package():
             gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],
             r"jsonl.gz: broken gzip file",
         ),
+        # Damaged in its middle: not the line is to be mended.
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n' * 99, 0, mtime=0).replace(b'{"', b'\xff"', 50),
+            r"jsonl.gz: broken gzip file \(CRC check failed",
+        ),
         ("a.xlsx", b"", r"a.xlsx: unknown file format; name it .jsonl"),
         ("a.parquet.gz", b"", r"a.parquet.gz: unknown file format"),
     ],
