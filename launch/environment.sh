@@ -1,10 +1,12 @@
 # shellcheck shell=bash
 # Sourced: makes .venv if needed and installs each requirements file once. Bash.
 # Python compiles what a program imports when it first does; pip would compile all of it.
-# usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter, VENV another folder)
+# usage: environment FILE...   (PYTHON=python3.12 chooses the interpreter)
+
+VENV=.venv # whatever a shell exports: what sources this runs it from here
 
 environment() {
-  local venv="${VENV:-.venv}"
+  local venv=$VENV
   if [ ! -x "$venv/bin/python" ]; then
     "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
       echo "jaxprompt needs Python 3.11 or newer; set PYTHON=python3.11" >&2
@@ -28,7 +30,7 @@ environment() {
       launch/backbone.txt | launch/language_model.txt) flags=(--no-deps --require-hashes) ;;
     esac
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
-      "${flags[@]}" -r "$file"
+      ${flags[@]+"${flags[@]}"} -r "$file" # bash 3.2, macOS's, takes an empty list for unset
     touch "$mark"
   done
 }

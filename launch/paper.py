@@ -16,7 +16,6 @@ beside it.
 import itertools
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 import paper_figures as figures  # noqa: E402
 from paper_dart import PAPER as DART  # noqa: E402
 from paper_dpt import PAPER as DPT  # noqa: E402
+from paper_estimate import estimate  # noqa: E402
 from paper_ipt import PAPER as IPT  # noqa: E402
 from paper_ppt import PAPER as PPT  # noqa: E402
 from paper_ptuning_v2 import PAPER as PTUNING_V2  # noqa: E402
@@ -68,7 +68,6 @@ PLACE = (
     "data.multiple", "data.eval_batch", "mesh.", "cache.", "runs.", "backbone.stack",
     "backbone.remat", "backbone.attention", "train.log_steps", "train.save_steps", "train.tracker",
 )  # fmt: skip
-SIZES = ("prompt.length", "data.max_len", "data.batch")  # searched, or of a row, they cost more
 
 
 # -- what is asked for ---------------------------------------------------------------------------
@@ -83,7 +82,11 @@ def pick(table: Table, args: Any) -> list[Cell]:
 
 
 def _listed(flag: str, text: str, known: Sequence[str]) -> list[str]:
-    return [choose(flag, part.strip(), known) for part in text.split(";") if part.strip()]
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    for part in parts:
+        if part not in known and set(map(str.strip, part.split(","))) <= set(known):
+            raise InputError(f"{flag}={part!r}: put ; between names, of which some have commas")
+    return [choose(flag, part, known) for part in parts]
 
 
 def tell_left_out(cells: Sequence[Cell], args: Any) -> None:
@@ -100,9 +103,9 @@ def bind(args: Any) -> None:
     """Checks the paper's own flags. Raises InputError where the workdir is of another table."""
     held = read_object(Path(args.workdir) / "table.json")
     for name in ("paper", "table"):
-        if held and held[name] != getattr(args, name):
+        if held and held.get(name) != getattr(args, name):
             raise InputError(
-                f"{args.workdir} holds runs of {name} {held[name]}, not {getattr(args, name)}; "
+                f"{args.workdir} holds runs of {name} {held.get(name)}, not {getattr(args, name)}; "
                 "take another --workdir"
             )
     PAPERS[args.paper].check(args, held)
@@ -146,9 +149,10 @@ def seeds_of(cell: Cell, args: Any) -> Sequence[int]:
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
-        return [kind(part) for part in text.split(",") if part.strip()]
+        return list(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))
     except ValueError as error:
-        raise InputError(f"{flag}={text!r} must be numbers with commas between") from error
+        called = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{flag}={text!r} must be {called} with commas between") from error
 
 
 def check_inputs(run: sweep.SweepRun, args: Any) -> None:
@@ -214,46 +218,6 @@ def score(run: sweep.SweepRun, does: str) -> None:
     write_result(run.workdir, {"best_step": 0, "test": scores})  # as the backbone comes
 
 
-def estimate(
-    runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], overrides: Sequence[tuple[str, str]]
-) -> str:
-    """Lists how many runs there are of each size, with the command that estimates a step of one."""
-    sizes: dict[tuple[str, str], list[sweep.SweepRun]] = {}
-    trained = []
-    for cell, own in runs:
-        if cell.folds:  # every setting in every fold, then one of each seed
-            trained.append([fold for fold, _ in list_folds(cell, own)])
-            own = own[: len({run.changes["seed"] for run in own})]
-        if cell.does == "train":  # runs of a cell differ in what is searched
-            sized: dict[tuple[Any, ...], list[sweep.SweepRun]] = {}
-            for run in own:
-                sized.setdefault(tuple(map(run.changes.get, SIZES)), []).append(run)
-            trained += sized.values()
-    for own in trained:
-        c = sweep.load(own[0], ())
-        share = "all examples" if c.data.ratio + c.data.holdout >= 1 else f"{c.data.ratio:.0%}"
-        examples = {
-            "": "all examples", "holdout": "all examples", "fraction": share,
-            "kshot": f"{c.data.k} examples per class",
-            "kfold": f"{c.data.folds - 1} of {c.data.folds} folds of {c.data.k} examples per class",
-        }.get(c.data.protocol, f"{c.data.n} examples")  # fmt: skip
-        much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
-        much = much or f"{c.train.total_epochs:g} epochs"
-        about = f"{much} of {examples}, {c.data.batch} a step"
-        part = "a backbone" if c.trainable else "a prompt"
-        length = f", {n} tokens" if (n := c.prompt.get("length")) else ""
-        method = f"(prompt.name={c.prompt.name}{length}, inputs of {c.data.max_len})"
-        sizes.setdefault((f"{about}, that train {part} {method}", c.backbone.path), []).extend(own)
-    lines = []
-    for (about, backbone), own in sizes.items():
-        searched = {field: own[0].changes[field] for field in SIZES if field in own[0].changes}
-        given = dict(overrides) | searched | {"backbone.path": backbone}
-        flags = [f"--config.{field}={value}" for field, value in given.items()]
-        words = ["python", "-m", "jaxprompt", "plan", f"--config={own[0].config}", *flags]
-        lines.append(f"{len(own)} runs of {about}:\n  {shlex.join(words)} --devices=...")
-    return "\n".join(lines)
-
-
 # -- what they give ------------------------------------------------------------------------------
 
 
@@ -275,8 +239,10 @@ def heading(
     ]
     if not table.draw or read_published(args.paper, args.table):
         lines[-1] += "; [as published]"
-    if paper.BEST:
+    if any(own.best for _, own in measured):
         lines.append(f"of the {paper.BEST} seeds that are best on dev, as the paper has it; of all")
+    elif paper.BEST:
+        lines.append(f"of all seeds; the paper has the {paper.BEST} that are best on dev")
     if any(own.runs for _, own in measured):
         lines += paper.remarks(args)
     for cell, own in measured:
@@ -360,10 +326,16 @@ def main(argv: Sequence[str]) -> int:
                 f"--config.{field} names the rows of {args.table}; leave it out, and choose rows "
                 "by --rows"
             )
+        if field == "train.test":
+            raise InputError("--config.train.test: a cell is of the test split; leave it out")
+        if field.startswith("runs.") and field != "runs.size":
+            raise InputError(f"--config.{field} is set by --seeds and --learning-rates here")
     bind(args)
     output = Path(args.output or Path(args.workdir) / f"{args.table}.png")
     if table.draw:
         figures.check_output(output)
+    elif args.output:
+        raise InputError(f"--output={args.output}: {args.table} has no picture; leave it out")
     runs = [(cell, list_runs(cell, args, overrides)) for cell in pick(table, args)]
     todo = [(cell, own) for cell, own in runs if not paper.why_not(cell, args)]
     if not args.print:

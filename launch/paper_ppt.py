@@ -166,10 +166,10 @@ class Ppt(Paper):
 
     def check(self, args: Any, held: Mapping[str, Any]) -> None:
         """Fills in the kind. Raises InputError for one that does not go with the other flags."""
-        if held and args.kind and held["kind"] != args.kind:
+        if held and args.kind and held.get("kind") != args.kind:
             raise InputError(
-                f"{args.workdir} holds runs of kind {held['kind']}, not {args.kind}; take another "
-                "--workdir"
+                f"{args.workdir} holds runs of kind {held.get('kind')}, not {args.kind}; take "
+                "another --workdir"
             )
         args.kind = args.kind or held.get("kind", "t5")
         choose("--kind", args.kind, ppt.ALL_KINDS)

@@ -8,10 +8,11 @@ cd "$(dirname "$0")/.."
 . launch/environment.sh
 
 compare='' lm=''
-case "${1:-}" in
+case "$*" in
   "") ;;
   --compare) compare=--run ;;
   --lm) lm=1 ;;
+  -h | --help) sed -n '2,5s/^# //p' launch/quickstart.sh; exit ;;
   *) echo "usage: bash launch/quickstart.sh [--compare | --lm]" >&2; exit 2 ;;
 esac
 

@@ -143,7 +143,9 @@ def plan_stage(args: argparse.Namespace, stage: Stage, work: Path) -> dict:
             except subprocess.CalledProcessError:
                 if best is None:
                     raise
-                break  # it does not fit
+                rows = best["fields"]["data__batch"]
+                print(f"{stage.config}: {batch} rows fail as above, {rows} it is", file=sys.stderr)
+                break
             speed = records(Path(trial))[0]["time"]
             rate, seconds = speed["tokens_per_second"], 1 / speed["steps_per_second"]
         print(f"{stage.config}: {batch} rows, {rate:,.0f} tokens a second", file=sys.stderr)

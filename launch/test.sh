@@ -48,4 +48,4 @@ if [ -z "${TMPDIR:-}" ] && [ "${room:-0}" -ge 4 ]; then
 fi
 # What the tests of a file share is made once. tests/conftest.py puts the files in order.
 .venv/bin/python -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder \
-  "${selected[@]}" "$@"
+  ${selected[@]+"${selected[@]}"} "$@"

@@ -1,4 +1,4 @@
-"""Measures what README reports of speed and size, beside PEFT and torch where these do the same.
+"""Measures what the docs report of speed and size, beside PEFT and torch where they do the same.
 
 usage: python launch/bench CASE --output F [flags]     python launch/bench CASE --help
 A case is a file of this folder. It prints a Markdown table and writes all figures as JSON to F.
@@ -15,7 +15,8 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path[0] = str(FOLDER.parents[1])  # of `launch` and of the product
 
-from launch.bench.process import Found, report  # noqa: E402
+from jaxprompt.errors import InputError  # noqa: E402
+from launch.bench.process import Found, SideEnded, report  # noqa: E402
 
 SHARED = ("models", "process")  # what cases share
 
@@ -46,11 +47,23 @@ def main(words: list[str]) -> int:
     case.flags(parser)
     args = parser.parse_args(words[1:])
     if args.side:
-        sides[args.side](args)
+        try:
+            sides[args.side](args)
+        except InputError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 2
         return 0
     if not args.output:
         parser.error("give --output, the JSON file of all figures")
-    found = case.measure(args)
+    if not Path(args.output).absolute().parent.is_dir():
+        parser.error(f"--output={args.output} stands in a folder that does not exist; make it")
+    if args.rounds < 1:
+        parser.error(f"--rounds={args.rounds} must be at least 1")
+    try:
+        found = case.measure(args)
+    except (InputError, SideEnded) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
     found = found if isinstance(found, Found) else Found(found)
     if found.rows:
         report(args.output, found.rows, **found.facts)

@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 RUNNER = str(Path(__file__).resolve().parent)
 
 
+class SideEnded(Exception):
+    """A process of a side ended before it answered; what it wrote says why."""
+
+
 class Found(NamedTuple):
     """What a case has measured."""
 
@@ -65,8 +69,12 @@ def worker(command: list[str], cores: str):
     )  # fmt: skip
 
     def ask(count: int) -> dict:
-        print(count, file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):  # read below: it has said why
+            print(count, file=process.stdin, flush=True)
+        line = process.stdout.readline()
+        if not line:
+            raise SideEnded(f"{' '.join(command[1:])} ended with {process.wait()}")
+        return json.loads(line)
 
     with process:
         yield ask

@@ -30,6 +30,19 @@ def test_without_a_case_all_are_listed():
     assert bench("stpe").returncode == 2 and len(CASES) > 15
 
 
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (("step", "--output=none/x.json"), "--output=none/x.json stands in a folder that does not"),
+        (("step", "--output=x.json", "--rounds=0"), "--rounds=0 must be at least 1"),
+        (("epoch", "--output=x.json", "--data=none"), "data folder none"),
+    ],
+)
+def test_bad_input_is_one_line(words, told):
+    done = bench(*words)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+
+
 def test_every_case_tells_its_flags(monkeypatch, capsys):
     """In one process, and with neither JAX nor torch loaded by what they import."""
     code = "\n".join((

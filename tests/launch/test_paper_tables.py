@@ -646,7 +646,11 @@ def test_what_is_run_without_being_named():
         (["table2", "--kind=t5-deep", "--backbone=x"], "--kind=t5-deep has no soft tokens to init"),
         (["table4", "--config.optim.lr=1"], "--config.optim.lr is set by --learning-rates here"),
         (["table4", "--rows=lm_adapt", "--backbone=x"], "--rows=lm_adapt: give --adapted, the ba"),
-        (["table4", "--seeds=1;2"], "--seeds='1;2' must be numbers with commas between"),
+        (["table4", "--seeds=1;2"], "--seeds='1;2' must be whole numbers with commas b"),
+        (["table4", "--tasks=sst2,cb"], "--tasks='sst2,cb': put ; between names, of which some ha"),
+        (["table4", "--config.train.test=False"], "train.test: a cell is of the test split; leave"),
+        (["table4", "--config.runs.seeds=1"], "--config.runs.seeds is set by --seeds and --learn"),
+        (["table4", "--output=x.png"], "--output=x.png: table4 has no picture; leave it out"),
         (["table4", "--learning-rates=x"], "--learning-rates='x' must be numbers with commas"),
         (["table4", "--rows=ppt", "--prompts=none"], "none/cls does not exist; pre-train it "),
         (["table1", "--data=/none"], "/none/sst2 does not exist; --data holds a folder of each"),
@@ -697,6 +701,9 @@ def test_a_workdir_is_of_one_table_and_kind(tmp_path, call):
     with pytest.raises(InputError, match=f"{tmp_path} holds runs of kind masked, not causal; "):
         call("table2", "--kind=causal")
     call("table2")
+    (tmp_path / "table.json").write_text('{"paper": "ppt"}')
+    with pytest.raises(InputError, match=f"{tmp_path} holds runs of table None, not table2; "):
+        call("table2")
     (tmp_path / "table.json").write_text("{")
     with pytest.raises(InputError, match="table.json cannot be read"):
         call("table2")
@@ -787,6 +794,16 @@ def test_the_estimate_keeps_apart_what_costs_more(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * 6 and lines[0].endswith("(prompt.name=soft, 4 tokens, inputs of 132):")
     assert " --config.prompt.length=128 --config.data.max_len=256 " in lines[-1]
+
+
+def test_the_estimate_counts_a_run_once(capsys):
+    """Two metrics of a row are of the same runs, and a value that stands twice is one."""
+    words = ["--estimate", "--workdir=none", "--seeds=1,2,01", "--learning-rates=1e-5,0.00001"]
+    assert paper.main(["dpt", "table2", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()[::2]
+    counts = [int(line.partition(" runs of ")[0]) for line in lines]
+    cells = list(paper.PAPERS["dpt"].TABLES["table2"].cells(("quoref",)))
+    assert sum(counts) == 2 * len(cells) / 2
 
 
 def test_the_estimate_says_what_it_leaves_out(tmp_path, capsys):

@@ -1,0 +1,58 @@
+"""How many runs a paper's table takes, and of which sizes, without running any."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paper_results import list_folds
+from paper_table import Cell
+
+from jaxprompt.cli import sweep
+
+SIZES = ("prompt.length", "data.max_len", "data.batch")  # searched, or of a row, they cost more
+
+
+def estimate(
+    runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], overrides: Sequence[tuple[str, str]]
+) -> str:
+    """Lists how many runs there are of each size, with the command that estimates a step of one."""
+    sizes: dict[tuple[str, str], list[sweep.SweepRun]] = {}
+    trained = []
+    for cell, own in runs:
+        if cell.folds:  # every setting in every fold, then one of each seed
+            trained.append([fold for fold, _ in list_folds(cell, own)])
+            own = own[: len({run.changes["seed"] for run in own})]
+        if cell.does == "train":  # runs of a cell differ in what is searched
+            sized: dict[tuple[Any, ...], list[sweep.SweepRun]] = {}
+            for run in own:
+                sized.setdefault(tuple(map(run.changes.get, SIZES)), []).append(run)
+            trained += sized.values()
+    counted: set[Path] = set()  # two metrics of a row have the same runs
+    for some in trained:
+        own = [run for run in some if run.workdir not in counted]
+        if not own:
+            continue
+        counted |= {run.workdir for run in own}
+        c = sweep.load(own[0], ())
+        share = "all examples" if c.data.ratio + c.data.holdout >= 1 else f"{c.data.ratio:.0%}"
+        examples = {
+            "": "all examples", "holdout": "all examples", "fraction": share,
+            "kshot": f"{c.data.k} examples per class",
+            "kfold": f"{c.data.folds - 1} of {c.data.folds} folds of {c.data.k} examples per class",
+        }.get(c.data.protocol, f"{c.data.n} examples")  # fmt: skip
+        much = f"{c.train.total_steps} steps" if c.train.total_steps else ""
+        much = much or f"{c.train.total_epochs:g} epochs"
+        about = f"{much} of {examples}, {c.data.batch} a step"
+        part = "a backbone" if c.trainable else "a prompt"
+        length = f", {n} tokens" if (n := c.prompt.get("length")) else ""
+        method = f"(prompt.name={c.prompt.name}{length}, inputs of {c.data.max_len})"
+        sizes.setdefault((f"{about}, that train {part} {method}", c.backbone.path), []).extend(own)
+    lines = []
+    for (about, backbone), own in sizes.items():
+        searched = {field: own[0].changes[field] for field in SIZES if field in own[0].changes}
+        given = dict(overrides) | searched | {"backbone.path": backbone}
+        flags = [f"--config.{field}={value}" for field, value in given.items()]
+        words = ["python", "-m", "jaxprompt", "plan", f"--config={own[0].config}", *flags]
+        lines.append(f"{len(own)} runs of {about}:\n  {shlex.join(words)} --devices=...")
+    return "\n".join(lines)
