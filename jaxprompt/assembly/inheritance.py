@@ -114,13 +114,19 @@ def read_origin(path: str) -> dict[str, Any]:
     return {"path": path} | found | {"task": card["task"]["name"]}
 
 
-def inherit(c: Any, fingerprint: str, init: str, drawn: dict[str, Any]) -> dict[str, Any]:
+def inherit(
+    c: Any, fingerprint: str, labels: Sequence[str], init: str, drawn: dict[str, Any]
+) -> dict[str, Any]:
     """Gives the numbers of exported prompts, in the place of those that were `drawn`.
 
     Those of several are averaged. Tables of another length are cut, or repeated from their
-    beginning. Raises InputError for exports on other weights, and for numbers of another form.
+    beginning. Raises InputError for exports on other weights, for numbers of another form, and
+    where rows of classes would go to others of `labels`.
     """
     paths = list_paths(init)
+    if "rows" in drawn:
+        for path in paths:
+            _check_rows(path, read_export(path)[1]["task"]["labels"], labels)
     found = [_fit(_read(c, fingerprint, path), drawn) for path in paths]
     for path, own in zip(paths, found, strict=True):
         _check_shapes(path, own, drawn)
@@ -131,6 +137,16 @@ def inherit(c: Any, fingerprint: str, init: str, drawn: dict[str, Any]) -> dict[
         name: np.mean([own[name] for own in flat], axis=0, dtype=np.float64) for name in flat[0]
     }
     return tree.unflatten({name: x.astype(np.float32) for name, x in mean.items()})
+
+
+def _check_rows(path: str, held: Sequence[str], labels: Sequence[str]) -> None:
+    """Raises InputError where a class of both stands elsewhere: rows are by their places."""
+    for place, label in enumerate(labels):
+        if label in held and list(held).index(label) != place:
+            raise InputError(
+                f"prompt.init={path} has rows for the classes {', '.join(held)}, and this run has "
+                f"{label!r} in place {place + 1}; give task.labels in that order, or another export"
+            )
 
 
 def inherit_head(

@@ -50,12 +50,13 @@ def start(
     if not is_made("prompt/"):
         pass
     elif c.prompt.get("init"):
-        params["prompt"] = inherit(c, loaded.report.fingerprint, c.prompt.init, params["prompt"])
+        fingerprint, labels = loaded.report.fingerprint, scorer.task.labels
+        params["prompt"] = inherit(c, fingerprint, labels, c.prompt.init, params["prompt"])
     else:
         fingerprint = loaded.report.fingerprint
         source = _make_source(
             c, scorer, counts, _read_tables(scorer, params, placement),
-            functools.partial(inherit, c, fingerprint), fingerprint,
+            functools.partial(inherit, c, fingerprint, scorer.task.labels), fingerprint,
         )  # fmt: skip
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     if c.train.init_head and is_made("head/"):
@@ -135,7 +136,7 @@ def check_all(
     """
     check_init(c, scorer.model.backbone.dims)
     if c.prompt.get("init"):
-        inherit(c, fingerprint, c.prompt.init, shapes["prompt"])
+        inherit(c, fingerprint, scorer.task.labels, c.prompt.init, shapes["prompt"])
     if c.train.init_head:
         inherit_head(c, fingerprint, scorer.task.labels, shapes["head"])
     check_start(c, scorer, shapes, counts)

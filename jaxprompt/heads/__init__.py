@@ -252,20 +252,28 @@ class Kind:
     def answers(
         self, task: Task, examples: Sequence[Example], split: Split, found: Any, classes: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields what is said of each example, by `columns`: its class and the chances of all.
-
-        Of more than MANY classes those of the best are given.
-        """
+        """Yields what is said of each example, by `columns`: its class and the chances of all."""
         found = drop_absent(found, split.counts, classes)[:, :classes]
         best, chances = decide(found, classes), probabilities(found, classes)
-        for example, values, index in zip(examples, chances, best, strict=True):
-            names = task.labels
-            if task.choices:
-                names = (names or example.choices)[: len(example.choices)]
-            # Of equal chances the class that comes first, as `decide` picks it.
-            shown = np.argsort(-values, kind="stable")[:MANY] if classes > MANY else range(classes)
-            known = {names[i]: float(values[i]) for i in shown if i < len(names)}
-            yield {"prediction": names[index], "score": float(values[index]), "scores": known}
+        yield from say_classes(task, examples, best, chances)
+
+
+def say_classes(
+    task: Task, examples: Sequence[Example], best: np.ndarray, values: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """Yields the `best` [examples] class of each, with the `values` [examples, C] of all.
+
+    Of more than MANY classes those of the best are given.
+    """
+    classes = values.shape[1]
+    for example, own, index in zip(examples, values, best, strict=True):
+        names = task.labels
+        if task.choices:
+            names = (names or example.choices)[: len(example.choices)]
+        # Of equal values the class that comes first, as `decide` picks it.
+        shown = np.argsort(-own, kind="stable")[:MANY] if classes > MANY else range(classes)
+        known = {names[i]: float(own[i]) for i in shown if i < len(names)}
+        yield {"prediction": names[index], "score": float(own[index]), "scores": known}
 
 
 def kinds() -> list[str]:

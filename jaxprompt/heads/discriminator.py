@@ -28,7 +28,7 @@ from jaxprompt.data.template import Template
 from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.data.verbalizer import check_word, make_verbalizer
 from jaxprompt.errors import InputError, at_least, choose
-from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
+from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup, say_classes
 from jaxprompt.layers.reading import Scores, mask_absent, take
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import drop_absent
@@ -259,11 +259,7 @@ class Head(Kind):
     ) -> Iterator[dict[str, Any]]:
         """Yields the best class of each example and the score s of all, which do not sum to 1."""
         scores = log_scores(split, found, classes)
-        best = scores.argmax(-1)
-        for example, index, values in zip(examples, best, np.exp(scores), strict=True):
-            names = task.labels[: len(example.choices)] if task.choices else task.labels
-            known = dict(zip(names, map(float, values), strict=False))
-            yield {"prediction": names[index], "score": float(values[index]), "scores": known}
+        yield from say_classes(task, examples, scores.argmax(-1), np.exp(scores))
 
 
 def check_discriminator(head: Kind, facts: BackboneFacts, other: str = "") -> None:
@@ -320,7 +316,9 @@ class ClassTokens(Scores):
                 f"head.copies=True writes the classes by {self.rows} rows, one per subword, and "
                 f"the method trains {given}; take prompt.name=dpt, or set head.copies=False"
             )
-        logits = backbone.rtd(take(hidden, batch.label_pos)).astype(jnp.float32)  # [B, M]
+        # In a bank rows may be read at more places, which others of its heads have.
+        read = take(hidden, batch.label_pos[:, : self.classes])
+        logits = backbone.rtd(read).astype(jnp.float32)  # [B, M]
         if self.bias:
             logits = logits + self.param("bias", nn.initializers.zeros, (self.classes,))
         return mask_absent(-logits if self.original else logits, batch.counts)

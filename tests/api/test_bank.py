@@ -73,6 +73,22 @@ def mixed(prompts):
     return [every[i] for i in np.random.default_rng(0).permutation(len(every))]
 
 
+def test_listed_classes_of_other_numbers(rows, small, tmp_path):
+    """Each has a bias for its own classes, beside rows that are read at more places."""
+    backbone = jp.load_backbone(make_backbone(tmp_path / "disc", "discriminator"))
+    own = {"head": jp.discriminator(bias=True), "method": jp.prefix(2)} | small
+    prompts, given = {}, []
+    for name, labels in (("three", TOPICS), ("two", ["food", "tool"])):
+        train, dev = ([row for row in part if row["label"] in labels] for part in rows)
+        prompts[name] = jp.train(backbone, train[:12], dev[:6], **own).prompt
+        given += [{"task": name, **row} for row in dev[:4]]
+    found = jp.predict(jp.attach(backbone, prompts, by="task", batch=8), given)
+    for name, prompt in prompts.items():
+        mine = [row for row in given if row["task"] == name]
+        right = jp.predict(jp.attach(backbone, prompt), mine)
+        assert close([own for own, row in zip(found, given, strict=True) if row in mine], right)
+
+
 def close(found, right):
     """Compares answers, numbers within 1e-6."""
     if isinstance(right, dict):

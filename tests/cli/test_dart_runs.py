@@ -172,6 +172,14 @@ def test_in_two_stages(folders, data, tmp_path, capsys):
     config.write_text(other.to_json())
     code, _, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path / 'o'}")
     assert code == 2 and "is [3, 32], this run needs [4, 32]; give an export of a run" in err, err
+    # Rows are by their places, so that these would be of other classes.
+    other = prepare(
+        folders("bert"), data, "bert", prompt__init=str(export), task__labels="tool,food,beast",
+        task__words="tool,food,beast",
+    )  # fmt: skip
+    config.write_text(other.to_json())
+    code, _, err = jaxprompt(capsys, "train", f"--config={config}", f"--workdir={tmp_path / 'p'}")
+    assert code == 2 and "for the classes beast, food, tool, and this run has 'tool' in pla" in err
 
 
 def test_what_does_not_fit_is_named(folders, data, refused, tmp_path):

@@ -299,3 +299,15 @@ def test_a_folded_prefix_beside_one_of_texts_is_read_back(backbone, data, tmp_pa
     assert "prompt/constant/k" in load_file(workdir / "export/prompt.safetensors")
     right = predicts(workdir, data, tmp_path, capsys)
     assert right == pytest.approx(result["test"]["accuracy"])
+
+
+def test_a_folded_prefix_of_another_stream_is_read_back(data, tmp_path, capsys):
+    """It shifts nothing, where the prefix of the texts does."""
+    parts = "ipt(length=3,scale=0.1)+prefix(length=4)+prefix(length=0,cross=4,hidden=8)"
+    own = {k: v for k, v in SHORT.items() if k != "prompt.scale"} | {"train.total_steps": 4}
+    backbone = make_backbone(tmp_path / "t5", "t5")
+    c = make_config(backbone, data, "compose", arguments={"parts": parts}, **own)
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    assert "prompt/constant/cross_k" in load_file(workdir / "export/prompt.safetensors")
+    right = predicts(workdir, data, tmp_path, capsys)
+    assert right == pytest.approx(result["test"]["accuracy"])

@@ -155,15 +155,16 @@ def test_logits_of_every_position_are_never_built(scores, allowed):
             assert {s for s in seen if 5 in s or 10 in s} == set()
 
 
+@pytest.mark.parametrize("head", ["verbalizer", "discriminator"])
 @pytest.mark.parametrize("classes", [MANY, MANY + 1])
-def test_answers_give_the_scores_of_the_best(classes):
+def test_answers_give_the_scores_of_the_best(head, classes):
     """Of thousands of words a prediction would else hold every one."""
     task = custom_task(fields=["text"], labels=[f"word{i}" for i in range(classes)])
     found = np.random.default_rng(0).normal(size=(2, classes)).astype(np.float32)
     split = Split([], np.zeros(2), np.full(2, classes), [])
     for row, told in zip(
         found,
-        make_kind("verbalizer").answers(task, [Example({})] * 2, split, found, classes),
+        make_kind(head).answers(task, [Example({})] * 2, split, found, classes),
         strict=True,
     ):
         assert len(told["scores"]) == MANY

@@ -151,10 +151,26 @@ def test_the_view_of_a_part_names_its_own_rows(parts, before, count):
         ("dart(length=2)+dpt(length=2)", "dart and dpt train rows for the head; take one"),
         ("prefix+prefix(shift=False)", "has shift=False and True; prefixes side by side"),
         ("prefix(layers='1-2')+prefix", "has layers='' and '1-2'; prefixes side by side"),
+        ("prefix(length=0,decoder=2)+prefix(length=0,decoder=1,shift=False)", "has shift=False an"),
         ("soft+compose", "composes itself"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(parts, told):
     with pytest.raises(InputError) as error:
-        compose(parts)
+        compose(parts, T5_DIMS)
     assert told in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "prefix(length=4,layers='1-1')+prefix(length=0,cross=4)",
+        "prefix(length=2,decoder=2,decoder_layers='1-2')+prefix(length=2)",
+        "prefix(length=2,layers='1-4')+prefix(length=2)",
+        "prefix(length=2)+prefix(length=0,decoder=2,shift=False)",
+        "ipt(length=3)+prefix(length=4)+constant(length=0,cross_length=4,cross_last=3)",
+    ],
+)
+def test_prefixes_that_do_not_meet_may_differ(parts):
+    """Of other streams, or with other words for the same layers."""
+    assert len(compose(parts, T5_DIMS).components()) >= 2
