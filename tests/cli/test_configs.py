@@ -150,7 +150,7 @@ def electra(tmp_path_factory):
 def test_it_builds_at_tiny_width(path, argument, backbone, whole, t5, electra, rows_of):
     c = load(path, argument)
     long = path.stem == "p_tuning" or path.parent.name == "ptuning_v2"
-    c.data.max_len, c.data.protocol = 48 if long else 24, ""
+    c.data.max_len, c.data.protocol = 56 if long else 24, ""
     if "t5" in c.backbone.path:  # longer names of fields: more room, and fewer soft tokens
         c.backbone.path, c.data.max_len, c.prompt.length = str(t5), 160, 4
     elif "electra" in c.backbone.path:  # whose tokenizer spells the classes

@@ -239,13 +239,13 @@ def test_computed_prompts_are_folded(mesh):
     """What is scored with holds what the prompt gives, and nothing that computes it."""
     programs, state, _, own = make_programs("computed", mesh, 4)
     batch = batch_of("computed", 7)
-    scores = functools.partial(programs.scores, batch=batch, own=own, runs=4, is_shared=True)
-    expected = scores(state.trainable)
+    model = programs._model
+    expected = programs.scores(model.prompt, state.trainable, batch, own, 4, is_shared=True)
     again, *_ = make_programs("computed", mesh, 4)
-    folded = again.fold(state.trainable, batch_of("computed", 1), own, 4)
+    prompt, folded = again.fold(state.trainable, batch_of("computed", 1), own, 4)
     assert {name for name in folded if name.startswith("prompt/")} == {"prompt/k", "prompt/v"}
-    assert folded["prompt/k"].shape[:2] == (4, programs._model.backbone.dims.layers)
-    found = again.scores(folded, batch, own, 4, is_shared=True)
+    assert folded["prompt/k"].shape[:2] == (4, model.backbone.dims.layers)
+    found = again.scores(prompt, folded, batch, own, 4, is_shared=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert np.ptp(expected, axis=0).max() > 0.01
 
