@@ -27,7 +27,7 @@ class Prompt(Method):
     asks: Asks = Asks()
     length: int = 3  # rows of the template, one per subword of `text`
     text: str = ""  # words of the template that they start from; "" = N(0, 0.02^2)
-    start: str = "words"  # words | unused: BERT's [unused1], [unused2], ... for all rows
+    start: str = "words"  # words | unused: BERT's [unused1], ... for all rows, in place of `text`
     labels: bool = True  # label rows are trained; False = label words stay words
     each: str = "class"  # a label row for each class | word of a class
     pieces: str = "mean"  # a label row starts from the mean of its subwords | from the first
