@@ -47,22 +47,19 @@ def start(
     # What is frozen of them is in no checkpoint: it is made again in any case.
     frozen = divide(c, scorer, params)[1]
     is_made = lambda part: not restored or any(name.startswith(part) for name in frozen)
+    fingerprint, labels = loaded.report.fingerprint, scorer.task.labels
     if not is_made("prompt/"):
         pass
     elif c.prompt.get("init"):
-        fingerprint, labels = loaded.report.fingerprint, scorer.task.labels
         params["prompt"] = inherit(c, fingerprint, labels, c.prompt.init, params["prompt"])
     else:
-        fingerprint = loaded.report.fingerprint
         source = _make_source(
             c, scorer, counts, _read_tables(scorer, params, placement),
-            functools.partial(inherit, c, fingerprint, scorer.task.labels), fingerprint,
+            functools.partial(inherit, c, fingerprint, labels), fingerprint,
         )  # fmt: skip
         params["prompt"] = scorer.model.prompt.begin(params["prompt"], source)
     if c.train.init_head and is_made("head/"):
-        params["head"] = inherit_head(
-            c, loaded.report.fingerprint, scorer.task.labels, params["head"]
-        )
+        params["head"] = inherit_head(c, fingerprint, labels, params["head"])
     for head in () if c.train.init_head else params["head"].values():
         # A head's own pooler starts as that of the checkpoint.
         if "pooler" in head and "pooler" in loaded.params:
