@@ -200,9 +200,9 @@ def fraction(
 ) -> SplitRows:
     """A share of every class, at least 1 row, in the order of the file (DPT, low-resource).
 
-    A class without a row is passed over.
-    A ratio of 2 or more is a number of rows per class. dev is None, or with `holdout` in (0, 1)
-    that share of every class, at least 1 row, drawn from the rows left over.
+    A class without a row is passed over. A ratio of 2 or more is a number of rows per class. dev is
+    None, or with `holdout` in (0, 1) that share of every class, at least 1 row, drawn from the rows
+    left over.
     """
     if not 0 < ratio <= 1 and not (ratio >= 2 and ratio == int(ratio)):
         raise InputError(
@@ -353,9 +353,7 @@ def _enough(
     groups: dict[int, list[int]], needs: dict[int, int], what: str, names: Sequence[str], *,
     take: bool = False,
 ) -> None:  # fmt: skip
-    cure = "ask for fewer, add examples or set data.scarce=take" if take else (
-        "ask for fewer or add examples"
-    )  # fmt: skip
+    cure = "ask for fewer or add examples" + ", or set data.scarce=take" * take
     for label, rows in groups.items():
         if len(rows) < needs[label]:
             raise InputError(
