@@ -1,12 +1,22 @@
 """What several methods add, laid side by side as one."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprompt.types import Batch, Injection, Prefix, Stream
+from jaxprompt.errors import InputError
+from jaxprompt.layers.prefix import parse_layers
+from jaxprompt.types import Batch, Dims, Injection, Prefix, Stream
+
+# Of the prefixes of each stream the fields of a method's block: their length, whether they shift
+# (a constant has the number of positions), and their layers.
+_FIELDS = {
+    "encoder": (("length",), ("shift",), "layers"),
+    "decoder": (("decoder", "decoder_length"), ("shift_decoder", "shift"), "decoder_layers"),
+    "cross": (("cross", "cross_length"), (), "cross_layers"),
+}
 
 
 class Rows(NamedTuple):
@@ -75,3 +85,26 @@ def _beside(arrays: Sequence, axis: int = 1, xp=jnp):
     rows = max(x.shape[axis - 1] for x in arrays)
     wide = [xp.broadcast_to(x, (*x.shape[: axis - 1], rows, *x.shape[axis:])) for x in arrays]
     return xp.concatenate(wide, axis)
+
+
+def check_alike(
+    blocks: Sequence[Mapping[str, Any]], dims: Dims, shown: str, *, is_folded: bool
+) -> None:
+    """Raises InputError where prefixes of one stream shift in part, or cannot be one when folded.
+
+    `blocks` are those of the methods that give them, `shown` names these in the message.
+    """
+    for stream, (lengths, shifts, layers) in _FIELDS.items():
+        there = [block for block in blocks if any(map(block.get, lengths))]
+        held = [bool(next(block[x] for x in shifts if x in block)) for block in there if shifts]
+        _check_one(shown, "shift", held, held)
+        if is_folded:
+            total = dims.layers if stream == "encoder" else dims.decoder_layers
+            held = [block[layers] for block in there if layers in block]
+            _check_one(shown, layers, held, [parse_layers(text, total, layers) for text in held])
+
+
+def _check_one(shown: str, field: str, held: Sequence[Any], meant: Sequence[Any]) -> None:
+    if len(set(meant)) > 1:
+        told = " and ".join(sorted(set(map(repr, held))))
+        raise InputError(f"{shown} has {field}={told}; prefixes side by side have it alike")

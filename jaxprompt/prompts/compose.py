@@ -1,24 +1,15 @@
 """Several methods at once: their soft tokens and their prefixes side by side."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from flax import linen as nn
 
 from jaxprompt.errors import InputError
-from jaxprompt.layers.prefix import parse_layers
-from jaxprompt.layers.side_by_side import Rows, join, renumber
+from jaxprompt.layers.side_by_side import Rows, check_alike, join, renumber
 from jaxprompt.prompts import PARTS_FORM, Method, OnePart, Source, Take, make_parts
 from jaxprompt.types import Asks, Batch, Injection, Objective
-
-# Of the prefixes of each stream what gives their length, whether they shift, and their layers.
-_STREAMS = {
-    "encoder": (("length",), ("shift",), "layers"),
-    "decoder": (("decoder", "decoder_length"), ("shift_decoder", "shift"), "decoder_layers"),
-    "cross": (("cross", "cross_length"), (), "cross_layers"),
-}
 
 
 class Prompt(Method):
@@ -41,16 +32,8 @@ class Prompt(Method):
         if len(rows := [part.name for part in own if hasattr(part.method, "asks")]) > 1:
             raise InputError(f"{shown}: {' and '.join(rows)} train rows for the head; take one")
         blocks = [part.method.block() for part in own if not part.method.num_slots()]
-        for stream, (lengths, shifts, layers) in _STREAMS.items():
-            there = [block for block in blocks if any(map(block.get, lengths))]
-            # Constants have the number of positions.
-            held = [bool(next(block[x] for x in shifts if x in block)) for block in there if shifts]
-            _check_alike(shown, "shift", held, held)
-            if not self.reads:  # what reads a text is not folded, into one interval of layers
-                total = self.dims.layers if stream == "encoder" else self.dims.decoder_layers
-                held = [block[layers] for block in there if layers in block]
-                spans = [parse_layers(text, total, layers) for text in held]
-                _check_alike(shown, layers, held, spans)
+        # What reads a text is not folded, into one interval of layers.
+        check_alike(blocks, self.dims, shown, is_folded=not self.reads)
 
     def is_computed(self) -> bool:
         """Tells whether folding spares work: it lays the parts side by side once."""
@@ -123,10 +106,3 @@ class Prompt(Method):
         before = [sum(count for count, _ in counts[:number]) for number in range(len(counts))]
         total = self.num_slots()
         return [Rows(at, *own, total) for at, own in zip(before, counts, strict=True)]
-
-
-def _check_alike(shown: str, field: str, held: Sequence[Any], meant: Sequence[Any]) -> None:
-    """Raises InputError where what the prefixes of a stream hold in a field means two things."""
-    if len(set(meant)) > 1:
-        told = " and ".join(sorted(set(map(repr, held))))
-        raise InputError(f"{shown} has {field}={told}; prefixes side by side have it alike")
