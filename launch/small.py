@@ -144,7 +144,7 @@ def plan_stage(args: argparse.Namespace, stage: Stage, work: Path) -> dict:
                 if best is None:
                     raise
                 rows = best["fields"]["data__batch"]
-                print(f"{stage.config}: {batch} rows fail as above, {rows} it is", file=sys.stderr)
+                print(f"{stage.config}: a batch of {batch} fails, takes {rows}", file=sys.stderr)
                 break
             speed = records(Path(trial))[0]["time"]
             rate, seconds = speed["tokens_per_second"], 1 / speed["steps_per_second"]

@@ -144,8 +144,8 @@ def _check_rows(path: str, held: Sequence[str], labels: Sequence[str]) -> None:
     for place, label in enumerate(labels):
         if label in held and list(held).index(label) != place:
             raise InputError(
-                f"prompt.init={path} has rows for the classes {', '.join(held)}, and this run has "
-                f"{label!r} in place {place + 1}; give task.labels in that order, or another export"
+                f"prompt.init={path} was trained for the classes {', '.join(held)}, and this run "
+                f"has {label!r} in place {place + 1}; order them alike, or give another export"
             )
 
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 PACKAGE = Path(__file__).resolve().parents[1]
 OPEN = {"prompt": ("prompts", "Prompt"), "head": ("heads", "Head")}  # folder, class
 _TYPES = ("int", "float", "str", "bool", "tuple")  # of fields that a config has
-_INIT = "an export to start from, of several (a,b) the mean; empty = its own start"
+_INIT = "an export to start from, of several (a,b) the mean; empty = the method's default start"
 _NOTE = re.compile(r"    (\w+): \w+ = .*?  # (.*)")
 
 

@@ -10,8 +10,8 @@ from jaxprompt.errors import InputError
 from jaxprompt.layers.prefix import parse_layers
 from jaxprompt.types import Batch, Dims, Injection, Prefix, Stream
 
-# Of the prefixes of each stream the fields of a method's block: their length, whether they shift
-# (a constant has the number of positions), and their layers.
+# The fields of a method that give the prefix of each stream its length, its shift of positions (a
+# flag, of a constant the number) and its layers.
 _FIELDS = {
     "encoder": (("length",), ("shift",), "layers"),
     "decoder": (("decoder", "decoder_length"), ("shift_decoder", "shift"), "decoder_layers"),
@@ -90,14 +90,16 @@ def _beside(arrays: Sequence, axis: int = 1, xp=jnp):
 def check_alike(
     blocks: Sequence[Mapping[str, Any]], dims: Dims, shown: str, *, is_folded: bool
 ) -> None:
-    """Raises InputError where prefixes of one stream shift in part, or cannot be one when folded.
+    """Raises InputError for prefixes of one stream that differ in shift, or, folded, in layers.
 
-    `blocks` are those of the methods that give them, `shown` names these in the message.
+    `blocks` are those of their methods, which `shown` names in the message. An export holds one
+    interval of layers for all prefixes that are folded.
     """
     for stream, (lengths, shifts, layers) in _FIELDS.items():
         there = [block for block in blocks if any(map(block.get, lengths))]
-        held = [bool(next(block[x] for x in shifts if x in block)) for block in there if shifts]
-        _check_one(shown, "shift", held, held)
+        found = [next((block[x] for x in shifts if x in block), None) for block in there]
+        shift = [bool(x) for x in found if x is not None]
+        _check_one(shown, "shift", shift, shift)
         if is_folded:
             total = dims.layers if stream == "encoder" else dims.decoder_layers
             held = [block[layers] for block in there if layers in block]

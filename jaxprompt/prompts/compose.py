@@ -32,7 +32,6 @@ class Prompt(Method):
         if len(rows := [part.name for part in own if hasattr(part.method, "asks")]) > 1:
             raise InputError(f"{shown}: {' and '.join(rows)} train rows for the head; take one")
         blocks = [part.method.block() for part in own if not part.method.num_slots()]
-        # What reads a text is not folded, into one interval of layers.
         check_alike(blocks, self.dims, shown, is_folded=not self.reads)
 
     def is_computed(self) -> bool:

@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
         parser.error(f"--rounds={args.rounds} must be at least 1")
     try:
         found = case.measure(args)
-    except (InputError, SideEnded) as error:
+    except (InputError, SideEnded, BrokenPipeError) as error:  # the last from closing its input
         print(f"bench: {error}", file=sys.stderr)
         return 2
     found = found if isinstance(found, Found) else Found(found)

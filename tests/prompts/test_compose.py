@@ -8,6 +8,7 @@ from tiny import assert_close, assert_equal, fill, make_batch, make_params, make
 
 from jaxprompt.errors import InputError
 from jaxprompt.heads.linear import Classifier
+from jaxprompt.layers.side_by_side import check_alike
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import make_prompt, read_parts
 from jaxprompt.types import Asks, Dims
@@ -174,3 +175,8 @@ def test_parts_that_do_not_go_together_are_refused(parts, told):
 def test_prefixes_that_do_not_meet_may_differ(parts):
     """Of other streams, or with other words for the same layers."""
     assert len(compose(parts, T5_DIMS).components()) >= 2
+
+
+def test_a_method_without_the_field_agrees_with_all():
+    """A new one may have a prefix that neither shifts nor is of some layers."""
+    check_alike([{"length": 2}, {"length": 3, "shift": True}], DIMS, "parts", is_folded=True)
