@@ -29,7 +29,9 @@ def check_room(c: Any, scorer: Scorer, splits: Mapping[str, Split]) -> None:
         return
     for name in splits.keys() - {"train"}:
         batch = next(iter(EvalBatches(splits[name].rows, splits[name].labels, scorer.layout)))
-        check_writing(scorer.model, batch, c.generate.max_new, c.generate.beams)
+        check_writing(
+            scorer.model, batch, c.generate.max_new, c.generate.beams, ends=scorer.layout.ends
+        )
 
 
 def make_answers(

@@ -286,6 +286,13 @@ def module_for(backbone: Backbone, kind: Kind) -> Any:
     return for_words(backbone.module) if kind.READS_WORDS else backbone.module
 
 
+def ends_of(backbone: Backbone, specials: Specials) -> tuple[int, ...]:
+    """Lists what ends a text that is written: the end of a target, and a model's own, but GLM's."""
+    own = [] if specials.style == "infilling" else folder.end_ids(backbone.folder, backbone.hf)
+    known = range(backbone.module.dims.vocab)  # others are never written
+    return tuple(dict.fromkeys([specials.stop, *filter(known.__contains__, own)]))
+
+
 def asks_of(task: Task, choices: int, verbalizer: Verbalizer | None, specials: Specials) -> Asks:
     """Tells a method what it may know of a task."""
     words = tuple(
@@ -360,8 +367,8 @@ def build_scorer(
         beside=None if demos is None else how_beside(demos, laid, tokenizer),
     )  # fmt: skip
     layout = Layout(
-        batch=batch, max_len=max_len, pad_id=laid.specials.pad, stop_id=laid.specials.stop,
-        side=side, multiple=multiple,
+        batch=batch, max_len=max_len, pad_id=laid.specials.pad, side=side, multiple=multiple,
+        ends=ends_of(backbone, laid.specials),
         shift=method.position_shift(), decoder_shift=method.decoder_shift(),
         # Choices that the template lists stand in one row.
         num_rows=choices if parsed.uses_choice else 1, host=share[0], hosts=share[1],

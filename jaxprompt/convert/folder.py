@@ -3,15 +3,18 @@
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxprompt.convert.gguf_config import read_gguf_config
 from jaxprompt.convert.hub import asking
 from jaxprompt.data.gguf_header import is_gguf
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.files import read_json, user_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_GENERATION = "generation_config.json"
 TOKENIZER_FILES = [
     "tokenizer*",
     "special_tokens_map.json",
@@ -20,7 +23,7 @@ TOKENIZER_FILES = [
     "merges.txt",
     "*.model",
     "chat_template.jinja",
-    "generation_config.json",  # no tokenizer's, and goes along as they do
+    _GENERATION,  # no tokenizer's, and goes along as they do
 ]
 _SAFETENSORS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 _TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
@@ -83,6 +86,22 @@ def read_config(folder: str | Path) -> dict:
     if is_gguf(folder):
         return read_gguf_config(folder)
     return read_json(Path(folder) / "config.json", "a backbone folder as save_pretrained writes it")
+
+
+def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
+    """Lists the ids with which a model ends a text, by generation_config.json, else its config.
+
+    Raises InputError for a file that cannot be read, and for what is neither an id nor a list.
+    """
+    path = folder / _GENERATION
+    own = read_json(path, "what save_pretrained writes") if path.is_file() else {}
+    found = own.get("eos_token_id")
+    if found is None:
+        path, found = folder / "config.json", config.get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(is_kind(one, int) for one in ids):
+        raise InputError(f"{path}: eos_token_id={brief(found)} must be an id or a list of ids")
+    return ids
 
 
 def _hub_folder(repo: str, revision: str | None) -> Path:

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxprompt.convert.blocks import Entry, Read, as_matrix, make_reader, unreadable
-from jaxprompt.convert.gguf_config import GEMMAS, read_gguf_config
+from jaxprompt.convert.gguf_config import CURE, GEMMAS, read_gguf_config
 from jaxprompt.convert.quantize import Planes
 from jaxprompt.data.gguf_header import Header, Place, read_header
 from jaxprompt.errors import InputError
@@ -78,11 +78,31 @@ def open_gguf(path: Path, stack: ExitStack) -> dict[str, Entry]:
         file = stack.enter_context(path.open("rb"))
     except OSError as error:
         raise unreadable(path, error) from error
+    for name in header.tensors:
+        if name not in _SPARE and not _is_read(name, hf):
+            raise InputError(
+                f"{path} has {name}, which a {hf['model_type']} is read without; {CURE}"
+            )
     return {
         _rename(header.architecture, name): _entry(header, file, hf, name, place)
         for name, place in header.tensors.items()
         if name not in _SPARE
     }
+
+
+def _is_read(name: str, hf: dict[str, Any]) -> bool:
+    """Tells whether the model that the metadata describes has a tensor."""
+    first, *inner = name.split(".")
+    if first != "blk" or len(inner) != 3:
+        return first in _WHOLE and inner == ["weight"]
+    _, part, end = inner
+    kind = hf["model_type"]
+    if end == "bias":
+        biased = hf.get("mlp_bias") if part.startswith("ffn") else hf.get("attention_bias")
+        return bool(biased) or (kind == "qwen2" and part in ("attn_q", "attn_k", "attn_v"))
+    if part in ("attn_q_norm", "attn_k_norm"):
+        return kind in ("qwen3", "gemma3_text")
+    return part in _LAYER or (part in _SANDWICH and kind in ("gemma2", "gemma3_text"))
 
 
 def _rename(architecture: str, name: str) -> str:

@@ -28,13 +28,15 @@ _REFUSED = {
     "logit_scale": (0, 1), "residual_scale": (0, 1), "embedding_scale": (0, 1),
     "attention.clamp_kqv": (0,), "attention.max_alibi_bias": (0,),
     "rope.scaling.attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,),
+    "attention.output_scale": (0, 1), "attention.temperature_scale": (0,),
+    "attention.shared_kv_layers": (0,), "use_parallel_residual": (False,), "swin_norm": (False,),
 }  # fmt: skip
 # Layers of a Gemma of 27B, whose scores are divided by the root of another number.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 _EVERY = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees all that is before it
 _KINDS = ("full_attention", "sliding_attention")
 _LOCAL_THETA = 10000.0
-_CURE = "take another file of the model, or its folder with config.json"
+CURE = "take another file of the model, or its folder with config.json"
 
 
 def read_gguf_config(path: str | os.PathLike) -> dict[str, Any]:
@@ -87,6 +89,11 @@ class _Fields:
             for ours, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
             if (key := f"tokenizer.ggml.{name}_token_id") in self.header.fields
         }
+        # The end of a turn and of a message end a text too, as in llama.cpp.
+        names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+        ends = list(dict.fromkeys(self.header.fields[x] for x in names if x in self.header.fields))
+        if len(ends) > 1:
+            hf["eos_token_id"] = ends
         return hf | (self._gemma(sizes) if self.kind in GEMMAS else self._plain())
 
     def _refuse(self) -> None:
@@ -105,7 +112,12 @@ class _Fields:
 
     def _plain(self) -> dict[str, Any]:
         """Makes the fields of those that are no Gemma."""
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if self.get(key, 0) != 0:
+                raise self.refused(key, "0")
         window = self.whole("attention.sliding_window", 0, least=0)
+        if window and self.get("attention.sliding_window_pattern", True) not in (True, 1):
+            raise self.refused("attention.sliding_window_pattern", "a window in all layers")
         part = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
         # The metadata does not tell of biases; the tensors of the first layer do.
         biases = {x: f"blk.0.{part[x]}.bias" in self.header.tensors for x in part}
@@ -114,7 +126,7 @@ class _Fields:
             if found := [f"blk.0.{part[x]}.bias" for x in part if biases[x]]:
                 raise InputError(
                     f"{self.header.path} has {found[0]}: a Mistral, or a Llama with a sliding "
-                    f"window, is read without biases; {_CURE}"
+                    f"window, is read without biases; {CURE}"
                 )
             own = {"model_type": "mistral", "architectures": [_CLASSES["mistral"]]}
             return own | {"hidden_act": "silu", "sliding_window": window or None}
@@ -255,4 +267,4 @@ class _Fields:
         name = key if key.endswith(".weight") else f"{self.kind}.{key}"
         found = self.get(key) if found is None and not key.endswith(".weight") else found
         held = f"no {name}" if found is None else f"{name}={brief(found)}"
-        return InputError(f"{self.header.path} has {held}, and what is read is {needed}; {_CURE}")
+        return InputError(f"{self.header.path} has {held}, and what is read is {needed}; {CURE}")

@@ -35,7 +35,7 @@ class Layout:
     shift: int = 0  # added to every position, for prompts that take the first ones
     decoder_shift: int = 0  # the same of the decoder's
     multiple: int = 8
-    stop_id: int = -1  # the token that ends what is written, where anything is
+    ends: tuple[int, ...] = ()  # tokens that end what is written, where anything is
     branches: bool = False  # of a causal model's rows, see data/target.py
     front: Front | None = None  # what every row begins with, which the model has by itself
     host: int = 0

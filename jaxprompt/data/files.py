@@ -86,18 +86,19 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
     """
     path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv}
     if path.suffix == ".parquet":
         rows = _read_parquet(path)
     elif kind == ".json":
         rows = _read_json(path, columns)
     elif kind == ".tsv":
         rows = _read_tsv(path, columns)
+    elif kind == ".jsonl" or (kind == ".txt" and _holds_json(path)):
+        rows = _read_jsonl(path)
     elif kind in conll.FORMATS:
         found, numbers = conll.read_tagged_file(_lines(path), str(path))
         rows = Rows(found, str(path), numbers)
-    elif kind in readers:
-        rows = readers[kind](path)
+    elif kind == ".csv":
+        rows = _read_csv(path)
     elif os.path.isdir(path):
         raise InputError(f"{path}: {_FOLDER}")
     else:
@@ -162,6 +163,12 @@ def decode_line(line: bytes, number: int, path: Path | str) -> str:
 
 def _lines(path: Path) -> Iterator[str]:
     return (decode_line(line, number, path) for number, line in enumerate(raw_lines(path), 1))
+
+
+def _holds_json(path: Path) -> bool:
+    """Tells whether a text file begins with an object: SciBERT's and OpenNRE's .txt do."""
+    first = next((line for line in _lines(path) if line.strip()), "")
+    return re.match(r'\s*\{\s*"', first) is not None
 
 
 def _read_jsonl(path: Path) -> Rows:

@@ -5,7 +5,10 @@ touch are a span. A text that is longer than a row is read in windows, each toke
 """
 
 import dataclasses
+import functools
 import re
+import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -29,7 +32,7 @@ from jaxprompt.scoring.span_sets import METRICS, score_span_sets
 from jaxprompt.types import Batch, Objective
 
 LAYERS = ("discriminator", "linear")
-_WORD = re.compile(rf"[{HAN}]|[^\W{HAN}]+|[^\w\s]")
+_JOINERS = "\u200c\u200d"
 _TRIED = tuple(round(0.05 * step, 2) for step in range(1, 20))  # thresholds
 
 
@@ -200,13 +203,15 @@ def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:
     """Yields the words of each text. `found`: logits of s [windows, M]
 
     A word is as likely of the answer as the likeliest of its subwords: a span begins and ends where
-    words do. A Chinese character is a word of its own.
+    words do. A Chinese character is a word of its own; an accent or a vowel sign that is written as
+    a character belongs to the one before it.
     """
+    pattern = _word_pattern()
     owner, offsets, texts = split.parts
     # Windows of one text follow one another, so a bisection finds where each text's begin.
     bounds = np.searchsorted(owner, np.arange(split.size + 1))
     for number, text in enumerate(texts):
-        places = np.array([m.span() for m in _WORD.finditer(text)], np.int32).reshape(-1, 2)
+        places = np.array([m.span() for m in pattern.finditer(text)], np.int32).reshape(-1, 2)
         scores = np.zeros(len(places))
         for window in range(bounds[number], bounds[number + 1]):
             own = offsets[window]
@@ -217,6 +222,13 @@ def _words_of(split: Split, found: np.ndarray) -> Iterator[Words]:
             for i, j, score in zip(first, last, s, strict=True):
                 scores[i:j] = np.maximum(scores[i:j], score)
         yield Words(text, places, scores)
+
+
+@functools.cache
+def _word_pattern() -> re.Pattern:
+    every = map(chr, range(sys.maxunicode + 1))
+    marks = "".join(x for x in every if unicodedata.category(x).startswith("M")) + _JOINERS
+    return re.compile(rf"[{HAN}][{marks}]*|(?:[^\W{HAN}][{marks}]*)+|[^\w\s][{marks}]*")
 
 
 class JudgedTokens(Scores):

@@ -1,5 +1,6 @@
 """Free text: greedy and beam search over a cache of static shape."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ def generate(
     batch: Batch,
     *,
     max_new: int,
-    eos: int,
+    eos: int | Sequence[int],
     pad: int,
     beams: int = 1,
     length_penalty: float = 1.0,
@@ -36,16 +37,17 @@ def generate(
 ) -> Generated:
     """Continues each row of `batch.read` from its last token, greedily or by beam search.
 
-    A row is done at `eos`; with beams, once that many of its continuations have ended and no open
-    one is expected to beat the worst of them. What an open one may reach is its score as it stands
-    (early_stopping False), or spread over `max_new` tokens where length pays ("never"); True does
-    not ask. The loop ends with the last row. Rows of weight 0 only fill the batch and stay empty.
-    `front_kv` is what `Model.run_front` gave for these numbers, if anything.
+    A row is done at `eos`, or at any of several; with beams, once that many of its continuations
+    have ended and no open one is expected to beat the worst of them. What an open one may reach is
+    its score as it stands (early_stopping False), or spread over `max_new` tokens where length pays
+    ("never"); True does not ask. The loop ends with the last row. Rows of weight 0 only fill the
+    batch and stay empty. `front_kv` is what `Model.run_front` gave for these numbers, if anything.
 
     Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
     rule to stop that cannot be, and for rows of several documents.
     """
-    check_writing(model, batch, max_new, beams, early_stopping)
+    ends = (eos,) if isinstance(eos, int) else tuple(eos)
+    check_writing(model, batch, max_new, beams, early_stopping, ends)
     injection = model.inject(params, batch)
     batch = place(batch, injection)
     injection = model.share_front(params, injection, front_kv=front_kv)
@@ -74,12 +76,12 @@ def generate(
     idle = jnp.asarray(batch.weights) == 0  # [B]
     found = jnp.full((len(start), max_new), pad, jnp.int32)
     if beams == 1:
-        return _greedy(read, _score(backbone, state), cache, found, idle, eos, penalties)
+        return _greedy(read, _score(backbone, state), cache, found, idle, ends, penalties)
     longest = early_stopping == "never" and length_penalty > 0
     # None: an open continuation is not compared; 0: by its own length.
     reach = None if early_stopping is True else max_new if longest else 0
     return _beam_search(
-        read, _score(backbone, state), cache, found, idle, eos, penalties, beams, reach
+        read, _score(backbone, state), cache, found, idle, ends, penalties, beams, reach
     )
 
 
@@ -91,7 +93,7 @@ class _Row(NamedTuple):
     done: Array  # bool [B]
 
 
-def _greedy(read, scores, cache, ids, idle, eos, penalties) -> Generated:
+def _greedy(read, scores, cache, ids, idle, ends, penalties) -> Generated:
     def choose(row: _Row, scores) -> _Row:
         best = jnp.argmax(scores, axis=-1)
         gain = scores.max(-1) - jax.nn.logsumexp(scores, axis=-1)
@@ -101,7 +103,7 @@ def _greedy(read, scores, cache, ids, idle, eos, penalties) -> Generated:
             row.ids.at[:, row.count].set(token),
             row.lengths + ~row.done,
             row.sums + jnp.where(row.done, 0.0, gain),
-            row.done | (token == eos),
+            row.done | _is_end(token, ends),
         )
 
     def step(carry):
@@ -125,25 +127,26 @@ class _Beams(NamedTuple):
     done: Array  # bool [B]
 
 
-def _beam_search(read, scores, cache, ids, idle, eos, penalties, beams, reach) -> Generated:
+def _beam_search(read, scores, cache, ids, idle, ends, penalties, beams, reach) -> Generated:
     rows, max_new = ids.shape
+    ranked = _ranked(beams, ends)
     pick = lambda x, index: jnp.take_along_axis(x, index[:, :, None], axis=1)
 
     def choose(beam: _Beams, scores) -> _Beams:
-        """Takes the best 2 K continuations: K of them go on, whichever of the others end."""
+        """Takes the best continuations: K of them go on, whichever of the others end."""
         vocab = scores.shape[-1]
         logp = jax.nn.log_softmax(scores).reshape(rows, -1, vocab)  # [B, K, V], at first [B, 1, V]
         # At first all beams are the same text: one of them is continued, else each would choose the
         # same tokens.
         total = (beam.sums[:, : logp.shape[1], None] + logp).reshape(rows, -1)
-        # Each beam has one end id, so of 2 K continuations K at least are still open.
-        sums, index = jax.lax.top_k(total, 2 * beams)
-        parents, tokens = index // vocab, index % vocab  # [B, 2 K]
+        # So many that K of them at least are still open.
+        sums, index = jax.lax.top_k(total, ranked)
+        parents, tokens = index // vocab, index % vocab  # [B, ranked]
         ids, count = pick(beam.ids, parents).at[:, :, beam.count].set(tokens), beam.count + 1
-        ends = (tokens == eos) | (count == max_new)
-        open_sums, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beams)
+        over = _is_end(tokens, ends) | (count == max_new)
+        open_sums, kept = jax.lax.top_k(jnp.where(over, -jnp.inf, sums), beams)
         # An end counts among the best K alone; the others stand by for those that end.
-        new = ends & (jnp.arange(2 * beams) < beams) & ~beam.done[:, None]
+        new = over & (jnp.arange(ranked) < beams) & ~beam.done[:, None]
         merged = [beam.scores, jnp.where(new, sums / penalties[count], -jnp.inf)]
         best, chosen = jax.lax.top_k(jnp.concatenate(merged, axis=1), beams)
         done = (best > -jnp.inf).all(1)
@@ -168,10 +171,19 @@ def _beam_search(read, scores, cache, ids, idle, eos, penalties, beams, reach) -
     beam, _ = jax.lax.while_loop(_goes_on, step, (choose(empty, scores), cache))
     ids = beam.ended[:, 0]
     # The first end id is meant, since the pad id may be the same.
-    ends = ids == eos
-    lengths = jnp.where(ends.any(1), jnp.argmax(ends, axis=1) + 1, max_new)
+    over = _is_end(ids, ends)
+    lengths = jnp.where(over.any(1), jnp.argmax(over, axis=1) + 1, max_new)
     lengths = jnp.where(idle, 0, lengths).astype(jnp.int32)
     return Generated(ids, lengths, jnp.where(idle, 0.0, beam.scores[:, 0]))
+
+
+def _is_end(tokens: Array, ends: Sequence[int]) -> Array:
+    return jnp.isin(tokens, jnp.array(ends, jnp.int32))
+
+
+def _ranked(beams: int, ends: Sequence[int]) -> int:
+    """Counts the continuations that are compared: each beam has one for each end id."""
+    return (1 + max(1, len(ends))) * beams
 
 
 def _goes_on(carry):
@@ -191,16 +203,18 @@ def _score(backbone, x):
 
 
 def check_writing(
-    model: Model, batch: Batch, max_new: int, beams: int, early_stopping: bool | str = False
-) -> None:
+    model: Model, batch: Batch, max_new: int, beams: int, early_stopping: bool | str = False,
+    ends: Sequence[int] = (),
+) -> None:  # fmt: skip
     """Raises InputError for numbers out of range, and where the text would not fit the model."""
     at_least("max_new", max_new, 1)
     at_least("beams", beams, 1)
     vocab, limit = model.backbone.dims.vocab, model.backbone.dims.max_len
-    if beams > 1 and 2 * beams > vocab:
+    if beams > 1 and (ranked := _ranked(beams, ends)) > vocab:
+        each = ranked // beams
         raise InputError(
-            f"beams={beams} exceeds {vocab // 2}, half of the vocabulary of {vocab}: the search "
-            f"ranks 2 tokens per beam; take at most {vocab // 2}"
+            f"beams={beams} exceeds {vocab // each}: the search ranks {each} tokens per beam, of a "
+            f"vocabulary of {vocab}; take at most {vocab // each}"
         )
     if batch.encoder.segments is not None:
         raise InputError(

@@ -152,25 +152,27 @@ def make_answering(
     """
     if head.WRITES:
         step = make_writer(placement, how, model, layout)
-        return partial(write_texts, step, tokenizer)
+        return partial(write_texts, step, tokenizer, layout.ends)
     return partial(predict_scores, scoring_step(placement, model))
 
 
 def make_writer(placement: Placement, how: Mapping[str, Any], model: Model, layout: Layout) -> Step:
     """Compiles the writing of texts by the `generate` block of a config or card. -> [B, max_new]"""
-    settings = dict(how, eos=layout.stop_id, pad=layout.pad_id)
+    settings = dict(how, eos=layout.ends, pad=layout.pad_id)
     settings["early_stopping"] = _EARLY[settings["early_stopping"]]
     return place_step(placement, make_generate_step(model, **settings), begin_pass(model))
 
 
-def write_texts(step, tokenizer, trainable, frozen, batches, size: int) -> list[str]:
-    """Writes a text for every example of a split, in its order. -> [size]"""
+def write_texts(step, tokenizer, ends, trainable, frozen, batches, size: int) -> list[str]:
+    """Writes a text for every example of a split, in its order, without its end. -> [size]"""
     texts, write = [""] * size, step(trainable, frozen)
     with compiling(write, batches) as run:
         for found in ahead(map(run, batches), 1):
             index, ids = (np.asarray(part) for part in found)
             rows = [i for i, row in enumerate(index) if row >= 0]
-            written = tokenizer.batch_decode(ids[rows], skip_special_tokens=True)
+            # An end need not be a special token of the tokenizer.
+            plain = [own[~np.isin(own, ends)] for own in ids[rows]]
+            written = tokenizer.batch_decode(plain, skip_special_tokens=True)
             for i, text in zip(index[rows], written, strict=True):
                 texts[i] = text.strip()
     return texts

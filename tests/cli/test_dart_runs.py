@@ -72,6 +72,20 @@ def test_learns_on_other_families(family, folders, data, tmp_path):
     assert result["trained"] == result["total"] and result["test"]["accuracy"] > 0.6
 
 
+@pytest.mark.parametrize("family, trainable", [("bert", ""), ("t5", "prompt/.*")])
+def test_a_mesh_changes_nothing(family, trainable, folders, data, tmp_path):
+    """The learned rows are whole on each device, the vocabulary's tables are sharded."""
+    found = []
+    for number, mesh in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
+        fields = {"train.total_steps": 4, "train.eval_steps": 2, "train.log_steps": 1} | mesh
+        fields |= {"trainable": trainable} if trainable else {}
+        run(prepare(folders(family), data, family, **fields), str(tmp_path / str(number)))
+        lines = read_lines(tmp_path / str(number) / "metrics.jsonl")
+        found.append([line["loss"] for line in lines if "loss" in line])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    assert len(found[0]) == 4
+
+
 def test_full_scores_evaluate_as_they_predict(folders, data, tmp_path, capsys):
     """After a step words of the vocabulary are likelier than any row; none of them is an answer."""
     short = {"head.scores": "full", "train.total_steps": 1, "train.eval_steps": 1}

@@ -8,6 +8,7 @@ import torch
 import transformers
 from tiny_run import jaxprompt, make_backbone, make_config, read_lines, train_and_export
 
+from jaxprompt.assembly.tune import run
 from jaxprompt.prompts import methods
 
 HEAD = {"head.name": "discriminator"}
@@ -91,6 +92,18 @@ def test_learns_exports_and_predicts(kind, electra, data, tmp_path, capsys):
         assert card["head"]["listed"] == ["tool", "food", "beast"]
     trained = {"all_weights", "dpt", "dart"}
     assert (result["trained"] == result["total"]) == (kind in trained)
+
+
+def test_a_mesh_changes_nothing(electra, data, tmp_path):
+    """The copies of the words are whole on each device, the vocabulary's tables are sharded."""
+    found = []
+    for number, mesh in enumerate([{}, {"mesh.data": 4, "mesh.model": 2}]):
+        fields = {"train.total_steps": 4, "train.eval_steps": 2, "train.log_steps": 1} | mesh
+        run(prepare(electra, data, "dpt", **fields), str(tmp_path / str(number)))
+        lines = read_lines(tmp_path / str(number) / "metrics.jsonl")
+        found.append([line["loss"] for line in lines if "loss" in line])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    assert len(found[0]) == 4
 
 
 @pytest.mark.parametrize(

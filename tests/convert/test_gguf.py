@@ -298,6 +298,12 @@ def test_a_window_beside_biases_is_refused(tmp_path):
         turns(tmp_path, lambda writer: writer.add_sliding_window(7), "llama-bias")
 
 
+def test_a_turn_ends_a_text_too(tmp_path):
+    assert turns(tmp_path, lambda _: None)["eos_token_id"] == 2
+    assert turns(tmp_path, lambda writer: writer.add_eot_token_id(2))["eos_token_id"] == 2
+    assert turns(tmp_path, lambda writer: writer.add_eot_token_id(7))["eos_token_id"] == [2, 7]
+
+
 def test_layers_with_a_window_are_told_apart(tmp_path):
     flags = [True, False] * 3 + [True]
     pattern = lambda value: lambda writer: writer.add_sliding_window_pattern(value)

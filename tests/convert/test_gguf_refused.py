@@ -15,7 +15,7 @@ from jaxprompt.errors import InputError
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is absent: pip install gguf")
 
-from gguf_files import finish, make_model, write_model  # noqa: E402
+from gguf_files import add_tensor, finish, make_model, write_model  # noqa: E402
 
 
 @pytest.fixture
@@ -94,6 +94,39 @@ def test_metadata_of_another_function_is_refused(tmp_path, key, value, message):
     path = write_model(tmp_path / "model.gguf", make_model("llama"), "llama", more=more)
     with pytest.raises(InputError, match=message):
         open_it(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("llama", "blk.0.attn_k.bias"), ("llama", "output_norm.bias"),
+        ("llama", "blk.1.attn_q_norm.weight"), ("llama", "blk.0.attn_sub_norm.weight"),
+        ("llama", "blk.0.post_attention_norm.weight"), ("qwen2", "blk.0.attn_output.bias"),
+        ("mistral", "blk.1.ffn_down.bias"), ("gemma", "blk.0.post_ffw_norm.weight"),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_the_model_has_not_is_named(tmp_path, kind, name):
+    """llama.cpp would compute with it."""
+    more = lambda writer: add_tensor(writer, name, np.ones(32, np.float32))
+    path = write_model(tmp_path / "model.gguf", make_model(kind), kind, more=more)
+    with pytest.raises(InputError, match=rf"has {name}, which a \w+ is read without; take another"):
+        open_it(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "add", "message"),
+    [
+        ("attn_logit_softcapping", 30.0, "llama.attn_logit_softcapping=30.0, .* read is 0"),
+        ("final_logit_softcapping", 30.0, "llama.final_logit_softcapping=30.0, .* read is 0"),
+        ("sliding_window_pattern", [True, False], r"sliding_window_pattern=\[False, True\]"),
+        ("sliding_window_pattern", 2, "sliding_window_pattern=2, .* a window in all layers"),
+    ],
+)
+def test_what_a_llama_does_not_do_is_named(tmp_path, key, add, message):
+    more = lambda writer: getattr(writer, f"add_{key}")(add)
+    path = write_model(tmp_path / "model.gguf", make_model("mistral"), "mistral", more=more)
+    with pytest.raises(InputError, match=message):
+        read_config(path)
 
 
 @pytest.mark.parametrize(

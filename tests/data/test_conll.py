@@ -51,6 +51,17 @@ def test_a_line_per_predicate(tmp_path):
     assert list(read_file(tmp_path / "b.txt.gz")) == list(rows)
 
 
+def test_objects_in_a_text_file_are_json_lines(tmp_path):
+    """SciBERT and OpenNRE publish their relations so."""
+    rows = read(tmp_path, '\n{"text": "a b", "label": "X"}\n { "text": "c", "label": "Y"}\n')
+    assert [row["label"] for row in rows] == ["X", "Y"] and rows.origin(1).endswith("a.txt:3")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    assert list(read_file(tmp_path / "b.txt.gz")) == [{"text": "a"}]
+    with pytest.raises(InputError, match="a.txt:2: broken JSON"):
+        read(tmp_path, '{"text": "a"}\n{"text": \n')
+    assert read(tmp_path, "{ ( O\nx ) O\n")[0]["tokens"] == ["{", "x"]
+
+
 @pytest.mark.parametrize("name", ["train.props", "train.conll", "train.txt"])
 def test_columns_of_conll_2005(tmp_path, name):
     (row,) = rows = read(tmp_path, PROPS, name)  # the second sentence has no predicate

@@ -12,7 +12,7 @@ from jaxprompt.data.files import read_file
 from jaxprompt.data.sources import read_split
 from jaxprompt.data.tasks import custom_task, get_task, read_example, with_labels
 from jaxprompt.data.tasks.dialogues import turns_of
-from jaxprompt.data.tasks.entities import ABSENT, relation_words
+from jaxprompt.data.tasks.entities import ABSENT, _places, relation_words
 from jaxprompt.data.tasks.relations import RELATIONS
 from jaxprompt.errors import InputError
 from jaxprompt.scoring import metrics
@@ -266,6 +266,7 @@ PAIRS = [
     {"x": "Speaker 1", "y": "Speaker 2", "r": ["per:spouse", "per:parents"], "t": ["love", ""]},
     {"x": "Speaker 2", "y": "joe", "r": ["unanswerable"], "t": [""]},
     {"x": "Speaker 2", "y": "Mr. Bing", "r": ["unanswerable"], "t": [""]},
+    {"x": "Speaker 2", "y": "Lov", "r": ["unanswerable"], "t": [""]},
 ]
 
 
@@ -275,16 +276,31 @@ def test_dialogues_as_published(tmp_path):
     path.write_text(json.dumps([[TURNS, PAIRS], [TURNS[:1], [PAIRS[0]]]]))
     task = get_task("dialog_re")
     rows = read_split(task, "train", files={"train": str(path)})
-    assert [rows.origin(i).rpartition(":")[2] for i in range(4)] == ["1", "1", "1", "2"]
+    assert [rows.origin(i).rpartition(":")[2] for i in range(5)] == ["1", "1", "1", "1", "2"]
     found = [read_example(task, row, rows.origin(i)) for i, row in enumerate(rows)]
     assert found[0].references == ("per:spouse", "per:parents")
     assert found[0].label == task.labels.index("per:spouse")
     text = "\n".join(TURNS)
     assert [text[a:b] for a, b in found[1].entities] == ["Speaker 2", "Joe"]
     assert found[1].fields["entity2"] == "joe"
-    assert found[2].entities[1] == found[3].entities[1] == ABSENT  # not said
+    # Not said, and in "Love" it is part of another word.
+    assert found[2].entities[1] == found[3].entities[1] == found[4].entities[1] == ABSENT
     with pytest.raises(InputError, match="a row must be an object"):
         read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "found"),
+    [
+        ("an Art party, in art", "art", [(17, 20)]), ("an Art party", "art", [(3, 6)]),
+        ("他在IBM公司工作", "IBM", [(2, 5)]), ("他在田纳西州", "田纳西", [(2, 5)]),
+        ("삼성이 샀다", "삼성", [(0, 2)]), ("we use C++, not C++11", "C++", [(7, 10), (16, 19)]),
+        ("it costs US$5", "$5", [(11, 13)]), ("it costs $50", "$5", []),
+        ("cartoon art2", "art", []),
+    ],
+)  # fmt: skip
+def test_a_name_is_found_as_a_word(text, name, found):
+    assert _places(name, text) == found
 
 
 def test_events_with_several_arguments(tmp_path):

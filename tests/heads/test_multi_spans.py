@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import unicodedata
 
 import jax
 import numpy as np
@@ -289,6 +290,18 @@ def test_chinese_answers_end_where_they_do(tokenizer):
     head, examples, split = encode(tokenizer, [asked])
     assert texts(head, examples, split, logits_of(split)) == [["田纳西", "1996年"]]
     assert head.measure("f1", split, logits_of(split), 0) == {"f1": 1.0, "exact_match": 1.0}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [("a café noir or tea", ["café noir", "tea"]), ("वह हिन्दी बोलता है", ["हिन्दी", "है"])],
+)
+def test_a_mark_belongs_to_its_word(tokenizer, form, text, answers):
+    """An accent or a vowel sign may be a character of its own, which no subword may cover."""
+    text, *answers = (unicodedata.normalize(form, x) for x in (text, *answers))
+    head, examples, split = encode(tokenizer, [row(*answers, context=text)])
+    assert texts(head, examples, split, logits_of(split)) == [answers]
 
 
 def test_a_metric_of_single_spans_is_refused():

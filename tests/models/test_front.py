@@ -161,7 +161,7 @@ def test_texts_of_a_pass_are_those_of_one_program():
     how = dict(max_new=4, eos=1, pad=0, beams=2)
     expected = jit(lambda t, b: generate(shared, merge(t, frozen), b, **how).ids)(trainable, batch)
     how |= {"length_penalty": 1.0, "early_stopping": "false"}
-    step = make_writer(make_placement(1, 1), {**how}, shared, Layout(5, 24, 0, stop_id=1))
+    step = make_writer(make_placement(1, 1), {**how}, shared, Layout(5, 24, 0, ends=(1,)))
     index, found = step(trainable, frozen)(batch)
     np.testing.assert_array_equal(index, batch.index)
     np.testing.assert_array_equal(found, expected)

@@ -166,7 +166,8 @@ def torch_generate(model, batch: Batch, eos, max_new=NEW, **how):
     new = found.sequences.numpy()[:, batch.read.ids.shape[1] :]
     ids = np.full((len(new), max_new), PAD)
     ids[:, : new.shape[1]] = new
-    ended = (ids == eos).cumsum(1) - (ids == eos) > 0  # torch may fill with the end id
+    ends = np.isin(ids, [] if eos is None else eos)
+    ended = ends.cumsum(1) - ends > 0  # torch may fill with the end id
     return found, np.where(ended, PAD, ids)
 
 
@@ -183,7 +184,7 @@ def run(pair: Pair, batch, model=None, prompt=None, **how) -> Generated:
 
 
 def lengths_of(ids, eos):
-    ends = ids == eos
+    ends = np.isin(ids, eos)
     return np.where(ends.any(1), ends.argmax(1) + 1, ids.shape[1])
 
 
@@ -225,6 +226,26 @@ def test_beam_search(pairs, kind, beams, penalty, stop):
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.lengths, lengths_of(ids, pair.eos))
     assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "qwen3"])
+def test_any_of_several_ends_is_one(pairs, kind, beams):
+    pair, batch = pairs(kind), make_batch(kind, "left")
+    # The one that most rows write, of those that the first leaves unfinished too.
+    first = lengths_of(torch_ids(pair, batch), pair.eos)
+    ids = torch_ids(pair._replace(eos=-1), batch)
+    shorter = [(lengths_of(ids, (pair.eos, x)) < first).sum() for x in range(V)]
+    ends = (pair.eos, int(np.argmax(shorter)))
+    expected, ids = torch_generate(pair.torch, batch, list(ends), num_beams=beams)
+    found = run(pair, make_batch(kind) if kind in FED else batch, beams=beams, eos=ends)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.lengths, lengths_of(ids, ends))
+    if beams == 1:
+        last = np.take_along_axis(found.ids, found.lengths[:, None] - 1, axis=1)
+        assert set(ends) <= set(last.ravel().tolist())  # each ends a row
+    else:
+        assert_close(found.scores, expected.sequences_scores.numpy(), MODEL)
 
 
 def test_the_rules_of_beam_search_differ(pairs):
@@ -409,7 +430,9 @@ def test_one_compile_and_rows_that_fill(pairs):
     [
         (dict(max_new=0), "max_new=0 must be at least 1"),
         (dict(beams=0), "beams=0 must be at least 1"),
-        (dict(beams=16), "beams=16 exceeds 15, half of the vocabulary of 31"),
+        (dict(beams=16), "beams=16 exceeds 15: the search ranks 2 tokens per beam, of a vocabulary "
+         "of 31; take at most 15"),
+        (dict(beams=11, eos=(1, 2)), "beams=11 exceeds 10: the search ranks 3 tokens per beam"),
         (dict(max_new=23), "8 tokens of input + 2 positions of the prompt + max_new=23 exceed the "
          "model's 32 positions; lower max_new to 22"),
         (dict(early_stopping="soon"), "early_stopping='soon' is unknown"),

@@ -5,6 +5,7 @@ vocabulary, one word after the other.
 """
 
 import json
+import shutil
 from typing import NamedTuple
 
 import jax
@@ -16,11 +17,13 @@ from configs.parts import heads
 from jaxprompt.assembly.from_config import build_objectives
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.pipeline import build_scorer, choose_template, load_weights, open_backbone
+from jaxprompt.convert.folder import end_ids
 from jaxprompt.data.tasks import Example, custom_task
 from jaxprompt.data.tokenizer import encode_texts
+from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.parallel.sharding import make_placement
-from jaxprompt.training.evaluation import place_step, write_texts
+from jaxprompt.training.evaluation import make_answering, place_step, write_texts
 from jaxprompt.training.steps import make_generate_step
 from jaxprompt.tree import flatten
 
@@ -45,8 +48,6 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="module")
 def pairs(shared, tmp_path_factory):
     """Tiny models of random weights with real tokenizers."""
-    import shutil
-
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
@@ -276,7 +277,7 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
     how = dict(max_new=6, beams=beams, eos=tokenizer.eos_token_id, pad=scorer.layout.pad_id)
     step = place_step(make_placement(1, 1), make_generate_step(scorer.model, **how))
     params = scorer.model.init(jax.random.key(0), pair.params)
-    found = write_texts(step, tokenizer, {}, flatten(params), [batch], len(TEXTS))
+    found = write_texts(step, tokenizer, (how["eos"],), {}, flatten(params), [batch], len(TEXTS))
     for text, ours in zip(TEXTS, found, strict=True):
         space = " " if style == "seq2seq" else ""
         ids = encode_texts(tokenizer, [space + text])[0] + [1] * (style == "seq2seq")
@@ -287,3 +288,41 @@ def test_written_texts_are_those_of_torch(style, beams, pairs):
             )[0]  # fmt: skip
         new = out[1:] if style == "seq2seq" else out[len(ids) :]
         assert ours == tokenizer.decode(new, skip_special_tokens=True).strip()
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_a_text_ends_where_the_model_says_too(pairs, tmp_path, file):
+    """Chat models have an end of a turn beside the tokenizer's end of text."""
+    pair, how = pairs["causal"], BASE.generate.to_dict() | {"max_new": 8}
+
+    def write(backbone):
+        scorer = make_scorer(
+            pair._replace(backbone=backbone), task=text_task(), head={"name": "text"}
+        )
+        given = make_placement(1, 1), scorer.model, how, scorer.tokenizer, scorer.layout
+        answer = make_answering(scorer.head, *given)
+        batch = scorer.one_batch(scorer.encode([Example({"text": TEXTS[0]})]).rows)
+        return scorer, answer({}, flatten({"backbone": pair.params}), [batch], 1)[0]
+
+    scorer, free = write(pair.backbone)
+    last = scorer.tokenizer.eos_token_id
+    assert scorer.layout.ends == (last, 2)
+    later = encode_texts(scorer.tokenizer, [f" {word}" for word in free.split()[1:]])
+    end = next(ids[0] for ids in later if len(ids) == 1)
+    folder = shutil.copytree(pair.backbone.folder, tmp_path / "own")
+    hf = pair.backbone.hf
+    if file == "config.json":
+        (folder / "generation_config.json").unlink()
+        (folder / file).write_text(json.dumps(hf | {"eos_token_id": [2, end, 10**6]}))
+    else:
+        (folder / file).write_text(json.dumps({"eos_token_id": [2, end]}))
+    backbone = open_backbone(BASE.backbone.to_dict() | {"path": str(folder)})
+    scorer, found = write(backbone)
+    assert scorer.layout.ends == (last, 2, end)
+    # The id is a plain word of the tokenizer, and no part of the text that it ends.
+    assert found and found != free and free.startswith(found)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(
+        InputError, match="config.json: eos_token_id='</s>' must be an id or a list"
+    ):
+        end_ids(folder, hf | {"eos_token_id": "</s>"})

@@ -24,6 +24,12 @@ from jaxprompt.errors import InputError, choose, nearest, show_columns
 OFFSETS = ("tags", "characters", "words", "last_word", "text")
 ABSENT = (-1, -1)  # of an entity that is not marked
 _MOST = 50  # places of an entity that is told by its text
+# Of a word between spaces. Chinese, Japanese, Thai, Lao, Burmese and Khmer are written without, and
+# Korean attaches particles: a name may stand inside of a run of these.
+_LETTER = (
+    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    r"\uac00-\ud7af\uf900-\ufaff]"
+)
 _KINDS = {
     "per": "person", "org": "organization", "gpe": "geopolitical entity", "loc": "location",
     "na": "none",
@@ -174,7 +180,7 @@ def _nearest(
 
 
 def _of_texts(task: Task, row: Mapping[str, Any], text: str, where: str) -> Marked:
-    """Takes the first places of entities that do not overlap: as words, else anywhere.
+    """Takes the first places, as whole words, of entities that do not overlap.
 
     One that stands nowhere by itself is not marked, and a template still names it: published
     dialogues have a few.
@@ -200,10 +206,9 @@ def _are_apart(spans: Sequence[tuple[int, int]]) -> bool:
 
 
 def _places(name: str, text: str) -> list[tuple[int, int]]:
-    escaped = re.escape(name)
-    for pattern, flags in (
-        (rf"(?<!\w){escaped}(?!\w)", 0), (rf"(?<!\w){escaped}(?!\w)", re.I), (escaped, re.I)
-    ):  # fmt: skip
+    before, behind = (bool(re.match(_LETTER, end)) for end in (name[0], name[-1]))
+    pattern = rf"(?<!{_LETTER})" * before + re.escape(name) + rf"(?!{_LETTER})" * behind
+    for flags in (0, re.I):
         found = [m.span() for m in itertools.islice(re.finditer(pattern, text, flags), _MOST)]
         if found:
             return found
