@@ -23,7 +23,7 @@ from jaxprompt.data.files import Rows
 from jaxprompt.data.specials import FED, Specials, start_of
 from jaxprompt.data.tasks import Example, Task
 from jaxprompt.data.template import OPTION, Template, check, parse, read_option
-from jaxprompt.data.tokenizer import load_tokenizer
+from jaxprompt.data.tokenizer import load_tokenizer, segments
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.data.words import text_ids
 from jaxprompt.errors import InputError, brief
@@ -360,8 +360,8 @@ def build_scorer(
         stem = (start_of(laid.specials, facts.start), *follows.stem)
         follows = follows._replace(stem=stem, slots=method.num_decoder_slots())
     encoder = ExampleEncoder(
-        tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len,
-        needs_mask=kind.needs_mask(form), num_masks=laid.masks, num_types=facts.types,
+        tokenizer, parsed, laid.specials, num_slots=slots, max_len=max_len, num_masks=laid.masks,
+        needs_mask=kind.needs_mask(form), num_types=segments(tokenizer, facts.types),
         answer=follows, option=task.option, names=laid.names, entities=task.marked,
         markers=task.markers, lists=laid.lists,
         beside=None if demos is None else how_beside(demos, laid, tokenizer),

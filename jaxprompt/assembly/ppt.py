@@ -33,6 +33,7 @@ from jaxprompt.corpus.ppt import (
 )
 from jaxprompt.corpus.ppt.patterns import fields
 from jaxprompt.data.tasks import Task
+from jaxprompt.data.tokenizer import segments
 from jaxprompt.errors import InputError
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
@@ -137,8 +138,8 @@ def open_asked(c: Any, placement: Placement, *, restored: bool = False) -> PptTa
     forms = make_forms(
         c.ppt.task, _pattern(c), scorer.tokenizer, style, num_slots=method.num_slots(),
         max_len=c.data.max_len, options=options_of(c), start=getattr(cfg, "start", 0),
-        decoder_slots=method.num_decoder_slots(), num_types=cfg.types, eos=c.task.eos,
-        sentinel=c.backbone.sentinel, whole=c.head.span == "target",
+        decoder_slots=method.num_decoder_slots(), eos=c.task.eos, sentinel=c.backbone.sentinel,
+        num_types=segments(scorer.tokenizer, cfg.types), whole=c.head.span == "target",
         answer=c.task.answer,
     )  # fmt: skip
     return PptTask(backbone, scorer, forms)

@@ -61,7 +61,7 @@ class Family(NamedTuple):
     bare: bool = False  # today's checkpoints leave the prefix out
     # head -> how transformers ends the name of the class that loads it, in order of precedence
     classes: Mapping[str, str] = {}
-    # head -> a tensor of files in which its names are those of another's head
+    # head -> a tensor of files in which its names are those of another's, or of one of no use
     unless: Mapping[str, str] = {}
     # (config, the sizes known) -> sizes of axes that no field tells
     derive: Callable[[Mapping[str, Any], Mapping[str, int]], dict[str, int]] = _no_sizes
@@ -69,7 +69,9 @@ class Family(NamedTuple):
 
 
 # Buffers of some versions, no weights.
-IGNORED = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias")
+IGNORED = (
+    ".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"
+)  # fmt: skip
 
 
 def make_table(

@@ -33,6 +33,7 @@ def in_chat(tokenizer: Any, template: str) -> str:
     try:
         laid = tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True,
+            enable_thinking=False,  # Qwen 3's: the answer is scored, and no thought before it
             chat_template=_stop_clock(tokenizer.get_chat_template()),
         )  # fmt: skip
     # transformers imports jinja2 only here.

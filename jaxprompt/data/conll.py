@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxprompt.errors import InputError
 
-FORMATS = (".txt", ".conll", ".conllx", ".props", ".v4_gold_conll")
+FORMATS = (".txt", ".conll", ".conllx", ".props", ".gold_conll", ".v4_gold_conll")
 _BAR = "|||"
 _DOCUMENT = ("#begin document", "#end document")
 _START = "-DOCSTART-"  # the word of a line between documents of CoNLL-2003

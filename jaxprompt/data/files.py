@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -35,14 +35,16 @@ class Rows(Sequence):
         lines: Sequence[int] | None = None,
         convert: Callable[[Any], dict[str, Any]] | None = None,
         classes: Sequence[str] = (),
+        features: Mapping[str, Any] | None = None,
     ):
         """Wraps `data` (a list or a data set with random access) that was read from `path`.
 
         `lines` holds the line number of each row, else rows count from 1; `convert` makes a raw
-        row a dict; `classes` are the names of the data set's own classes, by its numbers.
+        row a dict; `classes` are the names of the data set's own classes, by its numbers, and
+        `features` the kinds of a file's columns where `datasets` has written them there.
         """
         self.path = path
-        self.classes = tuple(classes)
+        self.classes, self.features = tuple(classes), features
         self._data = data
         self._lines = lines
         self._convert = convert
@@ -187,7 +189,10 @@ def _read_jsonl(path: Path) -> Rows:
 
 
 def _read_json(path: Path, columns: Sequence[str]) -> Rows:
-    rows = _parsed("".join(_lines(path)), str(path))
+    text = "".join(_lines(path))
+    if _holds_lines(text):
+        return _read_jsonl(path)
+    rows = _parsed(text, str(path))
     if isinstance(rows, dict):  # SQuAD and its kin: {"version": ..., "data": [...]}
         rows = rows.get("data")
     if not isinstance(rows, list):
@@ -198,6 +203,17 @@ def _read_json(path: Path, columns: Sequence[str]) -> Rows:
     is_row = lambda row: isinstance(row, list) and len(row) == len(columns) > 0
     rows = [dict(zip(columns, row, strict=True)) if is_row(row) else row for row in rows]
     return Rows([_row(row, f"{path}: row {i}") for i, row in enumerate(rows, 1)], str(path))
+
+
+def _holds_lines(text: str) -> bool:
+    """Tells whether a .json has an object on its first line and another below, as CLUE's do."""
+    first, _, rest = text.strip().partition("\n")
+    if not (first.startswith("{") and rest.lstrip().startswith("{")):
+        return False
+    try:
+        return isinstance(parse_json(first), dict)
+    except ValueError:
+        return False
 
 
 def parse_row(text: str, where: str) -> dict[str, Any]:
@@ -321,7 +337,23 @@ def _read_parquet(path: Path) -> Rows:
 
     with reading(path), open(path, "rb") as file:
         try:
-            return Rows(pyarrow.parquet.read_table(file).to_pylist(), str(path))
+            table = pyarrow.parquet.read_table(file)
+            return Rows(table.to_pylist(), str(path), features=_features(table.schema))
         except pyarrow.ArrowException as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: broken Parquet file ({reason}); write it again") from None
+
+
+def _features(schema: Any) -> Mapping[str, Any] | None:
+    """Reads what `datasets` tells of the columns in the metadata of a Parquet file, as the hub's.
+
+    None where there is nothing, or it was written by a version that this one does not read.
+    """
+    if b"huggingface" not in (schema.metadata or {}):
+        return None
+    from datasets import Features
+
+    try:
+        return Features.from_arrow_schema(schema)
+    except (KeyError, TypeError, ValueError):
+        return None

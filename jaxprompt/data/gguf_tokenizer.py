@@ -15,13 +15,16 @@ from jaxprompt.files import make_folder, user_cache, write_error
 _SPECIAL = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"
 }  # fmt: skip
+_DIGITS = "smollm"  # each digit by itself, which transformers' table lacks
 # As llama.cpp: files of these pre-tokenizers, and of SentencePiece, that say nothing of it begin a
 # text with the beginning-of-sequence token.
 _BEGIN = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     "tekken",
 )
-_MADE = 2  # counts the ways in which this module has made a tokenizer of the same metadata
+# Which split texts as GPT-2 does, as transformers does where its table lacks a pre-tokenizer.
+_AS_GPT2 = (None, "default", "gpt-2", "gpt2", "olmo", "phi-2", "mpt")
+_MADE = 3  # counts the ways in which this module has made a tokenizer of the same metadata
 _CURE = "take another file, or a folder with tokenizer.json"
 
 
@@ -72,18 +75,34 @@ def _make(header: Header) -> Any:
     """Makes the tokenizer by transformers' own converters, which need no torch."""
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     if not isinstance(header.fields.get("tokenizer.ggml.tokens"), Array):
         raise InputError(f"{header.path} holds no tokenizer; {_CURE}")
     parts = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer"])
     settings = _values(header, GGUF_TOKENIZER_MAPPING["tokenizer_config"])
     pre = header.fields.get("tokenizer.ggml.pre")
+    is_bytes = parts.get("tokenizer_type") == "gpt2"
+    if is_bytes and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, _DIGITS):
+        raise InputError(
+            f"{header.path} has tokenizer.ggml.pre={brief(pre)}, by which no text can be split "
+            f"here; {_CURE}"
+        )
     if parts.get("tokenizer_type") == "llama" or pre in _BEGIN:
         settings.setdefault("add_bos_token", True)
     for name, key in _SPECIAL.items():
         settings[name] = _token(header, parts["tokens"], f"tokenizer.ggml.{key}_token_id")
     try:
         backend, more = convert_gguf_tokenizer(header.architecture, parts)
+        if is_bytes and pre == _DIGITS:
+            from tokenizers import pre_tokenizers as before
+
+            steps = before.Digits(individual_digits=True), before.ByteLevel(add_prefix_space=False)
+            backend.pre_tokenizer = before.Sequence(list(steps))
+        if (
+            is_bytes and pre in _BEGIN
+        ):  # a word of the vocabulary is one token, whatever merges make
+            backend.model.ignore_merges = True
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
     # The Rust tokenizers know no other kind; a vocabulary lacks scores, a merge a word.
     except Exception as error:

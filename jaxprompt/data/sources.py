@@ -14,6 +14,7 @@ from jaxprompt.data.tasks.cells import spelling
 from jaxprompt.errors import InputError, nearest, show_columns
 from jaxprompt.files import user_path
 
+_CONVERTED = "refs/convert/parquet"  # where the hub keeps what a data set's script makes
 _ALIASES = {"dev": ("dev", "validation", "val", "valid")}
 
 
@@ -32,7 +33,8 @@ def read_split(
     `given` holds the rows of each split and goes before all else. `files` gives the file of each
     split and goes before `source`, which is one of: "" (the place where the task lives), "hub",
     "hub:owner/name[:subset]", "tfds:name", "package", or a folder with `<split>` + .jsonl .json
-    .csv .tsv .txt .conll .props .v4_gold_conll .parquet, each also with .gz but for Parquet.
+    .csv .tsv .txt .conll .conllx .props .gold_conll .v4_gold_conll .parquet, each also with .gz but
+    for Parquet.
     `only`, "column=value", leaves out the rows with another value.
     """
     if given is not None:
@@ -42,7 +44,7 @@ def read_split(
     elif files:
         if not files.get(split):
             raise InputError(f"data.files has no {split!r} file; it has: {', '.join(files)}")
-        rows = read_file(files[split], task.columns)
+        rows = _from_file(task, files[split])
     else:
         kind, _, name = _place(task, source).partition(":")
         if kind == "hub":
@@ -53,7 +55,7 @@ def read_split(
             with resources.as_file(_package_folder(task)) as folder:
                 rows = read_file(_file_of(Path(folder), split))
         else:
-            rows = read_file(_file_of(user_path(source), split), task.columns)
+            rows = _from_file(task, _file_of(user_path(source), split))
     rows = spread(task, _those_of(rows, only) if only else rows)
     if task.left_out:
         kept = [i for i, row in enumerate(rows) if not task.leaves_out(row)]
@@ -149,7 +151,15 @@ def _names(split: str) -> set[str]:
     return set(_ALIASES.get(split, (split,)))
 
 
-# -- folders ------------------------------------------------------------------------------------
+# -- files and folders --------------------------------------------------------------------------
+
+
+def _from_file(task: Task, path: str | Path) -> Rows:
+    rows = read_file(path, task.columns)
+    names = names_of(rows.features, task)
+    if (convert := name_labels(task, names)) is not None:
+        rows = Rows(list(map(convert, rows)), rows.path, classes=names)
+    return rows
 
 
 def _files_of(folder: Path, split: str) -> list[Path]:
@@ -222,16 +232,24 @@ def _load_hub(task: Task, name: str, cache_dir: str | None) -> Mapping[str, Any]
     hub, _, subset = name.partition(":") if name else (task.hub, "", task.subset)
     # The pinned revision is of the task's own data set, not of one that the user names.
     revision = None if name else task.revision or None
-    try:
+
+    def load(revision: str | None) -> Mapping[str, Any]:
+        where = dict(name=subset or None, cache_dir=cache_dir)
         try:
-            return datasets.load_dataset(
-                hub, subset or None, revision=revision, cache_dir=cache_dir
-            )
+            return datasets.load_dataset(hub, revision=revision, **where)
         except ConnectionError:
             folder = _downloaded(hub, revision)
             if folder is None:
                 raise
-            return datasets.load_dataset(folder, subset or None, cache_dir=cache_dir)
+            return datasets.load_dataset(folder, **where)
+
+    try:
+        try:
+            return load(revision)
+        except RuntimeError as error:
+            if revision is not None or "scripts are no longer supported" not in str(error):
+                raise
+            return load(_CONVERTED)
     except Exception as error:  # the library raises a dozen kinds, few of them its own
         what = f"{hub}:{subset}" if subset else hub
         raise InputError(
@@ -329,10 +347,12 @@ def names_of(features: Mapping[str, Any] | None, task: Task) -> tuple[str, ...]:
 def name_labels(task: Task, names: Sequence[str]) -> Callable[[dict], dict] | None:
     """Writes names of classes or tags for the data set's own numbers.
 
-    Of a known task only where its classes have these names and another order.
+    Of a known task only where its classes have these names and another order, or its tags others.
     """
     column, names = task.tags or task.label, tuple(names)
     reordered = set(names) <= set(task.labels) and names != task.labels
+    if task.tags:
+        reordered = names != task.values
     if not names or (task.hub and not reordered):
         return None
 

@@ -38,11 +38,14 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
         # RoBERTa's own pairs have two separators between the texts; a tokenizer may know of none.
         inner = max(1, tokenizer.num_special_tokens_to_add(pair=True) - 2)
         return Specials(style, (cls,), (sep,), (sep,) * inner, mask, pad)
-    last = _need(tokenizer, "eos")
+    # A GPT-2 or T5 with a BERT's tokenizer ends a text with [SEP].
+    last = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    last = _need(tokenizer, "eos") if last is None else last
     # Padding is masked, so any id will do where a tokenizer has none for it.
     pad = last if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if style == "causal":
         first = tokenizer.bos_token_id
+        first = tokenizer.cls_token_id if first is None else first
         # By what it does: many tokenizers have a <s> and do not write it.
         begins = first is not None and tokenizer("a")["input_ids"][:1] == [first]
         cls = (first,) if begins else ()

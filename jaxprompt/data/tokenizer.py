@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ import numpy as np
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
 from jaxprompt.errors import InputError
-from jaxprompt.files import user_path
+from jaxprompt.files import read_json, user_path
 
+_WHOLE = "tokenizer.json"
+_REPLACES, _BYTES = "Precompiled", "ByteLevel"  # steps of a tokenizer
+_NAMES = ("token_type_ids",)
+_CAPITALS = 0.1  # of a cased vocabulary about a third of the words have some
 _SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take any
 
 
@@ -23,7 +28,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     """
     # Its advice that torch is missing does not concern a tokenizer.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, BertTokenizer
 
     name = str(user_path(folder_or_id))
     where = str(tokenizer_folder(name)) if is_gguf(name) else name
@@ -31,22 +36,100 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
         raise InputError(f"tokenizer {name!r}: no such folder; give a folder or a hub id")
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
+        if _is_empty(tokenizer) and os.path.isfile(os.path.join(where, "vocab.txt")):
+            # Of an ALBERT or RoBERTa with a BERT's vocabulary, as Chinese ones.
+            tokenizer = BertTokenizer.from_pretrained(where)
     # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"tokenizer {name!r} cannot be read ({reason}); "
-            "it takes tokenizer.json, or vocab.txt or vocab.json + merges.txt, and config.json"
+            f"tokenizer {name!r} cannot be read ({reason}); it takes tokenizer.json, or vocab.txt, "
+            "vocab.json + merges.txt or SentencePiece's file, and a config.json with its model_type"
         ) from error
     # Without a vocabulary file transformers builds an empty tokenizer and stays silent.
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
+    if _is_empty(tokenizer):
         raise InputError(
             f"tokenizer {name!r} has {len(tokenizer)} tokens, all special; "
             "add tokenizer.json or the vocabulary files to the folder"
         )
+    tokenizer = _as_written(tokenizer, where)
     tokenizer.name_or_path = name  # messages show it
+    _check_case(tokenizer, where)
     _take_spaces_as_written(tokenizer)
     return tokenizer
+
+
+def _is_empty(tokenizer: Any) -> bool:
+    return len(tokenizer) <= len(tokenizer.all_special_ids)
+
+
+def _as_written(tokenizer: Any, where: str) -> Any:
+    """Gives back what transformers loses where it makes the class of a model's type anew.
+
+    That is the replacement of characters with which a DeBERTa v2 or v3 begins, and all of a
+    tokenizer.json of another kind than the type's: it is taken as it stands.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    backend, path = getattr(tokenizer, "backend_tokenizer", None), Path(where) / _WHOLE
+    if backend is None or type(tokenizer) is PreTrainedTokenizerFast:
+        return tokenizer
+    own = read_json(path, "a file of transformers' tokenizers") if path.is_file() else {}
+    if own and (_BYTES in str(backend.pre_tokenizer)) != (_BYTES in str(own.get("pre_tokenizer"))):
+        return PreTrainedTokenizerFast.from_pretrained(where)
+    if _REPLACES not in str(backend.normalizer):
+        _replace_first(backend, own, Path(where) / "spm.model")
+    return tokenizer
+
+
+def _replace_first(backend: Any, own: dict[str, Any], pieces: Path) -> None:
+    """Makes a tokenizer replace the characters that its file, or SentencePiece's, replaces."""
+    from tokenizers import normalizers
+
+    given = own.get("normalizer") or {}
+    steps = [x for x in given.get("normalizers", [given]) if x.get("type") == _REPLACES]
+    if steps:
+        first = [_made(normalizers.Sequence([]), {"type": "Sequence", "normalizers": steps})]
+    elif not own and pieces.is_file():
+        from sentencepiece import sentencepiece_model_pb2
+
+        model = sentencepiece_model_pb2.ModelProto()
+        model.ParseFromString(pieces.read_bytes())
+        replaced = model.normalizer_spec.precompiled_charsmap
+        first = [normalizers.Precompiled(replaced)] if replaced else []
+    else:
+        first = []
+    if first:
+        rest = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([*first, *rest])
+
+
+def _check_case(tokenizer: Any, where: str) -> None:
+    """Raises InputError for words with capitals in a vocabulary that nothing says to lower-case."""
+    path = Path(where) / "tokenizer_config.json"
+    if (Path(where) / _WHOLE).is_file() or not getattr(tokenizer, "do_lower_case", False):
+        return
+    if path.is_file() and "do_lower_case" in read_json(path, "a file of transformers' tokenizers"):
+        return
+    words = [word for word in tokenizer.get_vocab() if word.isalpha()]
+    capital = sum(word != word.lower() for word in words)
+    if capital > _CAPITALS * len(words):
+        raise InputError(
+            f"tokenizer {tokenizer.name_or_path!r} would lower-case texts, and {capital:,} of its "
+            f'{len(words):,} words have capitals; write {{"do_lower_case": false}} into '
+            "tokenizer_config.json, or true if that is meant"
+        )
+
+
+def segments(tokenizer: Any, types: int) -> int:
+    """Tells how many segments texts have: one where a tokenizer, as XLM-R's, knows of no second.
+
+    A BERT with such a tokenizer, as multilingual E5, was trained on one.
+    """
+    if types < 2 or "token_type_ids" in getattr(tokenizer, "model_input_names", _NAMES):
+        return types
+    pair = tokenizer("a", "a", return_token_type_ids=True)
+    return types if any(pair["token_type_ids"]) else 1
 
 
 def starts_with_space(tokenizer: Any) -> bool:

@@ -138,3 +138,13 @@ def test_positions_of_the_input_are_none_of_a_decoders(tmp_path):
     assert report.heads == ("mlm",) == tuple(module.cfg.model_heads)
     assert present_heads(tmp_path, "deberta_v2", read_config(tmp_path)) == {"mlm"}
     assert for_words(module) is module
+
+
+def test_a_model_of_replaced_tokens_has_no_head_of_words(tmp_path):
+    """Released v3 files hold what is left of one, beside the head that they were trained with."""
+    make(tmp_path, "v3")
+    config, path = read_config(tmp_path), tmp_path / "model.safetensors"
+    assert set(present_heads(tmp_path, "deberta_v2", config)) == {"mlm", "mask_decoder"}
+    trained = {"mask_predictions.dense.weight": torch.zeros(2, 2)}
+    save_file(load_file(path) | trained, path)
+    assert set(present_heads(tmp_path, "deberta_v2", config)) == set()

@@ -81,6 +81,9 @@ def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
     found = read_examples(c)
     assert list(found.splits) == ["train", "dev"]
     assert found.notes == (f"test is not scored: no row of {path} states a label",)
+    write_rows(path, [{"query": row["question"], "context": row["context"]} for row in rows])
+    with pytest.raises(InputError, match="test.jsonl:1: column 'question' of task"):
+        read_examples(c)  # misread, not hidden
     write_rows(path, [*rows, *asked(2, 1)])
     found = read_examples(c)
     assert len(found.splits["test"]) == 4 and found.notes == ()

@@ -73,6 +73,13 @@ def test_a_template_is_a_turn(tokenizer):
     assert soft.roles[:2].tolist() == [Role.SOFT] * 2 and soft.ids[2:].tolist() == row.ids.tolist()
 
 
+def test_no_thought_stands_before_the_answer(tokenizer, monkeypatch):
+    """Qwen 3's template lays an empty one where thinking is off, and none where it is on."""
+    thought = "{% if enable_thinking is defined and not enable_thinking %}thought{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT + thought)
+    assert in_chat(tokenizer, "{text} It was [mask]") == LAID.replace('"][', 'thought"][')
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chat", CHATS)
 def test_every_kind_of_sentence_pieces(kind, chat, tmp_path):

@@ -118,6 +118,41 @@ def test_byte_level_files_that_say_nothing_begin_as_in_llama_cpp(tmp_path, pre, 
     assert load_tokenizer(path)("ab")["input_ids"] == [*front, tokens.index("ab")]
 
 
+def write_bytes(path, pre, merges, *words):
+    """Writes a byte-level vocabulary with words behind the bytes."""
+    writer = gguf.GGUFWriter(path, "llama")
+    tokens = [*bytes_to_unicode().values(), *words]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * len(tokens))
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(0)
+    finish(writer, path)
+    return tokens
+
+
+def test_smollm_takes_each_digit_by_itself(tmp_path):
+    """Spaces in front of a number are one token, as in its own tokenizer.json."""
+    path = tmp_path / "m.gguf"
+    tokens = write_bytes(path, "smollm", ["Ġ Ġ", "4 2"], "ĠĠ", "42")
+    ids = load_tokenizer(path)("a  42", add_special_tokens=False)["input_ids"]
+    assert [tokens[i] for i in ids] == ["a", "ĠĠ", "4", "2"]
+
+
+def test_a_word_of_llama3_is_one_token_whatever_the_merges(tmp_path):
+    path = tmp_path / "m.gguf"
+    tokens = write_bytes(path, "llama-bpe", ["a b"], "ab", "abc")
+    ids = load_tokenizer(path)("abc", add_special_tokens=False)["input_ids"]
+    assert [tokens[i] for i in ids] == ["abc"]
+
+
+def test_a_pre_tokenizer_that_is_not_known_is_named(tmp_path):
+    write_bytes(tmp_path / "m.gguf", "deepseek-llm", ["a b"], "ab")
+    with pytest.raises(InputError, match="tokenizer.ggml.pre='deepseek-llm', by which no text can"):
+        load_tokenizer(tmp_path / "m.gguf")
+
+
 def test_files_of_one_tokenizer_share_it(tmp_path, cache):
     first = tokenizer_folder(write_vocabulary(tmp_path / "a.gguf"))
     assert tokenizer_folder(write_vocabulary(tmp_path / "b.gguf")) == first

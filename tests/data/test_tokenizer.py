@@ -1,18 +1,23 @@
 """Texts as subwords: no name of a special token becomes one, and no subword begins with a space."""
 
+import json
+
 import pytest
 import transformers
 from sentence_pieces import KINDS, write_pieces
-from tokenizers import processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tokenizer import (
     encode_exact,
     encode_texts,
     encode_with_offsets,
     keeps_spaces,
     load_tokenizer,
+    segments,
     starts_with_space,
 )
+from jaxprompt.errors import InputError
 
 SPECIALS = {
     "t5": "5 </s> euros <extra_id_0> here <pad>",
@@ -82,3 +87,104 @@ def test_words_behind_a_space(shared):
     assert not keeps_spaces(load_tokenizer(shared / "tokenizers/bert-uncased"))
     assert keeps_spaces(load_tokenizer(shared / "tokenizers/roberta"))
     assert keeps_spaces(load_tokenizer(shared / "tokenizers/t5"))
+
+
+def train_pieces(path, **specials):
+    """Trains a SentencePiece vocabulary that replaces characters first, as released ones do."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text = ["hello world , the cat sat on the mat .", "你 好 , 天 气 ! ( 一 ) ?"] * 40
+    with open(path, "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text), model_writer=file, vocab_size=60, minloglevel=2,
+            hard_vocab_limit=False, normalization_rule_name="nmt_nfkc", character_coverage=1.0,
+            **specials,
+        )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def save_earlier(folder, tokenizer):
+    """Writes tokenizer.json with the steps of transformers 4. -> its path"""
+    replaced = json.loads(tokenizer.backend_tokenizer.to_str())
+    steps = [{"type": "Strip", "strip_left": True, "strip_right": True}]
+    steps += [
+        step for step in replaced["normalizer"]["normalizers"] if step["type"] == "Precompiled"
+    ]
+    replaced["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    replaced["pre_tokenizer"]["pretokenizers"][0]["prepend_scheme"] = "always"
+    replaced["post_processor"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(replaced))
+    return str(folder / "tokenizer.json")
+
+
+T5 = dict(pad_id=0, pad_piece="<pad>", bos_id=-1, eos_id=1, unk_id=2)
+DEBERTA = dict(
+    pad_id=0, pad_piece="[PAD]", bos_id=1, bos_piece="[CLS]", eos_id=2, eos_piece="[SEP]", unk_id=3,
+    unk_piece="[UNK]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "specials"),
+    [
+        ("mt5", "spiece.model", T5), ("t5", "spiece.model", T5),
+        ("deberta-v2", "spm.model", DEBERTA),
+    ],
+)  # fmt: skip
+def test_a_sentencepiece_file_alone(tmp_path, family, file, specials):
+    """T5 1.1, mT5 and DeBERTa v3 have no tokenizer.json on the hub."""
+    whole = train_pieces(tmp_path / file, **specials)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    tokenizer = load_tokenizer(tmp_path)
+    for text in ("hello world", "你好，天气！（一）", "the　ｃａｔ"):
+        # Ours puts no space before a text, see test_white_space_is_that_of_the_tokenizer.
+        expected = whole.EncodeAsIds(text)
+        found = tokenizer(f" {text}", add_special_tokens=False)["input_ids"]
+        assert found == expected, (tokenizer.tokenize(text), whole.EncodeAsPieces(text))
+    if family == "deberta-v2":  # as earlier versions of transformers have saved it
+        made = Tokenizer.from_file(save_earlier(tmp_path, tokenizer))
+        expected = made.encode("你好，天气！").ids
+        (tmp_path / file).unlink()
+        again = load_tokenizer(tmp_path)
+        assert again(" 你好，天气！", add_special_tokens=False)["input_ids"] == expected
+
+
+def test_a_tokenizer_file_is_read_as_it_stands(tmp_path):
+    """transformers would read it as the vocabulary of the class of its model_type."""
+    pieces = {"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4, "ab": 5, "▁ab": 6}
+    made = Tokenizer(models.BPE(pieces, [("▁", "a"), ("a", "b"), ("▁a", "b")], unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert encode_texts(load_tokenizer(tmp_path), [" ab ab"]) == [[6, 6]]
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+def test_a_cased_vocabulary_without_a_word_on_its_case(tmp_path, given):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Hello", "The", "the", "cat", "hello"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    if given is None:
+        with pytest.raises(InputError, match='2 of its 5 words.*{"do_lower_case": false}'):
+            load_tokenizer(tmp_path)
+        (tmp_path / "vocab.txt").write_text("\n".join(word.lower() for word in words[5:]))
+        return
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": given}))
+    assert encode_texts(load_tokenizer(tmp_path), ["The cat"]) == [[7 if given else 6, 8]]
+
+
+def test_an_albert_with_the_vocabulary_of_a_bert(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n好\n坏")
+    (tmp_path / "config.json").write_text('{"model_type": "albert"}')
+    assert encode_texts(load_tokenizer(tmp_path), ["好坏"]) == [[5, 6]]
+
+
+def test_a_gpt2_with_the_vocabulary_of_a_bert_ends_with_its_separator(shared):
+    bert = load_tokenizer(shared / "tokenizers/bert-uncased")
+    found = read_specials(bert, "causal", eos=True, sentinel="", masks=0)
+    assert (found.cls, found.stop) == ((bert.cls_token_id,), bert.sep_token_id)
+
+
+def test_a_second_text_is_a_segment_where_the_tokenizer_says_so(shared, tmp_path):
+    assert segments(load_tokenizer(shared / "tokenizers/bert-uncased"), 2) == 2
+    roberta = load_tokenizer(shared / "tokenizers/roberta")
+    assert (segments(roberta, 2), segments(roberta, 0)) == (1, 0)

@@ -143,6 +143,7 @@ CHINESE = {
     "eprstmt": {
         "fields": ("sentence",),
         "labels": ("negative", "positive"),
+        "values": ("Negative", "Positive"),
         "template": "{sentence}总之很[mask]。",
         "words": (("差",), ("好",)),
         "causal": "{sentence}总之很[mask]",

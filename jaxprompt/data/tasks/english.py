@@ -222,6 +222,7 @@ ENGLISH = SUPERGLUE | {
         "hub": "nyu-mll/glue",
         "subset": "mnli",
         "splits": {"train": "train", "test": "validation_matched"},
+        "left_out": ("-",),  # of its own files, whose annotators did not agree
     },
     # Its annotators did not agree on the rows of -1.
     "snli": _THREE_WAY | {"hub": "stanfordnlp/snli", "left_out": ("-1", "-")},

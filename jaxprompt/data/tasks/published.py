@@ -14,13 +14,17 @@ from jaxprompt.errors import InputError
 Row = dict[str, Any]
 
 _PAIR = {"sentence1": "premise", "sentence2": "hypothesis"}
-# Columns of GLUE's .tsv files -> ours.
+# Columns of the benchmarks' own files -> ours; LCQMC and ChnSentiCorp as they are handed about.
 _RENAMES = {
     "mrpc": {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
     "stsb": {"score": "label"},
     "qqp": {"is_duplicate": "label"},
     "mnli": {**_PAIR, "gold_label": "label"},
     "rte": _PAIR,
+    "snli": {**_PAIR, "gold_label": "label"},
+    "conll2003": {"tags": "ner_tags"},
+    "lcqmc": {"text_a": "sentence1", "text_b": "sentence2"},
+    "chnsenticorp": {"text_a": "text"},
 }
 
 
