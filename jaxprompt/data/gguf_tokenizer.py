@@ -99,9 +99,8 @@ def _make(header: Header) -> Any:
 
             steps = before.Digits(individual_digits=True), before.ByteLevel(add_prefix_space=False)
             backend.pre_tokenizer = before.Sequence(list(steps))
-        if (
-            is_bytes and pre in _BEGIN
-        ):  # a word of the vocabulary is one token, whatever merges make
+        # A word of the vocabulary is one token, whatever the merges make of it.
+        if is_bytes and pre in _BEGIN:
             backend.model.ignore_merges = True
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings, **more)
     # The Rust tokenizers know no other kind; a vocabulary lacks scores, a merge a word.
