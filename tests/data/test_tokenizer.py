@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import sentencepiece
 import transformers
 from sentence_pieces import KINDS, write_pieces
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -91,7 +92,6 @@ def test_words_behind_a_space(shared):
 
 def train_pieces(path, **specials):
     """Trains a SentencePiece vocabulary that replaces characters first, as released ones do."""
-    sentencepiece = pytest.importorskip("sentencepiece")
     text = ["hello world , the cat sat on the mat .", "你 好 , 天 气 ! ( 一 ) ?"] * 40
     with open(path, "wb") as file:
         sentencepiece.SentencePieceTrainer.train(
