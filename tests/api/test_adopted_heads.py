@@ -42,19 +42,18 @@ def make_adapter(folder, where, task, auto, **fields):
 def asked(theirs, folder, *texts):
     """Asks torch's model with PEFT's prefix. -> its output, [begin, end) of the tokens, their texts
 
-    PEFT's own forward drops the segments of questions.
+    A RoBERTa's tokenizer gives no segments: both texts are of the first.
     """
     from transformers import AutoTokenizer
 
     given = AutoTokenizer.from_pretrained(folder)(
         *texts, return_tensors="pt", return_offsets_mapping=True
     )
-    segments = [own or 0 for own in given.sequence_ids(0)]
-    length = len(segments)
+    length = given.input_ids.shape[1]
     with torch.no_grad():
         output = theirs.base_model(
             given.input_ids, past_key_values=theirs.get_prompt(1),
-            attention_mask=torch.ones(1, 3 + length), token_type_ids=torch.tensor([segments]),
+            attention_mask=torch.ones(1, 3 + length), token_type_ids=torch.zeros(1, length).long(),
         )  # fmt: skip
     return output, given.offset_mapping[0].tolist(), given.sequence_ids(0)
 
