@@ -223,7 +223,7 @@ def read_examples(
             rows = read(name)
             # Benchmarks hide the labels of their test files, which `predict --format` is for.
             if name == "test" and {"train", "dev"} <= set(wanted) and not _told(task, rows):
-                read_example(task, rows[0], rows.origin(0), need_label=False)  # or is it misread?
+                read_example(task, rows[0], rows.origin(0), need_label=False)  # has it the columns?
                 notes.append(f"test is not scored: no row of {rows.path} states a label")
                 continue
             # Answers to what is only scored are compared by their words.

@@ -85,8 +85,8 @@ def _make(header: Header) -> Any:
     is_bytes = parts.get("tokenizer_type") == "gpt2"
     if is_bytes and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_AS_GPT2, _DIGITS):
         raise InputError(
-            f"{header.path} has tokenizer.ggml.pre={brief(pre)}, by which no text can be split "
-            f"here; {_CURE}"
+            f"{header.path} has the pre-tokenizer tokenizer.ggml.pre={brief(pre)}, which is not "
+            f"supported; {_CURE}"
         )
     if parts.get("tokenizer_type") == "llama" or pre in _BEGIN:
         settings.setdefault("add_bos_token", True)

@@ -39,8 +39,8 @@ def read_specials(tokenizer: Any, style: str, *, eos: bool, sentinel: str, masks
         inner = max(1, tokenizer.num_special_tokens_to_add(pair=True) - 2)
         return Specials(style, (cls,), (sep,), (sep,) * inner, mask, pad)
     # A GPT-2 or T5 with a BERT's tokenizer ends a text with [SEP].
-    last = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    last = _need(tokenizer, "eos") if last is None else last
+    has_end = tokenizer.eos_token_id is not None or tokenizer.sep_token_id is None
+    last = _need(tokenizer, "eos" if has_end else "sep")
     # Padding is masked, so any id will do where a tokenizer has none for it.
     pad = last if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if style == "causal":

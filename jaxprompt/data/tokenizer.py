@@ -16,7 +16,6 @@ from jaxprompt.files import read_json, user_path
 
 _WHOLE = "tokenizer.json"
 _REPLACES, _BYTES = "Precompiled", "ByteLevel"  # steps of a tokenizer
-_NAMES = ("token_type_ids",)
 _CAPITALS = 0.1  # of a cased vocabulary about a third of the words have some
 _SECTIONS = "spaced_sections"  # an attribute: tokenizers of transformers take any
 
@@ -64,10 +63,10 @@ def _is_empty(tokenizer: Any) -> bool:
 
 
 def _as_written(tokenizer: Any, where: str) -> Any:
-    """Gives back what transformers loses where it makes the class of a model's type anew.
+    """Restores what transformers drops when it rebuilds a tokenizer as its model_type's class.
 
-    That is the replacement of characters with which a DeBERTa v2 or v3 begins, and all of a
-    tokenizer.json of another kind than the type's: it is taken as it stands.
+    Of a DeBERTa v2 or v3 that is the normalization of characters. A tokenizer.json of another kind
+    than the class, such as one without byte-level BPE beside a GPT-2, is loaded unchanged.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -83,7 +82,7 @@ def _as_written(tokenizer: Any, where: str) -> Any:
 
 
 def _replace_first(backend: Any, own: dict[str, Any], pieces: Path) -> None:
-    """Makes a tokenizer replace the characters that its file, or SentencePiece's, replaces."""
+    """Puts the character map of tokenizer.json, or of SentencePiece's file, before the rest."""
     from tokenizers import normalizers
 
     given = own.get("normalizer") or {}
@@ -126,10 +125,10 @@ def segments(tokenizer: Any, types: int) -> int:
 
     A BERT with such a tokenizer, as multilingual E5, was trained on one.
     """
-    if types < 2 or "token_type_ids" in getattr(tokenizer, "model_input_names", _NAMES):
+    name = "token_type_ids"
+    if types < 2 or name in getattr(tokenizer, "model_input_names", [name]):
         return types
-    pair = tokenizer("a", "a", return_token_type_ids=True)
-    return types if any(pair["token_type_ids"]) else 1
+    return types if any(tokenizer("a", "a", return_token_type_ids=True)[name]) else 1
 
 
 def starts_with_space(tokenizer: Any) -> bool:

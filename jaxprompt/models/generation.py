@@ -46,7 +46,7 @@ def generate(
     Shapes are static: jit it with the keywords bound. Raises InputError for beams, a length or a
     rule to stop that cannot be, and for rows of several documents.
     """
-    ends = (eos,) if isinstance(eos, int) else tuple(eos)
+    ends = tuple(np.atleast_1d(eos).tolist())
     check_writing(model, batch, max_new, beams, early_stopping, ends)
     injection = model.inject(params, batch)
     batch = place(batch, injection)
