@@ -212,6 +212,7 @@ def read_examples(
     task = in_form(c, task) if record is None else task
     if rows is not None:
         examples = read_all(task, rows, rows.origin)
+        notes += _tell_moved(examples)
         split = _draw(data, task, examples)
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:
@@ -256,6 +257,16 @@ def _unread(data: Any) -> list[str]:
     given = [own for own in sorted(known - read) if data[own] != FIELDS["data"][own].default]
     why = f"data.protocol is {data.protocol or 'empty'}"
     return [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
+
+
+def _tell_moved(examples: Sequence[Example]) -> list[str]:
+    """Says how many questions of train have an answer elsewhere than its place says."""
+    count = sum(own.is_moved for own in examples)
+    line = (
+        f"train: {count} of {len(examples)} questions have an answer that does not stand where its "
+        "answer_start says; it is taken from the nearest place in the text"
+    )
+    return [line] * (count > 0)
 
 
 def _tell_misplaced(split: str, examples: Sequence[Example]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from jaxprompt.data.tasks import Example
 
 _PLAIN = Example._fields.index("entities")  # what follows counts where there is any of it
+_HELD = Example._fields.index("is_moved")  # which says how the rest was read
 
 
 def describe(examples: Sequence[Example], labels: Sequence[str]) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def describe(examples: Sequence[Example], labels: Sequence[str]) -> dict[str, An
     total = hashlib.sha256()
     for example in examples:
         # Later fields are hashed only where they are used: runs recorded without them stay valid.
-        held = example if example.entities or example.number is not None else example[:_PLAIN]
+        held = example[: _HELD if example.entities or example.number is not None else _PLAIN]
         total.update(json.dumps(held, ensure_ascii=True).encode() + b"\n")
     return {
         "examples": len(examples),

@@ -84,7 +84,7 @@ class Rows(Sequence):
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
     """Reads one file, its format told by its name: one of SUFFIXES.
 
-    `columns` are those of a row that JSON has as a list, and of a TSV without a header.
+    `columns` are those of a row that JSON has as a list, and of a CSV or TSV without a header.
     """
     path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
@@ -100,7 +100,7 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
         found, numbers = conll.read_tagged_file(_lines(path), str(path))
         rows = Rows(found, str(path), numbers)
     elif kind == ".csv":
-        rows = _read_csv(path)
+        rows = _read_csv(path, columns)
     elif os.path.isdir(path):
         raise InputError(f"{path}: {_FOLDER}")
     else:
@@ -234,24 +234,32 @@ def _row(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _read_csv(path: Path) -> Rows:
+def _read_csv(path: Path, columns: Sequence[str]) -> Rows:
     """Reads CSV with double quotes, its cells divided by commas, semicolons or tabs."""
     lines = list(_lines(path))
     # Lines keep their ends, which a quoted cell may hold.
-    header = next((line for line in lines if line.strip()), "")
-    return _table(path, lines, delimiter=_delimiter(header), strict=True)
+    first = next((line for line in lines if line.strip()), "")
+    mark = _delimiter(first)
+    return _table(path, lines, _unnamed(_cells(first, mark), columns), delimiter=mark, strict=True)
 
 
-def _delimiter(header: str) -> str:
-    """Finds what divides the cells: a comma, or where the header has none what gives most cells."""
+def _delimiter(first: str) -> str:
+    """Finds what divides the cells: a comma, or where the line has none what gives most cells."""
+    count = lambda mark: len(_cells(first, mark))
+    return "," if count(",") > 1 else max(",;\t", key=count)
 
-    def cells(mark: str) -> int:
-        try:
-            return len(next(csv.reader([header], delimiter=mark), ()))
-        except csv.Error:  # told where the rows are read
-            return 0
 
-    return "," if cells(",") > 1 else max(",;\t", key=cells)
+def _cells(line: str, mark: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=mark), [])
+    except csv.Error:  # told where the rows are read
+        return []
+
+
+def _unnamed(cells: Sequence[str], columns: Sequence[str]) -> Sequence[str] | None:
+    """Gives `columns` where a first row holds values: it names none of them, and has a number."""
+    is_row = len(cells) == len(columns) and not set(cells) & set(columns)
+    return columns if is_row and any(map(str.isdecimal, cells)) else None
 
 
 def _read_tsv(path: Path, columns: Sequence[str]) -> Rows:
@@ -262,8 +270,7 @@ def _read_tsv(path: Path, columns: Sequence[str]) -> Rows:
     """
     lines = list(_lines(path))
     cells = next((line for line in lines if line.strip()), "").rstrip("\r\n").split("\t")
-    # A row of as many cells as `columns` that names none of them is a row of values.
-    header = columns if len(cells) == len(columns) and not set(cells) & set(columns) else None
+    header = _unnamed(cells, columns)
     quoted = lambda: _table(path, lines, header, delimiter="\t", strict=True)
     try:
         rows = _table(path, lines, header, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -304,10 +311,14 @@ def _table(
                 header = _header(cells, path)
             elif len(cells) != len(header):
                 mark = {",": "comma", ";": "semicolon", "\t": "tab"}[style["delimiter"]]
+                cure = f"mend the row, and put a cell that holds a {mark} into double quotes"
+                # Of GLUE's QQP a few rows end early.
+                if len(cells) < len(header) and "quoting" in style and path.suffix == ".tsv":
+                    only = f"awk -F'\\t' 'NF == {len(header)}' {path.name} > whole.tsv"
+                    cure = f"mend the row, or leave out all such rows: {only}"
                 raise InputError(
                     f"{path}:{start}: {len(cells)} cells, but the header has {len(header)} "
-                    f"({', '.join(header)}); mend the row, and put a cell that holds a {mark} into "
-                    "double quotes"
+                    f"({', '.join(header)}); {cure}"
                 )
             else:
                 rows.append(dict(zip(header, cells, strict=True)))

@@ -104,8 +104,14 @@ def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
         "is compared by its words alone",
     )
     write_rows(tmp_path / "train.jsonl", rows)
-    with pytest.raises(InputError, match="'a beast' does not stand at .*; 1 of 3 rows have such"):
+    with pytest.raises(InputError, match="'a beast' does not stand in .*; 1 of 3 rows have such"):
         read_examples(c)
+    rows[1]["answers"] = {"text": rows[1]["answers"]["text"][1:], "answer_start": [-1]}
+    write_rows(tmp_path / "train.jsonl", rows)
+    assert read_examples(c).notes[0] == (
+        "train: 1 of 3 questions have an answer that does not stand where its answer_start says; "
+        "it is taken from the nearest place in the text"
+    )
 
 
 @pytest.fixture(scope="module", params=KINDS | PLAIN)

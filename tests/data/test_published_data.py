@@ -1,6 +1,7 @@
 """Files and hub data sets in the forms in which they are published."""
 
 import json
+import subprocess
 
 import datasets
 import pytest
@@ -110,3 +111,44 @@ def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(name, monkeyp
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert len(read_split(task, "train", source="hub")) == 1
     assert asked == [None, "refs/convert/parquet"]
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [("trec", [2, 1, 0, 3, 4, 5]), ("sst5", [0, 1, 2, 3, 4]), ("mr", [0, 1]), ("subj", [0, 1]),
+     ("cr", [0, 1]), ("mpqa", [0, 1])],
+)  # fmt: skip
+def test_folders_of_lm_bff(tmp_path, name, labels):
+    """They have no header, and other numbers of TREC's classes than the hub."""
+    lines = [f'{number},"a ""b"", c {number}"' for number in range(len(labels))]
+    path = tmp_path / "train.csv"
+    path.write_text("\n".join(lines) + "\n")
+    task = get_task(name)
+    rows = read(task, path)
+    found = [read_example(task, row, "x") for row in rows]
+    assert [own.label for own in found] == labels
+    assert found[1].fields["text"] == 'a "b", c 1' and rows.origin(1).endswith(":2")
+    path.write_text('9,"a"\n')
+    with pytest.raises(InputError, match=r"label '9' is not a label"):
+        read_example(task, read(task, path)[0], "x")
+    path.write_text('text,coarse_label,label\n"a",1,1\n')
+    assert read_example(task, read(task, path)[0], "x").label == 1
+
+
+def test_a_header_of_other_columns_is_no_row(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("sentence,polarity\na,1\n")
+    (row,) = read(get_task("mr"), path)
+    assert row == {"sentence": "a", "polarity": "1"}
+
+
+def test_rows_that_lack_cells_are_named_with_a_command_that_leaves_them_out(tmp_path):
+    """As those of GLUE's QQP: reading them as they stand would shift their columns."""
+    path = tmp_path / "train.tsv"
+    path.write_text('id\tquestion1\tquestion2\tis_duplicate\n1\ta "b\tc\t1\n2\td\n3\te\tf\t0\n')
+    with pytest.raises(InputError, match="train.tsv:3: 2 cells, but the header has 4") as caught:
+        read(get_task("qqp"), path)
+    command = str(caught.value).partition("leave out all such rows: ")[2]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    rows = read(get_task("qqp"), tmp_path / "whole.tsv")
+    assert [read_example(get_task("qqp"), row, "x").label for row in rows] == [1, 0]

@@ -195,21 +195,27 @@ def test_answers_are_read_in_both_forms():
 
 
 @pytest.mark.parametrize(
+    "start, found",
+    [(0, 3), (3, 3), (6, 3), (8, 11), (11, 11), (12, 11), (13, 14), (14, 14), (99, 14), (-1, 3)],
+)
+def test_an_answer_elsewhere_is_taken_from_the_nearest_place(start, found):
+    text = "I, ab, the abbab, of a"
+    assert [at for at in range(len(text)) if text.startswith("ab", at)] == [3, 11, 14]
+    asked = row() | {"context": text, "answers": {"text": ["ab"], "answer_start": [start]}}
+    example = read_example(TASK, asked, "r:9")
+    assert example.spans == ((found, found + 2),)
+    assert example.is_moved == (start not in (3, 11, 14))
+    scored = read_example(TASK, asked, "r:9", need_place=False)
+    assert scored.spans == (() if example.is_moved else example.spans) and not scored.is_moved
+
+
+@pytest.mark.parametrize(
     "answers, message",
     [
         (
-            {"text": ["Gansu"], "answer_start": [3]},
-            "r:9: the answer 'Gansu' does not stand at char",
-        ),
-        # Outside of the text.
-        (
-            {"text": ["Gansu"], "answer_start": [1000]},
-            "r:9: the answer 'Gansu' does not stand at character 1000 of 'context', which has "
-            f"{len(CONTEXT)}; mend its answer_start",
-        ),
-        (
-            {"text": ["Gansu"], "answer_start": [-5]},
-            "r:9: the answer 'Gansu' does not stand at character -5 of 'context'",
+            {"text": ["Kansas"], "answer_start": [19]},
+            "r:9: the answer 'Kansas' does not stand in 'context', which has "
+            f"{len(CONTEXT)} characters; mend it, or leave the example out",
         ),
         ({"text": ["Gansu"], "answer_start": []}, "r:9: column 'answers' must hold {\"text\": [.."),
         ({"text": "Gansu", "answer_start": 19}, "r:9: column 'answers' must hold"),

@@ -9,7 +9,7 @@ from jaxprompt.errors import InputError, show_columns
 
 
 class MisplacedAnswer(InputError):
-    """An answer that does not stand in its text where the row says."""
+    """An answer that stands nowhere in its text."""
 
 
 def read_answered(
@@ -18,7 +18,8 @@ def read_answered(
 ) -> Example:  # fmt: skip
     """Reads the answers of a row whose `fields` are read; "" as its one reference is no answer.
 
-    With need_place=False an answer that does not stand where the row says has no span.
+    An answer that stands elsewhere than the row says is taken from the nearest place, and the
+    example says so. With need_place=False it has no span, and may stand nowhere.
     """
     value = row.get(task.answers)
     if value is None:
@@ -31,16 +32,27 @@ def read_answered(
             raise InputError(f"{where}: no column {task.answers!r}; {show_columns(row)}")
         return Example(fields)
     texts, starts = _pairs(task, value, where)
-    text, spans = fields[task.fields[-1]], []
+    text, spans, is_moved = fields[task.fields[-1]], [], False
     for answer, start in zip(texts, starts, strict=True):
-        if text[start : start + len(answer)] == answer and start >= 0:
-            spans.append((start, start + len(answer)))
-        elif need_place:
-            raise MisplacedAnswer(
-                f"{where}: the answer {answer!r:.60} does not stand at character {start} of "
-                f"{task.fields[-1]!r}, which has {len(text)}; mend its answer_start"
-            )
-    return Example(fields, references=texts or ("",), spans=tuple(spans))
+        if not text.startswith(answer, start) or start < 0:
+            if not need_place:
+                continue
+            is_moved, start = True, _nearest(answer, text, start)
+            if start < 0:
+                raise MisplacedAnswer(
+                    f"{where}: the answer {answer!r:.60} does not stand in {task.fields[-1]!r}, "
+                    f"which has {len(text)} characters; mend it, or leave the example out"
+                )
+        spans.append((start, start + len(answer)))
+    return Example(fields, references=texts or ("",), spans=tuple(spans), is_moved=is_moved)
+
+
+def _nearest(answer: str, text: str, start: int) -> int:
+    """Finds where `answer` stands in `text` nearest to `start`; -1 = nowhere."""
+    start = min(max(start, 0), len(text))
+    before, behind = text.rfind(answer, 0, start + len(answer)), text.find(answer, start)
+    found = [at for at in (before, behind) if at >= 0]
+    return min(found, key=lambda at: abs(at - start), default=-1)
 
 
 def _pairs(task: Task, value: Any, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -2,10 +2,11 @@
 
 Templates and label words of the few-shot set are the manual ones of LM-BFF (Gao et al. 2021,
 table 1); label numbers and columns are those of the hub version named. The numbers of subj are
-those of LM-BFF's files: its hub version names its labels besides, and names decide. Text formats of
-GLUE and SuperGLUE are those of T5 (Raffel et al. 2020, appendix D) without the data set's name,
-which prompt tuning drops (Lester et al. 2021); the others are made alike. Questions of inference
-for left-to-right models are worded as those of GPT-3 (Brown et al. 2020, appendix G).
+those of LM-BFF's files: its hub version names its labels besides, and names decide. `_LISTED` are
+the columns of these files, which have no header; trec's numbers there are others, see published.py.
+Text formats of GLUE and SuperGLUE are those of T5 (Raffel et al. 2020, appendix D) without the data
+set's name, which prompt tuning drops (Lester et al. 2021); the others are made alike. Questions of
+inference for left-to-right models are worded as those of GPT-3 (Brown et al. 2020, appendix G).
 """
 
 from jaxprompt.data.tasks.superglue import NLI, NO_TEST, SUPERGLUE
@@ -26,6 +27,7 @@ _PARAPHRASE = {
     "words": (("No",), ("Yes",)),
     "metric": "f1",
 }
+_LISTED = {"columns": ("label", "text")}
 _LETTERS = ("A", "B", "C", "D")
 _SPANS = {
     "fields": ("question", "context"),
@@ -70,14 +72,16 @@ def _review(field: str) -> dict:
 ENGLISH = SUPERGLUE | {
     "sst2": _review("sentence") | {"hub": "stanfordnlp/sst2", "splits": NO_TEST},
     "sst5": _review("text")
+    | _LISTED
     | {
         "hub": "SetFit/sst5",
         "labels": ("very negative", "negative", "neutral", "positive", "very positive"),
         "words": (("terrible",), ("bad",), ("okay",), ("good",), ("great",)),
     },
-    "mr": _review("text") | {"hub": "cornell-movie-review-data/rotten_tomatoes"},
-    "cr": _review("text") | {"hub": "SetFit/CR", "splits": _TRAIN_TEST},
+    "mr": _review("text") | _LISTED | {"hub": "cornell-movie-review-data/rotten_tomatoes"},
+    "cr": _review("text") | _LISTED | {"hub": "SetFit/CR", "splits": _TRAIN_TEST},
     "mpqa": _review("text")
+    | _LISTED
     | {
         "hub": "rahulsikder223/SentEval-MPQA",
         "renames": {"sentence": "text"},
@@ -94,6 +98,7 @@ ENGLISH = SUPERGLUE | {
         "text": "sentence: {text}",
         "words": (("subjective",), ("objective",)),
         "plain": "{text}",
+        **_LISTED,
     },
     "cola": {
         "fields": ("sentence",),
@@ -129,6 +134,7 @@ ENGLISH = SUPERGLUE | {
         "text": "question: {text}",
         "targets": ("abbreviation", "entity", "description", "human", "location", "number"),
         "plain": "{text}",
+        "columns": ("lm_bff_label", "text"),
     },
     "ag_news": {
         "fields": ("text",),

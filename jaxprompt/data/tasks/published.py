@@ -8,6 +8,7 @@ hub too. A row that has our columns stays as it is.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from jaxprompt.data.tasks.cells import spelling
 from jaxprompt.data.tasks.task import Task
 from jaxprompt.errors import InputError
 
@@ -25,7 +26,10 @@ _RENAMES = {
     "conll2003": {"tags": "ner_tags"},
     "lcqmc": {"text_a": "sentence1", "text_b": "sentence2"},
     "chnsenticorp": {"text_a": "text"},
+    "trec": {"lm_bff_label": "coarse_label"},
 }
+# Classes by the numbers of such a column, where these are not ours: LM-BFF's.
+_NUMBERED = {("trec", "lm_bff_label"): ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")}
 
 
 def is_published(task: Task, row: Mapping[str, Any]) -> bool:
@@ -51,7 +55,20 @@ def published_rows(task: Task, row: Row, where: str) -> list[Row]:
     names = _RENAMES.get(task.name, {})
     # A column of ours that is there goes before one that would take its name.
     names = {name: own for name, own in names.items() if own not in row}
-    return [{names.get(name, name): value for name, value in row.items()}]
+    called = {
+        name: dict(enumerate(_NUMBERED[task.name, name]))
+        for name in names
+        if (task.name, name) in _NUMBERED
+    }
+    return [
+        {names.get(name, name): _called(value, called.get(name)) for name, value in row.items()}
+    ]
+
+
+def _called(value: Any, names: Mapping[int, str] | None) -> Any:
+    """Names a class by its number; what is none stays as it is, and is refused as a label."""
+    spelled = spelling(value)
+    return names.get(int(spelled), value) if names and spelled.isdecimal() else value
 
 
 def _unnested(row: Row, column: str, where: str) -> list[Row]:

@@ -104,7 +104,8 @@ def read_example(
 
     With need_label=False a label that is absent, hidden (-1) or unknown to the task becomes -1, and
     a target that is absent or empty becomes "". Empty texts in a list of references are left out.
-    With need_place=False answers are compared by their words alone, and may stand anywhere.
+    An answer in a text that stands elsewhere than the row says is taken from the nearest place;
+    with need_place=False answers are compared by their words alone, and may stand anywhere.
     Where the row also names its label, in a column of the label column's name with "_text" behind
     it, a name that the task knows decides and not the number: data sets number classes differently.
     """
@@ -167,7 +168,7 @@ def read_all(
 ) -> list[Example]:  # fmt: skip
     """Reads rows with their labels. Raises InputError for the first that is wrong.
 
-    Of answers that do not stand in their texts, and of tags that their scheme does not have, it
+    Of answers that stand nowhere in their texts, and of tags that their scheme does not have, it
     says how many rows have such.
     """
     every = iter(rows)  # in order, as the data set reads them best

@@ -47,6 +47,7 @@ class Example(NamedTuple):
     pair: int = -1
     question: str = ""  # of the task's metric: examples of one question are its answers
     number: float | None = None  # None = unknown
+    is_moved: bool = False  # whether one of `spans` is elsewhere than the row says
 
 
 @dataclass(frozen=True)
