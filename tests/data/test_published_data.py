@@ -152,3 +152,17 @@ def test_rows_that_lack_cells_are_named_with_a_command_that_leaves_them_out(tmp_
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     rows = read(get_task("qqp"), tmp_path / "whole.tsv")
     assert [read_example(get_task("qqp"), row, "x").label for row in rows] == [1, 0]
+
+
+@pytest.mark.parametrize(("name", "field"), [("dream", "dialogue"), ("c3", "context")])
+def test_questions_of_a_list(tmp_path, name, field):
+    """DREAM's and C3's own rows are lists without names."""
+    asked = [{"question": f"Which, {i}?", "choice": ["a", "b", "c"], "answer": "abc"[i]}
+             for i in range(2)]  # fmt: skip
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps([[["M: a", "W: b"], asked, "1-1"], [["M: c"], asked[:1], "1-2"]]))
+    task = get_task(name)
+    rows = read(task, path)
+    found = [read_example(task, row, "x") for row in rows]
+    assert [own.label for own in found] == [0, 1, 0] and rows[1]["id"] == "1-1"
+    assert found[1].fields["question"] == "Which, 1?" and "W: b" in found[1].fields[field]

@@ -42,6 +42,7 @@ _READING = {
     "query": "{context}； {question|whole}？",
     "hub": "dataset-org/c3",
     "nested": "questions",
+    "columns": ("context", "questions", "id"),  # of a row of its own files
     "renames": {"documents": "context"},
 }
 _SPANS = {

@@ -297,6 +297,8 @@ ENGLISH = SUPERGLUE | {
         "lines": ("dialogue",),
         "label": "answer",
         "hub": "dataset-org/dream",
+        "nested": "questions",  # in its own files alone, as the columns
+        "columns": ("dialogue", "questions", "id"),
         "revision": "refs/convert/parquet",
     },
     "cosmos_qa": _reading("context", ("answer0", "answer1", "answer2", "answer3"), 4)
