@@ -2,14 +2,14 @@
 
 import collections
 
-from jaxprompt.data.tasks import get_task
-
 
 def official_semeval(gold, pred):
     """The scorer of the task: a confusion matrix of 9 relations and Other, with a column beside for
-    answers of the right relation in the wrong direction; macro-average without Other. In percent.
+    answers of the right relation in the wrong direction; macro-average over the relations of the
+    key, without Other. In percent.
     """
-    names = sorted({name.split("(")[0] for name in get_task("sem_eval_2010_task_8").labels})
+    key = {name.split("(")[0] for name in gold} - {"Other"}
+    names = sorted(key | {name.split("(")[0] for name in pred})
     table = {row: collections.Counter() for row in names}
     wrong_way = collections.Counter()
     for true, said in zip(gold, pred, strict=True):
@@ -19,11 +19,9 @@ def official_semeval(gold, pred):
         else:
             table[row][column] += 1
     scores = []
-    for name in names:
-        if name == "Other":
-            continue
+    for name in key:
         right = table[name][name]
-        said = sum(table[row][name] for row in names) + wrong_way[name]
+        said = sum(row[name] for row in table.values()) + wrong_way[name]
         there = sum(table[name].values()) + wrong_way[name]
         p = 100 * right / said if said else 0.0
         r = 100 * right / there if there else 0.0

@@ -1,12 +1,38 @@
-"""How demonstrations are laid beside examples, by the kind of backbone."""
+"""What stands beside an example: demonstrations, and soft tokens computed from its text."""
 
 from typing import Any
 
 from jaxprompt.data.demos import Beside, Demonstrations
+from jaxprompt.data.template import Template
 from jaxprompt.data.token_runs import TokenRun
 from jaxprompt.data.tokenizer import encode_exact
+from jaxprompt.errors import InputError
 from jaxprompt.heads import HeadLayout
+from jaxprompt.prompts import Method
 from jaxprompt.types import Role
+
+
+def check_computed(
+    method: Method, name: str, template: Template, style: str, demos: Demonstrations | None
+) -> None:
+    """Raises InputError where a prompt that is computed from the input cannot stand beside it.
+
+    `name` is that of the config, `style` that of the backbone.
+    """
+    if "encoder" not in method.reads:
+        return
+    if demos is not None:
+        raise InputError(
+            f"{demos.settings.shown} puts other texts into the input, and prompt.name={name} "
+            "computes its prompt from the input; set it to 0, or take another method"
+        )
+    before = [part.kind for part in template.parts if part.kind != "mask"]
+    if style == "causal" and method.num_slots() and before[-1:] == ["soft"]:
+        raise InputError(
+            f"task.template={template.source!r} ends in [soft], where this backbone reads; "
+            f"prompt.name={name} leaves soft tokens out of short texts, so that nothing stands "
+            "there; put [soft] in front of the text, or words behind it"
+        )
 
 
 def how_beside(demos: Demonstrations, laid: HeadLayout, tokenizer: Any) -> Beside:

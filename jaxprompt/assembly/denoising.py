@@ -231,7 +231,7 @@ def load_adaptable(c: Any, backbone: Backbone, placement: Placement) -> Adapted:
     else:
         module = for_words(backbone.module)
         method, heads = make_prompt("none", module.dims), {"main": TargetHead()}
-        model = Model(module, method, heads, reads=c.backbone.reads)
+        model = Model(module, method, heads, reads=c.backbone.reads, varies=False)
         objectives = [Objective("main", on_targets, sums=count_hits)]
     # All of it trains unless the config says otherwise, unlike in tuning.
     patterns = tuple(c.trainable) or tuple(rf"{part}/.*" for part in params)

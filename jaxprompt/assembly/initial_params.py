@@ -15,6 +15,7 @@ from jaxprompt.assembly.method import starts_of
 from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.assembly.prompt_artifact import numbers_of, read_export, soft_tokens
 from jaxprompt.convert import artifact, load, peft
+from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.text_keys import text_keys
@@ -189,11 +190,19 @@ def _make_source(
             )
         return numbers_of(path, tensors, card)
 
-    label_words = scorer.task.words or [(name,) for name in scorer.task.labels]
     return Source(
-        scorer.tokenizer, c.seed, label_words, counts, tables.embed, tables.rows, read, take_over,
-        take, tables.keys,
+        scorer.tokenizer, c.seed, _label_ids(scorer), counts, tables.embed, tables.rows, read,
+        take_over, take, tables.keys,
     )  # fmt: skip
+
+
+def _label_ids(scorer: Scorer) -> list[list[int]]:
+    """Lists the pieces of the words of each class: of those that the head reads, if it does."""
+    if scorer.verbalizer is not None:
+        return [words[words >= 0].tolist() for words in scorer.verbalizer.ids]
+    words = scorer.task.words or [(name,) for name in scorer.task.labels]
+    encode = lambda own: encode_texts(scorer.tokenizer, [f" {word.strip()}" for word in own])
+    return [sum(encode(own), []) for own in words]
 
 
 def rows_of_file(path: str, width: int | None = None) -> tuple[np.ndarray, float]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprompt.assembly.beside import how_beside
+from jaxprompt.assembly.beside import check_computed, how_beside
 from jaxprompt.assembly.encoding_errors import naming_the_example
 from jaxprompt.assembly.identity import check_ids
 from jaxprompt.assembly.schema import check_fields
@@ -338,12 +338,6 @@ def build_scorer(
     """
     method, kind = check_fit(backbone, prompt=prompt, head=head, max_len=max_len)
     facts, slots = facts_of(backbone), method.num_slots()
-    if demos is not None and "encoder" in method.reads:
-        raise InputError(
-            f"{demos.settings.shown} puts other texts into the input, and prompt.name="
-            f"{prompt['name']} computes its prompt from the input; set it to 0, or take another "
-            "method"
-        )
     kind.check_task(task)
     kind.check_form(form, facts.style)
     tokenizer = backbone.tokenizer or load_tokenizer(backbone.folder)
@@ -351,6 +345,7 @@ def build_scorer(
         check_chat(facts, form, demos)
         template = in_chat(tokenizer, template)
     parsed = check_template(task, template, kind, form, slots)
+    check_computed(method, prompt["name"], parsed, facts.style, demos)
     check_metric(task.metric, len(task.labels) or choices, task.kind)
     check_relations(task.metric, task.labels, task.negative)
     laid = kind.lay_out(facts, TaskSetup(task, parsed, form, answer, eos, max_target), tokenizer)

@@ -78,26 +78,20 @@ def task_words(
 
 
 def class_labels(
-    tokenizer: Any,
-    words: Sequence[Sequence[str]],
-    length: int,
-    fallback: Callable[[int], Ids],
+    labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]
 ) -> Ids:
     """Gives row i all pieces of the words of class i (Lester et al. 2021), the rest by fallback.
 
     `fallback(n)` returns n lists. Classes beyond `length` are left out, with a warning.
     """
-    if len(words) > length:
+    if len(labels) > length:
         logging.getLogger(__name__).warning(
             "%d classes, but %d soft tokens: the last %d classes start no row",
-            len(words),
+            len(labels),
             length,
-            len(words) - length,
+            len(labels) - length,
         )
-    pieces = [
-        sum(encode_texts(tokenizer, [f" {word.strip()}" for word in entry]), [])
-        for entry in words[:length]
-    ]
+    pieces = [list(own) for own in labels[:length]]
     return pieces + fallback(length - len(pieces))
 
 
@@ -128,16 +122,16 @@ def choose_rows(
     seed: int,
     vocab_size: int | None = None,
     counts: np.ndarray | None = None,
-    words: Sequence[Sequence[str]] = (),
+    labels: Sequence[Sequence[int]] = (),
     text: str = "",
     top: int = 0,
 ) -> Ids:
     """Chooses the rows by the name of an initialiser (KINDS); the same seed gives the same rows.
 
     `counts` says how often each id stands in a text: for "frequent" in a corpus, for "task" in the
-    training examples. `words` are the label words, for "labels"; `text` is for "text". Rows left
-    over start from the vocabulary: from all of it, or with `top` from its first ids. "frequent"
-    draws from the `top` most frequent, of 0 from TOP.
+    training examples. `labels` are the pieces of each class's words; `text` is for "text". Rows
+    left over start from the vocabulary: from all of it, or with `top` from its first ids.
+    "frequent" draws from the `top` most frequent, of 0 from TOP.
     """
     if kind not in KINDS:
         raise InputError(f"unknown prompt words {kind!r}; {nearest(kind, KINDS)}")
@@ -152,9 +146,9 @@ def choose_rows(
     if kind == "vocab":
         return from_vocab(length)
     if kind == "labels":
-        if not words:
+        if not labels:
             raise InputError("prompt words 'labels' need label words; give them or take 'vocab'")
-        return class_labels(tokenizer, words, length, from_vocab)
+        return class_labels(labels, length, from_vocab)
     if kind == "text":
         return given_text(tokenizer, text, length, from_vocab)
     if counts is None:

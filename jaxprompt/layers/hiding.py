@@ -21,41 +21,54 @@ def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
     """Puts the mask's id in the place of a share of the text, and of one token at least.
 
     Each token of Role.TEXT is hidden with probability `share`, whatever the others; a share of 0
-    hides one. Other roles, and padding, stay. At most twice the share of T are hidden, so that M
-    is fixed: max(1, ceil(2 * share * T)).
+    hides one. Other roles, and padding, stay. At most twice the share of a text is hidden, so that
+    M is fixed: max(1, ceil(2 * share * T)). Padding behind a text changes nothing, by JAX's default
+    generator.
     """
     rows, length = tokens.ids.shape
     text = (tokens.roles == Role.TEXT) & tokens.mask
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
+    drawn = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
     # 2.0 is above every draw: what is no text comes last and is never chosen.
-    chance = jnp.where(text, jax.random.uniform(key, (rows, length)), 2.0)  # [B, T]
+    chance = jnp.where(text, drawn, 2.0)  # [B, T]
     most = min(length, max(1, math.ceil(2 * share * length)))
+    limit = jnp.ceil(2 * share * text.sum(1, keepdims=True))  # [B, 1]
     places = jnp.argsort(chance, axis=1)[:, :most]  # [B, M], the least chances first
     least = jnp.take_along_axis(chance, places, axis=1)
     # The first place is taken whatever its chance, unless the row has no text at all.
-    chosen = (least < share) | ((jnp.arange(most) == 0) & (least < 2.0))
+    number = jnp.arange(most)
+    chosen = (least < share) & (number < limit) | (number == 0) & (least < 2.0)
     targets = jnp.where(chosen, jnp.take_along_axis(tokens.ids, places, axis=1), -1)
     hidden = jnp.zeros(text.shape, bool).at[jnp.arange(rows)[:, None], places].set(chosen)
     ids = jnp.where(hidden, mask, tokens.ids)
     return Hidden(tokens._replace(ids=ids), places, targets)
 
 
-def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> Tokens:
+def fill_masks(tokens: Tokens, places: Array, field: str, values: Array) -> tuple[Tokens, Array]:
     """Writes `values` [B, M] into a field, ids or slot, at the columns `places` [B, M] of each row.
 
-    A place of value -1 is taken out of its row: nothing attends to it, and what follows moves up by
-    a position, so that the row reads as one that never had the place. Of each row the first place
-    has a value.
+    A place of value -1 is taken out of its row: what follows moves up, so that the row reads as one
+    that never had the place, and padding stands behind. Of each row the first place has a value.
+    -> the tokens, and the column that each one stands in now, int32 [B, T]
     """
     rows = jnp.arange(len(places))[:, None]
     put = lambda x, new: jnp.asarray(x).at[rows, places].set(new)
+    old = jnp.take_along_axis(getattr(tokens, field), places, axis=1)
+    tokens = tokens._replace(
+        **{field: put(getattr(tokens, field), jnp.where(values < 0, old, values))}
+    )
+    columns = jnp.broadcast_to(jnp.arange(tokens.ids.shape[1], dtype=jnp.int32), tokens.ids.shape)
+    if places.shape[1] == 1:
+        return tokens, columns
     gone = put(jnp.zeros(tokens.mask.shape, bool), values < 0)  # [B, T]
     mask = tokens.mask & ~gone
-    old = jnp.take_along_axis(getattr(tokens, field), places, axis=1)
-    return tokens._replace(
+    closed = tokens._replace(
         mask=mask,
         positions=jnp.where(mask, tokens.positions - gone.cumsum(1), 0),
         roles=jnp.where(gone, Role.PAD, tokens.roles),
-        # With a place of several taken out what is left does not stand in front.
-        lengths=tokens.lengths if places.shape[1] == 1 else None,
-        **{field: put(getattr(tokens, field), jnp.where(values < 0, old, values))},
+        lengths=None,
     )
+    order = jnp.argsort(~mask, axis=1, stable=True)
+    closed = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), closed)
+    lengths = None if tokens.lengths is None else mask.sum(1, dtype=jnp.int32)
+    return closed._replace(lengths=lengths), jnp.argsort(order, axis=1).astype(jnp.int32)

@@ -33,6 +33,7 @@ class Model:
     is_kept: bool = False  # Batch.kept is what the backbone gives: it is not run
     reads: str = "asked"  # positions of the last layer that run: asked for by a head | all
     front: Front | None = None  # what every row begins with; rows of batches are without it
+    varies: bool = True  # batches differ in length
 
     def init(
         self, key: jax.Array, backbone: Params, *, choices: int = 1, placement: Any = None
@@ -47,7 +48,7 @@ class Model:
     # The one that a dataclass makes would hash the heads' mapping, which has no hash.
     def __hash__(self) -> int:
         """Is that of all equal models, which are the same program."""
-        own = self.is_kept, self.reads, self.front
+        own = self.is_kept, self.reads, self.front, self.varies
         return hash((self.backbone, self.prompt, frozenset(self.heads.items()), *own))
 
     def _draw(self, key: jax.Array, backbone: Params, choices: int) -> dict[str, Any]:
@@ -152,7 +153,9 @@ class Model:
         injection = self.share_front(
             params, injection, front_kv=front_kv, deterministic=deterministic, key=key
         )
-        reads = None if reads_all else few_reads(batch)
+        cfg = self.backbone.cfg
+        drops = not deterministic and (cfg.dropout or cfg.attention_dropout) > 0
+        reads = None if reads_all else few_reads(batch, drops=drops and self.varies)
         hidden = self.backbone.apply(
             {"params": params["backbone"]}, batch, injection, deterministic=deterministic,
             reads=reads, rngs=_rngs(key, 1),
@@ -166,10 +169,15 @@ def _compile_draw(model: Model, choices: int, where: Any):
     return jax.jit(functools.partial(model._draw, choices=choices), out_shardings=where)
 
 
-def few_reads(batch: Batch) -> Any:
-    """Gives the positions that heads read, int [B*K, M], or None where they are not few."""
+def few_reads(batch: Batch, *, drops: bool = False) -> Any:
+    """Gives the positions that heads read, int [B*K, M], or None where they are not few.
+
+    With `drops` one is few whatever the length of the batch: the last layer draws its dropout by
+    where a state stands among those that it computes, which padding must not change.
+    """
+    count = batch.label_pos.shape[1]
     # Of half of them and more the picking takes about what it spares.
-    few = 2 * batch.label_pos.shape[1] <= batch.read.ids.shape[1]
+    few = count == 1 if drops else 2 * count <= batch.read.ids.shape[1]
     return batch.label_pos if few else None
 
 

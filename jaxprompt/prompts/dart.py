@@ -67,17 +67,17 @@ class Prompt(Method):
 
     def _hide_words(self, batch: Batch, key) -> Batch:
         """Lays the right label in the place of the masks, and hides words of the text."""
-        tokens, places, targets = hide_text(
-            batch.encoder, key, share=self.hide, mask=self.asks.mask
-        )
+        hidden = hide_text(batch.encoder, key, share=self.hide, mask=self.asks.mask)
         table = np.full((len(self.asks.words), batch.label_pos.shape[1]), -1)  # [C, M]
         first = self.length + np.cumsum([0, *map(len, self._words()[:-1])])
         for masks, words, row in zip(table, self.asks.words, first, strict=True):
             right = [row] if self.labels else words[0]
             masks[: len(right)] = right  # no mask is left beside a word that is short (eq. 8)
         field = "slot" if self.labels else "ids"
-        tokens = fill_masks(tokens, batch.label_pos, field, jnp.asarray(table)[batch.labels])
-        return batch._replace(encoder=tokens, label_pos=places, targets=targets)
+        values = jnp.asarray(table)[batch.labels]
+        tokens, at = fill_masks(hidden.tokens, batch.label_pos, field, values)
+        places = jnp.take_along_axis(at, hidden.places, axis=1)
+        return batch._replace(encoder=tokens, label_pos=places, targets=hidden.targets)
 
     def _words(self) -> list[list[tuple[tuple[int, ...], ...]]]:
         """Lists the words that each label row stands for, by class."""

@@ -68,7 +68,7 @@ class Prompt(Method):
             return {"table": source.read(self, self.file)}
         rows = choose_rows(
             self.start, source.tokenizer, length=self.length + self.decoder, seed=source.seed,
-            vocab_size=self.dims.vocab, counts=source.counts, words=source.words, text=self.text,
+            vocab_size=self.dims.vocab, counts=source.counts, labels=source.labels, text=self.text,
             top=self.top,
         )  # fmt: skip
         # Each id is embedded once, however many rows take it.

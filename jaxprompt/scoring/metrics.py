@@ -160,6 +160,8 @@ def score_tags(
     the arguments of predicates; see `score_roles`.
     """
     check_metric(name, 0, "tags")
+    if not any(gold):
+        raise ValueError("no word has a tag")
     if len(gold) != len(pred) or any(len(g) != len(p) for g, p in zip(gold, pred, strict=True)):
         raise ValueError("gold and pred must tag the same words")
     if name == "role_f1":
@@ -193,9 +195,9 @@ def score_spans(name: str, gold: Sequence[Sequence[str]], pred: Sequence[str]) -
         raise ValueError("each question must have one answer, and one or more that are right")
     if name == "cmrc_f1":
         return _score_chinese(gold, pred)
-    pairs = [
-        ([answer_words(t) for t in g], answer_words(p)) for g, p in zip(gold, pred, strict=True)
-    ]
+    # SQuAD 2.0's script leaves out answers of which nothing is left, unless all are such.
+    words = lambda texts: list(filter(None, map(answer_words, texts))) or [[]]
+    pairs = [(words(g), answer_words(p)) for g, p in zip(gold, pred, strict=True)]
     scores = {
         "f1": float(np.mean([max(shared_words(own, found) for own in g) for g, found in pairs])),
         "exact_match": float(np.mean([found in g for g, found in pairs])),
@@ -287,6 +289,8 @@ def _sklearn(name: str, gold: np.ndarray, pred: np.ndarray) -> float:
     if name == "matthews":
         if gold.max() < 2:  # of two classes, no class counts as the wrong one
             pred = np.where(pred < 0, 1 - gold, pred)
+        if len(np.union1d(gold, pred)) < 2:  # scikit-learn warns, and gives 0 as well
+            return 0.0
         return metrics.matthews_corrcoef(gold, pred)
     classes = [1] if name == "f1" else np.setdiff1d(np.union1d(gold, pred), [-1])
     # The macro average over one class is its F1.

@@ -61,9 +61,10 @@ def micro(right: Sequence[set[int]], said: Sequence[set[int]]) -> dict[str, floa
 def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
     """The official score of SemEval-2010 task 8: (9+1)-way, directionality taken into account.
 
-    Macro-averaged F1 over the relations without `Other`. Both directions of a relation are one
-    class; what names the right relation in the wrong direction is neither right nor left out: it
-    counts among what was said of the relation and among what was to be found.
+    Macro-averaged F1 over the relations that are right for an example, without `Other`; 0 where
+    there is none. Both directions of a relation are one class; what names the right relation in the
+    wrong direction is neither right nor left out: it counts among what was said of the relation and
+    among what was to be found.
     """
     base = [_DIRECTED.sub(r"\1", name) for name in judged.names]
     of = lambda index: "" if index in (-1, judged.negative) else base[index]
@@ -71,11 +72,11 @@ def semeval_f1(judged: Judged, gold: np.ndarray, pred: np.ndarray) -> float:
     # Compared with the direction, which `golds` and `preds` leave out.
     exact = [g for g, a, b in zip(golds, gold, pred, strict=True) if a == b]
     found = []
-    for name in dict.fromkeys(own for i, own in enumerate(base) if i != judged.negative):
+    for name in sorted(set(golds) - {""}):
         hits = exact.count(name)
         precision = _share(hits, preds.count(name), 0.0)
         found.append(_mean(precision, _share(hits, golds.count(name), 0.0)))
-    return float(np.mean(found))
+    return float(np.mean(found or [0.0]))
 
 
 def conversational(

@@ -17,11 +17,12 @@ OPTIMIZERS = ("adamw", "adafactor")
 
 
 def check_warmup(schedule: str, steps: int, ratio: float) -> None:
-    """Raises InputError for a warmup of "linear", which has none; transformers' linear has."""
-    if (steps or ratio) and schedule == "linear":
+    """Raises InputError for a warmup of a schedule that has none; transformers' linear has one."""
+    if (steps or ratio) and schedule in ("linear", "constant", "exponential"):
         given = f"optim.warmup_steps={steps}" if steps else f"optim.warmup_ratio={ratio}"
+        other = "warmup_linear" if schedule == "linear" else "warmup_linear or cosine"
         raise InputError(
-            f"{given}, and optim.schedule=linear has no warmup; take warmup_linear, or set it to 0"
+            f"{given}, and optim.schedule={schedule} has no warmup; take {other}, or set it to 0"
         )
 
 

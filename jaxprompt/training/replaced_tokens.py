@@ -52,7 +52,7 @@ def make_pair(generator: nn.Module, discriminator: nn.Module, *, block: int = 20
                 f"{other}; take a generator of the discriminator's sizes"
             )
     model = lambda backbone, head: Model(
-        backbone, make_prompt("none", backbone.dims), {"main": head}
+        backbone, make_prompt("none", backbone.dims), {"main": head}, varies=False
     )
     return Pair(
         model(generator, TargetHead(block, draws=True)), model(discriminator, ReplacedHead())

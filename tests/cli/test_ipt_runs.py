@@ -230,6 +230,27 @@ def test_what_does_not_fit_is_named(fields, told, backbone, data, tmp_path, refu
     assert told in line
 
 
+@pytest.mark.parametrize(
+    "head, template", [("linear", "{text} [soft]"), ("verbalizer", "{text} [soft] [mask]")]
+)
+def test_no_soft_tokens_stand_where_a_left_to_right_model_reads(
+    head, template, data, tmp_path, refused
+):
+    """A short text lacks the last of them."""
+    folder = make_backbone(tmp_path / "gpt2", "gpt2")
+    own = {"task.template": template, "head.name": head}
+    own |= {"task.words": "it,was,the"} if head == "verbalizer" else {}
+    c = make_config(folder, data, "ipt", **SHORT | own)
+    (tmp_path / "c.json").write_text(c.to_json())
+    line = refused(
+        "train", f"--config={tmp_path / 'c.json'}", f"--workdir={tmp_path / 'w'}", started=True
+    )
+    assert f"task.template={template!r} ends in [soft], where this backbone reads" in line
+    c.task.template = template.replace(" [soft]", " [soft] it")
+    (tmp_path / "c.json").write_text(c.to_json())
+    assert main(["validate", f"--config={tmp_path / 'c.json'}"]) == 0
+
+
 def test_an_export_of_constants_and_topics_of_one_kind_are_refused(
     trained, backbone, data, tmp_path, refused
 ):

@@ -157,6 +157,25 @@ def test_label_rows_start_as_gemma_scores_its_words(gemma, data):
     np.testing.assert_allclose(found["rows"], np.stack(means), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("spaced", [True, False])
+def test_soft_tokens_start_from_the_label_words_that_the_head_reads(spaced, data, tmp_path):
+    """Behind a space and without one they are other tokens."""
+    import transformers
+
+    folder = make_backbone(tmp_path / "gpt2", "gpt2")
+    words, tokenizer = ("it", "was", "the"), load_tokenizer(folder)
+    ids = [encode_texts(tokenizer, [" " * spaced + word])[0] for word in words]
+    assert ids != [encode_texts(tokenizer, [" " * (not spaced) + word])[0] for word in words]
+    own = dict(
+        prompt__length=3, task__words=words, task__labels="beast,food,tool",
+        task__spaced=str(spaced).lower(), task__template="{text} [mask]", head__name="verbalizer",
+    )  # fmt: skip
+    found = first_numbers(make_config(folder, data, "soft", arguments=dict(start="labels"), **own))
+    table = transformers.GPT2LMHeadModel.from_pretrained(folder).transformer.wte.weight
+    means = [table.detach().numpy()[row].mean(0) for row in ids]
+    np.testing.assert_allclose(found["table"], np.stack(means), rtol=1e-5, atol=1e-7)
+
+
 def test_label_rows_start_from_an_output_table_of_its_own(data, tmp_path, capsys):
     """By which the model scores words; `inspect` finds their words in it."""
     import transformers

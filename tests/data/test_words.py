@@ -7,6 +7,7 @@ from jaxprompt.data.encode import ExampleEncoder
 from jaxprompt.data.specials import SENTINEL, read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
+from jaxprompt.data.tokenizer import encode_texts
 from jaxprompt.data.words import (
     KINDS,
     choose_rows,
@@ -73,9 +74,9 @@ def test_text_ids_leave_the_template_out(bert):
 
 
 def test_labels_then_vocabulary(roberta):
-    rows = choose_rows(
-        "labels", roberta, length=4, seed=1, words=[("great", "fine"), ("unwatchable",)]
-    )
+    pieces = encode_texts(roberta, [" great", " fine", " unwatchable"])
+    labels = [pieces[0] + pieces[1], pieces[2]]
+    rows = choose_rows("labels", roberta, length=4, seed=1, labels=labels)
     tokens = [roberta.convert_ids_to_tokens(row) for row in rows]
     assert tokens[0] == ["Ġgreat", "Ġfine"]
     assert "".join(tokens[1]) == "Ġunwatchable" and len(tokens[1]) > 1
@@ -83,8 +84,8 @@ def test_labels_then_vocabulary(roberta):
 
 
 def test_more_labels_than_rows_are_left_out_aloud(bert, caplog):
-    rows = choose_rows("labels", bert, length=1, seed=0, words=[("good",), ("bad",)])
-    assert rows == [bert.convert_tokens_to_ids(["good"])]
+    rows = choose_rows("labels", bert, length=1, seed=0, labels=[[7], [8]])
+    assert rows == [[7]]
     assert "2 classes, but 1 soft tokens" in caplog.text
 
 
@@ -105,7 +106,7 @@ def test_seed_decides(bert, kind):
             length=8,
             seed=seed,
             counts=np.ones(4000, int),
-            words=[("good",), ("bad",)],
+            labels=[[7], [8]],
             text="it was",
         )
 

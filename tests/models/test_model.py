@@ -10,9 +10,10 @@ import pytest
 from tiny import assert_close, assert_equal, jit, make_batch, make_params, make_tiny
 
 from jaxprompt.backbones import make_backbone
+from jaxprompt.data.stacking import stack
 from jaxprompt.errors import InputError
-from jaxprompt.heads import linear, verbalizer
-from jaxprompt.models.model import Model
+from jaxprompt.heads import linear, tags, verbalizer
+from jaxprompt.models.model import Model, few_reads
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.prompts import make_prompt
 from jaxprompt.training.evaluation import scoring_step
@@ -51,6 +52,26 @@ def test_equal_models_share_their_programs():
     weighty = linear.Classifier(3, dropout=np.zeros(1))  # no hash, as of an array
     model = dataclasses.replace(make_model(length=4)[0], heads={"main": weighty})
     assert step(model) is not step(model)
+
+
+@pytest.mark.parametrize("masks", [1, 7])
+def test_padding_changes_no_dropout(masks):
+    """Nor where it makes few of what is read: 7 of 24 positions, and not of 12."""
+    backbone, weights = make_tiny("bert", dropout=0.3)
+    prompt = make_prompt("prefix", backbone.dims, length=2)
+    model = Model(backbone, prompt, {"main": tags.TagScores(5, 0.0)})
+    batch, longer = make_batch(masks=masks), make_batch(1, masks=masks, length=24)
+    wide = jax.tree.map(lambda x: x[0], stack([batch, longer], 9, "right"))
+    assert (few_reads(batch) is None) == (masks == 7) and few_reads(wide) is not None
+    params, key = make_params(model, weights), jax.random.key(0)
+    score = jit(lambda batch: model.forward(params, batch, deterministic=False, key=key))
+    alone, beside = map(score, (batch, wide))
+    assert_close(alone, beside, 1e-5)
+    assert np.abs(alone - model.forward(params, batch)).max() > 0.01
+    # Where all batches are of one length it may be picked, and dropout is another.
+    steady = dataclasses.replace(model, varies=False)
+    found = steady.forward(params, wide, deterministic=False, key=key)
+    assert np.allclose(found, beside, atol=1e-5) == (masks == 1)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])

@@ -19,6 +19,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.heads import make_head
 from jaxprompt.heads.label_rows import LabelRows
 from jaxprompt.heads.linear import Classifier
+from jaxprompt.layers.hiding import hide_text
 from jaxprompt.models.model import Model
 from jaxprompt.prompts import Source, make_prompt
 from jaxprompt.tree import flatten, merge, split, trainable_mask
@@ -240,41 +241,49 @@ def test_one_word_is_hidden_where_no_share_is_given(pair):
 
 @pytest.mark.parametrize("masks", [2, 3])
 def test_a_label_that_stays_a_word_stands_at_the_masks(pair, masks):
-    """All its subwords do; of the masks that it leaves nothing is seen, nor is a gap in positions.
-
-    What is predicted is what it is in rows that never had those masks.
-    """
+    """All its subwords do, and the masks that it leaves are gone: the text behind them moves up."""
     model, params = make_model(pair, fluency=1.0, labels=False)
     assert "rows" not in params["prompt"]
-    batch = make_batch(masks)
-    seen = model.prompt._hide_words(batch, jax.random.key(0))
-    tokens = jax.tree.map(np.array, seen.encoder)
-    said = [ids[places] for ids, places in zip(tokens.ids, batch.label_pos, strict=True)]
-    there = [mask[places] for mask, places in zip(tokens.mask, batch.label_pos, strict=True)]
+    batch, key = make_batch(masks), jax.random.key(0)
+    seen = jax.tree.map(np.array, model.prompt._hide_words(batch, key))
+    hidden = jax.tree.map(
+        np.array, hide_text(batch.encoder, key, share=model.prompt.hide, mask=MASK)
+    )
     words = [WORDS[label][0] for label in batch.labels]
     assert {len(word) for word in words} == {1, 2}
-    for ids, mask, word in zip(said, there, words, strict=True):
-        assert tuple(ids[mask]) == word and mask.tolist() == [j < len(word) for j in range(masks)]
-    plain = Tokens(*(np.zeros_like(x) for x in batch.encoder[:6]))
-    plain.slot[:] = -1
-    for row, mask in enumerate(tokens.mask):
-        for field in ("ids", "slot", "roles"):
-            getattr(plain, field)[row, : mask.sum()] = getattr(tokens, field)[row, mask]
-        plain.mask[row, : mask.sum()] = True
-        plain.positions[row, : mask.sum()] = np.arange(mask.sum())
-    shorter = seen._replace(encoder=plain)
-    ours = model.forward(params, seen, head="fluency")
-    assert_close(ours, model.forward(params, shorter, head="fluency"))
+    for row, word in enumerate(words):
+        at, length = batch.label_pos[row], hidden.tokens.mask[row].sum()
+        kept = np.setdiff1d(np.arange(length), at[len(word) :])
+        ids = hidden.tokens.ids[row].copy()
+        ids[at[: len(word)]] = word
+        own, end = Tokens(*(x[row] for x in seen.encoder[:6])), len(kept)
+        assert (own.ids[:end] == ids[kept]).all() and own.mask.tolist() == [
+            column < end for column in range(len(own.mask))
+        ]
+        assert (own.slot[:end] == batch.encoder.slot[row, kept]).all()
+        assert (own.types[:end] == batch.encoder.types[row, kept]).all()
+        assert (own.positions == np.where(own.mask, np.arange(len(own.mask)), 0)).all()
+        assert (own.roles[:end] == batch.encoder.roles[row, kept]).all() and not own.roles[
+            end:
+        ].any()
+        places, targets = seen.label_pos[row], seen.targets[row]
+        assert (own.ids[places[targets >= 0]] == MASK).all()
+        before = hidden.places[row][hidden.targets[row] >= 0]
+        assert [kept[place] for place in places[targets >= 0]] == before.tolist()
+    assert seen.encoder.lengths is None or (seen.encoder.lengths == seen.encoder.mask.sum(1)).all()
 
 
 def test_the_row_of_a_label_leaves_no_mask_beside_it(pair):
     model, _ = make_model(pair, fluency=1.0)
     batch = make_batch(masks=2)
     seen = model.prompt._hide_words(batch, jax.random.key(0))
-    rows = np.arange(ROWS)[:, None]
-    slot = np.array(seen.encoder.slot)[rows, batch.label_pos]
-    assert slot.tolist() == [[SLOTS + c, -1] for c in batch.labels]
-    assert (np.array(seen.encoder.mask)[rows, batch.label_pos] == [True, False]).all()
+    at = batch.label_pos[:, 0]
+    slot, rows = np.array(seen.encoder.slot), np.arange(ROWS)
+    assert (slot[rows, at] == SLOTS + batch.labels).all()
+    # What stood behind the second mask stands behind the row.
+    behind = np.minimum(at + 2, batch.encoder.ids.shape[1] - 1)
+    assert (np.array(seen.encoder.roles)[rows, at + 1] == batch.encoder.roles[rows, behind]).all()
+    assert (np.array(seen.encoder.mask).sum(1) == batch.encoder.mask.sum(1) - 1).all()
 
 
 def test_no_row_of_the_vocabulary_is_among_what_trains(pair):

@@ -98,6 +98,19 @@ def test_ranks_are_those_of_a_sorted_list(seed):
     assert worst["hit_at_10"] == 0  # what is no number is not the best
 
 
+def test_one_class_has_a_matthews_correlation_of_nothing():
+    """Without the warning that scikit-learn prints, which a test takes for an error."""
+    assert metrics.score("matthews", [1, 1], [1, 1], 2)["matthews"] == 0.0
+    assert metrics.score("matthews", [1, 1], [-1, 1], 2)["matthews"] == 0.0
+
+
+def test_answers_of_which_nothing_is_left_are_left_out():
+    """As in SQuAD 2.0's script: "the" is no answer beside "Paris"."""
+    score = lambda gold, pred: metrics.score_spans("f1", [gold], [pred])["f1"]
+    assert score(["the", "Paris"], "") == 0.0 and score(["the", "Paris"], "Paris") == 1.0
+    assert score(["the"], "") == 1.0 and score([""], "") == 1.0 and score([""], "Paris") == 0.0
+
+
 def test_mean_and_population_std():
     assert metrics.mean_std([1.0, 2.0, 3.0, 6.0]) == pytest.approx((3.0, np.sqrt(14 / 4)))
     assert metrics.mean_std([0.5]) == (0.5, 0.0)

@@ -61,8 +61,21 @@ def test_semeval_on_few_answers():
     gold = [name("Cause-Effect(e1,e2)"), name("Cause-Effect(e1,e2)"), OTHER, OTHER]
     pred = [name("Cause-Effect(e1,e2)"), name("Cause-Effect(e2,e1)"), OTHER, -1]
     found = metrics.score("semeval_f1", gold, pred, 19, judged(gold))
-    assert found["semeval_f1"] == pytest.approx(0.5 / 9)
+    assert found["semeval_f1"] == pytest.approx(0.5)
     assert found["micro_f1"] == pytest.approx(0.5) and found["accuracy"] == 0.5
+    none = metrics.score("semeval_f1", [OTHER, OTHER], pred[:2], 19, judged([OTHER, OTHER]))
+    assert none["semeval_f1"] == 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_semeval_averages_over_the_relations_of_the_key(seed):
+    """As the scorer does: a part of the data may lack some."""
+    rng = np.random.default_rng(seed)
+    gold = rng.choice([0, 1, 4, 5, 9, OTHER], 60)
+    pred = np.where(rng.random(60) < 0.5, gold, rng.integers(0, 19, 60))
+    found = metrics.score("semeval_f1", gold, pred, 19, judged(gold))["semeval_f1"]
+    names = ([SEMEVAL.labels[i] for i in own] for own in (gold, pred))
+    assert 100 * found == pytest.approx(official_semeval(*names), abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))

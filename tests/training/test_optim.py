@@ -13,6 +13,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.training.optim import (
     SCHEDULES,
     check_no_decay,
+    check_warmup,
     decay_mask,
     learning_rates,
     make_optimizer,
@@ -279,6 +280,18 @@ def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
         _, state = tx.update(params, state, params)
         rates.append(float(learning_rates(state)["prompt"]))
     np.testing.assert_allclose(rates, first, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear", "constant", "exponential"])
+def test_a_warmup_that_would_be_ignored_is_refused(name):
+    check_warmup(name, 0, 0.0)
+    told = f"optim.schedule={name} has no warmup; take warmup_linear"
+    with pytest.raises(InputError, match=f"optim.warmup_steps=3, and {told}"):
+        check_warmup(name, 3, 0.0)
+    with pytest.raises(InputError, match=f"optim.warmup_ratio=0.1, and {told}"):
+        check_warmup(name, 0, 0.1)
+    for other in set(SCHEDULES) - {"linear", "constant", "exponential"}:
+        check_warmup(other, 3, 0.0)
 
 
 def test_every_schedule_is_tested():

@@ -1,0 +1,47 @@
+"""Words that an objective hides."""
+
+import jax
+import numpy as np
+import pytest
+from tiny import MASK, make_batch
+
+from jaxprompt.data.stacking import stack
+from jaxprompt.layers.hiding import hide_text
+from jaxprompt.types import Role
+
+
+def hidden(batch, share, seed=0):
+    found = hide_text(batch.encoder, jax.random.key(seed), share=share, mask=MASK)
+    return [
+        sorted((int(at), int(word)) for at, word in zip(places, words, strict=True) if word >= 0)
+        for places, words in zip(*map(np.asarray, found[1:]), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5])
+def test_padding_hides_the_same_words(share):
+    """In a grid a batch is as long as that of the longest run beside it."""
+    batch, longer = make_batch(0, rows=16), make_batch(1, rows=16, length=30)
+    together = stack([batch, longer], 9, "right")
+    wide = jax.tree.map(lambda x: x[0], together)
+    assert wide.encoder.ids.shape[1] == 30
+    for seed in range(4):
+        assert hidden(batch, share, seed) == hidden(wide, share, seed)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_as_many_words_of_the_text_are_hidden_as_the_share_says(share):
+    batch = make_batch(0, rows=200, length=40)
+    text = (batch.encoder.roles == Role.TEXT).sum(1)
+    found = [hidden(batch, share, seed) for seed in range(5)]
+    for rows in found:
+        for row, own in enumerate(rows):
+            assert 1 <= len(own) <= max(1, np.ceil(2 * share * text[row]))
+            at = [place for place, _ in own]
+            assert (batch.encoder.roles[row, at] == Role.TEXT).all()
+            assert [batch.encoder.ids[row, place] for place in at] == [word for _, word in own]
+    counts = [len(own) for rows in found for own in rows]
+    if share:  # about; the cap takes some, the least of one adds some
+        assert np.mean(counts) == pytest.approx(share * text.mean(), rel=0.15)
+    else:
+        assert set(counts) == {1}
