@@ -129,14 +129,15 @@ class KeepingPlan:
         """Plans for a run what it keeps; a split that another run has too is the same one.
 
         `weights` are the run's, see `initial_params`; of what trains only the names count. The test
-        split is scored once: it is not kept.
+        split is kept where several runs score it; one run scores it once.
         """
         c = self._config
         if not self.keeps:
             return FeatureCache(scorer)
         what = choose(c, scorer, splits["train"], weights)
         # Texts are written by all layers, token by token.
-        names = [n for n in ("train", "dev") if n == "train" or not scorer.head.WRITES]
+        scored = ["dev", *["test"] * (self._several and c.train.test and "test" in splits)]
+        names = ["train", *([] if scorer.head.WRITES else scored)]
         at, parts = scorer.layout, []
         for name in names:
             split = splits[name]

@@ -146,12 +146,12 @@ def test_each_split_has_a_folder_and_all_serve_a_restart(
     err = capsys.readouterr().err
     assert "stopped by SIGTERM" in err and not results(folder) and "earlier" not in err
     kept = sorted(path.relative_to(folder / "kept") for path in folder.glob("kept/*/*.states"))
-    # Rows 0 to 15 are the train split of both, with rows 40 to 45 as dev.
-    assert sorted(path.name for path in kept) == ["dev.states", "train.states"]
+    # Rows 0 to 15 are the train split of both, with rows 40 to 45 as dev, and both have one test.
+    assert sorted(path.name for path in kept) == ["dev.states", "test.states", "train.states"]
     times = [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     grid_of(folder, *args, **own | DISK)
     err = capsys.readouterr().err
-    assert "resumed at step" in err and "(an earlier run's: 2 splits)" in err
+    assert "resumed at step" in err and "(an earlier run's: 3 splits)" in err
     assert times == [(folder / "kept" / path).stat().st_mtime_ns for path in kept]
     same_ends(folder, whole)
     assert not (folder / "kept" / "train.states").exists()
@@ -169,12 +169,12 @@ def test_the_limit_counts_all_that_is_kept_at_once(folders, data, refused, tmp_p
         return refused("train", f"--config={path}", f"--workdir={tmp_path / 'grid'}")
 
     said = line(cache__limit=1e-9)
-    assert said.startswith("keeping what layers 1-1 give for every token of 4 splits takes ")
+    assert said.startswith("keeping what layers 1-1 give for every token of 5 splits takes ")
     assert said.endswith(
         "over cache.limit=1e-09; raise that, take cache.dtype=bfloat16, or set cache.where=''"
     )
     room = float(said.split(" takes ")[1].split()[0])
-    assert "of 4 splits" in line(cache__limit=0.9 * room)
+    assert "of 5 splits" in line(cache__limit=0.9 * room)
     assert not list((tmp_path / "grid").glob("*/metrics.jsonl"))
     alone = dict(runs__data_seeds="0", cache__limit=0.9 * room, train__total_steps=1)
     c = make_config(folders["bert"], data, "prefix", **own | alone)
