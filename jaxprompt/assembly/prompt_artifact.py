@@ -283,7 +283,7 @@ def join(
     """
     scorer, loaded, placement = scorer.with_backbone(whole.backbone), whole.loaded, whole.placement
     flat = tree.flatten({"backbone": loaded.params})
-    tensors = without_delta(path, tensors, flat)
+    tensors = without_delta(path, tensors, flat, scorer.model.backbone.dims.vocab)
     init = functools.partial(scorer.model.init, choices=scorer.layout.num_rows)
     # Shapes alone: nothing is drawn that the tensors would replace.
     shapes = jax.eval_shape(init, jax.random.key(0), loaded.params)

@@ -48,7 +48,8 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
     before = after = 0
     error = 0.0
     for name in names:
-        start, end = np.asarray(base[name], np.float32), found.pop(name)
+        end = found.pop(name)
+        start = np.asarray(base[name], np.float32)[: len(end)]  # without rows that fill up a mesh
         moved = end - start
         if np.abs(moved).max(initial=0.0) > _LARGEST:
             raise InputError(f"{flag}: {name} moved by more than {_LARGEST:g}; export without it")
@@ -65,12 +66,13 @@ def as_delta(tensors: Mapping[str, np.ndarray], whole: LoadedBackbone, flag: str
 
 
 def without_delta(
-    path: str, tensors: Mapping[str, np.ndarray], base: Mapping[str, Any]
+    path: str, tensors: Mapping[str, np.ndarray], base: Mapping[str, Any], vocab: int
 ) -> dict[str, np.ndarray]:
     """Puts tuned weights, float32, in the place of differences. The inverse of `as_delta`.
 
-    `base` holds the backbone's weights by flat name. Raises InputError where a difference does not
-    fit them, and where they are not in float32; `path` names the export.
+    `base` holds the backbone's weights by flat name. Where its tables have more than `vocab` rows,
+    which fill them up for a mesh, tuned ones are filled up with zeros too. Raises InputError where
+    a difference does not fit them, and where they are not in float32; `path` names the export.
     """
     found = {name: x for name, x in tensors.items() if not name.startswith((_DELTA, _ROWS))}
     for key in sorted(tensors.keys() - found.keys()):
@@ -83,8 +85,10 @@ def without_delta(
                 f"{base[name].dtype}; load it with dtype=float32, or export without --delta"
             )
         start, rows = np.asarray(base[name]), tensors.get(_ROWS + name)
-        wanted = (start if rows is None else start[: len(rows)]).shape
         moved = tensors[_DELTA + name]
+        if rows is None and moved.shape[:1] == (vocab,):
+            start = start[:vocab]
+        wanted = (start if rows is None else start[: len(rows)]).shape
         within = rows is None or (
             rows.ndim == 1 and rows.min(initial=0) >= 0 and rows.max(initial=-1) < len(start)
         )
@@ -94,13 +98,22 @@ def without_delta(
                 f"{list(wanted)} and rows below {len(start)}; export the prompt again"
             )
         found[name] = _apply(start, moved, rows)
-    return found
+    return {name: _filled_up(x, base.get(name), vocab) for name, x in found.items()}
+
+
+def _filled_up(x: np.ndarray, leaf: Any, vocab: int) -> np.ndarray:
+    """Adds zero rows to a table of the vocabulary, up to those that the backbone has there."""
+    if leaf is None or x.shape[:1] != (vocab,) or len(leaf) <= vocab:
+        return x
+    return np.pad(x, [(0, len(leaf) - vocab), *[(0, 0)] * (x.ndim - 1)])
 
 
 def _need_tuned(tensors: Mapping[str, np.ndarray], flag: str) -> list[str]:
     """Lists the tuned weights. Raises InputError, which names `flag`, where there are none."""
     if names := [name for name in tensors if name.startswith(_TUNED)]:
         return names
+    if tuned_names(tensors):
+        raise InputError(f"{flag}: the prompt holds differences already; save it without {flag}")
     raise InputError(f"{flag}: the run tuned no weight of the backbone; export without it")
 
 

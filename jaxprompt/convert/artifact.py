@@ -104,11 +104,23 @@ def check_fingerprint(card: Mapping[str, Any], fingerprint: str, *, force: bool)
     """
     learned = card["backbone"]["fingerprint"]
     if learned != fingerprint and not force:
+        own, other = map(_quantized, (learned, fingerprint))
+        if own != other:
+            raise InputError(
+                f"the prompt was learned with quantize={own!r}, the backbone has {other!r}; "
+                f"load_backbone(..., quantize={own!r})"
+            )
         raise InputError(
             f"the prompt was learned on weights {learned[:12]} ({card['backbone'].get('id')}), "
             f"not on {fingerprint[:12]}; load that backbone, or pass --force"
         )
     return learned == fingerprint
+
+
+def _quantized(fingerprint: str) -> str:
+    """Tells how weights are quantized by what stands in front of their digest."""
+    kind, dash, _ = fingerprint.partition("-")
+    return kind if dash else "none"
 
 
 def package_versions() -> dict[str, str]:

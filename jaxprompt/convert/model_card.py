@@ -27,7 +27,7 @@ def write_model_card(folder: str | Path, card: Mapping[str, Any], name: str = ""
         "",
         f"backbone = jp.load_backbone({_backbone_of(card['backbone'])})",
         f"model = jp.attach(backbone, jp.load_prompt({place!r}))",
-        'print(jp.predict(model, ["a text"]))',
+        f"print(jp.predict(model, [{_row_of(card['task'])!r}]))",
     ]
     return _write(folder, card, "jaxprompt", code)
 
@@ -104,6 +104,20 @@ def _backbone_of(known: Mapping[str, Any]) -> str:
     usual = {"revision": "", "rescale": 1.0, "quantize": "none"}
     more = (f", {n}={known[n]!r}" for n, x in usual.items() if (known.get(n) or x) != x)
     return repr(known["id"]) + "".join(more)
+
+
+def _row_of(task: Mapping[str, Any]) -> str | dict[str, Any]:
+    """Makes up a row that has the columns of a task; of one column it is its text."""
+    fields, choices = task.get("fields", ()), task.get("choices", ())
+    if len(fields) < 2 and not choices:
+        return "a text"
+    derived = task.get("derive", {})
+    row: dict[str, Any] = {field: "a text" for field in fields if field not in derived}
+    # Such a field has a column of few values.
+    row |= {column: next(iter(texts)) for column, texts in derived.values()}
+    if len(choices) == 1:
+        return row | {choices[0]: ["a choice", "another one"]}
+    return row | {name: f"choice {i}" for i, name in enumerate(choices, 1)}
 
 
 def _write(folder: str | Path, card: Mapping[str, Any], library: str, code: list[str]) -> Path:

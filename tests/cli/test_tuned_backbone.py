@@ -19,11 +19,14 @@ MASKED = {
 }  # fmt: skip
 
 
+ROWS = 131  # of the vocabulary: no mesh divides them
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory, data):
     """A finished run that tuned a whole BERT, its folder and its flags, and what it predicts."""
     root = tmp_path_factory.mktemp("tuned")
-    folder = make_backbone(root / "bert")
+    folder = make_backbone(root / "bert", vocab_size=ROWS)
     c = make_config(folder, data, "full", **MASKED, optim__lr=1e-2, data__max_len=24)
     (root / "config.json").write_text(c.to_json())
     return folder, root, [f"--config={root / 'config.json'}", f"--workdir={root / 'run'}"]
@@ -127,6 +130,31 @@ def test_from_python(tuned, whole, tmp_path):
             assert one["scores"][label] == pytest.approx(score, abs=2e-4)
 
 
+def test_tuned_weights_fit_every_mesh(tuned, whole, data, tmp_path, capsys):
+    """Where the model axis does not divide the vocabulary its tables are filled up."""
+    folder, root, given = tuned
+    assert jaxprompt(capsys, "export", *given, f"--output={tmp_path / 'd'}", "--delta")[0] == 0
+    spread = jp.load_backbone(str(folder), mesh=(1, 2))
+    table = flatten({"backbone": spread.loaded.params})["backbone/embed/word/table"]
+    assert len(table) == ROWS + 1
+    alone = jp.load_backbone(str(folder))
+    texts = [row["text"] for row in read_lines(data / "test.jsonl")][:6]
+    scores = lambda backbone, prompt: np.array([
+        list(row["scores"].values()) for row in jp.predict(jp.attach(backbone, prompt), texts)
+    ])  # fmt: skip
+    for place in (root / "whole", tmp_path / "d"):
+        prompt = jp.load_prompt(str(place))
+        np.testing.assert_allclose(scores(spread, prompt), scores(alone, prompt), atol=1e-5)
+    prompt = jp.load_prompt(str(root / "whole"))
+    jp.save_prompt(prompt, str(tmp_path / "again"), "delta", backbone=spread)
+    held, again = (read_export(str(tmp_path / name))[0] for name in ("d", "again"))
+    assert held.keys() == again.keys()
+    assert all((held[name] == again[name]).all() for name in held)
+    told = "format='delta': the prompt holds differences already; save it without format='delta'"
+    with pytest.raises(InputError, match=told):
+        jp.save_prompt(jp.load_prompt(str(tmp_path / "d")), str(tmp_path / "x"), "delta")
+
+
 def test_what_was_not_tuned_is_refused(run, refused, tuned, whole, tmp_path):
     given = [f"--config={run / 'config.json'}", f"--workdir={run}"]
     for words in (["--delta"], [f"--tuned={tmp_path / 'm'}"]):
@@ -146,7 +174,7 @@ def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
     backbone, tensors = jp.load_backbone(folder), whole[0]
     base = flatten({"backbone": backbone.loaded.params})
     held = as_delta(tensors, backbone, "--delta").tensors
-    back = without_delta("p", held, base)
+    back = without_delta("p", held, base, 0)
     assert back.keys() == tensors.keys()
     name = next(name for name in held if name.startswith("delta_rows/") and len(held[name]))
     own = name.replace("delta_rows/", "delta/")
@@ -158,8 +186,8 @@ def test_differences_of_another_backbone_are_refused(tuned, whole, tmp_path):
         {**held, "delta/backbone/nothing": held[own]},
     ):
         with pytest.raises(InputError, match="export the prompt again"):
-            without_delta("p", spoilt, base)
+            without_delta("p", spoilt, base, 0)
     assert jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, back, dict(tensors)))
     rounded = flatten({"backbone": jp.load_backbone(folder, dtype="bfloat16").loaded.params})
     with pytest.raises(InputError, match="p holds differences .*bfloat16; load it with"):
-        without_delta("p", held, rounded)
+        without_delta("p", held, rounded, 0)

@@ -164,6 +164,8 @@ def test_fingerprint(tmp_path):
     assert FINGERPRINT[:12] in message and other[:12] in message
     assert "org/model" in message and "--force" in message and "\n" not in message
     assert not check_fingerprint(CARD, other, force=True)
+    with pytest.raises(InputError, match=r"quantize='none', the backbone has 'int8'; load_back"):
+        check_fingerprint(CARD, f"int8-{other}", force=False)
 
 
 def test_npy_round_trip(tmp_path):

@@ -1,6 +1,9 @@
 """Exports on the hub: fetched from its cache, pushed with a card that says how they are used."""
 
+import ast
+import dataclasses
 import json
+import re
 import shutil
 
 import huggingface_hub
@@ -123,6 +126,19 @@ def test_the_card_is_markdown_that_the_hub_reads(tmp_path):
     assert "prompt-tuning" in loaded.data.tags
     code = path.read_text().split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")
+
+
+@pytest.mark.parametrize("name", ["sst2", "rte", "copa", "race", "squad", "quickstart"])
+def test_the_card_asks_of_a_row_that_the_task_has(name, tmp_path):
+    from jaxprompt.data.tasks import custom_task, get_task, read_example
+
+    task = custom_task(fields=("a", "b")) if name == "quickstart" else get_task(name)
+    spec = json.loads(json.dumps(dataclasses.asdict(task)))
+    text = write_model_card(tmp_path, CARD | {"task": CARD["task"] | spec}).read_text()
+    (row,) = ast.literal_eval(re.search(r"jp.predict\(model, (.*)\)\)", text)[1])
+    row = {task.fields[0]: row} if isinstance(row, str) else row
+    assert (len(row) == 1) == (name == "sst2")
+    read_example(task, row, "the card", need_label=False)
 
 
 def test_a_peft_folder_says_its_labels(tmp_path):
