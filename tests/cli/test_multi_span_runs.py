@@ -115,7 +115,7 @@ def test_ten_percent_of_the_questions(folder, tmp_path, capsys):
 def test_answers_that_are_not_there_are_named_and_counted(folder, tmp_path, refused):
     rows = asked(0, 6)
     for number in (1, 4):
-        rows[number]["answers"]["answer_start"][0] += 1
+        rows[number]["answers"]["text"][0] += "s"
     spoilt = write_rows(tmp_path / "train.jsonl", rows)
     c = prepare(folder, data__files__train=spoilt)
     (tmp_path / "c.json").write_text(c.to_json())
