@@ -29,9 +29,9 @@ def check_computed(
     before = [part.kind for part in template.parts if part.kind != "mask"]
     if style == "causal" and method.num_slots() and before[-1:] == ["soft"]:
         raise InputError(
-            f"task.template={template.source!r} ends in [soft], where this backbone reads; "
-            f"prompt.name={name} leaves soft tokens out of short texts, so that nothing stands "
-            "there; put [soft] in front of the text, or words behind it"
+            f"task.template={template.source!r} ends in [soft], where this backbone reads; with "
+            f"prompt.name={name} a short text has fewer soft tokens: put [soft] before the text, "
+            "or words after it"
         )
 
 

@@ -191,13 +191,13 @@ def _make_source(
         return numbers_of(path, tensors, card)
 
     return Source(
-        scorer.tokenizer, c.seed, _label_ids(scorer), counts, tables.embed, tables.rows, read,
-        take_over, take, tables.keys,
+        scorer.tokenizer, c.seed, functools.partial(_label_ids, scorer), counts, tables.embed,
+        tables.rows, read, take_over, take, tables.keys,
     )  # fmt: skip
 
 
 def _label_ids(scorer: Scorer) -> list[list[int]]:
-    """Lists the pieces of the words of each class: of those that the head reads, if it does."""
+    """Lists the token ids of each class's words, as the head reads them where it does."""
     if scorer.verbalizer is not None:
         return [words[words >= 0].tolist() for words in scorer.verbalizer.ids]
     words = scorer.task.words or [(name,) for name in scorer.task.labels]

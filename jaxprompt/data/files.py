@@ -7,6 +7,7 @@ import csv
 import gzip
 import os
 import re
+import shlex
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -314,7 +315,7 @@ def _table(
                 cure = f"mend the row, and put a cell that holds a {mark} into double quotes"
                 # Of GLUE's QQP a few rows end early.
                 if len(cells) < len(header) and "quoting" in style and path.suffix == ".tsv":
-                    only = f"awk -F'\\t' 'NF == {len(header)}' {path.name} > whole.tsv"
+                    only = f"awk -F'\\t' 'NF == {len(header)}' {shlex.quote(str(path))} > whole.tsv"
                     cure = f"mend the row, or leave out all such rows: {only}"
                 raise InputError(
                     f"{path}:{start}: {len(cells)} cells, but the header has {len(header)} "

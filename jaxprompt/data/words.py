@@ -80,7 +80,7 @@ def task_words(
 def class_labels(
     labels: Sequence[Sequence[int]], length: int, fallback: Callable[[int], Ids]
 ) -> Ids:
-    """Gives row i all pieces of the words of class i (Lester et al. 2021), the rest by fallback.
+    """Gives row i all token ids of class i's words (Lester et al. 2021), the rest by fallback.
 
     `fallback(n)` returns n lists. Classes beyond `length` are left out, with a warning.
     """
@@ -91,8 +91,8 @@ def class_labels(
             length,
             len(labels) - length,
         )
-    pieces = [list(own) for own in labels[:length]]
-    return pieces + fallback(length - len(pieces))
+    found = [list(ids) for ids in labels[:length]]
+    return found + fallback(length - len(found))
 
 
 def given_text(tokenizer: Any, text: str, length: int, fallback: Callable[[int], Ids]) -> Ids:
@@ -129,7 +129,7 @@ def choose_rows(
     """Chooses the rows by the name of an initialiser (KINDS); the same seed gives the same rows.
 
     `counts` says how often each id stands in a text: for "frequent" in a corpus, for "task" in the
-    training examples. `labels` are the pieces of each class's words; `text` is for "text". Rows
+    training examples. `labels` are token ids of each class's words; `text` is for "text". Rows
     left over start from the vocabulary: from all of it, or with `top` from its first ids.
     "frequent" draws from the `top` most frequent, of 0 from TOP.
     """

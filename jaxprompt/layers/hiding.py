@@ -28,9 +28,9 @@ def hide_text(tokens: Tokens, key: Array, *, share: float, mask: int) -> Hidden:
     rows, length = tokens.ids.shape
     text = (tokens.roles == Role.TEXT) & tokens.mask
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
-    drawn = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
     # 2.0 is above every draw: what is no text comes last and is never chosen.
-    chance = jnp.where(text, drawn, 2.0)  # [B, T]
+    chance = jnp.where(text, uniform, 2.0)  # [B, T]
     most = min(length, max(1, math.ceil(2 * share * length)))
     limit = jnp.ceil(2 * share * text.sum(1, keepdims=True))  # [B, 1]
     places = jnp.argsort(chance, axis=1)[:, :most]  # [B, M], the least chances first

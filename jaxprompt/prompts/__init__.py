@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     tokenizer: Any
     seed: int
-    labels: Sequence[Sequence[int]]  # token ids of the label words of each class
+    labels: Callable[[], Sequence[Sequence[int]]]  # -> token ids of the label words of each class
     counts: np.ndarray | None  # int64 [ids], how often a token stands in a text; None = no text
     # token ids -> their embeddings as they enter the first layer [ids, E]
     embed: Callable[[Sequence[int]], np.ndarray]

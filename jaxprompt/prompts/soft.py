@@ -68,8 +68,8 @@ class Prompt(Method):
             return {"table": source.read(self, self.file)}
         rows = choose_rows(
             self.start, source.tokenizer, length=self.length + self.decoder, seed=source.seed,
-            vocab_size=self.dims.vocab, counts=source.counts, labels=source.labels, text=self.text,
-            top=self.top,
+            vocab_size=self.dims.vocab, counts=source.counts, text=self.text, top=self.top,
+            labels=source.labels() if self.start == "labels" else (),
         )  # fmt: skip
         # Each id is embedded once, however many rows take it.
         ids = sorted({i for row in rows for i in row})

@@ -198,6 +198,18 @@ def test_scores_of_examples_with_fewer_choices_are_lowered(pair, platform):
     jax.export.export(jax.jit(model.forward), platforms=[platform])(params, batch)
 
 
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_the_fluency_objective_beside_words_of_several_subwords_is_lowered(pair, platform):
+    model, params = make_model(pair, fluency=1.0, labels=False)
+
+    def loss(params, batch, key):
+        seen = model.prompt._hide_words(batch, key)
+        return model.forward(params, seen, head="fluency").sum()
+
+    step = jax.jit(jax.grad(loss))
+    jax.export.export(step, platforms=[platform])(params, make_batch(3), jax.random.key(0))
+
+
 @pytest.mark.parametrize("each", ["class", "word"])
 def test_a_better_word_of_the_vocabulary_is_no_answer(pair, each):
     """Full scores are those of the rows alone: the best of them is the prediction."""

@@ -2,7 +2,7 @@
 
 Templates and label words of the few-shot set are the manual ones of LM-BFF (Gao et al. 2021,
 table 1); label numbers and columns are those of the hub version named. The numbers of subj are
-those of LM-BFF's files: its hub version names its labels besides, and names decide. `_LISTED` are
+those of LM-BFF's files: its hub version names its labels besides, and names decide. `_LM_BFF` are
 the columns of these files, which have no header; trec's numbers there are others, see published.py.
 Text formats of GLUE and SuperGLUE are those of T5 (Raffel et al. 2020, appendix D) without the data
 set's name, which prompt tuning drops (Lester et al. 2021); the others are made alike. Questions of
@@ -27,7 +27,7 @@ _PARAPHRASE = {
     "words": (("No",), ("Yes",)),
     "metric": "f1",
 }
-_LISTED = {"columns": ("label", "text")}
+_LM_BFF = {"columns": ("label", "text")}
 _LETTERS = ("A", "B", "C", "D")
 _SPANS = {
     "fields": ("question", "context"),
@@ -72,16 +72,16 @@ def _review(field: str) -> dict:
 ENGLISH = SUPERGLUE | {
     "sst2": _review("sentence") | {"hub": "stanfordnlp/sst2", "splits": NO_TEST},
     "sst5": _review("text")
-    | _LISTED
+    | _LM_BFF
     | {
         "hub": "SetFit/sst5",
         "labels": ("very negative", "negative", "neutral", "positive", "very positive"),
         "words": (("terrible",), ("bad",), ("okay",), ("good",), ("great",)),
     },
-    "mr": _review("text") | _LISTED | {"hub": "cornell-movie-review-data/rotten_tomatoes"},
-    "cr": _review("text") | _LISTED | {"hub": "SetFit/CR", "splits": _TRAIN_TEST},
+    "mr": _review("text") | _LM_BFF | {"hub": "cornell-movie-review-data/rotten_tomatoes"},
+    "cr": _review("text") | _LM_BFF | {"hub": "SetFit/CR", "splits": _TRAIN_TEST},
     "mpqa": _review("text")
-    | _LISTED
+    | _LM_BFF
     | {
         "hub": "rahulsikder223/SentEval-MPQA",
         "renames": {"sentence": "text"},
@@ -98,7 +98,7 @@ ENGLISH = SUPERGLUE | {
         "text": "sentence: {text}",
         "words": (("subjective",), ("objective",)),
         "plain": "{text}",
-        **_LISTED,
+        **_LM_BFF,
     },
     "cola": {
         "fields": ("sentence",),

@@ -28,8 +28,8 @@ _RENAMES = {
     "chnsenticorp": {"text_a": "text"},
     "trec": {"lm_bff_label": "coarse_label"},
 }
-# Classes by the numbers of such a column, where these are not ours: LM-BFF's.
-_NUMBERED = {("trec", "lm_bff_label"): ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")}
+# Classes by the numbers of such a column, where the order is not ours.
+_NUMBERED = {"lm_bff_label": ("DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM")}
 
 
 def is_published(task: Task, row: Mapping[str, Any]) -> bool:
@@ -55,20 +55,17 @@ def published_rows(task: Task, row: Row, where: str) -> list[Row]:
     names = _RENAMES.get(task.name, {})
     # A column of ours that is there goes before one that would take its name.
     names = {name: own for name, own in names.items() if own not in row}
-    called = {
-        name: dict(enumerate(_NUMBERED[task.name, name]))
-        for name in names
-        if (task.name, name) in _NUMBERED
+    named = {
+        name: _class_name(name, row[name]) for name in names.keys() & row.keys() & _NUMBERED.keys()
     }
-    return [
-        {names.get(name, name): _called(value, called.get(name)) for name, value in row.items()}
-    ]
+    return [{names.get(name, name): value for name, value in {**row, **named}.items()}]
 
 
-def _called(value: Any, names: Mapping[int, str] | None) -> Any:
-    """Names a class by its number; what is none stays as it is, and is refused as a label."""
-    spelled = spelling(value)
-    return names.get(int(spelled), value) if names and spelled.isdecimal() else value
+def _class_name(column: str, value: Any) -> Any:
+    """Names a class by its number; any other value is returned as it is."""
+    classes, number = _NUMBERED[column], spelling(value)
+    known = number.isdecimal() and int(number) < len(classes)
+    return classes[int(number)] if known else value
 
 
 def _unnested(row: Row, column: str, where: str) -> list[Row]:
