@@ -26,10 +26,11 @@ def convert_backbone(
     hf = read_config(where)
     kind = hf.get("model_type", "")
     family = family_of(kind) if isinstance(kind, str) else ""
+    known = ", ".join(families())
+    if not kind:
+        raise InputError(f"{where}: the config has no model_type; write one into it: {known}")
     if family not in families():
-        raise InputError(
-            f"{where} holds a model of type {brief(kind)}; known: {', '.join(families())}"
-        )
+        raise InputError(f"{where} holds a model of type {brief(kind)}; known: {known}")
     check_loadable(family, f"read {path} as it is")
     params, report = load_backbone(where, family, hf, dtype=dtype)
     # For what its family refuses: a config that asks for what is not there.

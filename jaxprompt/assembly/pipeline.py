@@ -187,6 +187,8 @@ def shape_backbone(
     family = block["family"] or (family_of(kind) if isinstance(kind, str) else None)
     if family not in families():
         known = ", ".join(families())
+        if not kind:
+            raise InputError(f"{where}: the config has no model_type; write one into it: {known}")
         raise InputError(
             f"{where} holds a model of type {brief(kind)}; backbone.family knows {known}"
         )

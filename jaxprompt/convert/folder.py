@@ -10,6 +10,7 @@ from typing import Any
 from jaxprompt.convert.gguf_config import read_gguf_config
 from jaxprompt.convert.hub import asking
 from jaxprompt.data.gguf_header import is_gguf
+from jaxprompt.data.tokenizer import is_unnamed_bert
 from jaxprompt.errors import InputError, brief, is_kind
 from jaxprompt.files import read_json, user_path
 
@@ -85,7 +86,9 @@ def read_config(folder: str | Path) -> dict:
     """Reads config.json of a backbone folder, or makes it of the metadata of a .gguf file."""
     if is_gguf(folder):
         return read_gguf_config(folder)
-    return read_json(Path(folder) / "config.json", "a backbone folder as save_pretrained writes it")
+    path = Path(folder) / "config.json"
+    config = read_json(path, "a backbone folder as save_pretrained writes it")
+    return config | {"model_type": "bert"} if is_unnamed_bert(path.parent) else config
 
 
 def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:

@@ -34,7 +34,12 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     if not os.path.isdir(where) and (os.path.isabs(name) or name.startswith(".")):
         raise InputError(f"tokenizer {name!r}: no such folder; give a folder or a hub id")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
+        if is_unnamed_bert(Path(where)):
+            tokenizer = BertTokenizer.from_pretrained(where)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(
+                where, revision=revision, trust_remote_code=False
+            )
         if _is_empty(tokenizer) and os.path.isfile(os.path.join(where, "vocab.txt")):
             # Of an ALBERT or RoBERTa with a BERT's vocabulary, as Chinese ones.
             tokenizer = BertTokenizer.from_pretrained(where)
@@ -56,6 +61,16 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     _check_case(tokenizer, where)
     _take_spaces_as_written(tokenizer)
     return tokenizer
+
+
+def is_unnamed_bert(folder: Path) -> bool:
+    """Tells whether a folder is a BERT whose config has no model_type, as SciBERT is published."""
+    config = folder / "config.json"
+    if not config.is_file() or not (folder / "vocab.txt").is_file():
+        return False
+    found = read_json(config, "a backbone folder as save_pretrained writes it")
+    # Sizes of embeddings of their own have ALBERT and ELECTRA.
+    return "type_vocab_size" in found and found.keys().isdisjoint(["model_type", "embedding_size"])
 
 
 def _is_empty(tokenizer: Any) -> bool:

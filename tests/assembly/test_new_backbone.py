@@ -99,7 +99,7 @@ BAD = [
     ("{", "small.json is not valid JSON"),
     ("[1]", "small.json holds a list, not an object"),
     (dict(model_type="opt"), "small.json holds a model of type 'opt'; backbone.family knows"),
-    (dict(model_type=None), "small.json holds a model of type None"),
+    (dict(model_type=None), "small.json: the config has no model_type; write one into it: albert"),
     (dict(hidden_size=None), "small.json: the config has hidden_size=None, which must be a whole"),
     (dict(num_attention_heads=3), "small.json: hidden_size=16 must divide by num_attention_heads"),
     (dict(hidden_act="swish2"), "small.json: hidden_act='swish2' is not supported"),

@@ -72,6 +72,26 @@ def test_learns_on_other_families(family, folders, data, tmp_path):
     assert result["trained"] == result["total"] and result["test"]["accuracy"] > 0.6
 
 
+def test_a_config_that_names_no_model_type(data, tmp_path, capsys):
+    """As SciBERT's, whose vocabulary is all of its tokenizer."""
+    folder = make_backbone(tmp_path / "bert")
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    c = prepare(folder, data, "bert")
+    result, workdir, _ = train_and_export(capsys, tmp_path, c)
+    out = tmp_path / "out.jsonl"
+    words = [f"--prompt={workdir / 'export'}", f"--input={data / 'test.jsonl'}", f"--output={out}"]
+    code, _, err = jaxprompt(capsys, "predict", *words)
+    assert code == 0, err
+    right = np.mean([line["prediction"] == line["label"] for line in read_lines(out)])
+    assert right == pytest.approx(result["test"]["accuracy"])
+    code, _, err = jaxprompt(
+        capsys, "convert", f"--backbone={folder}", f"--output={tmp_path / 'whole'}"
+    )
+    assert code == 0 and read_config(tmp_path / "whole")["model_type"] == "bert", err
+
+
 @pytest.mark.parametrize("family, trainable", [("bert", ""), ("t5", "prompt/.*")])
 def test_a_mesh_changes_nothing(family, trainable, folders, data, tmp_path):
     """The learned rows are whole on each device, the vocabulary's tables are sharded."""

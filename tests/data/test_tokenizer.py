@@ -172,6 +172,13 @@ def test_a_cased_vocabulary_without_a_word_on_its_case(tmp_path, given):
     assert encode_texts(load_tokenizer(tmp_path), ["The cat"]) == [[7 if given else 6, 8]]
 
 
+def test_a_bert_whose_config_names_no_model_type(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat")
+    (tmp_path / "config.json").write_text('{"type_vocab_size": 2}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer("The cat")["input_ids"] == [2, 5, 6, 3] and tokenizer.mask_token_id == 4
+
+
 def test_an_albert_with_the_vocabulary_of_a_bert(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n好\n坏")
     (tmp_path / "config.json").write_text('{"model_type": "albert"}')
