@@ -3,7 +3,8 @@
 What a file holds is told by its first lines:
 
     3 The cat has eaten ||| B-A0 I-A0 O B-V    of each predicate a line: its index, words, tags
-    #begin document (wb/a2e/00/a2e_0000)       CoNLL-2012, "*_gold_conll": fixed columns
+    #begin document (wb/a2e/00/a2e_0000)       CoNLL-2012, "*_gold_conll": fixed columns, roles
+                                               and entities among them
     cat NN ... - *) *                          CoNLL-2005: the word first; as the last columns the
                                                predicates, a lemma or -, and the roles of each
     cat NN ... O                               a word first, behind its number if it has one, and
@@ -23,8 +24,10 @@ FORMATS = (".txt", ".conll", ".conllx", ".props", ".gold_conll", ".v4_gold_conll
 _BAR = "|||"
 _DOCUMENT = ("#begin document", "#end document")
 _START = "-DOCSTART-"  # the word of a line between documents of CoNLL-2003
-_WORD, _ROLES = 3, 11  # columns of CoNLL-2012; the last is that of coreference
-_BRACKET = re.compile(r"(?:\((?P<opens>[^()*\s]+))?\*(?P<closes>[^()*\s]*\))?")
+_WORD, _ENTITIES, _ROLES = 3, 10, 11  # columns of CoNLL-2012; the last is that of coreference
+_NAME = r"[^()*\s]+"
+_BRACKET = re.compile(rf"(?:\((?P<opens>{_NAME}))?\*(?P<closes>(?:{_NAME})?\))?")
+_ALONE = re.compile(rf"\(({_NAME})\)")  # an entity of one word
 
 Row = dict[str, Any]
 
@@ -40,11 +43,13 @@ class Sentence(NamedTuple):
         return [cells[index] for cells in self.lines]
 
 
-def read_tagged_file(lines: Iterable[str], path: str) -> tuple[list[Row], list[int]]:
+def read_tagged_file(
+    lines: Iterable[str], path: str, *, roles: bool = True
+) -> tuple[list[Row], list[int]]:
     """Reads the lines of a file. -> its rows, and the number of the first line of each
 
-    Raises InputError, which names file and line, for what is none of the formats. A sentence
-    without a predicate gives no row.
+    Of a file of CoNLL-2012 `roles` takes the roles, and the sentences that have a predicate, else
+    the entities. Raises InputError, which names file and line, for what is none of the formats.
     """
     lines = list(lines)
     first = next((line for line in lines if line.strip()), "")
@@ -54,6 +59,8 @@ def read_tagged_file(lines: Iterable[str], path: str) -> tuple[list[Row], list[i
     fixed = first.startswith(_DOCUMENT)
     if not fixed and not any("*" in cells[-1] for own in sentences for cells in own.lines):
         return _read_tags(sentences, path)
+    if fixed and not roles:
+        return [_entities(own, path) for own in sentences], [own.first for own in sentences]
     found, numbers = [], []
     for sentence in sentences:
         words, indices, columns = (_of_2012 if fixed else _of_2005)(sentence, path)
@@ -70,23 +77,25 @@ def read_tagged_file(lines: Iterable[str], path: str) -> tuple[list[Row], list[i
     return found, numbers
 
 
-def read_brackets(cells: Sequence[str], where: Callable[[int], str]) -> list[str]:
+def read_brackets(
+    cells: Sequence[str], where: Callable[[int], str], what: str = "a role"
+) -> list[str]:
     """Reads a column of roles, "(A0*", "*", "*)" or "(A0*)", as IOB2. `where` places a word.
 
     Raises InputError for a cell of another form, a role inside another, and brackets that do not
-    close.
+    close; it says `what` they are.
     """
     tags, role, start = [], "", 0  # the role that is open, "" = none, and its first word
     for word, cell in enumerate(cells):
         found = _BRACKET.fullmatch(cell)
         if not found:
             raise InputError(
-                f"{where(word)}: {cell!r} is no part of a role; write (A0*, *, *) or (A0*)"
+                f"{where(word)}: {cell!r} is no part of {what}; write (A0*, *, *) or (A0*)"
             )
         if found["opens"] and role:
             raise InputError(
-                f"{where(word)}: {cell!r} begins a role inside {role} of {where(start)}; close "
-                "that before, a word has one role for each predicate"
+                f"{where(word)}: {cell!r} begins {what} inside {role} of {where(start)}; close "
+                "that before, a word is in one of a column"
             )
         if found["opens"]:
             role, start = found["opens"], word
@@ -97,14 +106,14 @@ def read_brackets(cells: Sequence[str], where: Callable[[int], str]) -> list[str
             continue
         if found["closes"] not in (")", f"{role})") or not role:
             raise InputError(
-                f"{where(word)}: {cell!r} closes {role and f'a role, and {role} is open' or 'none'}"
+                f"{where(word)}: {cell!r} closes {role and f'{what}, and {role} is open' or 'none'}"
                 "; open it before, as in (A0*, or take the bracket out"
             )
         role = ""
     if role:
         raise InputError(
-            f"{where(start)}: {cells[start]!r} opens a role that its sentence does not close; write"
-            " *) at its last word"
+            f"{where(start)}: {cells[start]!r} opens {what} that its sentence does not close; "
+            "write *) at its last word"
         )
     return tags
 
@@ -172,14 +181,26 @@ def _of_2005(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[
 
 def _of_2012(sentence: Sentence, path: str) -> tuple[list[str], list[int], list[int]]:
     """Finds words and columns of roles; as predicates it gives the columns."""
+    columns = list(range(_ROLES, _width_of_2012(sentence, path) - 1))
+    return sentence.column(_WORD), columns, columns
+
+
+def _entities(sentence: Sentence, path: str) -> Row:
+    """Reads words and entities, "(GPE*", "*)", "(GPE)", of a sentence of CoNLL-2012."""
+    _width_of_2012(sentence, path)
+    cells = [_ALONE.sub(r"(\1*)", cell) for cell in sentence.column(_ENTITIES)]
+    tags = read_brackets(cells, _places(sentence, path), "an entity")
+    return {"tokens": sentence.column(_WORD), "tags": tags}
+
+
+def _width_of_2012(sentence: Sentence, path: str) -> int:
     width = len(sentence.lines[0])
     if width <= _ROLES:
         raise InputError(
             f"{path}:{sentence.first}: {width} columns, and CoNLL-2012 has {_ROLES + 1} or more; "
             "mend the line"
         )
-    columns = list(range(_ROLES, width - 1))
-    return sentence.column(_WORD), columns, columns
+    return width
 
 
 def _verb(tags: Sequence[str], column: int, where: Callable[[int], str]) -> int:

@@ -21,6 +21,8 @@ from jaxprompt.files import parse_json, user_path, utf8_command
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _FOLDER = "is a folder, not a file; use data.source for folders"
+_SHORT = ["label1", "gold_label"]  # how the header of GLUE's SNLI, train.tsv, ends
+_FIVE = 4  # labels more than label1 have the rows that five people labelled
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
 # Parquet is packed by itself.
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
@@ -85,7 +87,8 @@ class Rows(Sequence):
 def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
     """Reads one file, its format told by its name: one of SUFFIXES.
 
-    `columns` are those of a row that JSON has as a list, and of a CSV or TSV without a header.
+    `columns` are those of a row that JSON has as a list, and of a CSV or TSV without a header;
+    without a `predicate` among them CoNLL-2012 gives its entities.
     """
     path = user_path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
@@ -98,7 +101,8 @@ def read_file(path: str | Path, columns: Sequence[str] = ()) -> Rows:
     elif kind == ".jsonl" or (kind == ".txt" and _holds_json(path)):
         rows = _read_jsonl(path)
     elif kind in conll.FORMATS:
-        found, numbers = conll.read_tagged_file(_lines(path), str(path))
+        roles = not columns or "predicate" in columns
+        found, numbers = conll.read_tagged_file(_lines(path), str(path), roles=roles)
         rows = Rows(found, str(path), numbers)
     elif kind == ".csv":
         rows = _read_csv(path, columns)
@@ -303,13 +307,17 @@ def _table(
 ) -> Rows:
     csv.field_size_limit(1 << 30)  # documents are longer than the default of 128 KiB
     reader = csv.reader(lines, **style)
-    rows, numbers, start = [], array("q"), 1
+    rows, numbers, start, spare = [], array("q"), 1, -1
     try:
         for cells in reader:
             if not cells:
                 pass
             elif header is None:
                 header = _header(cells, path)
+                spare = len(header) + _FIVE if list(header[-2:]) == _SHORT else -1
+            elif len(cells) == spare:
+                rows.append(dict(zip(header, [*cells[: len(header) - 1], cells[-1]], strict=True)))
+                numbers.append(start)
             elif len(cells) != len(header):
                 mark = {",": "comma", ";": "semicolon", "\t": "tab"}[style["delimiter"]]
                 cure = f"mend the row, and put a cell that holds a {mark} into double quotes"

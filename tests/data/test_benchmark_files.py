@@ -320,3 +320,18 @@ def test_a_header_is_read_as_one(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("source\tlabel\tmark\tsentence\ngj04\t1\t\tIt is.\n")
     assert [own.fields["sentence"] for own in read("cola", path)] == ["It is."]
+
+
+def test_snli_whose_header_lacks_four_labels(tmp_path):
+    """As GLUE's train.tsv: some rows have the labels of five people."""
+    path = tmp_path / "train.tsv"
+    rows = ["A man\tA cat\tneutral\tneutral", "It\tIs\tneutral" + "\tentailment" * 5]
+    path.write_text("\n".join(["sentence1\tsentence2\tlabel1\tgold_label", *rows]))
+    task = get_task("snli")
+    read = read_split(task, "train", source=str(tmp_path))
+    assert [task.labels[x.label] for x in read_all(task, read, read.origin)] == [
+        "neutral", "entailment",
+    ]  # fmt: skip
+    path.write_text(path.read_text() + "\tneutral")
+    with pytest.raises(InputError, match="train.tsv:3: 9 cells, but the header has 4"):
+        read_split(task, "train", source=str(tmp_path))

@@ -86,6 +86,22 @@ def test_columns_of_conll_2012(tmp_path):
     assert row["tags"] == ["B-ARG0 O B-V B-ARG1".split(), "O B-V O O".split()]
 
 
+def test_entities_of_conll_2012(tmp_path):
+    """Those of every sentence, also of one without a predicate."""
+    cells = iter(["(PERSON*", "*", "*)", "(DATE)", "*"])
+    lines = [line if "x" not in line else line.replace(" x *", f" x {next(cells)}", 1)
+             for line in GOLD.replace("x * -", "x *\t-").splitlines()]  # fmt: skip
+    (tmp_path / "train.gold_conll").write_text("\n".join(lines))
+    task = get_task("ontonotes5")
+    rows = read_split(task, "train", source=str(tmp_path))
+    assert [row["tags"] for row in rows] == ["B-PERSON I-PERSON I-PERSON B-DATE".split(), ["O"]]
+    assert rows[1]["tokens"] == ["No"] and rows.origin(1).endswith("train.gold_conll:7")
+    lines[1] = lines[1].replace("(PERSON*", "PERSON")
+    (tmp_path / "train.gold_conll").write_text("\n".join(lines))
+    with pytest.raises(InputError, match="conll:2: 'PERSON' is no part of an entity; write"):
+        read_split(task, "train", source=str(tmp_path))
+
+
 def test_words_with_a_tag_each(tmp_path):
     rows = read(tmp_path, ENTITIES, "train.conll")
     assert list(rows)[0] == {"tokens": ["EU", "rejects"], "tags": ["B-Org", "O"]}

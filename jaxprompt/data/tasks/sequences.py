@@ -5,7 +5,13 @@ Named entities of CoNLL-2004 and OntoNotes 5, and the semantic roles of the shar
 input of a role is that of P-tuning v2 (Liu et al. 2022): the sentence, a separator, the predicate.
 """
 
-_ENTITIES = {"fields": ("tokens",), "tags": "tags", "plain": "{tokens}", "metric": "entity_f1"}
+_ENTITIES = {
+    "fields": ("tokens",),
+    "tags": "tags",
+    "plain": "{tokens}",
+    "metric": "entity_f1",
+    "columns": ("tokens", "tags"),  # those of a file that has roles too
+}
 _ROLES = {
     "fields": ("tokens",),
     "tags": "tags",

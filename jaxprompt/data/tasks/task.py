@@ -102,7 +102,8 @@ class Task:
     # Columns with the words of each entity, which are looked for nearest to where it is said to be.
     called: tuple[str, ...] = ()
     negative: str = ""  # the class that is no relation, which metrics of relations leave out
-    columns: tuple[str, ...] = ()  # of a row of JSON that is a list, of a TSV without a header
+    # Of a row of JSON that is a list, of a TSV without a header, and of a file of CoNLL-2012.
+    columns: tuple[str, ...] = ()
     # Columns whose values make a question, of which examples are answers; see scoring/questions.py
     question: tuple[str, ...] = ()
     candidate: str = ""  # the field of such an answer
