@@ -179,6 +179,17 @@ def test_a_bert_whose_config_names_no_model_type(tmp_path):
     assert tokenizer("The cat")["input_ids"] == [2, 5, 6, 3] and tokenizer.mask_token_id == 4
 
 
+def test_a_tokenizer_that_is_code_beside_its_files(tmp_path):
+    """As GLM's; the code is not run."""
+    (tmp_path / "config.json").write_text('{"model_type": "glm"}')
+    own = {"AutoTokenizer": ["code.OwnTokenizer", None]}
+    config = {"tokenizer_class": "OwnTokenizer", "auto_map": own}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text("1 / 0")
+    with pytest.raises(InputError, match="is of OwnTokenizer, code beside it that is never run"):
+        load_tokenizer(tmp_path)
+
+
 def test_an_albert_with_the_vocabulary_of_a_bert(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n好\n坏")
     (tmp_path / "config.json").write_text('{"model_type": "albert"}')
