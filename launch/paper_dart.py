@@ -156,7 +156,10 @@ class Dart(Paper):
         """Says which prompts LM-BFF has, and of which fields no grid is searched."""
         lines = ["the paper's grid is of weight decay, epochs, batch size and accumulation too"]
         if args.table in ("table1", "table2", "table5"):
-            lines.append("lm_bff has manual prompts, of the words that DART's rows start from")
+            lines.append(
+                "lm_bff has manual prompts, of the words that DART's rows start from but for mrpc "
+                "and qqp"
+            )
         return lines
 
 

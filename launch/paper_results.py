@@ -115,8 +115,8 @@ def show(
             text += f" ({own.runs} of {own.total} runs)"
         beside = published.get((cell.row, cell.task, cell.metric))
         if beside:
-            deviation = "" if beside.std is None else f" ± {beside.std:.1f}"
-            text += f" [{beside.mean:.1f}{deviation}]"
+            deviation = "" if beside.std is None else f" ± {round(beside.std, 2)}"
+            text += f" [{round(beside.mean, 2)}{deviation}]"
         shown[cell.row, cell.column] = text
     rows, tasks = (list(dict.fromkeys(key[i] for key in shown)) for i in range(2))
     lines = ["| | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]

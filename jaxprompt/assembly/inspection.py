@@ -19,6 +19,7 @@ from jaxprompt.data.encoded import Split
 from jaxprompt.data.tasks import KINDS
 from jaxprompt.errors import InputError, at_least, choose
 from jaxprompt.models.prompt_attention import STREAMS, attend_prompt
+from jaxprompt.scoring.metrics import right_classes
 from jaxprompt.scoring.separation import Separation, count_confusion, separate
 from jaxprompt.training.checkpoint import Checkpoints
 from jaxprompt.training.evaluation import place_step, predict_scores
@@ -326,7 +327,8 @@ def _find_confusion(found: Findings, c: Any, trained: Any, split: Split) -> None
         return
     scores, split = split.average(scores), split.without_samples()
     said = scorer.head.classes_of(split, scores, scorer.classes)
-    counts = count_confusion(scorer.head.labels_of(split), said, len(names))
+    right = right_classes(scorer.head.labels_of(split), said, split.judged)
+    counts = count_confusion(right, said, len(names))
     found.confusion = Confusion(tuple(names), counts)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
     found.about["scores"] = shown

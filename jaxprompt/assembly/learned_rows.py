@@ -115,12 +115,19 @@ def _label_names(scorer: Scorer, count: int) -> list[str]:
 
 
 def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
-    """Lists the rows of an injection that are written or scored. -> kind: float32 [R, E]"""
+    """Lists the rows of an injection that are written or scored. -> kind: float32 [R, E]
+
+    A text may have fewer soft tokens than there are places; the first one's are listed.
+    """
     prompt, parts = scorer.model.prompt, {}
-    if injection.encoder.slots is not None and prompt.num_slots():
-        parts[SOFT] = injection.encoder.slots[0, : prompt.num_slots()]
-    if injection.decoder.slots is not None and prompt.num_decoder_slots():
-        parts[DECODER] = injection.decoder.slots[0, : prompt.num_decoder_slots()]
+    streams = {
+        SOFT: (injection.encoder, prompt.num_slots()),
+        DECODER: (injection.decoder, prompt.num_decoder_slots()),
+    }
+    for kind, (stream, count) in streams.items():
+        if stream.slots is not None and count:
+            there = slice(None) if stream.slots_mask is None else stream.slots_mask[0, :count]
+            parts[kind] = stream.slots[0, :count][there]
     if injection.rows is not None:
         parts[LABEL] = injection.rows
     return {kind: np.asarray(rows, np.float32) for kind, rows in parts.items()}

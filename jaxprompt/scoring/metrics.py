@@ -71,6 +71,14 @@ def check_metric(name: str, num_classes: int, kind: str = "classes") -> None:
         )
 
 
+def right_classes(gold: np.ndarray, pred: np.ndarray, judged: Judged | None) -> np.ndarray:
+    """Gives the right class of each example: of several the answer, else the first. [examples]"""
+    if judged is None:
+        return gold
+    triples = zip(gold, pred, judged.right, strict=True)
+    return np.array([said if said in own else first for first, said, own in triples])
+
+
 def score(
     name: str, gold: Sequence[int], pred: Sequence[int], num_classes: int,
     judged: Judged | None = None, scores: np.ndarray | None = None,
@@ -106,8 +114,7 @@ def score(
         if judged is None or not judged.questions:
             raise ValueError(f"metric {name} needs the question of each example")
         return questions.score_questions(name, judged, gold, pred, scores)
-    triples = zip(gold, pred, right, strict=True)
-    gold = np.array([said if said in own else first for first, said, own in triples])
+    gold = right_classes(gold, pred, judged)
     measured = {"accuracy": float(np.mean(gold == pred))}
     if name != "accuracy":
         measured = {name: float(_sklearn(name, gold, pred)), **measured}

@@ -27,7 +27,7 @@ from jaxprompt.assembly.instances import Instance
 from jaxprompt.assembly.learned_rows import find_rows
 from jaxprompt.assembly.pipeline import build_scorer, load_weights, open_backbone
 from jaxprompt.assembly.tune import run
-from jaxprompt.data.tasks import Example, custom_task
+from jaxprompt.data.tasks import Example, custom_task, get_task
 from jaxprompt.parallel.sharding import make_placement
 
 pytest.importorskip("matplotlib")
@@ -138,6 +138,28 @@ def test_zero_shot_has_one_step(backbone, data, tmp_path):
     assert [own["step"] for own in found["separation"]] == [0]
     assert {"rows", "labels", "attention"} == set(found["notes"])
     assert "no metrics" in page and np.array(found["confusion"]["counts"]).sum() == 30
+
+
+def test_an_answer_among_several_right_classes_is_right(backbone, tmp_path):
+    """As in DialogRE: the first relation of an example is learned, all of them count."""
+    labels = get_task("dialog_re").labels
+    row = {"dialog": ["cat : the old cat was near it"], "x": "cat", "y": "it"}
+    several = [row | {"r": [first, labels[9]], "t": ["", ""]} for first in labels[:3]]
+    write_rows(tmp_path / "train.jsonl", [row | {"r": [labels[9]], "t": [""]}] * 8)
+    write_rows(tmp_path / "dev.jsonl", several)
+    fields = {"task.name": "dialog_re", "head.name": "linear", "optim.lr": 0.3}
+    run(make_config(backbone, tmp_path, "prefix", **KEPT | fields), str(tmp_path / "run"))
+    _, found, page = look(tmp_path / "run", "--steps=4")
+    counts = np.array(found["confusion"]["counts"])
+    assert counts[9, 9] == counts.sum() == 3 and "3 of 3 answers are right" in page
+
+
+def test_a_text_of_few_words_has_no_more_soft_tokens(backbone, data, tmp_path):
+    fields = KEPT | {"prompt.length": 24, "data.max_len": 40, "data.multiple": 40}
+    run(make_config(backbone, data, "ipt", **fields), str(tmp_path / "run"))
+    _, found, _ = look(tmp_path / "run", "--steps=4")
+    words = json.loads((data / "dev.jsonl").read_text().splitlines()[0])["text"].split()
+    assert len(found["rows"]) == len(words) < 24
 
 
 def test_the_start_needs_the_training_examples_where_it_was_drawn_from_them(
