@@ -58,9 +58,11 @@ class PromptedModel:
         """Lays texts or rows into one batch, as `scores` takes it; labels come along.
 
         With demonstrations a text has a row for each sample of them, side by side.
-        Raises InputError for a row that is no example of the task.
+        Raises InputError for a row that is no example of the task, and where there is none.
         """
-        split = self.scorer.encode(self.read(rows))
+        if not (examples := self.read(rows)):
+            raise InputError("there are no rows to encode; give one or more")
+        split = self.scorer.encode(examples)
         return self.scorer.one_batch(split.rows, split.labels)
 
 

@@ -14,8 +14,11 @@ from jaxprompt.errors import InputError, brief
 AnyRows = Iterable[Mapping[str, Any]] | str | Path | Any
 
 
-def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
-    """Takes the rows of a split. Raises InputError for what holds no rows."""
+def make_rows(given: AnyRows, split: str, task: Task, texts: str = "") -> Rows:
+    """Takes the rows of a split. Raises InputError for what holds no rows.
+
+    `texts` is what its message names first, where texts may stand for rows.
+    """
     # Others are told by what they offer: neither pandas nor datasets is imported for it.
     if isinstance(given, str | Path):
         return read_file(given, task.columns)
@@ -28,6 +31,11 @@ def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
                 f"{split}: a column of the DataFrame is called {odd!r}, which is no text; name its "
                 "columns, as by df.columns = ['text', 'label']"
             )
+        if not given.columns.is_unique:
+            twice = given.columns[given.columns.duplicated()][0]
+            raise InputError(
+                f"{split}: the DataFrame has the column {twice!r} twice; rename or drop one"
+            )
         return Rows(as_python(given.to_dict("records")), split)
     if hasattr(given, "features") and hasattr(given, "column_names"):
         names = names_of(given.features, task)
@@ -37,8 +45,8 @@ def make_rows(given: AnyRows, split: str, task: Task) -> Rows:
     if rows is None or not all(isinstance(row, Mapping) for row in rows):
         odd = brief(given if rows is None else next(r for r in rows if not isinstance(r, Mapping)))
         raise InputError(
-            f"{split}: {odd} is no row; give dicts, a datasets.Dataset, a pandas DataFrame or the "
-            "path of a file"
+            f"{split}: {odd} is not rows; give {texts}a list of dicts, a datasets.Dataset, a "
+            "pandas DataFrame or the path of a file"
         )
     return Rows(as_python(rows), split)
 
@@ -53,7 +61,7 @@ def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
     if texts and all(isinstance(text, str) for text in texts):
         records = from_texts(texts, task.fields)
     else:
-        records = from_rows(make_rows(given, "rows", task))
+        records = from_rows(make_rows(given, "rows", task, "a list of texts, "))
     records = with_examples(task, records)
     for record in records:
         if record.error:

@@ -10,7 +10,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, read_task
 from jaxprompt.assembly.inheritance import rescaled
 from jaxprompt.assembly.pipeline import LoadedBackbone
-from jaxprompt.assembly.prompt_artifact import describe
+from jaxprompt.assembly.prompt_artifact import PEFT_PREFIXES, describe
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
 from jaxprompt.errors import InputError, brief
@@ -96,6 +96,11 @@ def card_of_adopted(
             f"{path} has a prefix with num_transformer_submodules=1, which PEFT gives to the "
             f"decoder of a {opened.family}, in a form that is not read; train it in PEFT with "
             "task_type=SEQ_2_SEQ_LM"
+        )
+    if "length" in adopted.prompt and opened.family not in PEFT_PREFIXES:
+        raise InputError(
+            f"{path} has a prefix, which a {opened.family} of transformers does not read; give the "
+            f"backbone that it was learned on: {', '.join(PEFT_PREFIXES)}"
         )
     if "pooler" in adopted.head and c.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.

@@ -53,7 +53,7 @@ _NEEDED = {
 
 _ROWS = ("slots", "decoder_slots")  # arrays of soft tokens
 # Families whose torch models read the past keys and values by which PEFT hands a prefix over.
-_PEFT_PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")
+PEFT_PREFIXES = ("bert", "roberta", "electra", "gpt2", "llama")
 _PEFT_TASKS = {"t5": "SEQ_2_SEQ_LM", "gpt2": "CAUSAL_LM", "llama": "CAUSAL_LM"}
 
 
@@ -376,7 +376,7 @@ def as_peft(
             "--peft: PEFT's prefix stands in every layer and shifts positions by its length; this "
             f"one stands in layers {span[0] + 1}-{span[1]} and shifts by {span[2]}"
         )
-    if family not in _PEFT_PREFIXES:
+    if family not in PEFT_PREFIXES:
         raise InputError(
             f"--peft: a {family} of transformers does not read the prefix of an adapter; ship "
             "prompt.safetensors, which export writes without --peft"

@@ -188,6 +188,15 @@ def test_an_adapter_of_another_head_grouping_is_named(tmp_path):
         jp.attach(backbone, jp.load_prompt(tmp_path / "of 4"), **own)
 
 
+def test_a_prefix_for_a_family_that_reads_none_in_torch_is_refused(tmp_path):
+    backbone = jp.load_backbone(make_backbone(tmp_path / "albert", "albert"))
+    k = np.ones((2, 3, 2, 16), np.float32)
+    about = dict(base="x", layers=2, heads=2, task_type="FEATURE_EXTRACTION")
+    write_peft(tmp_path / "peft", prefix=(k, k), **about)
+    with refused("has a prefix, which a albert of transformers does not read"):
+        jp.attach(backbone, jp.load_prompt(tmp_path / "peft"), task="topics", max_len=48)
+
+
 def test_a_prompt_goes_to_peft_and_scores_there(model, trained, folder, texts, tmp_path):
     """By the lines of the README.md that stands beside the adapter."""
     for _ in range(2):  # over its own files it may write again
@@ -378,6 +387,18 @@ class Polars:
 
     def to_dicts(self):
         return self.rows
+
+
+def test_what_is_no_row_is_named_with_what_is(model):
+    pandas = pytest.importorskip("pandas")
+    twice = pandas.DataFrame([["the cat", "the rice"]], columns=["text", "text"])
+    with refused("the DataFrame has the column 'text' twice; rename or drop one"):
+        jp.predict(model, twice)
+    for odd in (pandas.Series(["a"]), {"text": "a"}, ["a", {"text": "b"}]):
+        with refused("is not rows; give a list of texts, a list of dicts, a datasets.Dataset"):
+            jp.predict(model, odd)
+    with refused("there are no rows to encode"):
+        model.encode([])
 
 
 def test_rows_of_polars(model, rows):
