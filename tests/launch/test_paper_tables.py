@@ -367,8 +367,8 @@ def test_the_best_seeds_stand_before_all(tmp_path, capsys):
     heading, table = capsys.readouterr().out.split("\n\n")
     assert table.splitlines() == [
         "| | quoref exact_match | quoref f1 |", "|---|---|---|",
-        "| large electra dpt, 10% | 20.0 ± 4.1, all 26.2 ± 11.4 [63.6] | "
-        "40.0 ± 8.2, all 52.5 ± 22.8 [73.1] |",
+        "| large electra dpt, 10% | 20.0 ± 4.1, all 26.2 ± 11.4 [63.65] | "
+        "40.0 ± 8.2, all 52.5 ± 22.8 [73.09] |",
     ]  # fmt: skip
     assert "test exact_match of quoref; f1 of quoref; mean" in heading
     assert "of the 3 seeds that are best on dev, as the paper has it; of all" in heading
