@@ -117,7 +117,7 @@ def _label_names(scorer: Scorer, count: int) -> list[str]:
 def _rows(scorer: Scorer, injection: Injection) -> dict[str, np.ndarray]:
     """Lists the rows of an injection that are written or scored. -> kind: float32 [R, E]
 
-    A text may have fewer soft tokens than there are places; the first one's are listed.
+    Soft tokens are those of the first text, which may have fewer than there are places.
     """
     prompt, parts = scorer.model.prompt, {}
     streams = {

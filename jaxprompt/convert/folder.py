@@ -88,7 +88,9 @@ def read_config(folder: str | Path) -> dict:
         return read_gguf_config(folder)
     path = Path(folder) / "config.json"
     config = read_json(path, "a backbone folder as save_pretrained writes it")
-    return config | {"model_type": "bert"} if is_unnamed_bert(path.parent) else config
+    if "model_type" not in config and is_unnamed_bert(path.parent):
+        return config | {"model_type": "bert"}
+    return config
 
 
 def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:

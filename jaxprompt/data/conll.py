@@ -95,7 +95,7 @@ def read_brackets(
         if found["opens"] and role:
             raise InputError(
                 f"{where(word)}: {cell!r} begins {what} inside {role} of {where(start)}; close "
-                "that before, a word is in one of a column"
+                "that before, the spans of a column do not overlap"
             )
         if found["opens"]:
             role, start = found["opens"], word

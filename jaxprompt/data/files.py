@@ -21,8 +21,9 @@ from jaxprompt.files import parse_json, user_path, utf8_command
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
 _FOLDER = "is a folder, not a file; use data.source for folders"
-_SHORT = ["label1", "gold_label"]  # how the header of GLUE's SNLI, train.tsv, ends
-_FIVE = 4  # labels more than label1 have the rows that five people labelled
+# The header of SNLI's train.tsv in GLUE ends so; rows that five people labelled have label2 to
+# label5 between these two.
+_SNLI_LABELS, _SNLI_MORE = ["label1", "gold_label"], 4
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a cell in quotes, those inside it doubled
 # Parquet is packed by itself.
 SUFFIXES = (*FORMATS, *(kind + ".gz" for kind in FORMATS[:-1]))
@@ -307,15 +308,15 @@ def _table(
 ) -> Rows:
     csv.field_size_limit(1 << 30)  # documents are longer than the default of 128 KiB
     reader = csv.reader(lines, **style)
-    rows, numbers, start, spare = [], array("q"), 1, -1
+    rows, numbers, start, longer = [], array("q"), 1, -1
     try:
         for cells in reader:
             if not cells:
                 pass
             elif header is None:
                 header = _header(cells, path)
-                spare = len(header) + _FIVE if list(header[-2:]) == _SHORT else -1
-            elif len(cells) == spare:
+                longer = len(header) + _SNLI_MORE if header[-2:] == _SNLI_LABELS else -1
+            elif len(cells) == longer:
                 rows.append(dict(zip(header, [*cells[: len(header) - 1], cells[-1]], strict=True)))
                 numbers.append(start)
             elif len(cells) != len(header):

@@ -46,8 +46,8 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
     # transformers lets errors of every file reader through: JSON, the hub, the Rust tokenizer.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if own := _own_code(Path(where)):
-            reason = f"it is of {own}, code beside it that is never run"
+        if code := _custom_class(Path(where)):
+            reason = f"it is of {code}, code beside it that is never run"
         raise InputError(
             f"tokenizer {name!r} cannot be read ({reason}); it takes tokenizer.json, or vocab.txt, "
             "vocab.json + merges.txt or SentencePiece's file, and a config.json with its model_type"
@@ -71,16 +71,16 @@ def is_unnamed_bert(folder: Path) -> bool:
     if not config.is_file() or not (folder / "vocab.txt").is_file():
         return False
     found = read_json(config, "a backbone folder as save_pretrained writes it")
-    # Sizes of embeddings of their own have ALBERT and ELECTRA.
+    # ALBERT and ELECTRA have an embedding_size.
     return "type_vocab_size" in found and found.keys().isdisjoint(["model_type", "embedding_size"])
 
 
-def _own_code(folder: Path) -> str:
-    """Names the class of a tokenizer that comes as code beside its files, "" = none does."""
+def _custom_class(folder: Path) -> str:
+    """Names the tokenizer's class where that is code in its folder, else ""."""
     path = folder / "tokenizer_config.json"
-    own = read_json(path, "a file of transformers' tokenizers") if path.is_file() else {}
-    named = own.get("auto_map") and own.get("tokenizer_class")
-    return named if isinstance(named, str) else ""
+    config = read_json(path, "a file of transformers' tokenizers") if path.is_file() else {}
+    name = config.get("auto_map") and config.get("tokenizer_class")
+    return name if isinstance(name, str) else ""
 
 
 def _is_empty(tokenizer: Any) -> bool:

@@ -99,10 +99,10 @@ def score(
         raise ValueError(f"gold {gold.shape} and pred {pred.shape} must be equal, [examples]")
     if gold.min() < 0 or max(gold.max(), pred.max()) >= num_classes:
         raise ValueError(f"classes must be in [0, {num_classes}); only pred may be -1")
-    right = judged.right if judged else gold[:, None].tolist()
     if name in RANKINGS:
         if scores is None:
             raise ValueError(f"metric {name} needs the scores of the classes")
+        right = judged.right if judged else gold[:, None].tolist()
         pairs = zip(right, scores, strict=True)
         ranks = score_ranks(np.array([max(own, key=row.__getitem__) for own, row in pairs]), scores)
         return {name: ranks.pop(name), **ranks}
