@@ -63,15 +63,18 @@ def pytest_collection_modifyitems(items):
 
     A file is run by one process: a long one near the end would keep the others waiting.
     """
+    files = {path: path.relative_to(TESTS) for path in {item.path for item in items}}
+    slow = {path for path, file in files.items() if any(map(file.is_relative_to, SLOW))}
     for item in items:
-        if any(item.path.is_relative_to(TESTS / name) for name in SLOW):
+        file = files[item.path]
+        if item.path in slow:
             item.add_marker("slow")
-        if item.path.is_relative_to(TESTS / "docs"):
+        if file.parts[0] == "docs":
             item.add_marker("docs")
-        if is_long(item.path.relative_to(TESTS).as_posix(), item.name):
+        if is_long(file.as_posix(), item.name):
             item.add_marker("long")
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    first = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in first)
 
 
 def pytest_collection_finish():

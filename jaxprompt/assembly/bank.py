@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxprompt.assembly.answers import Answered
@@ -149,7 +150,7 @@ def _added(scorer: Scorer, params: Mapping[str, Any]) -> Injection:
     """Computes what a prompt adds, which depends on no batch."""
     choices = (" ",) * scorer.layout.num_rows
     rows = scorer.encoder.encode_all([scorer.task.example(" ", choices)])
-    added = scorer.model.inject(params, scorer.one_batch(rows))
+    added = jax.jit(scorer.model.inject)(params, scorer.one_batch(rows))
     # What no distance depends on need not keep prompts apart.
     return added if scorer.model.backbone.reads_prefix_positions else without_places(added)
 

@@ -59,11 +59,13 @@ def find_instances(
     width, known = scorer.model.backbone.dims.embed, labels >= 0
     cases = []
     if scorer.model.prompt.num_slots():
+        params, inject = tree.merge(trainable, frozen), jax.jit(scorer.model.inject)
         for place, unit in enumerate(part.rows[:shown]):
             batch = scorer.one_batch([unit])
             number = int(labels[place * choices])
             label = names[number] if number >= 0 else ""
-            cases.append(_look_at(scorer, tree.merge(trainable, frozen), batch, top, label))
+            slots, _, mask = jax.device_get(inject(params, batch).encoder)
+            cases.append(_look_at(scorer, params, batch, slots, mask, top, label))
     return Instances(tuple(names), labels[known], found[known, :width], found[known, width:], cases)
 
 
@@ -80,10 +82,10 @@ def _words(scorer: Any, params: Mapping[str, Any]):
 
 
 def _look_at(
-    scorer: Any, params: Mapping[str, Any], batch: Batch, top: int, label: str
-) -> Instance:
+    scorer: Any, params: Mapping[str, Any], batch: Batch, slots: np.ndarray,
+    mask: np.ndarray | None, top: int, label: str,
+) -> Instance:  # fmt: skip
     """Compares the first row of a batch with its prompt."""
-    slots, _, mask = jax.device_get(scorer.model.inject(params, batch).encoder)
     there = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)
     vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(there, slots.shape[:2])[0]]
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]

@@ -82,9 +82,9 @@ def find_rows(
     `first` are the params that the run started from. What a method computes from a text is that of
     the first text of `batch`.
     """
-    model, found = scorer.model, []
-    now = _rows(scorer, jax.device_get(model.inject(params, batch)))
-    then = _rows(scorer, jax.device_get(model.inject(first, batch))) if first else {}
+    inject, found = jax.jit(scorer.model.inject), []
+    now = _rows(scorer, jax.device_get(inject(params, batch)))
+    then = _rows(scorer, jax.device_get(inject(first, batch))) if first else {}
     for kind, rows in now.items():
         names = _label_names(scorer, len(rows)) if kind == LABEL else []
         if len(names) != len(rows):

@@ -1,6 +1,7 @@
 """Folding: a trained method as the constants that it adds, without what computed them."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
         own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
         return _fold_parts(model, own, params, batch)
     # On the host, where `as_constants` asks the masks in which layers the prefix stands.
-    return as_constants(model.prompt, jax.device_get(model.inject(params, batch)))
+    return as_constants(model.prompt, jax.device_get(jax.jit(model.inject)(params, batch)))
 
 
 def _fold_parts(
@@ -49,7 +50,8 @@ def _fold_parts(
     for name, method, _ in parts:
         held = own.get(name, {})
         if method.folds():
-            made = method.apply({"params": held}, batch, embed, deterministic=True)
+            compute = functools.partial(method.apply, deterministic=True)
+            made = jax.jit(compute)({"params": held}, batch, embed)
             method, held = as_constants(method, jax.device_get(made))
         methods.append(method)
         numbers.append(held)

@@ -214,8 +214,8 @@ def _rngs(key, part: int):
 
 
 def _dummy_batch(choices: int, decodes: bool) -> Batch:
-    zeros = jnp.zeros((choices, 2), jnp.int32)
+    zeros = np.zeros((choices, 2), np.int32)
     tokens = Tokens(zeros, zeros == 0, zeros - 1, zeros, zeros, zeros)  # all seen, no slots
-    one = jnp.zeros(1, jnp.int32)
+    one, weight = np.zeros(1, np.int32), np.ones(1, np.float32)
     decoder = tokens if decodes else None
-    return Batch(tokens, zeros[:, :1], one, jnp.ones(1), one, decoder, zeros[:, :1], prompt=one)
+    return Batch(tokens, zeros[:, :1], one, weight, one, decoder, zeros[:, :1], prompt=one)

@@ -88,6 +88,29 @@ def test_sharded_leaf_is_read_into_its_sharding(tmp_path):
     assert_same(restored, {"table": table})
 
 
+def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, monkeypatch):
+    """A part is cut out by a program of its own, of which small arrays would need hundreds."""
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    cut, cutting = [], jax.lax.slice_in_dim
+
+    def spy(array, *args, **kwargs):
+        cut.append(array.shape)
+        return cutting(array, *args, **kwargs)
+
+    monkeypatch.setattr(jax.lax, "slice_in_dim", spy)
+    small, large = (8, 4), (8 * checkpoint.PART // 4,)
+    tree = {
+        name: jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), everywhere)
+        for name, shape in (("small", small), ("large", large))
+    }
+    save(tmp_path, 1, tree, {})
+    assert cut == [large] * jax.device_count()
+    restored, _ = Checkpoints(tmp_path).restore(tree)
+    assert_same(restored, tree)
+    assert restored["large"].sharding == everywhere
+
+
 def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert checkpoints.latest() is None
