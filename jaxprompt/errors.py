@@ -48,6 +48,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return ("nearest: " if close else "known: ") + ", ".join(shown) + more
 
 
+def with_article(word: str) -> str:
+    """Writes a word behind its indefinite article, as "an electra"."""
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
+
+
 def escape(text: str) -> str:
     """Writes what is not printable as Python does, "\\x1b" for ESC; line ends stay.
 

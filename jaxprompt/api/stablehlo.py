@@ -21,7 +21,7 @@ from jaxprompt.assembly.pipeline import Scorer
 from jaxprompt.convert.artifact import package_versions
 from jaxprompt.data.specials import FED
 from jaxprompt.data.tasks import KINDS
-from jaxprompt.errors import InputError, choose
+from jaxprompt.errors import InputError, choose, with_article
 from jaxprompt.files import make_folder, write_atomic
 from jaxprompt.parallel.sharding import Target, make_placement, within
 from jaxprompt.types import Batch, Tokens
@@ -82,8 +82,8 @@ def _check(scorer: Scorer, family: str, platforms: Sequence[str]) -> None:
         choose("platforms", platform, PLATFORMS)
     if family in _OF_ONE_LENGTH:
         raise InputError(
-            f"--stablehlo: a {family} finds distances for one length of text, and the program "
-            "takes any; take format='jaxprompt'"
+            f"--stablehlo: {with_article(family)} finds distances for one length of text, and the "
+            "program takes any; take format='jaxprompt'"
         )
     head = scorer.head
     if head.OF != "classes":

@@ -13,7 +13,7 @@ from jaxprompt.assembly.pipeline import LoadedBackbone
 from jaxprompt.assembly.prompt_artifact import PEFT_PREFIXES, describe
 from jaxprompt.convert.artifact import import_npy
 from jaxprompt.convert.peft import Adapter, read_peft
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.files import user_path
 
 
@@ -94,21 +94,22 @@ def card_of_adopted(
         # In the encoder it would give other answers than PEFT.
         raise InputError(
             f"{path} has a prefix with num_transformer_submodules=1, which PEFT gives to the "
-            f"decoder of a {opened.family}, in a form that is not read; train it in PEFT with "
-            "task_type=SEQ_2_SEQ_LM"
+            f"decoder of {with_article(opened.family)}, in a form that is not read; train it in "
+            "PEFT with task_type=SEQ_2_SEQ_LM"
         )
     if "length" in adopted.prompt and opened.family not in PEFT_PREFIXES:
         raise InputError(
-            f"{path} has a prefix, which a {opened.family} of transformers does not read; give the "
-            f"backbone that it was learned on: {', '.join(PEFT_PREFIXES)}"
+            f"{path} has a prefix, which {with_article(opened.family)} of transformers does not "
+            f"read; give the backbone that it was learned on: {', '.join(PEFT_PREFIXES)}"
         )
     if "pooler" in adopted.head and c.head.to_dict() == adopted.head:
         # Of dense layers that torch names alike RoBERTa's ends with tanh, ELECTRA's with gelu.
         fitting = "roberta" if c.head.pooler == "trained" else "bert"
         if opened.family != fitting:
             raise InputError(
-                f"{path} has a head as {fitting} has it, and the backbone is a {opened.family}; "
-                "give a head of your own, or the backbone that it was learned on"
+                f"{path} has a head as {fitting} has it, and the backbone is "
+                f"{with_article(opened.family)}; give a head of your own, or the backbone that it "
+                "was learned on"
             )
     with c.unlocked():
         c.prompt = type(c)(adopted.prompt)

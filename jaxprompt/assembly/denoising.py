@@ -31,7 +31,7 @@ from jaxprompt.corpus.denoise import clm, mlm, prefix_lm, rtd, span_corruption
 from jaxprompt.corpus.denoise.batches import DenoisingRows, Pass
 from jaxprompt.corpus.read import root_of
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError, escape
+from jaxprompt.errors import InputError, escape, with_article
 from jaxprompt.heads.pretraining import TargetHead
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.compilation import jit
@@ -192,7 +192,7 @@ def open_adaptable(c: Any, placement: Placement) -> Backbone:
     if backbone.module.STYLE != style:
         known = ", ".join(n for n, (own, _) in NEEDS.items() if own == backbone.module.STYLE)
         raise InputError(
-            f"objective.name={c.objective.name} is not for a {backbone.family}; take "
+            f"objective.name={c.objective.name} is not for {with_article(backbone.family)}; take "
             f"{known or 'a BERT, ELECTRA, GPT-2 or T5'}"
         )
     if head == "rtd" and not block["init"]:

@@ -14,7 +14,7 @@ from jaxprompt.convert.load import Loaded
 from jaxprompt.convert.save import describe
 from jaxprompt.corpus.index import check_vocabulary
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import read_json, user_path
 from jaxprompt.parallel.sharding import Placement
 
@@ -86,8 +86,8 @@ def as_electra(backbone: Backbone) -> Backbone:
         return backbone
     if backbone.family != "bert":
         raise InputError(
-            f"{backbone.folder} holds a {backbone.family}; replaced-token detection takes an "
-            "ELECTRA or a BERT"
+            f"{backbone.folder} holds {with_article(backbone.family)}; replaced-token detection "
+            "takes an ELECTRA or a BERT"
         )
     kept = {name: value for name, value in backbone.hf.items() if name != "architectures"}
     hf = kept | {"model_type": "electra", "embedding_size": backbone.hf["hidden_size"]}

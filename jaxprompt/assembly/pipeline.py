@@ -26,7 +26,7 @@ from jaxprompt.data.template import OPTION, Template, check, parse, read_option
 from jaxprompt.data.tokenizer import load_tokenizer, segments
 from jaxprompt.data.verbalizer import Verbalizer
 from jaxprompt.data.words import text_ids
-from jaxprompt.errors import InputError, brief
+from jaxprompt.errors import InputError, brief, with_article
 from jaxprompt.heads import BackboneFacts, Kind, TaskSetup, make_head, writer
 from jaxprompt.models.model import READS, Model
 from jaxprompt.parallel.sharding import Placement
@@ -385,8 +385,8 @@ def check_chat(facts: BackboneFacts, form: str, demos: Demonstrations | None) ->
     """Raises InputError where a template cannot be a turn of a chat."""
     if facts.style != "causal":
         raise InputError(
-            f"task.chat=True is for models that write on, {facts.where} is a {facts.family}; set "
-            "it to False"
+            f"task.chat=True is for models that write on, {facts.where} is "
+            f"{with_article(facts.family)}; set it to False"
         )
     if form not in ("cloze", "text"):
         raise InputError(f"task.chat=True has no form={form}; take task.form=cloze, or text")

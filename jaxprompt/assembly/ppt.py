@@ -34,7 +34,7 @@ from jaxprompt.corpus.ppt import (
 from jaxprompt.corpus.ppt.patterns import fields
 from jaxprompt.data.tasks import Task
 from jaxprompt.data.tokenizer import segments
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.models.model import Model
 from jaxprompt.parallel.flops import count_flops
 from jaxprompt.parallel.sharding import Placement, within
@@ -156,7 +156,7 @@ def make_scorer(c: Any, backbone: Backbone, placement: Placement) -> Scorer:
     if style == "causal" and not template.endswith("[mask]"):
         raise InputError(
             f"ppt.task={c.ppt.task} with ppt.patterns={c.ppt.patterns} has text behind [mask], "
-            f"where a {backbone.family} cannot read it; set ppt.patterns="
+            f"where {with_article(backbone.family)} cannot read it; set ppt.patterns="
             f"{c.ppt.patterns.partition('_')[0]}_end, or take another backbone"
         )
     task = Task(

@@ -26,7 +26,7 @@ from jaxprompt.convert.artifact import check_fingerprint, package_versions, read
 from jaxprompt.convert.hub import SCHEME, fetch_prompt
 from jaxprompt.data.encoded import Encoded
 from jaxprompt.data.tasks import Task, task_from_json
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.models.folding import fold, unfold
 from jaxprompt.parallel.sharding import Placement, put
 from jaxprompt.prompts import BASE, Method, Take, make_prompt
@@ -378,8 +378,8 @@ def as_peft(
         )
     if family not in PEFT_PREFIXES:
         raise InputError(
-            f"--peft: a {family} of transformers does not read the prefix of an adapter; ship "
-            "prompt.safetensors, which export writes without --peft"
+            f"--peft: {with_article(family)} of transformers does not read the prefix of an "
+            "adapter; ship prompt.safetensors, which export writes without --peft"
         )
     found["prefix"] = tensors["prompt/k"], tensors["prompt/v"]
     if family == "bert" and card["head"].get("pooler") == "checkpoint":

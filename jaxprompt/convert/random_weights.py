@@ -18,7 +18,7 @@ from jaxprompt.convert.names import FAMILIES
 from jaxprompt.convert.shapes import axis_sizes, family_of, names_of, select
 from jaxprompt.convert.tensor_reader import digest
 from jaxprompt.convert.tensors import Family, Tensor
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.tree import flatten, unflatten
 
@@ -165,8 +165,8 @@ def check_heads(family: str, heads: Collection[str]) -> Family:
     absent = [head for head in heads if head not in known]
     if absent:
         raise InputError(
-            f"a {family} has no {absent[0]} head; take an objective for {' or '.join(known)}, or "
-            "another backbone"
+            f"{with_article(family)} has no {absent[0]} head; take an objective for "
+            f"{' or '.join(known)}, or another backbone"
         )
     return table
 

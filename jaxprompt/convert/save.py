@@ -25,7 +25,7 @@ from jaxprompt.convert.tensors import Family, Tensor
 from jaxprompt.convert.weights import NUMPY_NAMES
 from jaxprompt.data.gguf_header import is_gguf
 from jaxprompt.data.gguf_tokenizer import tokenizer_folder
-from jaxprompt.errors import InputError
+from jaxprompt.errors import InputError, with_article
 from jaxprompt.files import make_folder, read_json, write_atomic, write_error
 from jaxprompt.parallel import processes
 from jaxprompt.tree import flatten
@@ -120,7 +120,7 @@ def save_backbone(
 def check_loadable(family: str, cure: str) -> None:
     """Raises InputError, which ends with `cure`, for a family that no class of transformers is."""
     if not family_of(family).classes:
-        raise InputError(f"transformers has no class that loads a {family}; {cure}")
+        raise InputError(f"transformers has no class that loads {with_article(family)}; {cure}")
 
 
 def describe(

@@ -23,7 +23,7 @@ from jaxprompt.data.specials import Specials, read_specials
 from jaxprompt.data.tasks import KINDS, Example, Task
 from jaxprompt.data.template import Template
 from jaxprompt.data.verbalizer import Verbalizer
-from jaxprompt.errors import InputError, check_kind, choose, nearest
+from jaxprompt.errors import InputError, check_kind, choose, nearest, with_article
 from jaxprompt.scoring import metrics
 from jaxprompt.scoring.decisions import decide, drop_absent, probabilities
 from jaxprompt.types import Objective
@@ -131,9 +131,9 @@ class Kind:
         """Raises InputError for a backbone that does not read the input both ways."""
         if facts.style != "masked":
             raise InputError(
-                f"head.name={self.name} reads every {reads} of the input, which a {facts.family} "
-                "is not asked for here; take a BERT, RoBERTa, ELECTRA, ALBERT, DeBERTa or "
-                "ModernBERT"
+                f"head.name={self.name} reads every {reads} of the input, which "
+                f"{with_article(facts.family)} is not asked for here; take a BERT, RoBERTa, "
+                "ELECTRA, ALBERT, DeBERTa or ModernBERT"
             )
 
     # -- layout ------------------------------------------------------------------------------------

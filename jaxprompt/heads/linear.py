@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxprompt.data.specials import FED
-from jaxprompt.errors import InputError, check_share, choose
+from jaxprompt.errors import InputError, check_share, choose, with_article
 from jaxprompt.heads import BackboneFacts, HeadLayout, Kind, TaskSetup
 from jaxprompt.layers.dropout import Dropout
 from jaxprompt.layers.reading import Scores, mask_absent
@@ -33,7 +33,8 @@ class Head(Kind):
         """Raises InputError for a pooler that the backbone has not."""
         if self.pooler == "mean" and facts.style in FED:
             raise InputError(
-                f"head.pooler=mean has no text to average in what a {facts.family} writes; take cls"
+                f"head.pooler=mean has no text to average in what {with_article(facts.family)} "
+                "writes; take cls"
             )
         if self.pooler == "checkpoint" and "pooler" not in facts.heads:
             raise InputError(
