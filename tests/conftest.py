@@ -33,6 +33,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.4")
 
+gc.disable()  # while what is imported and collected only grows
+
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS.parent))  # `configs`
 
@@ -81,6 +83,7 @@ def pytest_collection_finish():
     """Leaves what all tests share, JAX and torch above all, out of every collection."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
