@@ -46,10 +46,10 @@ def write_stablehlo(
 ) -> tuple[Path, ...]:
     """Writes a program that scores texts, for any number b of them and any length t. -> the files
 
-    scorer.stablehlo maps (weights, inputs), two dicts by name, to scores before the softmax,
-    float32 [b, C]. scorer.safetensors holds the weights, scorer.json says what the inputs are,
-    example.npz holds those of two texts and their scores, and run.py scores these. Only what the
-    scores depend on is an input or a weight.
+    scorer.stablehlo maps (weights, inputs), two dicts by name, to scores before the softmax, of a
+    discriminator's head before the sigmoid of each, float32 [b, C]. scorer.safetensors holds the
+    weights, scorer.json says what the inputs are, example.npz holds those of two texts and their
+    scores, and run.py scores these. Only what the scores depend on is an input or a weight.
 
     Raises InputError for a head that does not score classes, a template with a row per choice, an
     unknown platform and a folder that cannot be written, and where flatbuffers is missing.
@@ -203,6 +203,7 @@ def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
     scorer, card = model.scorer, model.prompt.card
     classes, meanings = scorer.classes, _meanings(scorer)
     names = scorer.task.labels or tuple(string.ascii_uppercase[:classes])
+    squashed = "sigmoid of each" if scorer.head.LISTS_CLASSES else "softmax"
     plain = lambda size: size if isinstance(size, int) else str(size)
     inputs = [
         {
@@ -229,7 +230,7 @@ def _describe(model: PromptedModel, program: _Program) -> dict[str, Any]:
         "output": {
             "dtype": "float32",
             "shape": ["b", classes],
-            "meaning": "scores of the classes before the softmax",
+            "meaning": f"scores of the classes before the {squashed}",
         },
         "classes": list(names),
         "template": scorer.template,

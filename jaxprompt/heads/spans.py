@@ -260,6 +260,8 @@ class Head(InText):
                 scores.append(own_scores)
                 spans.append(offsets[window][own])  # [spans, 2, 2]
             every, places = np.concatenate(scores), np.concatenate(spans)
+            there = _holds_words(text, places)
+            every, places = every[there], places[there]
             if not len(every):
                 yield Found("", -1, -1, 1.0, "", np.inf)
                 continue
@@ -267,7 +269,7 @@ class Head(InText):
             # Subtracted before the exponentials, which would overflow.
             top = max(float(every[best]), float(null)) if self.no_answer else float(every[best])
             total = np.exp(every - top).sum() + (np.exp(null - top) if self.no_answer else 0.0)
-            first, last = int(places[best, 0, 0]), int(places[best, 1, 1])
+            first, last = _trim(text, int(places[best, 0, 0]), int(places[best, 1, 1]))
             span, margin = text[first:last], float(null - every[best])
             if self.no_answer and margin > self.threshold:
                 yield Found("", -1, -1, float(np.exp(null - top) / total), span, margin)
@@ -308,6 +310,18 @@ def _tokens_of(places: np.ndarray, span: tuple[int, int]) -> tuple[int, int] | N
     """Finds the first and the last token of a span of characters, None where there is none."""
     inside = np.flatnonzero((places[:, 1] > span[0]) & (places[:, 0] < span[1]))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+def _holds_words(text: str, places: np.ndarray) -> np.ndarray:
+    """Tells which spans of characters hold more than white space. [spans, 2, 2] -> bool [spans]"""
+    solid = np.concatenate([[0], np.cumsum([not char.isspace() for char in text])])  # [n + 1]
+    return solid[places[:, 1, 1]] > solid[places[:, 0, 0]]
+
+
+def _trim(text: str, first: int, last: int) -> tuple[int, int]:
+    """Leaves out the white space at both ends of a span, which some tokenizers make tokens of."""
+    span = text[first:last]
+    return first + len(span) - len(span.lstrip()), last - len(span) + len(span.rstrip())
 
 
 def _best_spans(

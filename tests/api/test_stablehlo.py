@@ -215,6 +215,7 @@ def test_its_card_lists_what_the_scores_depend_on(case, written, models):
     told += [(spec["dtype"], spec["shape"]) for spec in card["inputs"]]
     assert told == [(aval.dtype.name, plain(aval)) for aval in program.in_avals]
     assert all(spec["meaning"] for spec in card["inputs"])
+    assert card["output"]["meaning"] == "scores of the classes before the softmax"
     assert card["output"]["shape"] == ["b", 3] == plain(program.out_avals[0])
     assert card["classes"] == list(LABELS) and card["template"] == models(case).scorer.template
     assert card["max_len"] == models(case).scorer.layout.max_len
@@ -286,8 +287,8 @@ def refused(*told):
     return pytest.raises(jp.InputError, match=".*".join(told))
 
 
-def soft_prompt(folder):
-    np.save(folder / "soft.npy", np.ones((3, 32), np.float32))
+def soft_prompt(folder, width=32):
+    np.save(folder / "soft.npy", np.ones((3, width), np.float32))
     return jp.load_prompt(folder / "soft.npy")
 
 
@@ -306,6 +307,19 @@ def test_a_window_is_masked_at_any_length(backbones, tmp_path):
         found = exported.call(weights, inputs_of(batch, names))
         expected = jp.scores(model.params, model, batch)
         np.testing.assert_allclose(found, expected[:, : found.shape[1]], rtol=0, atol=1e-5)
+
+
+def test_a_discriminators_scores_are_before_the_sigmoid_of_each(backbones, texts, tmp_path):
+    task = jp.task("text", labels=LABELS, words=WORDS, template="[soft] {text} Class: [classes].")
+    prompt, folder = soft_prompt(tmp_path, width=24), tmp_path / "x"
+    backbone, head = backbones("discriminator"), jp.discriminator()
+    model = jp.attach(backbone, prompt, task=task, head=head, max_len=40)
+    write_stablehlo(model, folder)
+    assert read(folder)[2]["output"]["meaning"].endswith("before the sigmoid of each")
+    rows = [{"text": text} for text in texts[:2]]
+    scores = np.asarray(jp.scores(model.params, model, model.encode(rows)))
+    found = [list(own["scores"].values()) for own in jp.predict(model, rows)]
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-scores)), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta_v2"])

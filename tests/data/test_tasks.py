@@ -364,10 +364,19 @@ def test_what_is_no_label(value, shown):
 def test_a_label_that_is_one_choice_by_its_text_and_another_by_its_number():
     task = tasks.custom_task(fields=["a"], label="y", choices=["c"])
     row = {"a": "q", "c": ["1", "2", "3"]}
-    with pytest.raises(InputError, match="x:2: y '1' is the text of choice A and the number of"):
-        tasks.read_example(task, row | {"y": "1"}, "x:2")
-    for value, choice in (("3", 2), ("B", 1), (0, 0), (2, 2)):
+    both = "is the text of choice A and the number of choice B, from 0 on; .* by letters: A, B"
+    for value in ("1", 1, 1.0):
+        with pytest.raises(InputError, match=f"x:2: y {value!r} {both}"):
+            tasks.read_example(task, row | {"y": value}, "x:2")
+    for value, choice in (("3", 2), ("B", 1), (0, 0), (3, 2)):
         assert tasks.read_example(task, row | {"y": value}, "x:2").label == choice
+    numbers = row | {"c": [4, 7, 9.0]}
+    for value, choice in ((7, 1), ("9", 2), (9, 2), (7.0, 1), (0, 0)):
+        assert tasks.read_example(task, numbers | {"y": value}, "x:2").label == choice
+    letters = row | {"c": ["x", "y", "A"]}
+    both = "y 'A' is the text of choice C and the letter of choice A.* by numbers: 0, 1"
+    with pytest.raises(InputError, match=both):
+        tasks.read_example(task, letters | {"y": "A"}, "x:2")
     plain = row | {"c": ["one", "two"]}
     assert tasks.read_example(task, plain | {"y": "two"}, "x:2").label == 1
     assert tasks.read_example(task, plain | {"y": "1"}, "x:2").label == 1
@@ -428,6 +437,28 @@ def test_classes_from_rows():
         tasks.with_labels(tasks.custom_task(fields=["text"]), [{"label": "a"}])
     with pytest.raises(InputError, match="no label column 'label'; columns: text"):
         tasks.with_labels(tasks.custom_task(fields=["text"]), [{"text": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("names", "right", "wrong"),
+    [
+        (("+1", "-1"), (("+1", 1, 1.0, "1"), ("-1", -1)), ("0", 0, 2)),
+        (("0.5", "1.5", "2.5"), (("0.5",), (1.5,), ("2.5",)), (1, "2", 0, 2.0)),
+        ((".5", "1e-3"), ((".5",), ("1e-3",)), (0, "1")),
+        (("1", "+2"), ((1,), (2, "+2")), (0,)),
+        (("False", "True"), ((False, "false", "False", 0), (True, "true", "1")), ("TRUE",)),
+        (("1.2.3", "4"), (("1.2.3", 0), (4, "1")), (2,)),
+    ],
+)
+def test_classes_that_are_numbers_are_found_by_name_alone(names, right, wrong):
+    """Of others a number is an index. A data frame and JSON write some names in another way."""
+    task = tasks.custom_task(fields=["text"], labels=names)
+    for label, values in enumerate(right):
+        for value in values:
+            assert tasks.read_example(task, {"text": "a", "label": value}, "x:1").label == label
+    for value in wrong:
+        with pytest.raises(InputError, match=re.escape(f"label {value!r} is not a label of")):
+            tasks.read_example(task, {"text": "a", "label": value}, "x:1")
 
 
 def test_whole_numbers_that_pandas_wrote_as_floats():

@@ -124,6 +124,27 @@ def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
         make_head("spans", tune=True)
 
 
+def test_white_space_neither_answers_nor_stands_around_an_answer(roberta):
+    """Byte-level BPE makes tokens of second spaces and of line ends."""
+    text = "Jiuquan \n\n  lies west.  Of  Gansu. \u3000 Far"
+    own = {"question": "Where?", "context": text, "answers": {"text": ["Far"], "answer_start": [0]}}
+    own["answers"]["answer_start"] = [text.index("Far")]
+    head, examples, split = encode(roberta, [own], max_answer=9)
+    places = split.parts.offsets[0]
+    blank = [not text[first:last].strip() for first, last in places]
+    assert sum(blank) > 2  # else this tests nothing
+    tokens = split.counts[0] - 1
+    for begin in range(tokens):
+        for end in range(begin, min(begin + 3, tokens)):
+            found = np.full((*split.labels.shape, 2), -9.0, np.float32)
+            found[0, 1 + begin, 0] = found[0, 1 + end, 1] = 9.0
+            (answer,) = head.answers(TASK, examples, split, found, 0)
+            told = answer["prediction"]
+            assert told and told == told.strip() == text[answer["start"] : answer["end"]]
+            if not all(blank[begin : end + 1]):
+                assert told == text[places[begin][0] : places[end][1]].strip()
+
+
 def test_a_span_is_neither_backward_nor_too_long(bert):
     head, examples, split = encode(bert, [row("Gansu")], max_answer=3)
     found = np.zeros((*split.labels.shape, 2), np.float32)

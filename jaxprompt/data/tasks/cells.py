@@ -7,6 +7,7 @@ from typing import Any
 from jaxprompt.errors import InputError
 
 _WHOLE = re.compile(r"(-?[0-9]{1,18})(\.0+)?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _TAGS = "; a tag for every word is task.tags={} with head.name=tags"
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -56,6 +57,11 @@ def spelling(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():  # whole numbers of a column with gaps
         return str(int(value))
     return str(value)
+
+
+def is_number(text: str) -> bool:
+    """Tells whether a text writes a finite number in digits: "3", "-1", "+1", "0.5", "1e-3"."""
+    return bool(_NUMBER.fullmatch(text))
 
 
 def whole(text: str) -> str:

@@ -234,19 +234,25 @@ def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: 
     value, name = row.get(task.label), row.get(f"{task.label}_text")
     if isinstance(name, str) and name in task.labels and not choices:
         return task.labels.index(name)
-    # Where a column has values of its own a choice may read like one of them.
-    if isinstance(value, str) and value in choices and not task.values:
-        found, other = choices.index(value), task.label_table.get(value, -1)
-        # Known tasks have texts there. Of a file of one's own it may be either.
-        if task.name == "custom" and other != found and 0 <= other < len(choices):
-            letter, numbered = string.ascii_uppercase[found], string.ascii_uppercase[other]
-            raise InputError(
-                f"{where}: {task.label} {value!r} is the text of choice {letter} and the number of "
-                f"choice {numbered}, from 0 on; name the right choices by letters: A, B, ..."
-            )
-        return found
     if unreadable(value):
         return -1
-    spelled = spelling(value)
+    spelled, own = spelling(value), task.name == "custom"
+    # Where a column has values of its own a choice may read like one of them. Known tasks have
+    # texts there, or numbers. Of a file of one's own either may be the text of a choice.
+    if own and choices and spelled not in choices:  # 2.0 of a column with gaps is 2
+        spelled, choices = whole(spelled), tuple(map(whole, choices))
+    if spelled in choices and not task.values and (own or isinstance(value, str)):
+        found, other = choices.index(spelled), task.label_table.get(spelled, -1)
+        if own and other != found and 0 <= other < len(choices):
+            letter, named = string.ascii_uppercase[found], string.ascii_uppercase[other]
+            kind, cure = "number", "by letters: A, B, ..."
+            if spelled == named:
+                kind, cure = "letter", "by numbers: 0, 1, ..."
+            raise InputError(
+                f"{where}: {task.label} {value!r} is the text of choice {letter} and the {kind} of "
+                f"choice {named}, from {0 if kind == 'number' else 'A'} on; name the right choices "
+                f"{cure}"
+            )
+        return found
     index = task.label_table.get(spelled, task.label_table.get(whole(spelled), -1))
     return -1 if choices and index >= len(choices) else index

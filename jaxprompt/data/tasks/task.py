@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxprompt.data.tasks.cells import spelling
+from jaxprompt.data.tasks.cells import is_number, spelling, whole
 from jaxprompt.errors import InputError
 
 PREDICATE = "predicate"  # what a template calls the word whose roles are tagged
@@ -149,15 +149,18 @@ class Task:
         """Class index of every spelling of a label: name, raw value, and index unless ambiguous."""
         names = self.labels or (tuple(string.ascii_uppercase) if self.choices else ())
         table = {name: i for i, name in enumerate(names)}
-        if {*names} == {"false", "true"}:  # as a data frame writes them into a CSV file
+        if {name.lower() for name in names} == {"false", "true"}:  # as JSON and as Python has them
+            table |= {name.lower(): i for i, name in enumerate(names)}
             table |= {name.capitalize(): i for i, name in enumerate(names)}
         for i, value in enumerate(self.values):
             for written in str(value).split("|"):
                 table.setdefault(written, i)
         indices = {str(i): i for i in range(len(names))}
         # Where a name looks like an index, as "1" of ("1", "2"), numbers mean names alone, and
-        # where all are numbers: 1 is no class of ("3", "4", "5").
-        numbers = bool(names) and all(name.removeprefix("-").isdecimal() for name in names)
+        # where all are numbers: 1 is no class of ("3", "4", "5"), and of ("+1", "-1") the first.
+        numbers = bool(names) and all(map(is_number, names))
+        if numbers:
+            table = {whole(name.removeprefix("+")): i for i, name in enumerate(names)} | table
         return table if numbers or table.keys() & indices.keys() else table | indices
 
     def leaves_out(self, row: Mapping[str, Any]) -> bool:
