@@ -60,7 +60,7 @@ def spelling(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Tells whether a text writes a finite number in digits: "3", "-1", "+1", "0.5", "1e-3"."""
+    """Tells whether a text writes a number in digits: "3", "-1", "+1", "0.5", "1e-3"."""
     return bool(_NUMBER.fullmatch(text))
 
 

@@ -245,13 +245,12 @@ def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: 
         found, other = choices.index(spelled), task.label_table.get(spelled, -1)
         if own and other != found and 0 <= other < len(choices):
             letter, named = string.ascii_uppercase[found], string.ascii_uppercase[other]
-            kind, cure = "number", "by letters: A, B, ..."
+            also, cure = f"number of choice {named}, from 0 on", "letters: A, B, ..."
             if spelled == named:
-                kind, cure = "letter", "by numbers: 0, 1, ..."
+                also, cure = f"letter of choice {named}", "numbers: 0, 1, ..."
             raise InputError(
-                f"{where}: {task.label} {value!r} is the text of choice {letter} and the {kind} of "
-                f"choice {named}, from {0 if kind == 'number' else 'A'} on; name the right choices "
-                f"{cure}"
+                f"{where}: {task.label} {value!r} is the text of choice {letter} and the {also}; "
+                f"name the right choices by {cure}"
             )
         return found
     index = task.label_table.get(spelled, task.label_table.get(whole(spelled), -1))
