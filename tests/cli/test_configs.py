@@ -121,6 +121,7 @@ SPANS = ("quoref", "quoref,low,sigma,large", "quoref,full,bert")
 RUNS += [(CONFIGS / "dpt.py", argument) for argument in (*OTHERS, *SPANS)]
 # Label words of several subwords each, beside the fluency objective.
 RUNS += [(CONFIGS / "dart_relations.py", "sem_eval_2010_task_8,8,fixed_labels")]
+RUNS += [(CONFIGS / "dart_relations.py", "sem_eval_2010_task_8,8,frozen")]
 BUILDS = [
     pytest.param(path, own, id=f"{path.stem}-{own}", marks=[pytest.mark.long] * (number > 0))
     for _, group in groupby(sorted(RUNS), key=lambda run: run[0])
