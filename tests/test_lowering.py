@@ -411,6 +411,24 @@ def test_prefixes_start_from_texts(target, family):
     assert "callback" not in text and "f64" not in text
 
 
+@pytest.mark.parametrize("target", [H100, TPU], ids=["gpu", "tpu"])
+@pytest.mark.parametrize("method", ["soft", "prefix", "p_tuning", "ipt", "dart"])
+def test_what_a_prompt_adds(target, method):
+    """Alone, as it is folded for an export, looked at and put into a bank."""
+    model = make_model(Case("bert", "evaluate", method, 3, target=target))[0]
+    batch = make_batch(rows=2, family="bert")
+
+    def draw(key):
+        backbone = model.backbone.init(key, batch, method="init_all")["params"]
+        return model._draw(key, backbone, 1) | {"backbone": backbone}
+
+    shapes = jax.eval_shape(draw, jax.random.key(0))
+    with standing_in(target):
+        traced = jax.jit(model.inject).trace(shapes, batch)
+        text = traced.lower(lowering_platforms=(PLATFORMS[target.platform],)).as_text()
+    assert "callback" not in text and "f64" not in text
+
+
 @pytest.mark.parametrize("target, family", [(H100, "bert"), (TPU, "gpt2"), (TPU, "t5")])
 def test_a_bank_of_prompts(target, family):
     """Of soft tokens, a prefix and label words, on a mesh."""
