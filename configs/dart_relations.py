@@ -19,7 +19,7 @@ SHOTS = ("8", "16", "32", "full")  # table 2
 FEWER = {"event_arguments": "4"}  # figure 2 (a) has this K besides
 MARKERS = "@ @ # #"
 TEXT = "is the of"  # appendix A.2: entity1 is the [mask] of entity2
-# Tables 2 and 3. lm_bff: the same words, none of them trained. Not the paper's is frozen: the rows
+# Tables 2 and 3. lm_bff: the same words, none of them trained. frozen (not in the paper): the rows
 # and a bias alone.
 METHODS = (
     "dart", "no_fluency", "fixed_template", "fixed_labels", "frozen", "fine_tuning", "lm_bff",

@@ -49,7 +49,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def with_article(word: str) -> str:
-    """Writes a word behind its indefinite article, as "an electra"."""
+    """Puts the indefinite article before a word, as in "an electra"."""
     return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
 
 

@@ -1,6 +1,6 @@
 """What a prompt that is computed from each text says of that text: words near it, and its place."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jaxprompt.assembly.learned_rows import show_tokens, unit_rows
 from jaxprompt.data.encoded import Split
 from jaxprompt.layers.instance import mean_vectors
 from jaxprompt.training.evaluation import place_step, predict_scores
-from jaxprompt.types import Batch, Role
+from jaxprompt.types import Batch, Injection, Role
 
 
 class Instance(NamedTuple):
@@ -64,8 +64,7 @@ def find_instances(
             batch = scorer.one_batch([unit])
             number = int(labels[place * choices])
             label = names[number] if number >= 0 else ""
-            slots, _, mask = jax.device_get(inject(params, batch).encoder)
-            cases.append(_look_at(scorer, params, batch, slots, mask, top, label))
+            cases.append(_look_at(scorer, inject, params, batch, top, label))
     return Instances(tuple(names), labels[known], found[known, :width], found[known, width:], cases)
 
 
@@ -82,10 +81,11 @@ def _words(scorer: Any, params: Mapping[str, Any]):
 
 
 def _look_at(
-    scorer: Any, params: Mapping[str, Any], batch: Batch, slots: np.ndarray,
-    mask: np.ndarray | None, top: int, label: str,
+    scorer: Any, inject: Callable[..., Injection], params: Mapping[str, Any], batch: Batch,
+    top: int, label: str,
 ) -> Instance:  # fmt: skip
-    """Compares the first row of a batch with its prompt."""
+    """Compares the first row of a batch with its prompt, which `inject` computes."""
+    slots, _, mask = jax.device_get(inject(params, batch).encoder)
     there = np.ones(slots.shape[:2], bool) if mask is None else np.asarray(mask)
     vectors = np.asarray(slots[0], np.float32)[np.broadcast_to(there, slots.shape[:2])[0]]
     ids = batch.encoder.ids[0][(batch.encoder.roles[0] == Role.TEXT) & batch.encoder.mask[0]]

@@ -45,7 +45,7 @@ from jaxprompt.training.checkpoint_folders import (
 )
 
 Tree = Any
-PART = 1 << 20  # bytes of an array that is written by each device, at least
+MIN_PART = 1 << 20  # bytes that a device writes at least of an array that all devices hold
 OVERHEAD, OVERHEAD_ARRAY = 16384, 2048  # bytes at most for shapes, checksums and the like
 # One thread, so that saves get their names in the order in which they were begun.
 _BEHIND = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -271,9 +271,9 @@ class Checkpoints:
 # No ocp.CheckpointManager: it keeps the newest and the best, but not the best as of each kept step,
 # and what it has finished cannot be given checksums before it counts as finished.
 def _handler() -> ocp.CompositeCheckpointHandler:
-    # An array that every device has is divided among them for writing where that spares time: each
-    # part is cut out on its device, by a program that has to be compiled.
-    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=PART)
+    # Orbax divides replicated arrays among the devices for writing, and each slice is a program to
+    # compile: not worth it for small ones.
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_PART)
     # OCDBT: few files, where plain zarr has two files and a folder an array.
     state = ocp.PyTreeCheckpointHandler(
         use_ocdbt=True,

@@ -127,9 +127,9 @@ def test_the_threshold_of_no_answer_is_the_best_on_dev(bert, metric):
 def test_white_space_neither_answers_nor_stands_around_an_answer(roberta):
     """Byte-level BPE makes tokens of second spaces and of line ends."""
     text = "Jiuquan \n\n  lies west.  Of  Gansu. \u3000 Far"
-    own = {"question": "Where?", "context": text, "answers": {"text": ["Far"], "answer_start": [0]}}
-    own["answers"]["answer_start"] = [text.index("Far")]
-    head, examples, split = encode(roberta, [own], max_answer=9)
+    answers = {"text": ["Far"], "answer_start": [text.index("Far")]}
+    question = {"question": "Where?", "context": text, "answers": answers}
+    head, examples, split = encode(roberta, [question], max_answer=9)
     places = split.parts.offsets[0]
     blank = [not text[first:last].strip() for first, last in places]
     assert sum(blank) > 2  # else this tests nothing
@@ -139,10 +139,10 @@ def test_white_space_neither_answers_nor_stands_around_an_answer(roberta):
             found = np.full((*split.labels.shape, 2), -9.0, np.float32)
             found[0, 1 + begin, 0] = found[0, 1 + end, 1] = 9.0
             (answer,) = head.answers(TASK, examples, split, found, 0)
-            told = answer["prediction"]
-            assert told and told == told.strip() == text[answer["start"] : answer["end"]]
+            span = answer["prediction"]
+            assert span and span == span.strip() == text[answer["start"] : answer["end"]]
             if not all(blank[begin : end + 1]):
-                assert told == text[places[begin][0] : places[end][1]].strip()
+                assert span == text[places[begin][0] : places[end][1]].strip()
 
 
 def test_a_span_is_neither_backward_nor_too_long(bert):

@@ -89,26 +89,26 @@ def test_sharded_leaf_is_read_into_its_sharding(tmp_path):
 
 
 def test_only_large_arrays_are_divided_among_the_devices_that_write(tmp_path, monkeypatch):
-    """A part is cut out by a program of its own, of which small arrays would need hundreds."""
+    """A slice is a program to compile, and small arrays would need hundreds."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    cut, cutting = [], jax.lax.slice_in_dim
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    divided, slice_in_dim = [], jax.lax.slice_in_dim
 
     def spy(array, *args, **kwargs):
-        cut.append(array.shape)
-        return cutting(array, *args, **kwargs)
+        divided.append(array.shape)
+        return slice_in_dim(array, *args, **kwargs)
 
     monkeypatch.setattr(jax.lax, "slice_in_dim", spy)
-    small, large = (8, 4), (8 * checkpoint.PART // 4,)
+    small, large = (8, 4), (8 * checkpoint.MIN_PART // 4,)
     tree = {
-        name: jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), everywhere)
+        name: jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), replicated)
         for name, shape in (("small", small), ("large", large))
     }
     save(tmp_path, 1, tree, {})
-    assert cut == [large] * jax.device_count()
+    assert divided == [large] * jax.device_count()
     restored, _ = Checkpoints(tmp_path).restore(tree)
     assert_same(restored, tree)
-    assert restored["large"].sharding == everywhere
+    assert restored["large"].sharding == replicated
 
 
 def test_keeps_the_newest_and_restores_any_kept_step(tmp_path):

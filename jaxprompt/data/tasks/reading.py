@@ -236,14 +236,14 @@ def _label(task: Task, row: Mapping[str, Any], choices: tuple[str, ...], where: 
         return task.labels.index(name)
     if unreadable(value):
         return -1
-    spelled, own = spelling(value), task.name == "custom"
-    # Where a column has values of its own a choice may read like one of them. Known tasks have
-    # texts there, or numbers. Of a file of one's own either may be the text of a choice.
-    if own and choices and spelled not in choices:  # 2.0 of a column with gaps is 2
+    spelled, is_custom = spelling(value), task.name == "custom"
+    # Where the column has `values`, a choice may read like one of them. In known tasks a number is
+    # an index; in a user's file it may be the text of a choice.
+    if is_custom and choices and spelled not in choices:  # 2.0 of a column with gaps is 2
         spelled, choices = whole(spelled), tuple(map(whole, choices))
-    if spelled in choices and not task.values and (own or isinstance(value, str)):
+    if spelled in choices and not task.values and (is_custom or isinstance(value, str)):
         found, other = choices.index(spelled), task.label_table.get(spelled, -1)
-        if own and other != found and 0 <= other < len(choices):
+        if is_custom and other != found and 0 <= other < len(choices):
             letter, named = string.ascii_uppercase[found], string.ascii_uppercase[other]
             also, cure = f"number of choice {named}, from 0 on", "letters: A, B, ..."
             if spelled == named:
