@@ -34,12 +34,11 @@ from jaxprompt.parallel import processes
 from jaxprompt.parallel.compilation import keep_programs
 from jaxprompt.scoring.decisions import probabilities
 from jaxprompt.training.evaluation import predict_scores, scoring_step
+from jaxprompt.training.pace import Pace
 from jaxprompt.training.run_folder import check_workdir, lock, read_result
 
 _BATCHES = 16  # whose units are sorted by length together, labelled and written: a part
 _AHEAD = 2  # such parts are held, the one in use among them
-
-_PAUSE = 10.0  # seconds between two reports
 
 
 class Annotator(NamedTuple):
@@ -208,14 +207,12 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
         signals.note(_kept(done, total))
         say(f"annotator {annotator.mark}")
         say(f"corpus {c.corpus.path}: {len(corpus):,} documents, {total:,} units, {done:,} done")
-        start = said = time.monotonic()
+        start, pace = time.monotonic(), Pace(say, "labelled", total, "units", done)
         for part in label(done):
             processes.on_first(lambda part=part: writer.append(part))
-            done, now = done + len(part), time.monotonic()
+            done += len(part)
             signals.note(_kept(done, total))
-            if now - said > _PAUSE or done == total:
-                say(_progress(done, total, (done - first) / (now - start)))
-                said = now
+            pace.add(len(part))
         seconds = time.monotonic() - start
         found = processes.on_first(lambda: writer.seal())
     if found is None:
@@ -238,8 +235,3 @@ def run(c: Any, classifier: Any, workdir: str, output: str) -> dict[str, Any] | 
 
 def _kept(done: int, total: int) -> str:
     return f"with {done:,} of {total:,} units annotated; they are kept, the same command goes on"
-
-
-def _progress(done: int, total: int, rate: float) -> str:
-    minutes, left = divmod(round((total - done) / rate), 60)
-    return f"labelled {done:,}/{total:,} units, {rate:,.0f} a second, {minutes}:{left:02d} left"

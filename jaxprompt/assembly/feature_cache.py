@@ -26,6 +26,7 @@ from jaxprompt.parallel.row_exchange import RowExchange
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.training import feature_store
 from jaxprompt.training.evaluation import ahead, place_step
+from jaxprompt.training.pace import Pace
 from jaxprompt.types import Batch, Tokens
 
 Say = Callable[[str], None]
@@ -194,11 +195,13 @@ class KeepingPlan:
         # Of all of them before the first is computed: where the disk is full no process waits.
         stores = processes.on_all(lambda: [self._make(part) for part in new])
         steps: dict[What, Any] = {}
+        total = sum(part.split.size for part in new)
+        pace = Pace(say, f"computing {_whats(new)}:", total, "examples")
         for part, store in zip(new, stores, strict=True):
             if part.what not in steps:
                 entering = _make_entering(part.scorer.model, part.what, store.states.dtype)
                 steps[part.what] = place_step(self._placement, entering)
-            _compute(steps[part.what], store, part, weights)
+            _compute(steps[part.what], store, part, weights, pace)
             part.store = store.seal(part.facts) if self._on_disk else store
         place = str(self._folder) if self._on_disk else "host memory"
         count = f" of {len(parts)} splits" if self._several else ""
@@ -305,7 +308,9 @@ def _make_entering(model: Model, what: What, dtype: Any) -> Callable[..., jax.Ar
     return entering
 
 
-def _compute(step: Any, store: feature_store.Store, part: KeptSplit, weights: Any) -> None:
+def _compute(
+    step: Any, store: feature_store.Store, part: KeptSplit, weights: Any, pace: Pace
+) -> None:
     """Fills a store in one pass, longest rows first: few shapes are compiled."""
     layout, split = part.scorer.layout, part.split
     # Whole on every process, which gets the states of all rows and takes its own.
@@ -317,6 +322,7 @@ def _compute(step: Any, store: feature_store.Store, part: KeptSplit, weights: An
         is_own = (rows >= 0) & (rows % jax.process_count() == jax.process_index())
         mask = _mask(batch, part.what) & is_own[:, None]
         store.write(np.where(is_own, rows, -1), mask, np.asarray(states))
+        pace.add(int((batch.index >= 0).sum()))
 
 
 def _sizes(scorer: Scorer, split: Split, what: What) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -59,6 +60,17 @@ def start(folder, *args, **fields):
     result = run(c, str(folder))
     lines = read_lines(folder / "metrics.jsonl")
     return timeless(result), [line["loss"] for line in lines if "loss" in line]
+
+
+def test_it_is_told_how_far_what_is_kept_is(folders, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxprompt.training.pace.PAUSE", -1.0)
+    start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__where="host")
+    found = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]
+    counts = [re.search(r"reads: (\d+)/(\d+) examples, ", line).groups() for line in found]
+    done = [int(number) for number, _ in counts]
+    total = sum(len(read_lines(data / f"{name}.jsonl")) for name in ("train", "dev"))
+    assert done == sorted(set(done)) and done[-1] == total
+    assert {int(number) for _, number in counts} == {total}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,26 @@
+"""How far a long count is."""
+
+from jaxprompt.training.pace import Pace
+
+
+def test_it_tells_every_ten_seconds_how_far_it_is(monkeypatch):
+    clock, said = [100.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    pace = Pace(said.append, "labelled", 1_400, "units", done=400)
+    for second, count in ((4, 100), (12, 140), (15, 60), (23, 160), (30, 540)):
+        clock[0] = 100.0 + second
+        pace.add(count)
+    assert said == [
+        "labelled 640/1,400 units, 20 a second, 0:38 left",
+        "labelled 860/1,400 units, 20 a second, 0:27 left",
+    ]
+
+
+def test_it_tells_of_less_than_one_a_second_and_nothing_before_the_first(monkeypatch):
+    clock, said = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    pace = Pace(said.append, "scored", 100, "examples")
+    for second, count in ((11, 0), (40, 10)):
+        clock[0] = float(second)
+        pace.add(count)
+    assert said == ["scored 10/100 examples, 0.25 a second, 6:00 left"]
