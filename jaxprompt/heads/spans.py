@@ -261,7 +261,7 @@ class Head(InText):
                 spans.append(offsets[window][own])  # [spans, 2, 2]
             every, places = np.concatenate(scores), np.concatenate(spans)
             there = _holds_words(text, places)
-            every, places = every[there], places[there]
+            every, places = _each_once(every[there], places[there])
             if not len(every):
                 yield Found("", -1, -1, 1.0, "", np.inf)
                 continue
@@ -316,6 +316,14 @@ def _holds_words(text: str, places: np.ndarray) -> np.ndarray:
     """Tells which spans of characters hold more than white space. [spans, 2, 2] -> bool [spans]"""
     solid = np.concatenate([[0], np.cumsum([not char.isspace() for char in text])])  # [n + 1]
     return solid[places[:, 1, 1]] > solid[places[:, 0, 0]]
+
+
+def _each_once(scores: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keeps each span once, by its best score: several windows may hold it. -> the same, fewer"""
+    order = np.argsort(-scores, kind="stable")
+    _, first = np.unique(places[order][:, (0, 1), (0, 1)], axis=0, return_index=True)
+    kept = np.sort(order[first])
+    return scores[kept], places[kept]
 
 
 def _trim(text: str, first: int, last: int) -> tuple[int, int]:

@@ -145,6 +145,25 @@ def test_white_space_neither_answers_nor_stands_around_an_answer(roberta):
                 assert span == text[places[begin][0] : places[end][1]].strip()
 
 
+def test_a_span_of_two_windows_counts_once(bert):
+    """Its score is the share of the better of the two, as if the other window had not held it."""
+    head, examples, split = encode(bert, [row("2 airports")], max_len=30, n_best=1)
+    offsets = split.parts.offsets
+    assert len(offsets) > 1
+    held = {tuple(place) for place in offsets[0]} & {tuple(place) for place in offsets[1]}
+    place = sorted(held)[-1]  # near the end of the first window
+    at = [1 + [tuple(x) for x in own].index(place) for own in offsets[:2]]
+    found = np.full((*split.labels.shape, 2), -9.0, np.float32)
+    found[0, at[0]], found[1, at[1]] = 2.0, 1.5  # 4 and 3 as a span
+    # The windows that do not hold it answer with another one each.
+    others = len(offsets) - 2
+    for window in range(2, len(offsets)):
+        found[window, 1] = 1.0
+    (answer,) = head.answers(TASK, examples, split, found, 0)
+    assert (answer["start"], answer["end"]) == place
+    assert answer["score"] == pytest.approx(np.exp(4) / (np.exp(4) + others * np.exp(2)))
+
+
 def test_a_span_is_neither_backward_nor_too_long(bert):
     head, examples, split = encode(bert, [row("Gansu")], max_answer=3)
     found = np.zeros((*split.labels.shape, 2), np.float32)
