@@ -3,10 +3,12 @@
 usage: python docs/draw_results.py [FOLDER]            (default: docs/pictures)
        python docs/draw_results.py --record RUNS       (reads the learning curves off four runs)
        python docs/draw_results.py --seeds TASK,SYSTEM=WORKDIR ...   (adds the scores of grids)
+       python docs/draw_results.py --pretraining NAME=WORKDIR ...    (reads runs of `pretrain`)
 
 The learning curves are recorded in docs/pictures/curves.json; RUNS is the workdir of
 `python -m jaxprompt sweep --config=configs/quickstart.py --run --workdir=RUNS`. The test scores of
-the seeds of a grid are recorded in docs/pictures/seeds.json, by task and system.
+the seeds of a grid are recorded in docs/pictures/seeds.json, by task and system, and the held-out
+accuracy of pre-training in docs/pictures/pretraining.json.
 """
 
 import json
@@ -24,6 +26,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 HERE = Path(__file__).parent
 CURVES, SEEDS = HERE / "pictures" / "curves.json", HERE / "pictures" / "seeds.json"
+PRETRAINING = HERE / "pictures" / "pretraining.json"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 NAMES = {
     "prefix": "P-tuning v2", "soft": "soft prompt tuning", "head_only": "linear head alone",
@@ -161,6 +164,25 @@ def spread(folder: Path) -> None:
     save(figure, folder / "seeds.svg")
 
 
+def pretraining(folder: Path) -> None:
+    """Draws the held-out accuracy of pre-training over the examples seen, a panel per task."""
+    tasks = json.loads(PRETRAINING.read_text())
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    panels = figure.subplots(1, len(tasks), squeeze=False)[0]
+    for axis, (task, runs) in zip(panels, tasks.items(), strict=True):
+        for (name, run), colour in zip(runs.items(), COLOURS, strict=False):
+            thousands = [count / 1000 for count in run["examples"]]
+            axis.plot(thousands, run["accuracy"], "o-", markersize=3, color=colour, label=name)
+        axis.axhline(run["majority"], color="black", linewidth=0.8, linestyle="--")
+        axis.set(title=task, xlabel="thousands of examples")
+        axis.grid(alpha=0.3)
+    for axis in panels:
+        if len(axis.lines) > 2:  # more than one run and the baseline
+            axis.legend(fontsize=7)
+    panels[0].set_ylabel("held-out accuracy")
+    save(figure, folder / "pretraining.svg")
+
+
 def instance_curves(folder: Path) -> None:
     """Draws the accuracy of prompts computed from each text over two of their fields."""
     fields = ("prompt.utilization", "prompt.length")
@@ -230,6 +252,23 @@ def record_seeds(grids: list[str]) -> None:
     SEEDS.write_text(json.dumps(found) + "\n")
 
 
+def record_pretraining(runs: list[str]) -> None:
+    """Reads held-out accuracy off runs of `pretrain`, TASK,PROMPT=WORKDIR each -> PRETRAINING."""
+    found: dict[str, dict[str, object]] = {}
+    for run in runs:
+        name, _, workdir = run.partition("=")
+        task, _, prompt = name.partition(",")
+        batch = json.loads((Path(workdir) / "config.json").read_text())["data"]["batch"]
+        lines = map(json.loads, (Path(workdir) / "metrics.jsonl").read_text().splitlines())
+        scored = [line for line in lines if "dev" in line]
+        found.setdefault(task, {})[prompt] = {
+            "examples": [line["step"] * batch for line in scored],
+            "accuracy": [round(line["dev"]["accuracy"], 4) for line in scored],
+            "majority": round(scored[-1]["dev"]["majority"], 4),
+        }
+    PRETRAINING.write_text(json.dumps(found) + "\n")
+
+
 def record(runs: Path) -> None:
     """Reads dev accuracy off the runs of four methods, and writes CURVES."""
     found = {}
@@ -254,11 +293,13 @@ if __name__ == "__main__":
         record(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["--seeds"]:
         record_seeds(sys.argv[2:])
+    elif sys.argv[1:2] == ["--pretraining"]:
+        record_pretraining(sys.argv[2:])
     else:
         target = Path(sys.argv[1]) if sys.argv[1:] else HERE / "pictures"
         pictures = (
             few_shot, group_size, beside_peft, memory_by_device, learning_curves, spread,
-            instance_curves, prefix_curves,
+            pretraining, instance_curves, prefix_curves,
         )  # fmt: skip
         for draw in pictures:
             draw(target)

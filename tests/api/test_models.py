@@ -395,7 +395,9 @@ def test_what_is_no_row_is_named_with_what_is(model):
     with refused("the DataFrame has the column 'text' twice; rename or drop one"):
         jp.predict(model, twice)
     for odd in (pandas.Series(["a"]), {"text": "a"}, ["a", {"text": "b"}]):
-        with refused("is not rows; give a list of texts, a list of dicts, a datasets.Dataset"):
+        with refused(
+            "cannot be read as rows; give a list of texts, a list of dicts, a datasets.Dataset"
+        ):
             jp.predict(model, odd)
     with refused("there are no rows to encode"):
         model.encode([])
