@@ -3,7 +3,7 @@
 usage: python docs/draw_results.py [FOLDER]            (default: docs/pictures)
        python docs/draw_results.py --record RUNS       (reads the learning curves off four runs)
        python docs/draw_results.py --seeds TASK,SYSTEM=WORKDIR ...   (adds the scores of grids)
-       python docs/draw_results.py --pretraining NAME=WORKDIR ...    (reads runs of `pretrain`)
+       python docs/draw_results.py --pretraining TASK,PROMPT=WORKDIR ...   (reads `pretrain` runs)
 
 The learning curves are recorded in docs/pictures/curves.json; RUNS is the workdir of
 `python -m jaxprompt sweep --config=configs/quickstart.py --run --workdir=RUNS`. The test scores of
