@@ -45,8 +45,8 @@ def make_rows(given: AnyRows, split: str, task: Task, texts: str = "") -> Rows:
     if rows is None or not all(isinstance(row, Mapping) for row in rows):
         odd = brief(given if rows is None else next(r for r in rows if not isinstance(r, Mapping)))
         raise InputError(
-            f"{split}: {odd} cannot be read as rows; give {texts}a list of dicts, a datasets.Dataset, a "
-            "pandas DataFrame or the path of a file"
+            f"{split}: {odd} cannot be read as rows; give {texts}a list of dicts, a "
+            "datasets.Dataset, a pandas DataFrame or the path of a file"
         )
     return Rows(as_python(rows), split)
 
