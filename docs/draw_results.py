@@ -176,8 +176,7 @@ def pretraining(folder: Path) -> None:
         axis.axhline(run["majority"], color="black", linewidth=0.8, linestyle="--")
         axis.set(title=task, xlabel="thousands of examples")
         axis.grid(alpha=0.3)
-    for axis in panels:
-        if len(axis.lines) > 2:  # more than one run and the baseline
+        if len(runs) > 1:
             axis.legend(fontsize=7)
     panels[0].set_ylabel("held-out accuracy")
     save(figure, folder / "pretraining.svg")

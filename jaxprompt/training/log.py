@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxprompt.errors import InputError, escape
 from jaxprompt.files import make_folder, parse_json, write_atomic, write_error
+from jaxprompt.training.pace import clock
 from jaxprompt.training.trackers import open_tracker
 
 
@@ -186,19 +187,14 @@ class RunLog:
             rate = (step - self._first) / seconds
             parts.append(f"{rate:.3g} steps/s")
             if self._total:
-                parts.append(f"{_clock((self._total - step) / rate)} left")
+                parts.append(f"{clock((self._total - step) / rate)} left")
         for name, value in self._shown.items():
             parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
         return "  ".join(parts)
 
 
 def _since(moment: float) -> str:
-    return _clock(time.monotonic() - moment)
-
-
-def _clock(seconds: float) -> str:
-    minutes, left = divmod(round(seconds), 60)
-    return f"{minutes}:{left:02d}"
+    return clock(time.monotonic() - moment)
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def start(folder, *args, **fields):
     return timeless(result), [line["loss"] for line in lines if "loss" in line]
 
 
-def test_it_is_told_how_far_what_is_kept_is(folders, data, tmp_path, capsys, monkeypatch):
+def test_progress_of_what_is_kept_is_reported(folders, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jaxprompt.training.pace.PAUSE", -1.0)
     start(tmp_path, folders["bert"], data, "head_only", **COMMON, cache__where="host")
     found = [x for x in capsys.readouterr().err.splitlines() if x.startswith("computing the")]

@@ -1,9 +1,9 @@
-"""How far a long count is."""
+"""Progress of counted work."""
 
 from jaxprompt.training.pace import Pace
 
 
-def test_it_tells_every_ten_seconds_how_far_it_is(monkeypatch):
+def test_progress_is_reported_every_ten_seconds(monkeypatch):
     clock, said = [100.0], []
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     pace = Pace(said.append, "labelled", 1_400, "units", done=400)
@@ -16,7 +16,7 @@ def test_it_tells_every_ten_seconds_how_far_it_is(monkeypatch):
     ]
 
 
-def test_it_tells_of_less_than_one_a_second_and_nothing_before_the_first(monkeypatch):
+def test_a_rate_below_one_and_nothing_done_yet(monkeypatch):
     clock, said = [0.0], []
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     pace = Pace(said.append, "scored", 100, "examples")
