@@ -230,9 +230,10 @@ def put_in_front(prefix: Prefix | None, k, v, seen: Seen):
         return k, v, seen
     rows, length = k.shape[0], prefix.k.shape[1]
     spread = functools.partial(jnp.broadcast_to, shape=(rows, *prefix.k.shape[1:]))
-    # Trained numbers are float32, and would widen the keys of the text with them.
-    k = jnp.concatenate([spread(prefix.k.astype(k.dtype)), k], axis=1)
-    v = jnp.concatenate([spread(prefix.v.astype(v.dtype)), v], axis=1)
+    # Trained numbers are float32, and would widen the keys of the text with them. Cast once they
+    # are spread: so their gradient is summed over the batch in float32.
+    k = jnp.concatenate([spread(prefix.k).astype(k.dtype), k], axis=1)
+    v = jnp.concatenate([spread(prefix.v).astype(v.dtype), v], axis=1)
     mask = jnp.ones((1, length), bool) if prefix.mask is None else prefix.mask
     front = jnp.broadcast_to(mask, (rows, length))
 

@@ -22,7 +22,8 @@ def write_slots(x, slot, slots):
     every run, where a scatter-add on GPUs is not.
     """
     pick = jax.nn.one_hot(slot, slots.shape[1], dtype=x.dtype)  # [B, T, S], zero row where slot < 0
-    spread = jnp.broadcast_to(slots.astype(x.dtype), (x.shape[0], *slots.shape[1:]))
+    # Cast once they are spread: so their gradient is summed over the batch in float32.
+    spread = jnp.broadcast_to(slots, (x.shape[0], *slots.shape[1:])).astype(x.dtype)
     # At a TPU's default precision float32 rows would be rounded to bfloat16.
     rows = jnp.einsum("bts,bse->bte", pick, spread, precision=jax.lax.Precision.HIGHEST)
     return jnp.where((slot >= 0)[..., None], rows, x)

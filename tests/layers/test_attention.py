@@ -225,3 +225,19 @@ def test_one_text_a_row_has_the_mask_of_its_tokens():
     assert seen_of(tokens, tokens).mask is mask
     with pytest.raises(TypeError):  # told apart on one side alone
         seen_of(tokens, tokens._replace(segments=none))
+
+
+def test_the_gradient_of_a_prefix_is_summed_in_float32():
+    """Of bfloat16 keys too: their sum over a large batch would lose what each row adds."""
+    rows = 512
+    own = jnp.zeros((rows, 1, N, D), jnp.bfloat16)
+    out = jnp.asarray(RNG.uniform(1, 2, (rows, 2, N, D)), jnp.bfloat16)
+
+    def loss(k, v):
+        seen = Seen(np.ones((rows, 1), bool))
+        joined = put_in_front(Prefix(k, v, None), own, own, seen)[:2]
+        return sum((x[:, :2] * out).astype(jnp.float32).sum() for x in joined)
+
+    prefix = draw(1, 2, N, D)
+    for found in jax.grad(loss, argnums=(0, 1))(prefix, prefix):
+        np.testing.assert_allclose(found[0], np.asarray(out, np.float64).sum(0), rtol=1e-6)

@@ -37,6 +37,17 @@ def test_the_gradient_of_a_row_is_the_sum_over_its_places():
     assert_equal(to_x, np.where(SLOT[..., None] >= 0, 0, out).astype(np.float32))
 
 
+def test_the_gradient_of_float32_rows_is_summed_in_float32():
+    """Of bfloat16 activations too: their sum over a large batch would lose what each row adds."""
+    rows = 512
+    out = jnp.asarray(RNG.uniform(1, 2, (rows, T, E)), jnp.bfloat16)
+    x, slot = jnp.zeros((rows, T, E), jnp.bfloat16), np.tile(SLOT[:1], (rows, 1))
+    loss = lambda slots: (write_slots(x, slot, slots) * out).astype(jnp.float32).sum()
+    found = jax.grad(loss)(np.ones((1, S, E), np.float32))
+    expected = np.asarray(out, np.float64).sum(0)[None, 1 : 1 + S]  # row s stands at s + 1
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_the_gradient_has_no_scatter():
     slots = RNG.normal(size=(1, S, E)).astype(np.float32)
     grad = jax.grad(lambda s: write_slots(X, SLOT, s).sum())
