@@ -23,7 +23,7 @@ from tiny import assert_close, jit, make_batch, make_params, make_tiny, widen
 from jaxprompt.backbones import families
 from jaxprompt.heads import linear
 from jaxprompt.layers.stack import STACKS
-from jaxprompt.models.folding import fold, reads_of
+from jaxprompt.models.folding import _injection, fold, reads_of
 from jaxprompt.models.model import Model, few_reads, place
 from jaxprompt.prompts import make_prompt, methods
 from jaxprompt.scoring.losses import cross_entropy
@@ -241,6 +241,17 @@ def test_what_is_exported_scores_other_batches_as_what_is_live(case):
             batch = case.batch(seed)
             found = exported(case.params | {"prompt": arrays}, batch)
             assert_close(found, live(case.params, batch))
+
+
+def test_folding_again_compiles_nothing(case):
+    """A run folds its prompt in every evaluation."""
+    if case.model.prompt.reads:
+        return
+    equal = dataclasses.replace(case.model)
+    compiled = _injection(case.model)
+    for _ in range(2):
+        fold(equal, case.params, case.batch())
+    assert _injection(equal) is compiled and compiled._cache_size() == 1
 
 
 def test_it_says_what_it_reads(case):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from jaxprompt.models.model import Model, Params
+from jaxprompt.parallel.compilation import shared
 from jaxprompt.prompts import Method, write_parts
 from jaxprompt.prompts.constant import PARTS
 from jaxprompt.prompts.constant import Prompt as Constant
@@ -35,7 +36,19 @@ def fold(model: Model, params: Params, batch: Batch) -> tuple[Method, dict[str, 
         own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), own)
         return _fold_parts(model, own, params, batch)
     # On the host, where `as_constants` asks the masks in which layers the prefix stands.
-    return as_constants(model.prompt, jax.device_get(jax.jit(model.inject)(params, batch)))
+    return as_constants(model.prompt, jax.device_get(_injection(model)(params, batch)))
+
+
+@shared
+def _injection(model: Model) -> Callable[..., Injection]:
+    """Compiles what a prompt adds, once: a run folds its prompt in every evaluation."""
+    return jax.jit(model.inject)
+
+
+@shared
+def _part_of(method: Method) -> Callable[..., Injection]:
+    """Compiles what a part adds, once."""
+    return jax.jit(functools.partial(method.apply, deterministic=True))
 
 
 def _fold_parts(
@@ -50,8 +63,7 @@ def _fold_parts(
     for name, method, _ in parts:
         held = own.get(name, {})
         if method.folds():
-            compute = functools.partial(method.apply, deterministic=True)
-            made = jax.jit(compute)({"params": held}, batch, embed)
+            made = _part_of(method)({"params": held}, batch, embed)
             method, held = as_constants(method, jax.device_get(made))
         methods.append(method)
         numbers.append(held)

@@ -129,7 +129,7 @@ def _longest(c: Any, text: ppt.Text) -> Batch:
 def _feed(c: Any, text: ppt.Text, flops: float, placement: Placement) -> RunBatches:
     own = settings_of(c)
     batches = Visits(text.rows, batch=own.batch, seed=own.seed, share=placement.share())
-    meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, own.dtype)
+    meter = Meter(batches, ppt.scoring(text.tasks[0]), flops, own.dtype, placement)
     return RunBatches(batches, meter.take, meter.describe)
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxprompt.parallel.devices import of_kind
+from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch
 
 
@@ -19,12 +20,13 @@ class Meter:
 
     def __init__(
         self, batches: Iterator[Batch], score: Callable[[dict], dict[str, float]], flops: float,
-        dtype: str,
+        dtype: str, placement: Placement,
     ):  # fmt: skip
         """Starts before the first batch."""
         self._batches, self._score, self._flops = batches, score, flops
         self._tokens, self._taken = 0, 0
-        known = of_kind(jax.devices()[0].device_kind)
+        self._shares, self._devices = placement.share()[1], placement.mesh.size
+        known = of_kind(placement.mesh.devices.flat[0].device_kind)
         self._peak = known.peak(dtype) if known else None
 
     def take(self) -> Batch:
@@ -45,9 +47,9 @@ class Meter:
         said["scores"] = self._score(jax.tree.map(np.float64, measured["sums"]))
         # Right behind a pause there is no step to time.
         if steps and self._taken:
-            # Every process reads as many examples: its own tokens stand for those of the others.
-            rate = self._tokens / self._taken * steps / seconds * jax.process_count()
-            flops = self._flops * steps / seconds / jax.device_count()
+            # Every share of a batch has as many examples: its own tokens stand for the others'.
+            rate = self._tokens / self._taken * steps / seconds * self._shares
+            flops = self._flops * steps / seconds / self._devices
             said["time"] = {
                 "steps_per_second": steps / seconds, "tokens_per_second": rate,
                 "tflops": flops / 1e12,
