@@ -8,7 +8,7 @@ from typing import Any
 from jaxprompt import tree
 from jaxprompt.assembly import denoising, from_config
 from jaxprompt.assembly.identity import identify
-from jaxprompt.assembly.running import CorpusWork, carry_out, facts
+from jaxprompt.assembly.running import CorpusWork, agree_on, carry_out, facts
 from jaxprompt.convert.save import save_backbone
 from jaxprompt.corpus import check_unchanged
 from jaxprompt.corpus.denoise.batches import Pass, Visits
@@ -36,6 +36,7 @@ def score(c: Any, workdir: str) -> dict[str, Any]:
     with run_folder.lock(workdir):
         processes.agree(facts(c))
         work.prepare(None, None)
+        agree_on(work.record)
         # Nothing trains here: the threads that make batches ahead are ended.
         work.batches.close()
         return {"held_out": work.scores()(work.adapted.trainable), "rows": work.dev.size}
@@ -90,7 +91,7 @@ class Adapting(CorpusWork):
             place, adapted.model, adapted.objectives, adapted.trainable, adapted.frozen
         )
         flops = denoising.flops_of(adapted, next(iter(self.dev)), c.data.batch, place)
-        self.meter = Meter(self.batches, denoising.score_sums, flops, c.backbone.dtype)
+        self.meter = Meter(self.batches, denoising.score_sums, flops, c.backbone.dtype, place)
         self.drops = c.backbone.dropout != 0
 
     def tell(self, log: RunLog, where: str) -> None:

@@ -315,7 +315,8 @@ def _compute(
     layout, split = part.scorer.layout, part.split
     # Whole on every process, which gets the states of all rows and takes its own.
     batches = EvalBatches(split.rows, split.labels, layout.whole())
-    look = step(weights.trainable, weights.frozen)
+    # Nothing that trains has a part in what is kept.
+    look = step({}, weights.frozen)
     found = ((batch, look(share_of(batch, layout))[1]) for batch in batches)
     for batch, states in ahead(found, 1):
         rows = _rows(batch)

@@ -61,7 +61,7 @@ class Pretraining(CorpusWork):
         )
         like = next(iter(self.text.held))
         flops = ppt.flops_of(learned, self.tx, self.state, like, c.data.batch, place)
-        self.meter = Meter(self.batches, ppt.scoring(task), flops, c.backbone.dtype)
+        self.meter = Meter(self.batches, ppt.scoring(task), flops, c.backbone.dtype, place)
         # None is the dropout of config.json, and so counts as some.
         self.drops = c.backbone.dropout != 0 or c.prompt.get("dropout", 0) != 0
 

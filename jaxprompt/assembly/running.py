@@ -2,7 +2,10 @@
 
 import abc
 import functools
+import hashlib
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,6 +139,8 @@ def carry_out(work: Work) -> dict[str, Any] | None:
         # Before anything is read: processes that differ would wait for one another forever.
         processes.agree(facts(c) | {"result.json": str(bool(finished))})
         work.prepare(saved, started)
+        # Each reads for itself: with another text they would train on what is no one's batch.
+        agree_on(work.record)
         records.check_repeated(workdir, work.record)
         if finished is not None:
             work.batches.close()
@@ -159,6 +164,13 @@ def carry_out(work: Work) -> dict[str, Any] | None:
             except InputError as error:  # a full disk, say: the run is finished all the same
                 print(escape(f"{pictures.CURVES} is not drawn: {error}"), file=sys.stderr)
         return result
+
+
+def agree_on(record: Mapping[str, Any]) -> None:
+    """Raises InputError, the same on every process, where they read different things."""
+    marks = {name: json.dumps(part, sort_keys=True) for name, part in record.items()}
+    short = lambda text: hashlib.sha256(text.encode()).hexdigest()[:12]
+    processes.agree({f"the {name}": short(mark) for name, mark in marks.items()})
 
 
 def facts(c: Any) -> dict[str, str]:

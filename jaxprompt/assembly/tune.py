@@ -75,6 +75,8 @@ class Tuning(Work):
         self.score = from_config.build_measure(c, scorer, placement, self.kept)
         objectives = from_config.build_objectives(c, scorer.model)
         self.set_training(placement, self.kept.model, objectives, weights.trainable, weights.frozen)
+        # What trains was copied: its first numbers would stay in memory beside it.
+        self.loaded = self.loaded._replace(params={})
 
     def take(self) -> Batch:
         """Gives the next batch, with the states of its rows where they are kept."""

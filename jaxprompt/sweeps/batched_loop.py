@@ -50,22 +50,24 @@ class BatchedRuns:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, first: Sequence[Any], resumed: bool, heard: Callable[[], int]) -> bool:
+    def run(self, first: list[Any], resumed: bool, heard: Callable[[], int]) -> bool:
         """Trains from the states `first`, or the checkpoint, to the results.
 
-        Returns False where a signal ended it early; it is saved then.
+        Returns False where a signal ended it early; it is saved then. `first` is emptied, so that
+        its numbers are freed once they are joined.
         """
         with ExitStack() as open_now:
             self.feeds = [member.feed() for member in self.members]
             for feed in self.feeds:
                 open_now.callback(feed.batches.close)
             if resumed:
+                first.clear()
                 self._restore()
             else:
                 self.state = self.programs.stack(first)
+                first.clear()
                 # A copy: the state is donated to each step.
                 self.best = jax.tree.map(lambda x: x.copy(), self.state.trainable)
-            del first
             self.own = self.programs.put_own([self.owns[i] for i in self.rows])
             logs = []
             for member, best in zip(self.members, self.bests, strict=True):

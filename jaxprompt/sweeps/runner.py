@@ -247,6 +247,8 @@ class _Work:
         """Trains runs that are one program, in as many chunks as it takes."""
         total, began = members[0].plan.total, time.monotonic()
         own, frozen = start(shared, members[0])
+        # Its shapes alone: the numbers would stay in memory beside those that train.
+        own = own._replace(state=jax.eval_shape(lambda x: x, own.state))
         made: dict[str, Programs] = {}
 
         def program(some: Sequence[Member]) -> tuple[Programs, dict[str, Words]]:
@@ -282,14 +284,16 @@ class _Work:
                 where = f"resumed at step {newest}" if resumed else "from the start"
                 log.say(f"{len(chunk)} runs at once, {total} steps, {where}")
                 self.checkpoints.rewind(newest)
-                starts = [start(shared, member)[0] for member in chunk]
                 programs, words = program(chunk)
-                owns = [
-                    PerRun(words[m.run.name], s.own) for m, s in zip(chunk, starts, strict=True)
-                ]
+                states, owns = [], []
+                for member in chunk:
+                    begun = start(shared, member)[0]
+                    states.append(begun.state)
+                    owns.append(PerRun(words[member.run.name], begun.own))
+                del begun
                 together = BatchedRuns(shared, chunk, owns, programs, self.checkpoints, log)
                 together.seconds = time.monotonic() - began  # with the compilations so far
-                if not together.run([s.state for s in starts], resumed, self.heard):
+                if not together.run(states, resumed, self.heard):
                     return False
                 self._clear()
                 self.note()

@@ -324,7 +324,7 @@ def _try(action: Callable[[], None], path: Path) -> None:
 def _read(folder: Path, step: int | None, template: Tree, part: str = "") -> tuple[Tree, dict]:
     """Reads what was saved of a step, or the `part` of it whose names begin so."""
     path = find(folder, step)
-    wanted = {part + name: _abstract(leaf) for name, leaf in _flat(template).items()}
+    wanted = {part + name: abstract(leaf) for name, leaf in _flat(template).items()}
     with _checkpointer() as checkpointer:
         saved = checkpointer.metadata(path).item_metadata["state"].tree
         _check_same(path, {n: leaf for n, leaf in saved.items() if n.startswith(part)}, wanted)
@@ -348,7 +348,8 @@ def _check_room(folder: Path, tree: Tree) -> None:
             os.posix_fallocate(file.fileno(), 0, size)
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Gives an array's shape, and where it lives."""
     sharding = getattr(leaf, "sharding", None)
     # Without a sharding orbax takes the saved one, of devices that may not be here.
     if sharding is None:

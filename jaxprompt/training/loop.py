@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxprompt import signals
 from jaxprompt.errors import InputError
 from jaxprompt.parallel import processes, sharding
 from jaxprompt.parallel.compilation import jit
 from jaxprompt.parallel.sharding import Placement
-from jaxprompt.training.checkpoint import Checkpoints
+from jaxprompt.training.checkpoint import Checkpoints, abstract
 from jaxprompt.training.log import RunLog
 from jaxprompt.training.profiling import Profiler, profiled
 from jaxprompt.training.progress import Progress, write_step
@@ -165,14 +166,16 @@ def take_up(job: Job, workdir: str) -> RunState:
     state, progress, seconds = job.state, Progress(), 0.0
     started = checkpoints.latest()
     if started is not None:
-        state, position = checkpoints.restore(state)
+        # By their shapes: the buffers of a start that is not made would stay in memory beside it.
+        shapes = jax.tree.map(abstract, state)
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+        state, position = checkpoints.restore(shapes)
         progress, seconds = Progress.read(position), position.get("seconds", 0.0)
         if progress.best is not None:
             # Checked at the start: at the end it would be too late to say that the best is lost.
             checkpoints.check_best(progress.best["step"])
         job.batches.set_state(position["data"])
-        for leaf in jax.tree.leaves(job.state):  # else both would stay in memory
-            leaf.delete()
     checkpoints.rewind(-1 if started is None else started)
     return RunState(checkpoints, state, progress, started or 0, seconds)
 
@@ -211,10 +214,10 @@ def run(
     stop, before, flags = 0, None, sharding.put_flag(place, 0)
     while step < plan.total and not progress.done:
         batch = job.take()
-        shape = batch.encoder.ids.shape
-        # jit compiles one program per shape.
-        if is_new := shape not in seen:
-            seen.add(shape)
+        shape, (leaves, form) = batch.encoder.ids.shape, jax.tree.flatten(batch)
+        # jit compiles one program per shape, and per task where there are several.
+        if is_new := (form, *map(np.shape, leaves)) not in seen:
+            seen.add((form, *map(np.shape, leaves)))
             log.say(f"compiling the step for {shape[0]} sequences x {shape[1]} tokens")
         if not alone:
             # Each process gives what it heard, and the step itself takes the highest of all.

@@ -4,16 +4,23 @@ import json
 
 import numpy as np
 import pytest
-from processes import Processes
+from processes import Processes, free_port
 from tiny_adapt import (
     SCORED,
     adapt,
     adapted,
     losses,
+    make_corpus,
     scores,
     words_of,
 )
 
+IN_FOLDER = """
+import os, sys
+os.chdir(sys.argv[1])
+from jaxprompt.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
 # As many steps as the first look at dev needs.
 SHORT = dict(train__total_steps=SCORED)
 MESHES = {
@@ -49,3 +56,20 @@ def test_two_processes_adapt_as_one(tmp_path_factory, tmp_path):
     assert_same(workdir, alone)
     assert (workdir / "backbone/model.safetensors").exists()
     assert not list(workdir.glob(".*.partial"))
+
+
+def test_processes_with_another_text_are_refused(tmp_path_factory, tmp_path):
+    """The same config and path, but a copy of the text that ends early on one of the hosts."""
+    words = words_of(
+        tmp_path_factory, "mlm-bert", tmp_path / "run", corpus__path="text", mesh__data=2, **SHORT
+    )
+    port = free_port()
+    with Processes(tmp_path / "logs", devices=1) as processes:
+        for process, documents in enumerate((60, 40)):
+            folder = tmp_path / str(process)
+            make_corpus(folder / "text", documents)
+            own = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={process}"]
+            processes.start(["-c", IN_FOLDER, folder, *words, *own])
+        assert processes.wait() == [2, 2], processes.told()
+        assert "the processes differ in the corpus (" in processes.err(0), processes.told()
+    assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -1,0 +1,84 @@
+"""What trains is in memory as often as its step needs it: with a weight AdamW's two moments."""
+
+import gc
+import json
+
+import jax
+from tiny_run import make_config
+
+from jaxprompt.assembly import tune
+from jaxprompt.sweeps import batched_loop, runner
+from jaxprompt.training import loop
+
+SHORT = dict(
+    train__total_steps=4, train__eval_steps=2, train__save_steps=2, train__log_steps=1,
+    optim__name="adamw", data__batch=8,
+)  # fmt: skip
+
+
+def counter(shape):
+    """Makes () -> how many arrays of a shape there are more than now."""
+
+    def count():
+        gc.collect()
+        return sum(array.shape == shape for array in jax.live_arrays() if not array.is_deleted())
+
+    before = count()
+    return lambda: count() - before
+
+
+def table_of(backbone):
+    """Gives the shape of the word table, which nothing else has."""
+    config = json.loads((backbone / "config.json").read_text())
+    return config["vocab_size"], config["hidden_size"]
+
+
+def test_a_run_holds_its_state_alone(backbone, data, tmp_path, monkeypatch):
+    measure, restore, found = tune.Tuning.measure, loop.Checkpoints.restore, []
+    count = counter(table_of(backbone))
+
+    def measured(self, trainable):
+        found.append(count())
+        return measure(self, trainable)
+
+    monkeypatch.setattr(tune.Tuning, "measure", measured)
+    c = make_config(backbone, data, "full", **SHORT)
+    save = loop.Checkpoints.save
+    workdir = str(tmp_path / "run")
+
+    def cut(self, step, *rest, **named):
+        save(self, step, *rest, **named)
+        self.settle()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Checkpoints, "save", cut)
+        try:
+            tune.run(c, workdir)
+        except KeyboardInterrupt:
+            pass
+    assert found and set(found) == {3}
+    # A run that fills its device must be able to go on: it reads into what is free.
+    count = counter(table_of(backbone))
+    seen = []
+    monkeypatch.setattr(
+        loop.Checkpoints, "restore", lambda *given: seen.append(count()) or restore(*given)
+    )
+    found.clear()
+    assert tune.run(c, workdir)["steps"] == 4
+    assert seen == [0] and set(found) == {3}
+
+
+def test_a_grid_holds_no_state_of_one_run(backbone, data, tmp_path, monkeypatch):
+    evaluate, found = batched_loop.BatchedRuns._evaluate, []
+    count = counter(table_of(backbone))
+
+    def evaluated(self, *given):
+        found.append(count())
+        return evaluate(self, *given)
+
+    monkeypatch.setattr(batched_loop.BatchedRuns, "_evaluate", evaluated)
+    c = make_config(backbone, data, "full", runs__seeds=(0, 1), runs__size=2, **SHORT)
+    runner.train_grid(c, str(tmp_path / "runs"), "train", heard=lambda: 0)
+    # Of the backbone that each run starts from.
+    assert found and set(found) == {1}
