@@ -19,6 +19,8 @@ NAME, PATH = 255, 4095  # bytes of a file's name and of a path on the systems th
 CONFIG, LOCK = "config.json", "lock"  # of a run: every --workdir has both
 _WRITTEN = {".jsonl": "JSON lines are", ".json": "JSON is", ".tsv": "tab-separated lines are"}
 _OTHERS = (".csv", ".tsv", ".parquet", ".gz")  # endings by which a file is read in another form
+# Files of a run, an export and a backbone, by which its folder is known.
+_MARKS = ("prompt.json", "record.json", "result.json", "config.json", "metrics.jsonl")
 
 
 def user_path(text: str | os.PathLike, what: str = "path") -> Path:
@@ -148,8 +150,9 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
 
     `sources` are the files that are read, by what a message calls them. `name` is what a file of
     another form than JSON lines is called in a folder, which is made later where there is none.
-    Raises InputError where the file cannot be written, where it is one of `sources`, which would be
-    lost, and where it ends as a file of another form.
+    Raises InputError where the file cannot be written, where it is one of `sources` or may be one
+    of a run, an export or a backbone, which would be lost, and where it ends as a file of another
+    form.
     """
     path = user_path(output, "--output")
     in_folder = os.path.isdir(path) or output.endswith("/")
@@ -171,8 +174,16 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
             raise InputError(
                 f"--output={output} is {what}, whose rows would be lost; name another file"
             )
-    _check_ending(output, path, Path(name).suffix if name else ".jsonl")
-    folder = Path(os.path.realpath(path)).parent  # where a link leads
+    written = Path(name).suffix if name else ".jsonl"
+    _check_ending(output, path, written)
+    real = Path(os.path.realpath(path))  # where a link leads
+    folder = real.parent
+    is_own = any(os.path.exists(folder / mark) for mark in _MARKS)
+    if info and is_own and (real.name in _MARKS or real.suffix != written):
+        raise InputError(
+            f"--output={output} is there, in the folder of a run, an export or a backbone whose "
+            f"file it may be; name another file, as in {folder}/predictions{written}"
+        )
     while in_folder and not os.path.lexists(folder):
         folder = folder.parent
     if not os.path.isdir(folder):

@@ -244,6 +244,38 @@ def test_an_output_that_is_refused(output, name, part, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "file").read_text() == "mine"
 
 
+OWN = "may be; name another file, as in"
+
+
+@pytest.mark.parametrize(
+    "output, name, part",
+    [
+        ("prompt.json", "", OWN),
+        ("prompt.safetensors", "", OWN),
+        ("record.json", "", OWN),
+        ("metrics.jsonl", "", OWN),
+        ("config.json", "predictions.json", OWN),
+        ("link", "", OWN),
+        ("answers.jsonl", "", ""),
+        ("answers.json", "predictions.json", ""),
+        ("new.json", "", ""),
+    ],
+)
+def test_a_file_of_a_run_an_export_or_a_backbone_is_not_replaced(output, name, part, tmp_path):
+    """Whoever writes answers beside a card must not lose the card."""
+    for mine in ("prompt.json", "prompt.safetensors", "record.json", "metrics.jsonl", "config.json",
+                 "answers.jsonl", "answers.json"):  # fmt: skip
+        (tmp_path / mine).write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/link").symlink_to(tmp_path / "prompt.json")
+    place = tmp_path / "elsewhere/link" if output == "link" else tmp_path / output
+    if not part:
+        assert check_output(str(place), {}, name) == place
+        return
+    with pytest.raises(InputError, match=part):
+        check_output(str(place), {}, name)
+
+
 def test_outputs_that_are_fine(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for output in ("out", "out.jsonl", "out.json", "out.txt"):

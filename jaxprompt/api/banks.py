@@ -58,23 +58,26 @@ class BankedModel:
         return list(in_order(asked, answer(self.bank, asked)))
 
     def evaluate(self, rows: AnyRows) -> dict[str, dict[str, float]]:
-        """Measures the answers to rows with labels. -> metrics, by the name of the prompt"""
+        """Measures the answers to rows with labels, see `jaxprompt.evaluate`."""
         asked = self.read(rows)
         answers = answer(self.bank, asked)
-        found = {
-            self.bank.names[number]: own.measured for number, own in answers.items() if own.known
-        }
-        if not found:
+        found: dict[str, dict[str, float]] = {name: {"examples": 0} for name in self.names}
+        for number, own in answers.items():
+            found[self.names[number]] = own.measured | {"examples": own.known}
+        if not any(own["examples"] for own in found.values()):
             raise InputError("no row has a label that its prompt's task knows; give rows with one")
-        warn_unlabelled(sum(own.known for own in answers.values()), len(asked))
+        warn_unlabelled(sum(own.known for own in answers.values()), len(asked), stacklevel=4)
         return found
 
 
-def warn_unlabelled(known: int, count: int) -> None:
-    """Warns that what is measured leaves out rows without a label that the task knows."""
+def warn_unlabelled(known: int, count: int, stacklevel: int = 3) -> None:
+    """Warns that what is measured leaves out rows without a label that the task knows.
+
+    `stacklevel` leads to the line of the user, as of `warnings.warn`.
+    """
     if known < count:
         line = f"{count - known} of {count} rows are left out: they have no label that is known"
-        warnings.warn(line, stacklevel=3)
+        warnings.warn(line, stacklevel=stacklevel)
 
 
 def attach_several(
@@ -90,6 +93,11 @@ def attach_several(
         names, paths = [name_of(p.path) for p in prompts], [p.path for p in prompts]
         check_names(names, paths, _HOW)
         prompts = dict(zip(names, prompts, strict=True))
+    if odd := next((name for name in prompts if not isinstance(name, str)), None):
+        raise InputError(
+            f"a prompt is called {odd!r}, which is no text; name it {str(odd)!r}: a row that has "
+            f"{odd!r} in its column finds it"
+        )
     exports = {}
     for name, prompt in prompts.items():
         if not prompt.card:

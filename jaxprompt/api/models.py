@@ -19,7 +19,7 @@ from jaxprompt.assembly.pipeline import LoadedBackbone, Scorer
 from jaxprompt.assembly.prompt_artifact import join, scorer_of_card, with_base
 from jaxprompt.convert.artifact import check_fingerprint
 from jaxprompt.data.tasks import Example
-from jaxprompt.errors import InputError, at_least, check_type
+from jaxprompt.errors import InputError, at_least, brief, check_type
 from jaxprompt.parallel.sharding import Placement
 from jaxprompt.types import Batch
 
@@ -118,7 +118,12 @@ def attach(
                 "sentence_encoder, pretrained and fields"
             )
         return attach_several(backbone, prompt, by, batch, force)
-    check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives")
+    check_type("prompt", prompt, Prompt, "what jp.load_prompt(path) gives, or run.prompt")
+    if by != "prompt":
+        raise InputError(
+            f"by={brief(by)} names the column of a row that picks one of several prompts, and one "
+            "is given; leave it out, or give a list or a dict of prompts"
+        )
     if prompt.adopted is not None:
         if task is None:
             raise InputError(
@@ -177,11 +182,11 @@ def predict(
 
 
 def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any]:
-    """Measures the answers of `predict` to rows with labels. -> the task's metric first; of several
-    prompts by the name of each
+    """Measures the answers of `predict` to rows with labels.
 
-    Warns where some rows have no label that the task knows, and raises InputError where all have
-    none.
+    -> the task's metric first, last "examples", how many rows had a label that the task knows; of
+    several prompts by the name of each, of one without such rows the count alone. Warns where some
+    rows have no such label, and raises InputError where none has one.
     """
     if isinstance(model, BankedModel):
         return model.evaluate(rows)
@@ -196,7 +201,7 @@ def evaluate(model: PromptedModel | BankedModel, rows: AnyRows) -> dict[str, Any
             + (f" of {', '.join(labels)}" if labels else "")
         )
     warn_unlabelled(found.known, len(examples))
-    return found.measured
+    return found.measured | {"examples": found.known}
 
 
 def generate(model: PromptedModel, rows: AnyRows | Sequence[str], **how: Any) -> list[str]:

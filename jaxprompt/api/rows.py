@@ -1,10 +1,11 @@
 """Rows of any kind as the data rooms read them."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxprompt.data.files import Rows, read_file
+from jaxprompt.data.files import SUFFIXES, Rows, read_file
 from jaxprompt.data.records import Record, from_rows, from_texts, with_examples
 from jaxprompt.data.sources import as_python, name_labels, names_of
 from jaxprompt.data.tasks import Task
@@ -51,13 +52,27 @@ def make_rows(given: AnyRows, split: str, task: Task, texts: str = "") -> Rows:
     return Rows(as_python(rows), split)
 
 
+def _as_list(given: Any) -> list[Any]:
+    """Lists texts: of a list, a column of a DataFrame or a data set, or an array; or one text."""
+    for convert in ("tolist", "to_list"):
+        if hasattr(given, convert) and not hasattr(given, "columns"):
+            return list(getattr(given, convert)())
+    is_many = isinstance(given, Sequence) and not isinstance(given, str)
+    return list(given) if is_many else [given]
+
+
 def make_records(given: AnyRows | Sequence[str], task: Task) -> list[Record]:
     """Takes texts, or rows as `make_rows` does, that are to be answered; a label may be missing.
 
     Raises InputError for the first that is no example of the task.
     """
     # A lone string is a text here, not the path of a file.
-    texts: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if isinstance(given, str) and given.endswith(SUFFIXES) and os.path.isfile(given):
+        raise InputError(
+            f"rows={brief(given)} is taken for a text, and a file of that name is there; give "
+            f"Path({given!r}) for its rows"
+        )
+    texts: list[Any] = _as_list(given)
     if texts and all(isinstance(text, str) for text in texts):
         records = from_texts(texts, task.fields)
     else:

@@ -1,5 +1,6 @@
 """Prompts that others wrote, PEFT's folders and .npy arrays, as exports of ours."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ _HEADS = (
 def is_adapter(path: str) -> bool:
     """Tells whether `path` is a folder of PEFT's or an .npy array."""
     where = user_path(path)
-    return where.suffix == ".npy" or (where / "adapter_config.json").exists()
+    return where.suffix == ".npy" or os.path.exists(where / "adapter_config.json")
 
 
 def adopt(path: str) -> Adopted:

@@ -99,7 +99,7 @@ def make_bank(
             raise InputError(
                 f"prompt {name} was learned on weights {known['fingerprint'][:12]} "
                 f"({known.get('id')}), and this bank is on {held[:12]} ({opened.block['path']}); a "
-                "bank has one backbone: serve the prompt by itself, or pass --force"
+                "bank has one backbone: serve the prompt by itself, or pass --force (force=True)"
             )
         if known["rescale"] != opened.block["rescale"]:
             raise InputError(

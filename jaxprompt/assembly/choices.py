@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxprompt.assembly.blocks import part_of
@@ -53,7 +54,7 @@ class Choice:
                 known = {p.name for p in list(own)[1:]}
         elif self.block == "prompt":
             known |= {"lr"}
-        values = dict(self.values)
+        values = {name: _plain(value) for name, value in self.values.items()}
         for name in values:
             if name not in known:
                 cure = nearest(name, sorted(known)) if known else "it has no fields"
@@ -100,13 +101,22 @@ def task(*fields: str, **values: Any) -> dict[str, Any]:
     return {**_CUSTOM, "fields": fields or _CUSTOM["fields"], **values}
 
 
+def _plain(value: Any) -> Any:
+    """Makes a number of numpy one of Python."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def fill_fields(c: ConfigDict, overrides: Mapping[str, Any]) -> None:
     """Sets other fields of a config, by their last name where one field alone has it.
 
     "optim.lr" is `lr`, and `optim__lr` where the block is to be told.
     """
-    held = fields(c)
-    apply(c, [(_field(name, held), value) for name, value in overrides.items()])
+    held, given = fields(c), {}
+    for name in overrides:
+        other = given.setdefault(_field(name, held), name)
+        if other != name:
+            raise InputError(f"{other} and {name} are the same field; give one of them")
+    apply(c, [(field, _plain(overrides[name])) for field, name in given.items()])
 
 
 def _field(name: str, held: Mapping[str, Any]) -> str:

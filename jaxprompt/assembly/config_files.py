@@ -36,6 +36,8 @@ def find(file: str) -> Path:
     path = user_path(file, "config")
     if os.path.isfile(path):
         return Path(os.path.realpath(path))  # Path's own raises on a ring of links
+    if os.path.isdir(path):
+        raise InputError(f"config {file!r} is a folder; give a file, as {path}/config.json")
     name, known = os.path.normpath(file).removesuffix(".py").removeprefix("configs/"), shipped()
     if name not in known:
         raise InputError(

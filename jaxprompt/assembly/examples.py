@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxprompt.assembly.notes import tell_misplaced, tell_moved, tell_odd, tell_unread
 from jaxprompt.assembly.schema import FIELDS, check_fields
 from jaxprompt.convert import folder
 from jaxprompt.corpus.ppt import TASKS, ask, get_pattern
@@ -189,7 +190,7 @@ def read_examples(
     files = {name: path for name, path in data.files.items() if path}
     place = dict(source=data.source, files=files, cache_dir=data.cache_dir or None, given=given)
     splits: dict[str, list[Example]] = {}
-    notes, left_out = _unread(data), []
+    notes, left_out = tell_unread(c), []
     if c.task.vocabulary and record is None:
         known = _read_vocabulary(c, task)
         task, notes = with_words(task, known), [*notes, known.tell()]
@@ -212,7 +213,7 @@ def read_examples(
     task = in_form(c, task) if record is None else task
     if rows is not None:
         examples = read_all(task, rows, rows.origin)
-        notes += _tell_moved(examples)
+        notes += tell_moved(examples)
         split = _draw(data, task, examples)
         splits["train"] = examples if split is None else [examples[i] for i in split.train]
         if split is not None and split.dev is not None:
@@ -229,7 +230,7 @@ def read_examples(
                 continue
             # Answers to what is only scored are compared by their words.
             examples = read_all(task, rows, rows.origin, need_place=name == "train")
-            notes += _tell_misplaced(name, examples) if task.kind == "spans" else []
+            notes += tell_misplaced(name, examples) if task.kind == "spans" else []
             splits[name] = scored_examples(task, rows, examples)
     if "dev" in wanted and makes_dev and not splits.get("dev"):
         options = [f"data.{name}" for name in fewshot.PROTOCOLS[data.protocol]]
@@ -243,40 +244,11 @@ def read_examples(
             "data.protocol=holdout and data.size=N"
         )
     splits = {name: splits[name] for name in SPLITS if splits.get(name)}
+    notes += tell_odd(splits)
     choices = max((len(e.choices) for part in splits.values() for e in part), default=1) or 1
     if left_out:
         notes.append(f"examples left out, whose {task.label} is no class: {', '.join(left_out)}")
     return Examples(task, choices if record is None else record["choices"], splits, tuple(notes))
-
-
-def _unread(data: Any) -> list[str]:
-    """Names the options that a config gives, and that its protocol does not read."""
-    names = {"path": "rows"}
-    read = {names.get(own, own) for own in fewshot.PROTOCOLS.get(data.protocol, ())}
-    known = {names.get(own, own) for options in fewshot.PROTOCOLS.values() for own in options}
-    given = [own for own in sorted(known - read) if data[own] != FIELDS["data"][own].default]
-    why = f"data.protocol is {data.protocol or 'empty'}"
-    return [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
-
-
-def _tell_moved(examples: Sequence[Example]) -> list[str]:
-    """Says how many questions of train have an answer elsewhere than its place says."""
-    count = sum(own.is_moved for own in examples)
-    line = (
-        f"train: {count} of {len(examples)} questions have an answer that does not stand where its "
-        "answer_start says; it is taken from the nearest place in the text"
-    )
-    return [line] * (count > 0)
-
-
-def _tell_misplaced(split: str, examples: Sequence[Example]) -> list[str]:
-    """Says how many questions have an answer that is not where its place says."""
-    count = sum(len(own.spans) < len(list(filter(None, own.references))) for own in examples)
-    line = (
-        f"{split}: {count} of {len(examples)} questions have an answer that does not stand where "
-        "its answer_start says; it is compared by its words alone"
-    )
-    return [line] * (count > 0)
 
 
 def _told(task: Task, rows: Rows) -> bool:

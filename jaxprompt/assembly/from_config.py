@@ -43,8 +43,9 @@ from jaxprompt.assembly.records import (
     read_trained,
 )
 from jaxprompt.assembly.schema import FIELDS, check_fields
+from jaxprompt.assembly.settings import FREE, FREE_TRAINED, OF_DATA
 from jaxprompt.data.batching import EvalBatches, TrainBatches
-from jaxprompt.data.overview import tell_cut, tell_unmarked
+from jaxprompt.data.overview import tell_cut, tell_unmarked, tell_words
 from jaxprompt.data.target import read_answer
 from jaxprompt.data.words import FROM_TEXT
 from jaxprompt.errors import InputError, at_least
@@ -59,15 +60,6 @@ from jaxprompt.training.evaluation import make_answering
 from jaxprompt.training.loop import Milestones
 from jaxprompt.training.steps import Objective
 from jaxprompt.types import Batch
-
-# What may change between two runs in one workdir: nothing here moves a number.
-FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data.cache_dir")
-FREE += ("train.compilation_cache", "train.plot", "train.keep", "train.profile")
-FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
-# What may besides, once trained: how it was learned, how the backbone runs, what is scored.
-FREE_TRAINED = ("optim", "train", "data", "generate", "cache", "backbone.dtype", "backbone.stack")
-FREE_TRAINED += ("backbone.remat", "backbone.attention", "backbone.reads", "backbone.once")
-
 
 # -- the config itself ---------------------------------------------------------------------------
 
@@ -227,9 +219,9 @@ def tell_examples(
     """
     rows = {name: part.by_example() for name, part in splits.items()}
     single = {name: part.without_samples() for name, part in splits.items()}
-    lines = [tell_cut(scorer.layout.max_len, rows)]
-    if scorer.demos is not None:
-        lines.append(scorer.demos.tell())
+    words = scorer.verbalizer.words if scorer.verbalizer else ()
+    lines = [*tell_words(scorer.task.labels, words), tell_cut(scorer.layout.max_len, rows)]
+    lines += [] if scorer.demos is None else [scorer.demos.tell()]
     unmarked = {n: (p.judged.unmarked, p.size) for n, p in splits.items() if p.judged}
     own = scorer.head.tell(scorer.task, scorer.classes, single)
     return [*notes, *own, *lines, *tell_unmarked(unmarked)]
@@ -311,8 +303,8 @@ def restore(c: Any, workdir: str, wanted: Sequence[str] = (), given: Given = NOT
     record, best_step = None, None
     if not is_zero_shot(c):
         own = [f"head.{name}" for name in head_of(c).CHANGEABLE]
-        free = [n for n in (*FREE, *FREE_TRAINED, *own) if not (from_text and n == "data")]
-        record, best_step = read_trained(workdir, c, tuple(free))
+        free = [n for n in (*FREE_TRAINED, *own) if not (from_text and n in OF_DATA)]
+        record, best_step = read_trained(workdir, c, (*FREE, *free))
     placement = build_placement(c)
     backbone = open_fitting(c, placement, restored=True)
     if from_text:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxprompt.assembly import from_config
-from jaxprompt.assembly.method import drop_unread
+from jaxprompt.assembly.demonstrations import shows_demos
+from jaxprompt.assembly.method import drop_unread, starts_of
 from jaxprompt.assembly.schema import check_fields
 from jaxprompt.assembly.settings import Settings, settings_of
 from jaxprompt.errors import InputError
@@ -173,6 +174,18 @@ def _check_axes(c: Any, axes: Mapping[str, Sequence[Any]]) -> None:
         raise InputError(
             "config.runs.words is for tuning, the words of pre-training are those of ppt.patterns; "
             "empty it"
+        )
+    head = from_config.head_of(c)
+    starts = axes.get("starts", starts_of(c))
+    if "words" in axes and not head.READS_WORDS and "labels" not in starts:
+        raise InputError(
+            f"config.runs.words names words that head.name={head.name} does not read; take "
+            "head.name=verbalizer, or empty it"
+        )
+    if "data_seeds" in axes and not (c.data.protocol or shows_demos(c) or c.ppt.task):
+        raise InputError(
+            "config.runs.data_seeds: no examples are drawn here, so that the runs would be the "
+            "same; set data.protocol, as kshot or holdout, or empty the list"
         )
     if "folds" in axes and c.data.protocol != "kfold":
         raise InputError(

@@ -1,5 +1,6 @@
 """What a prompt takes over from exports: of one, or the mean of several, cut to its length."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,12 +68,15 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
 def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:
     """Raises InputError where an export is of another method, form or size. -> its card"""
     block, init = method.block(), f"prompt.{method.INIT}={path}"
-    if path.endswith(".npy") or (user_path(path) / "adapter_config.json").exists():
+    if path.endswith(".npy") or os.path.exists(user_path(path) / "adapter_config.json"):
         raise InputError(
             f"{init} is no export; soft tokens of an .npy file or a PEFT adapter are "
             f"taken by prompt.name=soft or prefix, prompt.start=file and prompt.file={path}"
         )
-    _, card = read_export(path)
+    try:
+        _, card = read_export(path)
+    except InputError as error:
+        raise InputError(f"{init}: {error}") from error
     if card["method"] != block["name"]:
         raise InputError(
             f"{init} holds a prompt of {card['method']}; set prompt.name="

@@ -1,6 +1,7 @@
 """Puts backbone, method, head and template together, from plain values: a config's or a card's."""
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -200,7 +201,7 @@ def shape_backbone(
             attention=block["attention"], dropout=block["dropout"], rescale=block["rescale"],
         )  # fmt: skip
     except InputError as error:
-        shown = where if where.is_file() else where / "config.json"
+        shown = where if os.path.isfile(where) else where / "config.json"
         raise InputError(f"{shown}: {error}") from error
     return Backbone(block, where, family, hf, module)
 
@@ -314,10 +315,10 @@ def check_fit(
     method = make_prompt(**prompt, dims=dims)
     shift = method.position_shift()
     if max_len + shift > dims.max_len:
+        own = "" if shift >= dims.max_len else f"data.max_len to {dims.max_len - shift} or "
         raise InputError(
             f"data.max_len={max_len} + {shift} positions of the prompt exceed the model's "
-            f"{dims.max_len}; lower data.max_len to "
-            f"{max(dims.max_len - shift, 0)} or the prompt's length"
+            f"{dims.max_len}; lower {own}the prompt's length"
         )
     if hasattr(backbone.module, "check_shift"):
         backbone.module.check_shift(shift)

@@ -208,7 +208,7 @@ def scorer_of_card(
         batch=batch, demos=demos_of_card(card, task), **card["layout"],
     )  # fmt: skip
     if not force:
-        cure = "load that backbone, or pass --force"
+        cure = "load that backbone, or pass --force (force=True)"
         check_identity(card["backbone"], identity_of(scorer), "the prompt was learned with", cure)
     return scorer
 

@@ -3,6 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jaxprompt.assembly.schema import FIELDS
+
+# What may change between two runs in one workdir: nothing here moves a number.
+FREE = ("backbone.path", "train.tracker", "train.log_steps", "train.test", "data.cache_dir")
+FREE += ("train.compilation_cache", "train.plot", "train.keep", "train.profile")
+FREE += ("mesh", "cache.where", "cache.folder", "cache.limit")  # only the order of sums
+# What may besides, once trained: how it was learned, how the backbone runs, what is scored. The
+# seed of the data says which demonstrations are shown.
+OF_DATA = tuple(f"data.{name}" for name in FIELDS["data"] if name != "seed")
+FREE_TRAINED = ("optim", "train", *OF_DATA, "generate", "cache", "backbone.dtype", "backbone.stack")
+FREE_TRAINED += ("backbone.remat", "backbone.attention", "backbone.reads", "backbone.once")
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -1,8 +1,8 @@
 """What `predict` and `evaluate` share that take several prompts: the flags, and the bank."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxprompt.cli.options import Parser
@@ -89,7 +89,7 @@ def _split_name(given: str) -> tuple[str, str]:
     """Splits NAME=PATH. A path may have a = too, as in runs/seed=0/export: its name is "" then."""
     name, equals, path = given.partition("=")
     # A name has no slash, so a path with a = behind one is told from NAME=PATH.
-    is_path = not equals or "/" in name or Path(given).exists()
+    is_path = not equals or "/" in name or os.path.exists(given)
     return ("", given) if is_path else (name, path)
 
 
@@ -140,8 +140,7 @@ def answer_asked(
         if found.cut:
             length = bank.scorers[number].layout.max_len
             _say(f"{name}: texts cut to {length} tokens: {found.cut} of {len(found.columns)}")
-        if found.known:
-            measured[name] = {"examples": found.known, **found.measured}
+        measured[name] = {"examples": found.known, **found.measured}
     return answers, measured
 
 

@@ -112,7 +112,8 @@ def _measure_bank(args: Any, given: Sequence[Any]) -> dict[str, Any]:
     prompts = bank.open_bank(args)
     asked = read_asked(prompts, given, args.column)
     _refuse([record for _, record in asked])
-    return bank.answer_asked(prompts, asked)[1]
+    measured = bank.answer_asked(prompts, asked)[1]
+    return measured if any(own["examples"] for own in measured.values()) else {}
 
 
 def _measure_export(args: Any, read: Any) -> dict[str, Any]:

@@ -40,12 +40,14 @@ def main(argv: Sequence[str]) -> int:
     from jaxprompt.assembly.prompt_artifact import as_peft, plain_tokens
     from jaxprompt.assembly.settings import settings_of
     from jaxprompt.assembly.tuned_backbone import tuned_names
-    from jaxprompt.convert.artifact import write_artifact, write_npy
+    from jaxprompt.convert.artifact import summary_of, write_artifact, write_npy
     from jaxprompt.convert.hub import check_name, push_prompt
     from jaxprompt.convert.model_card import check_card, check_peft_folder, write_peft_card
     from jaxprompt.convert.peft import write_peft
 
     folder = args.output or Path(args.workdir) / "export"
+    if args.npy and Path(args.npy).suffix != ".npy":
+        raise InputError(f"--npy={args.npy} does not end in .npy; name a file that does")
     if args.push:
         # Before the run is read: a wrong name must not be found out after minutes of work.
         check_name(args.push)
@@ -70,7 +72,11 @@ def main(argv: Sequence[str]) -> int:
         program = save_prompt(prompt, args.stablehlo, "stablehlo", backbone=backbone)
     if args.delta or args.tuned:
         tensors, card = _ship_backbone(args, Prompt(tensors, card, args.workdir))
+    before = summary_of(folder)
     paths = write_artifact(folder, tensors, card)
+    if before and before != summary_of(folder):
+        line = f"{folder} held another export, which this one replaces: {before}"
+        print(escape(line), file=sys.stderr)
     if args.npy:
         write_npy(args.npy, rows)
         paths = (*paths, Path(args.npy))

@@ -173,6 +173,8 @@ def _predict_by_bank(args: Any) -> int:
     asked, (answers, measured) = unreadable.answer_encodable(answer, mark, asked)
     unreadable.report([record for _, record in asked])
     for name, found in measured.items():
+        if not found["examples"]:
+            continue
         total = len(answers[prompts.names.index(name)].columns)
         shown = ", ".join(f"{key} {x:.4f}" for key, x in found.items() if key != "examples")
         _say(f"{name}: {shown} on {found['examples']} of {total} examples, those with a label")

@@ -14,7 +14,10 @@ FOLD = "data.fold"
 SEEDS = ("seed", "data.seed", FOLD, "data.only")
 SEARCHED = ("optim.lr", "optim.weight_decay", "optim.lr_head", "optim.lr_backbone", "data.batch")
 # Fields that tell runs apart at a glance; a row is named by these before all others.
-_TELLING = ("task.name", "prompt.name", "trainable", "head.name", "ppt.task", "backbone.path")
+_TELLING = (
+    "shared.tasks", "task.name", "prompt.name", "trainable", "head.name", "ppt.task",
+    "backbone.path", "data.protocol",
+)  # fmt: skip
 _CONFIG, _RESULT = "config.json", "result.json"
 
 
@@ -80,13 +83,14 @@ def read_folder(folder: str) -> list[SweepRun]:
     finished run.
     """
     from jaxprompt.assembly.from_config import FREE
-    from jaxprompt.assembly.load_config import fields, load_config
+    from jaxprompt.assembly.load_config import load_config
+    from jaxprompt.assembly.notes import fields_read
     from jaxprompt.training.run_folder import read_result
 
     found = [path for path in runs_below(folder) if "method" in (read_result(path) or {})]
     if not found:
         raise InputError(f"{folder} holds no finished run, no {_RESULT}; give a folder of workdirs")
-    leaves = [fields(load_config(str(path / _CONFIG))) for path in found]
+    leaves = [fields_read(load_config(str(path / _CONFIG))) for path in found]
     # Free within one workdir, the backbone does tell runs apart.
     free = tuple(name for name in FREE if name != "backbone.path")
     names = dict.fromkeys([*_TELLING, *(name for own in leaves for name in own)])
@@ -125,7 +129,8 @@ def _name(own: Mapping[str, Any], telling: Sequence[str]) -> str:
     method, trainable = own.get("prompt.name"), own.get("trainable", ())
     parts = [str(method), *(trainable if method == "none" else ())]
     told = ("prompt.name", "trainable") if method == "none" else ("prompt.name",)
-    return " ".join([*parts, *(f"{name}={own.get(name)}" for name in telling if name not in told)])
+    told = [name for name in telling if name not in told and own.get(name) not in (None, "", ())]
+    return " ".join([*parts, *(f"{name}={own[name]}" for name in told)])
 
 
 # -- the table ------------------------------------------------------------------------------------

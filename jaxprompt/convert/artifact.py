@@ -112,7 +112,7 @@ def check_fingerprint(card: Mapping[str, Any], fingerprint: str, *, force: bool)
             )
         raise InputError(
             f"the prompt was learned on weights {learned[:12]} ({card['backbone'].get('id')}), "
-            f"not on {fingerprint[:12]}; load that backbone, or pass --force"
+            f"not on {fingerprint[:12]}; load that backbone, or pass --force (force=True)"
         )
     return learned == fingerprint
 
@@ -167,6 +167,17 @@ def import_npy(path: str | os.PathLike, width: int | None = None) -> np.ndarray:
         raise InputError(f"{path} holds NaN or infinity; save a prompt that is finite")
     # A copy: the mapped file is closed with the array that maps it.
     return prompt.astype(np.float32)
+
+
+def summary_of(folder: str | os.PathLike) -> str:
+    """Says what an export is of in a few words, "" where there is none that can be read."""
+    try:
+        card = _read_card(Path(folder) / CARD)
+        kinds = ("name", card["task"]["name"]), ("method", card["method"]), ("seed", card["seed"])
+        told = ", ".join(f"{name} {brief(own)}" for name, own in kinds)
+        return f"{told}, numbers {card['sha256'][:12]}"
+    except (InputError, KeyError, TypeError):
+        return ""
 
 
 def write_npy(path: str | os.PathLike, prompt: np.ndarray) -> None:

@@ -71,7 +71,7 @@ def package_folder(package: str, sub: str = "model") -> Path:
         )
     root = Path(next(iter(spec.submodule_search_locations))).resolve()
     found = (root / sub).resolve()
-    is_one = lambda path: path.is_file() if is_gguf(path) else path.is_dir()
+    is_one = lambda path: os.path.isfile(path) if is_gguf(path) else os.path.isdir(path)
     # Resolved, because `sub` could climb out of the package by dots or a link.
     if not is_one(found) or not found.is_relative_to(root):
         inside = sorted(p.name for p in root.iterdir() if is_one(p) and p.name[0] not in "_.")
@@ -99,7 +99,7 @@ def end_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
     Raises InputError for a file that cannot be read, and for what is neither an id nor a list.
     """
     path = folder / _GENERATION
-    own = read_json(path, "what save_pretrained writes") if path.is_file() else {}
+    own = read_json(path, "what save_pretrained writes") if os.path.isfile(path) else {}
     found = own.get("eos_token_id")
     if found is None:
         path, found = folder / "config.json", config.get("eos_token_id")
@@ -117,7 +117,10 @@ def _hub_folder(repo: str, revision: str | None) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
 
     at = f" at revision {revision!r}" if revision else ""
-    cure = "check the name and the network, or give the path of a downloaded folder."
+    cure = (
+        "check the name and the network, or give the path of a downloaded folder: --backbone where "
+        "a prompt names it, else backbone.path."
+    )
     with asking(f"backbone {repo!r}{at} is no folder here and the hub did not give it", cure):
         # Many repositories hold both formats; torch's is fetched only where it is the only one.
         folder = fetch(_SAFETENSORS)

@@ -20,7 +20,7 @@ from jaxprompt.errors import InputError
 from jaxprompt.files import parse_json, user_path, utf8_command
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", *conll.FORMATS, ".parquet")
-_FOLDER = "is a folder, not a file; use data.source for folders"
+_FOLDER = "is a folder, not a file; name a file in it, or give the folder as data.source"
 # The header of SNLI's train.tsv in GLUE ends so; rows that five people labelled have label2 to
 # label5 between these two.
 _SNLI_LABELS, _SNLI_MORE = ["label1", "gold_label"], 4
@@ -236,7 +236,10 @@ def _parsed(text: str, where: str) -> Any:
 
 def _row(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"{where}: a row must be an object {{column: value}}, got {value!r:.40}")
+        cure = "; a list of rows is called .json" if isinstance(value, list) else ""
+        raise InputError(
+            f"{where}: a row must be an object {{column: value}}, got {value!r:.40}{cure}"
+        )
     return value
 
 

@@ -34,6 +34,16 @@ def tell_labels(names: Sequence[str], labels: Mapping[str, Sequence[int]]) -> li
     return lines + _alike(names, train)
 
 
+def tell_words(names: Sequence[str], words: Sequence[Sequence[str]]) -> list[str]:
+    """Says which words stand for which class; nothing where each is its own or there are MANY."""
+    # A task of choices has words, and names its classes by letters.
+    pairs = list(zip(names, words, strict=False))
+    if len(pairs) > MANY or all((name,) == (*own,) for name, own in pairs):
+        return []
+    shown = (f"{_shown(name)} = {', '.join(map(repr, own))}" for name, own in pairs)
+    return [f"label words: {'; '.join(shown)}"]
+
+
 def tell_cut(max_len: int, splits: Mapping[str, Sequence[Sequence[Encoded]]]) -> str:
     """Says how many texts of each split are cut. `splits`: examples, K rows each."""
     shown = [f"{name} {count_cut(rows)} of {len(rows)}" for name, rows in splits.items()]

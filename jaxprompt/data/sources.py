@@ -43,7 +43,10 @@ def read_split(
         rows = given[split]
     elif files:
         if not files.get(split):
-            raise InputError(f"data.files has no {split!r} file; it has: {', '.join(files)}")
+            cure = ", or name the classes by task.labels" if split == "train" else ""
+            raise InputError(
+                f"data.files has no {split!r} file; it has: {', '.join(files)}; give it{cure}"
+            )
         rows = _from_file(task, files[split])
     else:
         kind, _, name = _place(task, source).partition(":")

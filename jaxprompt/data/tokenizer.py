@@ -68,7 +68,7 @@ def load_tokenizer(folder_or_id: str | os.PathLike, revision: str | None = None)
 def is_unnamed_bert(folder: Path) -> bool:
     """Tells whether a folder is a BERT whose config has no model_type, as SciBERT is published."""
     config = folder / "config.json"
-    if not config.is_file() or not (folder / "vocab.txt").is_file():
+    if not os.path.isfile(config) or not os.path.isfile(folder / "vocab.txt"):
         return False
     found = read_json(config, "a backbone folder as save_pretrained writes it")
     # ALBERT and ELECTRA have an embedding_size.
@@ -78,7 +78,8 @@ def is_unnamed_bert(folder: Path) -> bool:
 def _custom_class(folder: Path) -> str:
     """Names the tokenizer's class where that is code in its folder, else ""."""
     path = folder / "tokenizer_config.json"
-    config = read_json(path, "a file of transformers' tokenizers") if path.is_file() else {}
+    there = os.path.isfile(path)  # of a folder that may not be looked into Path's own raises
+    config = read_json(path, "a file of transformers' tokenizers") if there else {}
     name = config.get("auto_map") and config.get("tokenizer_class")
     return name if isinstance(name, str) else ""
 

@@ -201,10 +201,15 @@ class Kind:
         return tell_labels(names, {name: part.labels for name, part in splits.items()})
 
     def measure(self, metric: str, split: Split, found: Any, classes: int) -> dict[str, float]:
-        """Measures what was found of a split, [units, C or C + 1], against what is right."""
+        """Measures what was found of a split, [units, C or C + 1], against what is right.
+
+        Where other words than those of the classes may win, "other_words" is how often they do.
+        """
         scores = drop_absent(found, split.counts, classes)
         best = decide(scores, classes)
-        return metrics.score(metric, split.labels, best, classes, split.judged, scores[:, :classes])
+        own = metrics.score(metric, split.labels, best, classes, split.judged, scores[:, :classes])
+        other = {"other_words": float((best < 0).mean())} if scores.shape[1] > classes else {}
+        return own | other
 
     def fitted(self, dev: Mapping[str, float]) -> "Kind":
         """Takes over what was chosen on dev beside the best numbers, as a threshold."""

@@ -22,18 +22,22 @@ def table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     shown = {split: first(split) for split in ("dev", "test")}
     metrics = {next(iter(result["dev"])) for result in every if "dev" in result}
     if any("held_out" in result for result in every):
-        shown = {name: lambda r, name=name: r["held_out"][name] for name in ("accuracy", "loss")}
+        held = lambda name: lambda result: result.get("held_out", {}).get(name)
+        shown = (shown if metrics else {}) | {name: held(name) for name in ("accuracy", "loss")}
     metric = f" {next(iter(metrics))}" if len(metrics) == 1 else ""
     titles = [name + metric * (name in ("dev", "test")) for name in shown]
     heads = ["method", "runs", "seeds", "learning rate", "trained", "share", *titles, "seconds"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row, results in rows.items():
-        name = f" {next(iter(results[0]['dev']))}" if len(metrics) > 1 else ""
+        own = results[0].get("dev", {})
+        name = f" {next(iter(own))}" if len(metrics) > 1 and own else ""
         trained, total = results[0]["trained"], results[0]["total"]
         seconds = mean_std([r["time"]["seconds"] for r in results])[0]
         cells = [row, len(results), _seeds(results), _rates(results)]
         cells += [f"{trained:,}", f"{trained / total:.2%}"]
-        cells += [_mean(results, read) + name for read in shown.values()] + [f"{seconds:.0f}"]
+        for title, read in shown.items():
+            cells.append(_mean(results, read) + name * (title in ("dev", "test")))
+        cells.append(f"{seconds:.0f}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -108,6 +108,11 @@ def test_answers_are_those_of_each_prompt_alone(backbone, prompts, bank, mixed):
         own = [{k: v for k, v in mixed[i].items() if k != "task"} for i in mine]
         assert close([found[i] for i in mine], jp.predict(alone, own)), name
         assert close(measured[name], jp.evaluate(alone, rows)), name
+    # A prompt that nobody asked is there all the same.
+    first = next(iter(prompts))
+    found = jp.evaluate(bank, [row for row in mixed if row["task"] == first])
+    assert found.keys() == prompts.keys() and found[first]["examples"] > 0
+    assert all(own == {"examples": 0} for name, own in found.items() if name != first)
 
 
 def test_a_mesh_answers_as_one_device(prompts, folder, bank, mixed):
@@ -138,11 +143,7 @@ def test_the_commands_answer_by_a_column(
     assert "tags: entity_f1" in err and "on 8 of 8 examples, those with a label" in err
     code, out, err = jaxprompt(capsys, "evaluate", *flags, f"--input={given}")
     assert code == 0, err
-    measured = json.loads(out)
-    assert close(
-        {name: {k: v for k, v in own.items() if k != "examples"} for name, own in measured.items()},
-        jp.evaluate(bank, mixed),
-    )
+    assert close(json.loads(out), jp.evaluate(bank, mixed))
     monkeypatch.setattr("sys.stdin", io.StringIO(given.read_text("utf-8")))
     assert jaxprompt(capsys, "evaluate", *flags, "--input=-")[1] == out
     broken = write_rows(tmp_path / "broken.jsonl", [mixed[0], {"task": "sort", "text": "a cat"}])

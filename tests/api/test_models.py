@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -60,14 +61,15 @@ def test_a_repr_is_one_line_without_arrays(trained, backbone, model):
 
 
 def test_dev_is_measured_as_in_training(model, trained, rows):
-    assert jp.evaluate(model, rows[1]) == pytest.approx(trained.result["dev"])
+    expected = pytest.approx(trained.result["dev"] | {"examples": len(rows[1])})
+    assert jp.evaluate(model, rows[1]) == expected
     with pytest.raises(
         jp.InputError, match="none of 1 rows has a label .*give rows with one of beast"
     ):
         jp.evaluate(model, [{"text": "a hammer"}])
     others = [{"text": "a hammer", "label": "tol"}, {"text": "a hammer"}]
     with pytest.warns(UserWarning, match=f"2 of {len(rows[1]) + 2} rows are left out"):
-        assert jp.evaluate(model, rows[1] + others) == pytest.approx(trained.result["dev"])
+        assert jp.evaluate(model, rows[1] + others) == expected
 
 
 def test_what_is_of_another_kind_is_named(backbone, trained, rows):
@@ -369,6 +371,8 @@ def test_arguments_of_another_kind_are_named(model, backbone, trained, rows, tmp
             lambda: jp.save_prompt(trained.prompt, tmp_path / "x", "peft", backbone="x"),
             "backbone='x'",
         ),
+        (lambda: jp.attach(backbone, trained.prompt, by="team"), "by='team' names the column"),
+        (lambda: jp.attach(backbone, {1: trained.prompt}), "a prompt is called 1, which is no"),
         (lambda: jp.generate(trained.prompt, ["a"]), "is a Prompt; give what attach gives"),
     ):
         with pytest.raises(jp.InputError, match=re.escape(told)):
@@ -389,16 +393,24 @@ class Polars:
         return self.rows
 
 
-def test_what_is_no_row_is_named_with_what_is(model):
+def test_what_is_no_row_is_named_with_what_is(model, tmp_path, monkeypatch):
     pandas = pytest.importorskip("pandas")
     twice = pandas.DataFrame([["the cat", "the rice"]], columns=["text", "text"])
     with refused("the DataFrame has the column 'text' twice; rename or drop one"):
         jp.predict(model, twice)
-    for odd in (pandas.Series(["a"]), {"text": "a"}, ["a", {"text": "b"}]):
+    for odd in ({"text": "a"}, ["a", {"text": "b"}]):
         with refused(
             "cannot be read as rows; give a list of texts, a list of dicts, a datasets.Dataset"
         ):
             jp.predict(model, odd)
+    (tmp_path / "test.csv").write_text("text\nthe cat\n")
+    monkeypatch.chdir(tmp_path)
+    with refused("is taken for a text, and a file of that name is there; give Path"):
+        jp.predict(model, "test.csv")
+    assert len(jp.predict(model, Path("test.csv"))) == len(jp.predict(model, "a test.csv")) == 1
+    texts = ["the cat", "the rice"]
+    for column in (pandas.Series(texts), np.array(texts), tuple(texts)):
+        assert jp.predict(model, column) == jp.predict(model, texts)
     with refused("there are no rows to encode"):
         model.encode([])
 

@@ -108,6 +108,12 @@ def test_methods_and_heads_bring_their_own_fields(backbone, rows, small):
     assert card["hyper"]["start"] == "text"
 
 
+def test_numbers_of_numpy_are_numbers(backbone, rows, small):
+    given = small | {"lr": np.float32(0.5), "seed": np.int64(1)}
+    run = jp.train(backbone, *rows, method=jp.prefix(np.int64(3)), **given)
+    assert run.result["seed"] == 1 and run.prompt.card["hyper"]["length"] == 3
+
+
 def test_a_method_without_settings_needs_no_call(backbone, rows, small):
     run = jp.train(backbone, *rows, method=jp.head_only, head=jp.linear, **small)
     assert run.prompt.tensors.keys() == {"head/main/out/kernel", "head/main/out/bias"}
@@ -144,6 +150,7 @@ WRONG = {
     "a grid": (dict(seeds=(0, 1)), "train learns one run"),
     "a method's typo": (dict(method=lambda: jp.prefix(lenght=3)), "prefix has no lenght.*length"),
     "a head's typo": (dict(head=lambda: jp.linear(poolr="cls")), "linear has no poolr.*pooler"),
+    "a field twice": (dict(lr=0.1, learning_rate=0.1), "lr and learning_rate are the same field"),
     "a value": (dict(lr="fast"), "optim.lr='fast' must be a number"),
     "no rows": (dict(train=[]), "has no rows"),
     "no dicts": (dict(train=["a text"]), "'a text' cannot be read as rows; give a list of dicts"),

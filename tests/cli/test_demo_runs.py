@@ -362,7 +362,11 @@ def test_relations_are_shown_by_the_names_of_their_entities(backbone, tmp_path, 
 def test_other_training_examples_or_fields_are_refused(exported, refused, tmp_path):
     workdir, own = exported
     words = ["evaluate", f"--workdir={workdir}", "--split=test"]
-    line = refused(*words, "--config.data.seed=5", started=True)
+    # Of the same examples others would be shown.
+    for command in (words, ["export", f"--workdir={workdir}"]):
+        assert "data.seed" in refused(*command, "--config.data.seed=5", started=True)
+    other = write_rows(tmp_path / "train.jsonl", read_lines(own / "train.jsonl")[::-1])
+    line = refused(*words, f"--config.data.files.train={other}", started=True)
     assert "shows demonstrations from its training split: 12 examples, which are not the 12" in line
     assert "demos.samples" in refused(*words, "--config.demos.samples=2", started=True)
 

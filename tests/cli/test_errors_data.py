@@ -27,7 +27,7 @@ def test_files_that_cannot_be_read(train, own, tmp_path, monkeypatch):
     line = train(data__files__train="/no/train.jsonl", data__files__dev="/no/dev.jsonl")
     assert "/no/train.jsonl: no such file; check the path" in line
     line = train(data__files__train=own, data__files__dev=own)
-    assert f"{own}: is a folder, not a file; use data.source for folders" in line
+    assert f"{own}: is a folder, not a file; name a file in it, or give" in line
     (own / "train.jsonl").rename(own / "tarin.jsonl")
     line = train(data__source=own)
     assert f"no train file in {own}" in line and "it holds: dev.jsonl" in line

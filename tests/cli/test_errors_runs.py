@@ -147,8 +147,24 @@ def test_an_export_that_cannot_be_written(refused, run, tmp_path, monkeypatch):
     assert "cannot write" in line and "Permission denied" in line
     assert files(run) == before
     monkeypatch.undo()
+    line = refused(*again(run, "export", f"--npy={tmp_path / 'train.jsonl'}"))
+    assert "train.jsonl does not end in .npy; name a file that does" in line
     line = refused(*again(run, "export", f"--npy={tmp_path / 'x.npy'}"))
     assert "--npy: a prompt of prefix has no soft tokens" in line
+
+
+def test_an_export_that_replaces_another_says_so(run, tmp_path, capsys):
+    folder = shutil.copytree(run / "export", tmp_path / "out")
+    words = list(map(str, again(run, "export", f"--output={folder}")))
+    assert main(words) == 0
+    assert "replaces" not in capsys.readouterr().err  # it is the same
+    edit(folder / "prompt.json", seed=5)
+    assert main(words) == 0
+    line = (
+        f"{folder} held another export, which this one replaces: name 'custom', method 'prefix', "
+    )
+    assert f"{line}seed 5" in capsys.readouterr().err
+    assert main(words) == 0 and "replaces" not in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from spoil import BASE
-from tiny_run import flags, jaxprompt, tiny_fields
+from tiny_run import flags, jaxprompt, read_lines, tiny_fields, write_rows
 
 from jaxprompt.assembly.choices import known
 from jaxprompt.data.tasks import task_names
@@ -76,6 +76,26 @@ def test_a_config_is_checked_with_its_data(backbone, data, capsys):
     assert out.endswith("the config is valid\n") and "is not read" not in out
     code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words, "--config.data.k=8")
     assert code == 0 and "  data.k=8 is not read: data.protocol is empty\n" in out
+    words += ["--config.data.seed=7", "--config.task.words=cat,bread,saw"]
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
+    assert code == 0 and "  data.seed=7 is not read: data.protocol is empty\n" in out
+    assert "  task.words='cat,bread,saw' is not read: head.name is linear; take head" in out
+    words += ["--config.head.name=verbalizer", "--config.task.template={text} is [mask]"]
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
+    assert code == 0 and "task.words" not in out
+    assert "  label words: beast = 'cat'; food = 'bread'; tool = 'saw'\n" in out
+
+
+def test_what_looks_wrong_in_the_examples_is_told(backbone, data, tmp_path, capsys):
+    rows = read_lines(data / "train.jsonl")
+    rows[0]["text"], rows[1]["text"] = "", " \t"
+    for name in ("train", "dev"):
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    words = flags(tiny_fields(backbone, data) | {"data.source": tmp_path})
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
+    assert code == 0
+    assert f"  examples whose texts are empty: train 2 of {len(rows)}, dev 2 of" in out
+    assert "  dev has the examples of train\n" in out
 
 
 def test_a_grid_is_checked_whole(backbone, data, capsys, refused):

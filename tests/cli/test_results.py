@@ -55,6 +55,33 @@ def test_single_runs_side_by_side(tmp_path, capsys):
     assert len(rows) == 3
 
 
+def test_a_row_is_named_by_nothing_that_its_run_did_not_read(tmp_path, capsys):
+    """A run on all examples has a data.k, and one of several tasks the name of one."""
+    write_run(tmp_path / "whole", data__protocol="", data__k=16)
+    write_run(tmp_path / "few", data__protocol="kshot", data__k=4)
+    write_run(tmp_path / "fewer", data__protocol="kshot", data__k=2)
+    _, rows = rows_of(capsys, f"--table={tmp_path}")
+    few = {f"prefix data.protocol=kshot data.k={k}" for k in (2, 4)}
+    assert rows.keys() == {"prefix", *few}
+    write_run(tmp_path / "two/shared", shared__tasks="a.json,b.json", task__name="custom")
+    write_run(tmp_path / "two/alone", task__name="custom")
+    _, rows = rows_of(capsys, f"--table={tmp_path / 'two'}")
+    assert any("shared.tasks" in row and "task.name" not in row for row in rows), rows
+
+
+def test_pre_training_and_tuning_share_a_table(tmp_path, capsys):
+    write_run(tmp_path / "tuned", dev=0.75)
+    before = write_run(tmp_path / "before", "quickstart:soft")
+    result = json.loads((before / "result.json").read_text())
+    del result["dev"], result["test"]
+    result |= {"held_out": {"loss": 1.5, "accuracy": 0.25}}
+    (before / "result.json").write_text(json.dumps(result))
+    heads, rows = rows_of(capsys, f"--table={tmp_path}")
+    assert heads[6:] == ["dev accuracy", "test accuracy", "accuracy", "loss", "seconds"]
+    assert rows["prefix"][5:9] == ["0.750", "0.500", "-", "-"]
+    assert rows["soft"][5:9] == ["-", "-", "0.250", "1.500"]
+
+
 def test_the_best_of_too_few_runs_are_said_to_add_nothing(tmp_path, capsys):
     for seed in range(4):
         write_run(tmp_path / f"mine-{seed}", seed=seed, dev=seed / 10, test=0.5)

@@ -390,6 +390,11 @@ def test_runs_lie_on_the_devices_of_a_mesh(config, grid, tmp_path):
         ({"runs.lr": "-0.1,1"}, "runs.lr=-0.1 must be at least 0"),
         ({"runs.starts": "vocab"}, "prompt.start='vocab' is unknown; known: normal, text, zero"),
         ({"runs.rate": "1"}, "unknown config field 'runs.rate'"),
+        (
+            {"runs.words": "cat,rice,saw;dog,soup,axe"},
+            "config.runs.words names words that head.name=linear does not read; take head.name=ver",
+        ),
+        ({"runs.data_seeds": "1,2"}, "runs.data_seeds: no examples are drawn here, so that the"),
         ({"runs.lr": "1,2", "optim.name": "adamx"}, "optim.name='adamx' is unknown"),
     ],
 )  # fmt: skip

@@ -73,8 +73,8 @@ PLAIN = {
 @pytest.mark.parametrize("hidden", [{"text": [], "answer_start": []}, []])
 def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
     """One answer tells that the others are none, as of SQuAD 2.0."""
-    for name in ("train", "dev"):
-        write_rows(tmp_path / f"{name}.jsonl", asked(0, 4))
+    for seed, name in ((0, "train"), (2, "dev")):
+        write_rows(tmp_path / f"{name}.jsonl", asked(seed, 4))
     rows = [row | {"answers": hidden} for row in asked(1, 3)]
     path = write_rows(tmp_path / "test.jsonl", rows)
     c = make_config(tmp_path, tmp_path, "prefix", **KINDS["spans"][1])
@@ -91,8 +91,8 @@ def test_a_test_split_that_hides_every_answer_is_not_scored(hidden, tmp_path):
 
 def test_answers_to_what_is_only_scored_stand_anywhere(tmp_path):
     """As alternatives of CMRC 2018's dev set do, whose place is -1; what trains has to stand."""
-    for name in ("train", "dev", "test"):
-        write_rows(tmp_path / f"{name}.jsonl", asked(0, 4))
+    for seed, name in ((0, "train"), (1, "dev"), (2, "test")):
+        write_rows(tmp_path / f"{name}.jsonl", asked(seed, 4))
     rows = asked(1, 3)
     rows[1]["answers"] = {"text": ["a beast", *rows[1]["answers"]["text"]], "answer_start": [-1, 0]}
     write_rows(tmp_path / "dev.jsonl", rows)

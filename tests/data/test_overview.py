@@ -16,6 +16,16 @@ def test_which_index_is_which_label_and_how_many_there_are():
     assert lines == ["labels in train: 0 = very bad (1), 1 = ' okay' (1), 2 = 'good\\x1b[2J' (3)"]
 
 
+def test_which_word_stands_for_which_class():
+    told = overview.tell_words(("neg ", "pos"), (("bad", "awful"), ("pos",)))
+    assert told == ["label words: 'neg ' = 'bad', 'awful'; pos = 'pos'"]
+    # Nothing where each class is its own word, or has none.
+    assert overview.tell_words(("neg", "pos"), (("neg",), ("pos",))) == []
+    assert overview.tell_words(("neg", "pos"), ()) == []
+    many = [str(i) for i in range(overview.MANY + 1)]
+    assert overview.tell_words(many, [("x",)] * len(many)) == []
+
+
 def test_a_class_that_dev_lacks_is_said():
     lines = overview.tell_labels(("a", "b", "c"), {"train": [0, 0, 1], "dev": [0]})
     assert lines[0] == "labels in train: 0 = a (2), 1 = b (1), 2 = c (0)"

@@ -232,7 +232,7 @@ def test_broken_files(tmp_path, name, content, message):
 def test_missing_files(tmp_path):
     with pytest.raises(InputError, match=r"none.jsonl: no such file"):
         read_file(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match=r"is a folder, not a file; use data.source"):
+    with pytest.raises(InputError, match=r"is a folder, not a file; name a file in it, or"):
         read_file(tmp_path)
     with pytest.raises(InputError, match=r"data folder .*nowhere does not exist"):
         sources.read_split(TASK, "train", source=str(tmp_path / "nowhere"))

@@ -179,7 +179,7 @@ def read_all(
 def _column(task: Task, row: Mapping[str, Any], column: str, where: str) -> str:
     if column not in row:
         is_own = task.name == "custom"
-        cure = "set task.fields" if is_own else "rename it, or take task.name=custom"
+        cure = "set task.fields, or rename it" if is_own else "rename it, or take task.name=custom"
         raise InputError(
             f"{where}: column {column!r} of task {task.name} is missing; "
             f"{show_columns(row)}; {cure}"

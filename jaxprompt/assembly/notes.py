@@ -1,0 +1,75 @@
+"""What a run says of its examples while they are read: what nothing reads, and what looks wrong."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxprompt.assembly.demonstrations import shows_demos
+from jaxprompt.assembly.load_config import fields
+from jaxprompt.assembly.method import starts_of
+from jaxprompt.assembly.schema import FIELDS
+from jaxprompt.data import fewshot
+from jaxprompt.data.tasks import Example
+from jaxprompt.errors import brief
+from jaxprompt.heads import make_head
+
+
+def unread_options(data: Mapping[str, Any]) -> list[str]:
+    """Lists the options of a block `data` that its protocol does not read."""
+    names = {"path": "rows"}
+    read = {names.get(own, own) for own in fewshot.PROTOCOLS.get(data["protocol"], ())}
+    known = {names.get(own, own) for options in fewshot.PROTOCOLS.values() for own in options}
+    return sorted(known - read)
+
+
+def fields_read(c: Any) -> dict[str, Any]:
+    """Lists the fields of a run by dotted name, but for those that it did not read."""
+    unread = {f"data.{name}" for name in unread_options(c.data)}
+    unread |= {"task.name"} if c.shared.tasks else set()
+    return {name: value for name, value in fields(c).items() if name not in unread}
+
+
+def tell_unread(c: Any) -> list[str]:
+    """Names what a config gives that nothing reads: options of other protocols, and words."""
+    data, lines = c.data, []
+    reads = make_head(**c.head.to_dict()).READS_WORDS or "labels" in starts_of(c)
+    if c.task.words and not reads:
+        lines.append(
+            f"task.words={brief(','.join(c.task.words))} is not read: head.name is {c.head.name}; "
+            "take head.name=verbalizer for label words"
+        )
+    given = [x for x in unread_options(data) if data[x] != FIELDS["data"][x].default]
+    why = f"data.protocol is {data.protocol or 'empty'}"
+    if data.seed != FIELDS["data"]["seed"].default and not data.protocol and not shows_demos(c):
+        given.append("seed")
+    return lines + [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
+
+
+def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:
+    """Says how many examples have no text, and where one split is another."""
+    is_empty = lambda example: not any(map(str.strip, example.fields.values()))
+    counts = {name: sum(map(is_empty, part)) for name, part in splits.items()}
+    shown = ", ".join(f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n)
+    pairs = itertools.combinations(splits, 2)
+    same = [f"{b} has the examples of {a}" for a, b in pairs if splits[a] == splits[b]]
+    return [f"examples whose texts are empty: {shown}"] * bool(shown) + same
+
+
+def tell_moved(examples: Sequence[Example]) -> list[str]:
+    """Says how many questions of train have an answer elsewhere than its place says."""
+    count = sum(own.is_moved for own in examples)
+    line = (
+        f"train: {count} of {len(examples)} questions have an answer that does not stand where its "
+        "answer_start says; it is taken from the nearest place in the text"
+    )
+    return [line] * (count > 0)
+
+
+def tell_misplaced(split: str, examples: Sequence[Example]) -> list[str]:
+    """Says how many questions have an answer that is not where its place says."""
+    count = sum(len(own.spans) < len(list(filter(None, own.references))) for own in examples)
+    line = (
+        f"{split}: {count} of {len(examples)} questions have an answer that does not stand where "
+        "its answer_start says; it is compared by its words alone"
+    )
+    return [line] * (count > 0)
