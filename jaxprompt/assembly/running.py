@@ -88,7 +88,7 @@ class Work(Job):
         c = self.config
         self.tx = build_optimizer(c, trainable, self.milestones, self.batches.steps_per_epoch)
         key = rng.key_for(c.seed, "dropout", c.rng)
-        self.state = place_state(placement, trainable, self.tx, key)
+        self.state = place_state(placement, trainable, self.tx, key, donate=True)
         self.placement, self.frozen = placement, frozen
 
 

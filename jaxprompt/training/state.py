@@ -31,15 +31,18 @@ def make_state(trainable: Flat, tx: optax.GradientTransformation, key: jax.Array
 
 
 def place_state(
-    placement: Placement, trainable: Flat, tx: optax.GradientTransformation, key: jax.Array
-) -> TrainState:
+    placement: Placement, trainable: Flat, tx: optax.GradientTransformation, key: jax.Array,
+    *, donate: bool = False,
+) -> TrainState:  # fmt: skip
     """Starts a run on a mesh: what belongs to a parameter lives where it does.
 
-    `trainable` is taken over: its arrays are deleted, and keep their shapes alone.
+    With `donate` the arrays of `trainable`, which must live there, are taken over: of them the
+    shapes alone are left.
     """
     make = functools.partial(make_state, tx=tx, key=key)
     # Shapes first: where a leaf lives must be known before any is made.
     shapes = jax.eval_shape(make, trainable)
     shardings = like(placement, shapes, placement.parameters(trainable))
     # Made where it belongs: no device ever holds the whole of it.
-    return jax.jit(make, out_shardings=shardings, donate_argnums=0)(trainable)
+    given = {"donate_argnums": 0} if donate else {}
+    return jax.jit(make, out_shardings=shardings, **given)(trainable)
