@@ -67,10 +67,16 @@ class SentenceEncoder:
         specials = read_specials(tokenizer, "masked", eos=True, sentinel="", masks=0)
         encoder = ExampleEncoder(
             tokenizer, parse("{text}"), specials, num_slots=0, num_masks=0,
-            max_len=self._opened.module.dims.max_len, needs_mask=False,
+            max_len=self._max_len, needs_mask=False,
             num_types=facts_of(self._opened).types,
         )  # fmt: skip
         return encoder, specials.pad
+
+    @property
+    def _max_len(self) -> int:
+        # A DeBERTa reads texts of any length, and was trained on none that are longer.
+        trained = self._opened.hf.get("max_position_embeddings", 512)
+        return min(self._opened.module.dims.max_len, trained)
 
     @property
     def fingerprint(self) -> str:
@@ -82,7 +88,7 @@ class SentenceEncoder:
         dims, (encoder, pad) = self._opened.module.dims, self._tokens
         rows = encoder.encode_all([Example({"text": text}) for text in texts])
         # In steps of 32 tokens: few programs, for texts that are embedded once.
-        layout = Layout(batch=_BATCH, max_len=dims.max_len, pad_id=pad, multiple=32)
+        layout = Layout(batch=_BATCH, max_len=self._max_len, pad_id=pad, multiple=32)
         batches = EvalBatches(rows, [-1] * len(rows), layout)
         _, embed = self._loaded
         found = np.zeros((len(texts), dims.width), np.float32)

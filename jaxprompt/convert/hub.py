@@ -32,9 +32,10 @@ def fetch_prompt(place: str) -> Path:
 
 
 def push_prompt(folder: str | Path, name: str, card: Mapping[str, Any]) -> str:
-    """Pushes an export to the repository `name`, "owner/name", which is made if needed. -> its URL
+    """Pushes an export to the repository `name`, "owner/name". -> its URL
 
-    A README.md that says what the prompt is goes along. Raises InputError where the hub refuses.
+    Where there is none it is made, as a private one. A README.md that says what the prompt is goes
+    along. Raises InputError where the hub refuses.
     """
     from huggingface_hub import HfApi
 
@@ -43,7 +44,8 @@ def push_prompt(folder: str | Path, name: str, card: Mapping[str, Any]) -> str:
     api = HfApi()
     cure = "log in with `hf auth login`, and give a repository that is yours"
     with asking(f"--push={name}: the export is written, but the hub refused it", cure):
-        url = api.create_repo(name, exist_ok=True)
+        # Demonstrations are training examples: whoever made the repository says who sees them.
+        url = api.create_repo(name, exist_ok=True, private=True)
         api.upload_folder(
             repo_id=name, folder_path=folder, allow_patterns=[TENSORS, CARD, README],
             commit_message=f"Add a {card['method']} prompt for {card['task']['name']}",

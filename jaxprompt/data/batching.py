@@ -15,14 +15,6 @@ from jaxprompt.types import Batch, Front, Role, Tokens
 Rows = Sequence[Sequence[Encoded]]  # examples, K rows each
 
 
-def buckets(max_len: int, multiple: int = 8) -> tuple[int, ...]:
-    """Lengths that batches are padded to: multiples, the last one max_len or a little more.
-
-    Matrix units like multiples, and XLA's compiler for GPUs refuses some products of odd lengths.
-    """
-    return tuple(range(multiple, max_len + multiple, multiple))
-
-
 @dataclass(frozen=True)
 class Layout:
     """How examples are laid into arrays, and which share of a global batch this host holds."""
@@ -57,13 +49,16 @@ class Layout:
         return replace(self, host=0, hosts=1)
 
     def length(self, longest: int) -> int:
-        """The smallest bucket that holds `longest` tokens."""
-        sizes = buckets(self.max_len, self.multiple)
+        """The smallest multiple that holds `longest` tokens; of max_len it may be a little more.
+
+        Matrix units like multiples, and XLA's compiler for GPUs refuses some products of odd
+        lengths.
+        """
         if longest > self.max_len:
             raise InputError(
                 f"a row has {longest} tokens, over max_len {self.max_len}; encode with that max_len"
             )
-        return sizes[np.searchsorted(sizes, longest)]
+        return -(-max(longest, 1) // self.multiple) * self.multiple
 
 
 def collate(

@@ -41,7 +41,9 @@ def choose(
     if narrow and gpu and head_dim <= 128 and not capped:
         return "cudnn"
     long = length >= FLASH_FROM or kernel == "fused"
-    if narrow and target.platform == "tpu" and head_dim <= 256 and told and long:
+    # The kernel takes no other width above 128.
+    fits = head_dim <= 128 or head_dim == 256
+    if narrow and target.platform == "tpu" and fits and told and long:
         return "pallas"
     return "recompute" if kernel == "fused" else "einsum"
 

@@ -10,6 +10,7 @@ import contextvars
 import hashlib
 import importlib
 import os
+import secrets
 import socket
 import sys
 import time
@@ -19,8 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from jaxprompt.errors import InputError, choose
-from jaxprompt.files import make_folder, write_error
+from jaxprompt.files import make_folder, write_atomic, write_error
 
+_IDENTITY = "tracker.id"
 PROJECT = "jaxprompt"  # that runs stand under, unless WANDB_PROJECT names another for wandb
 
 
@@ -112,14 +114,12 @@ class _Service(Tracker, abc.ABC):
     def __init__(self, workdir: Path):
         """Opens the run of this workdir, or goes on with it. Raises InputError."""
         package, path = _load(self.PACKAGE), workdir.resolve()
-        # The workdir tells runs apart: a command that resumes goes on with the run it began.
-        own = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         with self._errors():
-            self._run = self._open(package, path, own)
+            self._run = self._open(package, path, _identity(path))
 
     @abc.abstractmethod
     def _open(self, package: ModuleType, workdir: Path, own: str) -> Any:
-        """Opens the run; `own` is a name that no other workdir has."""
+        """Opens the run; `own` is a name that no other run has."""
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs the numbers of a step."""
@@ -169,6 +169,21 @@ class Trackio(_Service):
         name = f"{workdir.name}-{own[:8]}"
         new = contextvars.Context()
         return new.run(package.init, project=PROJECT, name=name, resume="allow")
+
+
+def _identity(workdir: Path) -> str:
+    """Reads what a service knows a run by; the first time it is drawn, and kept in the folder.
+
+    So a command that resumes goes on with the run it began. A folder that was deleted and made
+    again is another run, and so is that of the same path on another machine.
+    """
+    path = workdir / _IDENTITY
+    if not path.exists():
+        # Runs of before had none, and were known by their path.
+        began = (workdir / "metrics.jsonl").exists()
+        old = hashlib.sha256(os.fsencode(workdir)).hexdigest()[:16]
+        write_atomic(path, (old if began else secrets.token_hex(8)) + "\n")
+    return path.read_text().strip()
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "none": Tracker}

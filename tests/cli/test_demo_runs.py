@@ -130,6 +130,17 @@ def test_sentences_are_compared_as_in_torch(encoder):
     np.testing.assert_allclose(cosine(found, found[:2]), unit @ unit[:2].T, atol=1e-5)
 
 
+def test_a_deberta_compares_texts_cut_to_what_it_was_trained_on(tmp_path):
+    """It reads texts of any length, and of that length no layout can be listed."""
+    folder = make_backbone(tmp_path / "deberta", "deberta_v2")
+    trained = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    encoder = SentenceEncoder(str(folder))
+    rows = encoder.embed(["the cat " * trained, "the cat " * 2 * trained, "the rice"])
+    assert encoder._max_len == trained
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5)
+    assert np.abs(rows[0] - rows[2]).max() > 1e-3
+
+
 def test_the_most_similar_half_is_shown(backbone, data, encoder, tmp_path):
     c = prepare(
         backbone, data, "zero_shot", demos__per_class=1, demos__samples=60, demos__similar=0.5,

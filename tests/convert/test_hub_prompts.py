@@ -68,10 +68,10 @@ class Hub:
     def __init__(self, folder, error=None):
         self.folder, self.error, self.made = folder, error, []
 
-    def create_repo(self, name, exist_ok):
+    def create_repo(self, name, exist_ok, private):
         if self.error:
             raise self.error
-        self.made.append((name, exist_ok))
+        self.made.append((name, exist_ok, private))
         return f"https://hub/{name}"
 
     def upload_folder(self, *, repo_id, folder_path, allow_patterns, commit_message):
@@ -87,7 +87,7 @@ def test_an_export_is_pushed_with_its_card(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: fake)
     write_artifact(tmp_path / "export", TENSORS, CARD)
     assert hub.push_prompt(tmp_path / "export", "owner/news", CARD) == "https://hub/owner/news"
-    assert fake.made == [("owner/news", True)] and "prefix prompt for news" in fake.message
+    assert fake.made == [("owner/news", True, True)] and "prefix prompt for news" in fake.message
     assert {path.name for path in there.iterdir()} == {
         "prompt.safetensors", "prompt.json", "README.md",
     }  # fmt: skip

@@ -41,6 +41,8 @@ GPU, V100, TPU, CPU = Target("gpu", 8.0), Target("gpu", 7.0), Target("tpu"), Tar
         (TPU, "auto", dict(length=512), "pallas"),
         (TPU, "auto", dict(length=512, head_dim=256, capped=True), "pallas"),
         (TPU, "auto", dict(length=512, head_dim=264), "einsum"),
+        (TPU, "auto", dict(length=512, head_dim=160), "einsum"),  # with two blocks of keys it fails
+        (TPU, "auto", dict(length=512, head_dim=80), "pallas"),
         (TPU, "auto", dict(length=512, told=False), "einsum"),
         (TPU, "auto", dict(length=512, dtype="float32"), "einsum"),
         (TPU, "fused", {}, "pallas"),

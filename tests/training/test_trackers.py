@@ -2,9 +2,12 @@
 
 import contextvars
 import gc
+import hashlib
 import io
 import json
+import os
 import resource
+import shutil
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -177,6 +180,20 @@ def test_a_workdir_has_one_run_of_its_own(service, tmp_path, monkeypatch):
     assert [given["name"].partition("-")[0] for given in (first, second)] == ["first", "second"]
     assert all(given["resume"] == "allow" for given in service.opened)
     assert all(given["project"] == "jaxprompt" for given in service.opened)
+
+
+def test_a_folder_that_was_deleted_is_another_run(service, tmp_path):
+    """Else wandb would drop all of its steps that the run before has had already."""
+    train(tmp_path / "first", service.__name__)
+    shutil.rmtree(tmp_path / "first")
+    train(tmp_path / "first", service.__name__)
+    before, after = service.opened
+    assert identity(before) != identity(after)
+    # A run that began before folders had a name of their own goes on.
+    (tmp_path / "first/tracker.id").unlink()
+    train(tmp_path / "first", service.__name__)
+    known = hashlib.sha256(os.fsencode(tmp_path / "first")).hexdigest()[:16]
+    assert identity(service.opened[2]) in (known, f"first-{known[:8]}")
 
 
 def test_wandb_keeps_its_files_in_the_workdir_and_obeys_its_environment(tmp_path, monkeypatch):
