@@ -165,7 +165,9 @@ def check_inputs(run: sweep.SweepRun, args: Any) -> None:
     try:
         from_config.check_config(sweep.load(run, ()))
     except InputError as error:
-        raise InputError(f"{run.row}: {error}") from error
+        flag = next((own for x, own in PAPERS[args.paper].FLAGS.items() if x in str(error)), "")
+        own = f"; {flag} sets it here" if flag else ""
+        raise InputError(f"{run.row}: {error}{own}") from error
 
 
 def execute(runs: Sequence[tuple[Cell, list[sweep.SweepRun]]], args: Any) -> dict[str, str] | None:

@@ -97,7 +97,7 @@ def table6(tasks: Sequence[str]) -> Iterable[Cell]:
             yield Cell(pair, task, "fixed_labels", ROBERTA, {"task.words": words})
 
 
-_SHOTS = ("data.protocol", "data.k")
+_SHOTS = ("data.protocol", "data.k", "data.ratio")
 TABLES = {
     "table1": Table(
         "the methods with 16 examples per class", table1, TASKS, TASKS, named_by=_SHOTS
@@ -114,7 +114,10 @@ TABLES = {
         "templates of several lengths", table4, ("sst2",), ("sst2",),
         named_by=("task.template", "prompt.text", "prompt.length"),
     ),
-    "table5": Table("the methods with all examples", table5, TASKS, TASKS),
+    "table5": Table(
+        "the methods with all examples", table5, TASKS, TASKS,
+        named_by=("data.protocol", "data.ratio"),
+    ),
     "table6": Table(
         "label words that stay words", table6, ("cr",), ("cr", "mr"), named_by=("task.words",)
     ),

@@ -10,7 +10,8 @@ from paper_table import Cell
 
 from jaxprompt.cli import sweep
 
-SIZES = ("prompt.length", "data.max_len", "data.batch")  # searched, or of a row, they cost more
+# Searched, or of a row, they cost more.
+SIZES = ("prompt.length", "prompt.layers", "data.max_len", "data.batch")
 
 
 def estimate(

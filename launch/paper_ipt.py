@@ -82,7 +82,10 @@ _FEW = tuple(knowledge.TEMPLATES)
 _LENGTH, _SHARE = (partial(draw_lines, axis=axis) for axis in ("length", "utilization"))
 TABLES = {
     "table2": Table("the strategies with all examples", table2, ipt.SUPERGLUE, _ALL),
-    "table3": Table("prefix tuning with 32 examples per class", table3, ipt.SUPERGLUE, _ALL),
+    "table3": Table(
+        "prefix tuning with 32 examples per class", table3, ipt.SUPERGLUE, _ALL,
+        named_by=("data.protocol", "data.folds", "data.ratio"),
+    ),
     "table5": Table(
         "what topics add to prefix tuning", table5, _FEW, _FEW, named_by=("task.template",)
     ),

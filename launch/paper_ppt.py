@@ -118,7 +118,7 @@ def figure4(tasks: Sequence[str]) -> Iterable[Cell]:
 _CB = "cb has 16 neutral examples, 8 each for train and dev, so that its runs train on fewer"
 _ALL = tuple(ppt.TASKS)
 _FEW = tuple(task for task in _ALL if len(ppt.TASKS[task].words) <= 5)  # `n` examples in all
-_EXAMPLES = ("data.protocol", "data.n")
+_EXAMPLES = ("data.protocol", "data.n", "data.ratio")
 TABLES = {
     "table1": Table(
         "hard prompts and label words", table1, ("sst2",), ("sst2",),

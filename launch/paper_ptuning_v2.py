@@ -123,14 +123,28 @@ class PTuningV2(Paper):
 
     def check(self, args: Any, held: Mapping[str, Any]) -> None:
         """Raises InputError for layers that the figure's shares do not divide."""
-        del held
+        if held and held.get("layers", args.layers) != args.layers:
+            raise InputError(
+                f"{args.workdir} holds runs of --layers={held['layers']}, not {args.layers}; take "
+                "another --workdir"
+            )
         if args.layers < 6 or args.layers % 6:
             raise InputError(
                 f"--layers={args.layers} must be a multiple of 6: figure3 takes its sixths"
             )
 
+    def about(self, args: Any) -> dict[str, Any]:
+        """Binds a workdir of figure3 to the number of layers."""
+        return {"layers": args.layers} if args.table == "figure3" else {}
+
     def why_not(self, cell: Cell, args: Any) -> str:
-        """Says which export a cell lacks, on which its prompt starts."""
+        """Says which export a cell lacks, on which its prompt starts, or that its row is another's.
+
+        On --backbone the rows of all models would be the same runs.
+        """
+        one = args.backbone and not args.rows and args.table in ("table2", "table3")
+        if one and cell.backbone != next(iter(BACKBONES)):
+            return "it has another backbone; name it in --rows to run it on --backbone"
         if cell.method.split(",")[1] != "multi_task":
             return ""
         export = self._export(cell, args)
@@ -195,7 +209,11 @@ class PTuningV2(Paper):
     def remarks(self, args: Any) -> list[str]:
         """Says what is inferred of figures, whose labels the paper's text has lost."""
         if args.table.startswith("figure"):
-            return ["the paper's text has no numbers of its figures: lengths and counts are ours"]
+            lines = ["the paper's text has no numbers of its figures: lengths and counts are ours"]
+            if args.table == "figure3" and args.layers != depth.LAYERS:
+                last = 8 * args.layers // depth.LAYERS
+                lines.append(f"of --layers={args.layers} the same shares: 1-8 are its 1-{last}")
+            return lines
         return ["the paper reports development sets, at the epoch that is best on them"]
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:

@@ -117,6 +117,11 @@ def in_form(c: Any, task: Task) -> Task:
     """
     block = c.task
     if block.form not in TASKS:
+        if c.ppt.hard:
+            raise InputError(
+                f"ppt.hard=True adds the hard prompt of a pre-training task, and task.form="
+                f"{block.form} has none; set task.form to nsp, nss or cls, or ppt.hard=False"
+            )
         return task
     if not make_head(**c.head.to_dict()).READS_WORDS:
         raise InputError(

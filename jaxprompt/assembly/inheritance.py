@@ -1,7 +1,7 @@
 """What a prompt takes over from exports: of one, or the mean of several, cut to its length."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from jaxprompt import tree
 from jaxprompt.assembly.method import inherited, list_paths
 from jaxprompt.assembly.prompt_artifact import read_export
+from jaxprompt.corpus.ppt import TASKS
 from jaxprompt.errors import InputError
 from jaxprompt.files import user_path
 from jaxprompt.models.folding import unfold
@@ -37,6 +38,11 @@ def check_init(c: Any, dims: Dims) -> None:
 def _check_head(c: Any) -> None:
     """Raises InputError where a head cannot start from the export of the prompt."""
     init = c.prompt.get("init")
+    if not init and inherited(c):
+        raise InputError(
+            "train.init_head=True takes the head of the export that prompt.init names, not that of "
+            "a part; set train.init_head=False"
+        )
     paths = list_paths(init) if init else []
     if len(paths) != 1:
         raise InputError(
@@ -57,12 +63,29 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
     """Says which exports a prompt starts from, and which of them are cut or repeated for it."""
     lines = []
     for path, method in inherited(c, dims):
-        has, needs = read_export(path)[1]["hyper"].get("length"), method.length
+        card = read_export(path)[1]
+        has, needs = card["hyper"].get("length"), method.length
         change = ""
         if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt from {path}{change}")
+        lines += _tell_asked(c, card)
     return lines
+
+
+def _tell_asked(c: Any, card: Mapping[str, Any]) -> list[str]:
+    """Says where a task is laid out otherwise than the pre-training task of its form was."""
+    if "pretrained" not in card or c.task.form not in TASKS:
+        return []
+    pairs = {
+        "task.eos": (card["layout"]["eos"], c.task.eos),
+        "ppt.patterns": (card["pretrained"]["patterns"], c.ppt.patterns),
+    }
+    return [
+        f"  it was pre-trained with {field}={before}, and this run has {now}"
+        for field, (before, now) in pairs.items()
+        if before != now
+    ]
 
 
 def _check_export(path: str, method: Method, dims: Dims) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from configs.parts import ppt as cells
 from configs.ppt import has_cell, learning_rates
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, in_form, read_task
+from jaxprompt.assembly.inheritance import _tell_asked
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.pipeline import Backbone
 from jaxprompt.backbones import make_backbone
@@ -244,6 +245,7 @@ def test_learning_rates_of_full_fine_tuning():
         ({"task.form": "nsp"}, r"asks of 2 texts, task sst2 has 1 \(sentence\); name 2 in"),
         ({"task.form": "cls", "task.template": "{sentence} [mask]"}, "is laid out by ppt.patterns"),
         ({"task.form": "unified", "ppt.hard": "True"}, "no hard prompt for unified, only for nsp"),
+        ({"task.form": "cloze", "ppt.hard": "True"}, "and task.form=cloze has none; set task.form"),
         ({"task.form": "cls", "head.name": "linear"}, "head.name=linear does not read"),
         ({"task.form": "cls", "task.name": "dream", "task.words": ""}, "task dream has choices"),
     ],
@@ -252,3 +254,17 @@ def test_forms_that_do_not_fit(given, message):
     c = load_config(f"{ROOT}/configs/ppt/cells.py:sst2,pt,t5", tuple(given.items()))
     with pytest.raises(InputError, match=message):
         in_form(c, read_task(c.task))
+
+
+def test_what_is_asked_otherwise_than_in_pre_training_is_told():
+    """With an end-of-text token behind it the prompt stands where it was not learned."""
+    card = {"layout": {"eos": False}, "pretrained": {"task": "nsp", "patterns": "en"}}
+    c = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
+    assert _tell_asked(c, card) == [
+        "  it was pre-trained with task.eos=False, and this run has True",
+        "  it was pre-trained with ppt.patterns=en, and this run has en_paper",
+    ]
+    same = load_config("base", [("task.form", "nsp"), ("task.eos", "False")])
+    assert same.ppt.patterns == "en" and _tell_asked(same, card) == []
+    assert _tell_asked(c, {"layout": {"eos": False}}) == []  # it was not pre-trained
+    assert _tell_asked(load_config("base", []), card) == []  # nor is it asked in that form

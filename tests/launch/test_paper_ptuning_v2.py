@@ -268,3 +268,20 @@ def test_words_in_two_sentences_and_pronouns_are_read_as_released(cell, fields, 
     task, model = cell.split(",")
     template = ptuning_v2.RELEASED[task, model].template or get_task(task).plain
     assert template.format(**fields) == text
+
+
+def test_on_another_backbone_the_rows_of_one_model_run(capsys, tmp_path):
+    words = ["--backbone=x", "--tasks=rte", f"--workdir={tmp_path}", "--estimate"]
+    assert paper.main(["ptuning_v2", "table2", *words]) == 0
+    said = capsys.readouterr().err
+    assert "RoBERTa-large" in said and "name it in --rows to run it on --backbone" in said
+
+
+def test_layers_are_bound_to_a_workdir_and_told(tmp_path):
+    (tmp_path / "table.json").write_text('{"paper": "ptuning_v2", "table": "figure3", "layers": 6}')
+    with pytest.raises(InputError, match="holds runs of --layers=6, not 24; take another"):
+        paper.main(["ptuning_v2", "figure3", "--print", f"--workdir={tmp_path}"])
+    args = SimpleNamespace(table="figure3", layers=6)
+    assert tables.PAPER.about(args) == {"layers": 6}
+    assert tables.PAPER.remarks(args)[1] == "of --layers=6 the same shares: 1-8 are its 1-2"
+    assert len(tables.PAPER.remarks(SimpleNamespace(table="figure3", layers=24))) == 1

@@ -669,6 +669,16 @@ def test_what_is_refused_before_anything_is_written(tmp_path, words, message):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("words", [
+    ["ipt", "table3", "--config.data.folds=2"], ["dpt", "table3", "--config.data.ratio=0.5"],
+    ["ppt", "figure2", "--config.data.ratio=0.1"], ["dart", "table1", "--config.data.ratio=0.1"],
+    ["dart", "table5", "--config.data.protocol="],
+])  # fmt: skip
+def test_a_share_that_names_rows_is_not_given_for_all(tmp_path, words):
+    with pytest.raises(InputError, match="names the rows of"):
+        paper.main([*words, "--estimate", f"--workdir={tmp_path / 'new'}"])
+
+
 EVERY_TABLE = [(name, table) for name, own in paper.PAPERS.items() for table in own.TABLES]
 
 
