@@ -125,8 +125,8 @@ class PTuningV2(Paper):
         """Raises InputError for layers that the figure's shares do not divide."""
         if held and held.get("layers", args.layers) != args.layers:
             raise InputError(
-                f"{args.workdir} holds runs of --layers={held['layers']}, not {args.layers}; take "
-                "another --workdir"
+                f"{args.workdir} holds runs of --layers={held['layers']}, not {args.layers}; give "
+                "that, or another --workdir"
             )
         if args.layers < 6 or args.layers % 6:
             raise InputError(

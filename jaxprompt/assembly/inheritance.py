@@ -79,7 +79,7 @@ def _tell_asked(c: Any, card: Mapping[str, Any]) -> list[str]:
         return []
     pairs = {
         "task.eos": (card["layout"]["eos"], c.task.eos),
-        "ppt.patterns": (card["pretrained"]["patterns"], c.ppt.patterns),
+        "ppt.patterns": (card["pretrained"].get("patterns", c.ppt.patterns), c.ppt.patterns),
     }
     return [
         f"  it was pre-trained with {field}={before}, and this run has {now}"
