@@ -158,7 +158,7 @@ def test_choices_are_example_major():
 
 def test_lengths_are_multiples():
     assert [layout(max_len=30).length(n) for n in (1, 8, 9, 25, 30)] == [8, 8, 16, 32, 32]
-    # A DeBERTa reads texts of any length: its buckets cannot be listed.
+    # A DeBERTa reads texts of any length: its lengths cannot be listed.
     assert layout(max_len=2**40).length(9) == 16
     with pytest.raises(InputError, match="31 tokens, over max_len 30"):
         layout(max_len=30).length(31)
