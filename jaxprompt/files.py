@@ -181,8 +181,8 @@ def check_output(output: str, sources: Mapping[str, str | os.PathLike], name: st
     is_own = any(os.path.exists(folder / mark) for mark in _MARKS)
     if info and is_own and (real.name in _MARKS or real.suffix != written):
         raise InputError(
-            f"--output={output} is there, in the folder of a run, an export or a backbone whose "
-            f"file it may be; name another file, as in {folder}/predictions{written}"
+            f"--output={output} would replace a file in the folder of a run, an export or a "
+            f"backbone; name another file, as in {folder}/predictions{written}"
         )
     while in_folder and not os.path.lexists(folder):
         folder = folder.parent

@@ -244,7 +244,7 @@ def test_an_output_that_is_refused(output, name, part, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "file").read_text() == "mine"
 
 
-OWN = "may be; name another file, as in"
+OWN = "would replace a file in the folder of .*; name another file, as in"
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,12 @@ def tell_init(c: Any, dims: Dims) -> list[str]:
         if isinstance(has, int) and has != needs and method.must_match() is None:
             change = f", its {has} tokens {'cut' if needs < has else 'repeated'} to {needs}"
         lines.append(f"prompt from {path}{change}")
-        lines += _tell_asked(c, card)
+        lines += _tell_layout(c, card)
     return lines
 
 
-def _tell_asked(c: Any, card: Mapping[str, Any]) -> list[str]:
-    """Says where a task is laid out otherwise than the pre-training task of its form was."""
+def _tell_layout(c: Any, card: Mapping[str, Any]) -> list[str]:
+    """Says where a task's layout differs from that of the pre-training of its prompt."""
     if "pretrained" not in card or c.task.form not in TASKS:
         return []
     pairs = {

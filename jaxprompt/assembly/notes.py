@@ -51,7 +51,7 @@ def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:
     counts = {name: sum(map(is_empty, part)) for name, part in splits.items()}
     shown = ", ".join(f"{name} {n} of {len(splits[name])}" for name, n in counts.items() if n)
     pairs = itertools.combinations(splits, 2)
-    same = [f"{b} has the examples of {a}" for a, b in pairs if splits[a] == splits[b]]
+    same = [f"{b} has the same examples as {a}" for a, b in pairs if splits[a] == splits[b]]
     return [f"examples whose texts are empty: {shown}"] * bool(shown) + same
 
 

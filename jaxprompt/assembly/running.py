@@ -139,7 +139,7 @@ def carry_out(work: Work) -> dict[str, Any] | None:
         # Before anything is read: processes that differ would wait for one another forever.
         processes.agree(facts(c) | {"result.json": str(bool(finished))})
         work.prepare(saved, started)
-        # Each reads for itself: with another text they would train on what is no one's batch.
+        # Each process reads for itself: of other text its share would be of another batch.
         agree_on(work.record)
         records.check_repeated(workdir, work.record)
         if finished is not None:
@@ -168,9 +168,8 @@ def carry_out(work: Work) -> dict[str, Any] | None:
 
 def agree_on(record: Mapping[str, Any]) -> None:
     """Raises InputError, the same on every process, where they read different things."""
-    marks = {name: json.dumps(part, sort_keys=True) for name, part in record.items()}
-    short = lambda text: hashlib.sha256(text.encode()).hexdigest()[:12]
-    processes.agree({f"the {name}": short(mark) for name, mark in marks.items()})
+    digest = lambda x: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12]
+    processes.agree({f"the {name}": digest(part) for name, part in record.items()})
 
 
 def facts(c: Any) -> dict[str, str]:

@@ -220,7 +220,7 @@ class SharedTuning(Work):
             for name, own in self.configs.items()
         }
         self.set_state(self.placement, weights.trainable, weights.frozen)
-        # What trains was copied: its first numbers would stay in memory beside it.
+        # What trains was copied: the backbone as it was read need not stay in memory.
         self.loaded = self.loaded._replace(params={})
         steps = {name: self._step_of(scorer.model, name) for name in self.scorers}
         self.step = make_shared_step(steps)

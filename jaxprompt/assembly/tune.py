@@ -75,7 +75,7 @@ class Tuning(Work):
         self.score = from_config.build_measure(c, scorer, placement, self.kept)
         objectives = from_config.build_objectives(c, scorer.model)
         self.set_training(placement, self.kept.model, objectives, weights.trainable, weights.frozen)
-        # What trains was copied: its first numbers would stay in memory beside it.
+        # What trains was copied: the backbone as it was read need not stay in memory.
         self.loaded = self.loaded._replace(params={})
 
     def take(self) -> Batch:

@@ -247,7 +247,7 @@ class _Work:
         """Trains runs that are one program, in as many chunks as it takes."""
         total, began = members[0].plan.total, time.monotonic()
         own, frozen = start(shared, members[0])
-        # Its shapes alone: the numbers would stay in memory beside those that train.
+        # Only shapes are read: the arrays would stay in memory beside those that train.
         own = own._replace(state=jax.eval_shape(lambda x: x, own.state))
         made: dict[str, Programs] = {}
 

@@ -166,7 +166,7 @@ def take_up(job: Job, workdir: str) -> RunState:
     state, progress, seconds = job.state, Progress(), 0.0
     started = checkpoints.latest()
     if started is not None:
-        # By their shapes: the buffers of a start that is not made would stay in memory beside it.
+        # By its shapes: the initial state would stay in memory beside what is read.
         shapes = jax.tree.map(abstract, state)
         for leaf in jax.tree.leaves(state):
             leaf.delete()
@@ -214,10 +214,12 @@ def run(
     stop, before, flags = 0, None, sharding.put_flag(place, 0)
     while step < plan.total and not progress.done:
         batch = job.take()
-        shape, (leaves, form) = batch.encoder.ids.shape, jax.tree.flatten(batch)
+        leaves, form = jax.tree.flatten(batch)
+        shapes = (form, *map(np.shape, leaves))
         # jit compiles one program per shape, and per task where there are several.
-        if is_new := (form, *map(np.shape, leaves)) not in seen:
-            seen.add((form, *map(np.shape, leaves)))
+        if is_new := shapes not in seen:
+            seen.add(shapes)
+            shape = batch.encoder.ids.shape
             log.say(f"compiling the step for {shape[0]} sequences x {shape[1]} tokens")
         if not alone:
             # Each process gives what it heard, and the step itself takes the highest of all.

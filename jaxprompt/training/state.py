@@ -36,13 +36,13 @@ def place_state(
 ) -> TrainState:  # fmt: skip
     """Starts a run on a mesh: what belongs to a parameter lives where it does.
 
-    With `donate` the arrays of `trainable`, which must live there, are taken over: of them the
-    shapes alone are left.
+    With `donate` the arrays of `trainable`, which must live there, are donated: only their shapes
+    can be read afterwards.
     """
     make = functools.partial(make_state, tx=tx, key=key)
     # Shapes first: where a leaf lives must be known before any is made.
     shapes = jax.eval_shape(make, trainable)
     shardings = like(placement, shapes, placement.parameters(trainable))
     # Made where it belongs: no device ever holds the whole of it.
-    given = {"donate_argnums": 0} if donate else {}
-    return jax.jit(make, out_shardings=shardings, **given)(trainable)
+    donated = (0,) if donate else ()
+    return jax.jit(make, out_shardings=shardings, donate_argnums=donated)(trainable)

@@ -47,7 +47,7 @@ class Meter:
         said["scores"] = self._score(jax.tree.map(np.float64, measured["sums"]))
         # Right behind a pause there is no step to time.
         if steps and self._taken:
-            # Every share of a batch has as many examples: its own tokens stand for the others'.
+            # Every share of a batch has as many examples, and is taken to have as many tokens.
             rate = self._tokens / self._taken * steps / seconds * self._shares
             flops = self._flops * steps / seconds / self._devices
             said["time"] = {

@@ -172,18 +172,20 @@ class Trackio(_Service):
 
 
 def _identity(workdir: Path) -> str:
-    """Reads what a service knows a run by; the first time it is drawn, and kept in the folder.
+    """Reads the name by which a service knows a run; it is made at random, and kept in the folder.
 
     So a command that resumes goes on with the run it began. A folder that was deleted and made
     again is another run, and so is that of the same path on another machine.
     """
     path = workdir / _IDENTITY
-    if not path.exists():
-        # Runs of before had none, and were known by their path.
+    name = path.read_text().strip() if path.exists() else ""
+    if not name:
+        # A run that began before this file existed is known by its path.
         began = (workdir / "metrics.jsonl").exists()
         old = hashlib.sha256(os.fsencode(workdir)).hexdigest()[:16]
-        write_atomic(path, (old if began else secrets.token_hex(8)) + "\n")
-    return path.read_text().strip()
+        name = old if began else secrets.token_hex(8)
+        write_atomic(path, name + "\n")
+    return name
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "none": Tracker}

@@ -11,7 +11,7 @@ from configs.parts import ppt as cells
 from configs.ppt import has_cell, learning_rates
 from jaxprompt.assembly import from_config
 from jaxprompt.assembly.examples import Examples, in_form, read_task
-from jaxprompt.assembly.inheritance import _tell_asked
+from jaxprompt.assembly.inheritance import _tell_layout
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.pipeline import Backbone
 from jaxprompt.backbones import make_backbone
@@ -260,11 +260,11 @@ def test_what_is_asked_otherwise_than_in_pre_training_is_told():
     """With an end-of-text token behind it the prompt stands where it was not learned."""
     card = {"layout": {"eos": False}, "pretrained": {"task": "nsp", "patterns": "en"}}
     c = load_config("base", [("task.form", "nsp"), ("ppt.patterns", "en_paper")])
-    assert _tell_asked(c, card) == [
+    assert _tell_layout(c, card) == [
         "  it was pre-trained with task.eos=False, and this run has True",
         "  it was pre-trained with ppt.patterns=en, and this run has en_paper",
     ]
     same = load_config("base", [("task.form", "nsp"), ("task.eos", "False")])
-    assert same.ppt.patterns == "en" and _tell_asked(same, card) == []
-    assert _tell_asked(c, {"layout": {"eos": False}}) == []  # it was not pre-trained
-    assert _tell_asked(load_config("base", []), card) == []  # nor is it asked in that form
+    assert same.ppt.patterns == "en" and _tell_layout(same, card) == []
+    assert _tell_layout(c, {"layout": {"eos": False}}) == []  # it was not pre-trained
+    assert _tell_layout(load_config("base", []), card) == []  # nor is it asked in that form

@@ -95,7 +95,7 @@ def test_what_looks_wrong_in_the_examples_is_told(backbone, data, tmp_path, caps
     code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
     assert code == 0
     assert f"  examples whose texts are empty: train 2 of {len(rows)}, dev 2 of" in out
-    assert "  dev has the examples of train\n" in out
+    assert "  dev has the same examples as train\n" in out
 
 
 def test_a_grid_is_checked_whole(backbone, data, capsys, refused):
