@@ -1,18 +1,26 @@
 """Tells what a run would hold and how fast it would be on devices that you do not have yet."""
 
 import json
+import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
 
+from ml_collections import ConfigDict
+
+from jaxprompt import signals
 from jaxprompt.assembly.load_config import load_config
 from jaxprompt.assembly.settings import settings_of
 from jaxprompt.cli.options import UNREAD, Parser, need
 from jaxprompt.errors import InputError
-from jaxprompt.parallel.devices import parse_devices
+from jaxprompt.parallel.devices import Device, parse_devices
 
 LIMIT = 64  # devices that the search goes up to
 MOST = 512  # devices that one process can simulate in seconds
+_T = TypeVar("_T")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,30 +45,59 @@ def main(argv: Sequence[str]) -> int:
     c = load_config(args.config, overrides)
     if max(count, args.limit) > MOST:
         raise InputError(f"{max(count, args.limit)} devices: plan takes at most {MOST} devices")
-    count = count or settings_of(c).devices
-    simulate(max(count, args.limit if device else 1))
+    if args.compiler:
+        from jaxprompt.planning import compilers
+
+        compilers.check(args.compiler, device)
+    given = c, count or settings_of(c).devices, device, args.limit, args.compiler
+    found = alone(args.compiler, find_plans, *given) if args.compiler else find_plans(*given)
+    if args.format == "json":
+        print(json.dumps(found, indent=2))
+        return 0
+    from jaxprompt.planning.report import show
+
+    print(show(found))
+    return 0
+
+
+def find_plans(
+    c: ConfigDict, count: int, device: Device | None, limit: int, compiler: str | None
+) -> dict[str, Any]:
+    """Plans a run for `count` devices, and for fewer up to `limit`. -> what is printed"""
+    simulate(max(count, limit if device else 1))
 
     # Imported here: JAX reads the number of simulated devices once.
     from jaxprompt.assembly.abstract_run import open_run
-    from jaxprompt.planning import compilers
-    from jaxprompt.planning.report import describe, show
+    from jaxprompt.planning.report import describe
     from jaxprompt.planning.search import compiled, fastest, plan_as_configured, smallest
 
-    if args.compiler:
-        compilers.check(args.compiler, device)
     run = open_run(c, device)
     plans = {"as configured": plan_as_configured(run, device, count)}
     if device is not None:
         best = fastest(run, device, count)
         plans["fastest"] = best
-        plans["smallest"] = smallest(run, device, args.limit, {count: best})
-    if args.compiler:
+        plans["smallest"] = smallest(run, device, limit, {count: best})
+    if compiler:
         asked = {plan.mesh: plan for plan in plans.values() if plan is not None}
         asked = {mesh: compiled(run, plan) for mesh, plan in asked.items()}
         plans = {name: plan and asked[plan.mesh] for name, plan in plans.items()}
-    found = describe(run, plans, args.limit)
-    print(json.dumps(found, indent=2) if args.format == "json" else show(found))
-    return 0
+    return describe(run, plans, limit)
+
+
+def alone(compiler: str, function: Callable[..., _T], *given: Any) -> _T:
+    """Calls a function in a process of its own, which a fault of a compiler's library may end."""
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    try:
+        with signals.starting_children():
+            call = pool.submit(function, *given)
+        return call.result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            f"--compiler={compiler} crashed on one of these plans, or ran out of memory; plan "
+            "without --compiler, or for fewer --devices"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def simulate(count: int) -> None:
