@@ -121,6 +121,7 @@ def _method(c, system, place, length, utilization, hidden):
 def few_shot(c, k=32, epochs=400.0):
     """Trains on K examples per class, and keeps the step that is best on as many (5.1)."""
     c.data.protocol, c.data.k, c.data.scarce = "kshot", k, "take"  # CB has 16 of one class
+    c.data.ratio, c.data.holdout = 0.1, 0.0  # as they were: `fraction` alone reads them
     c.train.total_epochs, c.train.eval_epochs = epochs, 10.0  # A.3: 100 to 800
 
 

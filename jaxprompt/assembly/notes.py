@@ -6,12 +6,13 @@ from typing import Any
 
 from jaxprompt.assembly.demonstrations import shows_demos
 from jaxprompt.assembly.load_config import fields
-from jaxprompt.assembly.method import starts_of
+from jaxprompt.assembly.method import method_of, starts_of
 from jaxprompt.assembly.schema import FIELDS
 from jaxprompt.data import fewshot
 from jaxprompt.data.tasks import Example
 from jaxprompt.errors import brief
-from jaxprompt.heads import make_head
+from jaxprompt.heads import Kind, make_head
+from jaxprompt.prompts import idle_fields
 
 
 def unread_options(data: Mapping[str, Any]) -> list[str]:
@@ -30,10 +31,10 @@ def fields_read(c: Any) -> dict[str, Any]:
 
 
 def tell_unread(c: Any) -> list[str]:
-    """Names what a config gives that nothing reads: options of other protocols, and words."""
-    data, lines = c.data, []
-    reads = make_head(**c.head.to_dict()).READS_WORDS or "labels" in starts_of(c)
-    if c.task.words and not reads:
+    """Names what a config gives that nothing reads: of its method, head, words and protocol."""
+    data, head = c.data, make_head(**c.head.to_dict())
+    lines = _tell_idle(c, head)
+    if c.task.words and not (head.READS_WORDS or "labels" in starts_of(c)):
         lines.append(
             f"task.words={brief(','.join(c.task.words))} is not read: head.name is {c.head.name}; "
             "take head.name=verbalizer for label words"
@@ -43,6 +44,24 @@ def tell_unread(c: Any) -> list[str]:
     if data.seed != FIELDS["data"]["seed"].default and not data.protocol and not shows_demos(c):
         given.append("seed")
     return lines + [f"data.{own}={brief(data[own])} is not read: {why}" for own in given]
+
+
+def _tell_idle(c: Any, head: Kind) -> list[str]:
+    """Names fields of the method, its parts and the head that another of their fields makes idle.
+
+    One that another method of a grid of starts reads is not idle.
+    """
+    method = method_of(c)
+    parts = [part.method for part in method.components()] or [method]
+    idle = [("prompt", own, *names) for own in parts for names in idle_fields(own)]
+    idle = [found for found in idle if not (c.runs.starts and found[-1] == "start")]
+    idle += [("head", head, *names) for names in idle_fields(head)]
+    shown = lambda value: "empty" if value == "" else value
+    return [
+        f"{block}.{name}={brief(getattr(own, name))} is not read: {block}.{other} is "
+        f"{shown(getattr(own, other))}"
+        for block, own, name, other in idle
+    ]
 
 
 def tell_odd(splits: Mapping[str, Sequence[Example]]) -> list[str]:

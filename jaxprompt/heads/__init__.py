@@ -76,6 +76,7 @@ class Kind:
     PRETRAINS: ClassVar[bool] = False  # the command `pretrain` takes it too
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "scores")  # that `answers` gives
     CHANGEABLE: ClassVar[tuple[str, ...]] = ()  # fields that may be others once it is trained
+    READ_WITH: ClassVar[Mapping[str, str]] = {}  # see `prompts.idle_fields`
 
     @property
     def name(self) -> str:

@@ -53,6 +53,7 @@ class Head(Kind):
 
     READS_WORDS: ClassVar[bool] = True
     LISTS_CLASSES: ClassVar[bool] = True
+    READ_WITH: ClassVar[Mapping[str, str]] = {"order=random": "order_seed"}
 
     score: str = "original"  # a class is scored by 1 - sigmoid; replaced: by sigmoid (table 3)
     loss: str = "sum"  # over the classes of an example: sum (eq. 3) | mean

@@ -139,6 +139,7 @@ class Head(InText):
     """A linear layer that scores every token as start and as end."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("prediction", "score", "start", "end")
+    READ_WITH: ClassVar[Mapping[str, str]] = {"no_answer": "threshold"}
 
     stride: int = -1  # tokens that windows of a long text share; -1 = 128; at most half of one
     max_answer: int = 30  # tokens of an answer

@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ class Method(nn.Module):
     LASTING: ClassVar[tuple[str, ...]] = ()  # of `scale` and the like: acts after the start too
     INIT: ClassVar[str] = "init"  # the field that names an export to start from
     READ_BY_START: ClassVar[tuple[str, ...]] = ()  # fields that the `start` of their name reads
+    READ_WITH: ClassVar[Mapping[str, str]] = {}  # see `idle_fields`
     # Fields of a Batch that what it adds depends on. None: it folds to constants, which an export
     # holds. Some: an export holds the method and its numbers, and nobody folds it.
     reads: ClassVar[tuple[str, ...]] = ()
@@ -189,6 +190,23 @@ class Method(nn.Module):
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes what the backbone takes in; `embed` is its word table [V, E]."""
         raise TypeError(f"{type(self).__name__} must define __call__")
+
+
+def idle_fields(own: Any) -> list[tuple[str, str]]:
+    """Lists the fields of a method or head that another makes idle, each with that other.
+
+    Its READ_WITH says what fields need: {"start=normal": "scale"} that `start` has this value, or
+    one of several with commas between, {"cross": "cross_layers"} that `cross` is neither 0 nor
+    empty. Fields at their default are not listed.
+    """
+    default, found = {field.name: field.default for field in dataclasses.fields(own)}, []
+    for need, names in own.READ_WITH.items():
+        other, _, values = need.partition("=")
+        value = getattr(own, other)
+        if not (str(value) in values.split(",") if values else value):
+            given = [name for name in names.split() if getattr(own, name) != default[name]]
+            found += [(name, other) for name in given]
+    return found
 
 
 def methods() -> list[str]:

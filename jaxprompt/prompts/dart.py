@@ -24,6 +24,7 @@ class Prompt(Method):
     fluency objective, stands at the mask (section 4.4): of several rows of a class the first.
     """
 
+    READ_WITH = {"fluency": "hide", "start=words": "text"}
     asks: Asks = Asks()
     length: int = 3  # rows of the template, one per subword of `text`
     text: str = ""  # words of the template that they start from; "" = N(0, 0.02^2)
@@ -101,8 +102,7 @@ class Prompt(Method):
                 )
             found["table"] = np.asarray(source.embed(ids), np.float32)
         if "rows" in params:
-            upto = 1 if self.pieces == "first" else None
-            mean = lambda word: source.rows(list(word[:upto])).mean(0)
+            mean = lambda w: source.rows(list(w[: 1 if self.pieces == "first" else None])).mean(0)
             rows = [np.mean([*map(mean, row)], axis=0) for own in self._words() for row in own]
             found["rows"] = np.stack(rows).astype(np.float32)
         return found

@@ -18,6 +18,7 @@ class Prompt(Method):
     soft tokens, which the template places.
     """
 
+    READ_WITH = {"length": "scale"}
     asks: Asks = Asks()
     length: int = 0  # soft tokens
     scale: float = 0.02  # standard deviation of the soft tokens at the start

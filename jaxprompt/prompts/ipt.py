@@ -1,6 +1,6 @@
 """Instance-wise prompt tuning: a prompt computed from each text (Jiang et al. 2022)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +25,8 @@ class Prompt(Method):
     `added`, times `coefficient`, to trained ones of the task in every layer, or alone.
     """
 
-    INIT, LASTING = "pretrained", ("scale",)
-    reads: ClassVar[tuple[str, ...]] = ("encoder",)
+    INIT, LASTING, reads = "pretrained", ("scale",), ("encoder",)
+    READ_WITH = {"encoder=cnn,lstm,mlp": "hidden", "on=prefix": "layers added coefficient shift"}
 
     length: int = 20  # soft tokens, or keys and values of a layer
     on: str = "prompt"  # prompt: soft tokens | prefix: keys and values

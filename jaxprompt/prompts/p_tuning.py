@@ -19,6 +19,7 @@ class Prompt(Method):
     """
 
     PLAIN = "prompt.encoder=none"
+    READ_WITH = {"encoder=lstm": "hidden lstm_layers", "encoder=lstm,mlp": "linear inner"}
 
     length: int = 9  # pseudo tokens
     encoder: str = "lstm"  # lstm | mlp | none: the embeddings themselves

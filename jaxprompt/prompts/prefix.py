@@ -35,6 +35,7 @@ class Prompt(Method):
 
     PLAIN = "prompt.hidden=0"
     READ_BY_START = ("text",)
+    READ_WITH = {"start=normal": "scale", "decoder": "decoder_layers", "cross": "cross_layers"}
     length: int = 20  # keys and values of a layer
     layers: str = ""  # interval of layers, as in "17-24"; "" = all
     decoder: int = 0  # T5: length in the decoder's own attention; 0 = none
@@ -94,8 +95,7 @@ class Prompt(Method):
     @nn.compact
     def __call__(self, batch: Batch, embed, *, deterministic: bool) -> Injection:
         """Makes the prefixes. -> k, v [L, 1 (B under dropout), P, N, D]"""
-        drops = self.dropout > 0.0 and not deterministic
-        rows = batch.encoder.ids.shape[0] if drops else None
+        rows = batch.encoder.ids.shape[0] if self.dropout and not deterministic else None
         return Injection(
             **{at.stream: Stream(prefix=self._make(at, rows)) for at in self._places()}
         )

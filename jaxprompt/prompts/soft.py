@@ -32,6 +32,7 @@ class Prompt(Method):
     """
 
     READ_BY_START = ("text", "file")
+    READ_WITH = {"start=normal": "scale", "start=vocab,frequent": "top"}
     length: int = 20  # soft tokens
     decoder: int = 0  # T5: soft tokens in front of what the decoder is fed
     start: str = "normal"  # normal | uniform | vocab | frequent | labels | text | task | file

@@ -13,6 +13,7 @@ from jaxprompt.assembly import from_config
 from jaxprompt.assembly.config_files import load_module
 from jaxprompt.assembly.fields import Block
 from jaxprompt.assembly.load_config import fields, load_config, override, resolved
+from jaxprompt.assembly.notes import tell_unread
 from jaxprompt.assembly.open_blocks import names as block_names
 from jaxprompt.assembly.open_blocks import own_fields, own_notes
 from jaxprompt.assembly.pipeline import load_weights
@@ -58,6 +59,7 @@ def test_it_is_a_config_and_its_json_the_same(path, argument, tmp_path):
     if not c.backbone.path:  # some name none: it is given by hand
         c.backbone.path = "somewhere"
     from_config.check_config(c)
+    assert tell_unread(c) == []
     saved = tmp_path / "config.json"
     saved.write_text(json.dumps(resolved(c)))
     again = load_config(str(saved))

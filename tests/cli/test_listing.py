@@ -80,6 +80,9 @@ def test_a_config_is_checked_with_its_data(backbone, data, capsys):
     code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
     assert code == 0 and "  data.seed=7 is not read: data.protocol is empty\n" in out
     assert "  task.words='cat,bread,saw' is not read: head.name is linear; take head" in out
+    words += ["--config.prompt.start=vocab", "--config.prompt.scale=0.5"]
+    code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
+    assert code == 0 and "  prompt.scale=0.5 is not read: prompt.start is vocab\n" in out
     words += ["--config.head.name=verbalizer", "--config.task.template={text} is [mask]"]
     code, out, _ = jaxprompt(capsys, "validate", f"--config={BASE}", *words)
     assert code == 0 and "task.words" not in out

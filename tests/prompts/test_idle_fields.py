@@ -1,0 +1,83 @@
+"""Fields of methods and heads that another field makes idle: each is named, and no other is."""
+
+import dataclasses
+import importlib
+
+import pytest
+
+from jaxprompt.assembly.load_config import load_config
+from jaxprompt.assembly.method import method_of
+from jaxprompt.assembly.notes import tell_unread
+from jaxprompt.heads import kinds
+from jaxprompt.prompts import methods
+
+CLASSES = [
+    *(importlib.import_module(f"jaxprompt.prompts.{name}").Prompt for name in methods()),
+    *(importlib.import_module(f"jaxprompt.heads.{name}").Head for name in kinds()),
+]
+CLASSES = [cls for cls in CLASSES if cls.READ_WITH]
+
+
+def test_some_methods_and_some_heads_have_such_fields():
+    assert {cls.__name__ for cls in CLASSES} == {"Prompt", "Head"}
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__module__)
+def test_it_names_fields_of_its_own(cls):
+    known = {field.name for field in dataclasses.fields(cls)}
+    for need, names in cls.READ_WITH.items():
+        assert {need.partition("=")[0], *names.split()} <= known
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"name": "soft", "start": "vocab", "scale": 0.5, "top": 9},
+         ["prompt.scale=0.5 is not read: prompt.start is vocab"]),
+        ({"name": "soft", "start": "normal", "scale": 0.5, "top": 9},
+         ["prompt.top=9 is not read: prompt.start is normal"]),
+        ({"name": "soft", "start": "uniform"}, []),
+        ({"name": "prefix", "start": "zero", "scale": 0.5},
+         ["prompt.scale=0.5 is not read: prompt.start is zero"]),
+        ({"name": "p_tuning", "encoder": "mlp", "lstm_layers": 1, "inner": 8},
+         ["prompt.lstm_layers=1 is not read: prompt.encoder is mlp"]),
+        ({"name": "p_tuning", "encoder": "none", "hidden": 4, "inner": 8},
+         ["prompt.hidden=4 is not read: prompt.encoder is none",
+          "prompt.inner=8 is not read: prompt.encoder is none"]),
+        ({"name": "p_tuning", "hidden": 4, "lstm_layers": 1, "linear": 1, "inner": 8}, []),
+        ({"name": "dart", "hide": 0.5, "fluency": 0.0},
+         ["prompt.hide=0.5 is not read: prompt.fluency is 0.0"]),
+        ({"name": "dart", "hide": 0.5, "fluency": 1.0}, []),
+        ({"name": "dpt", "scale": 1.0}, ["prompt.scale=1.0 is not read: prompt.length is 0"]),
+        ({"name": "ipt", "coefficient": 1.0},
+         ["prompt.coefficient=1.0 is not read: prompt.on is prompt"]),
+        ({"name": "ipt", "coefficient": 1.0, "layers": "2", "on": "prefix"}, []),
+        ({"name": "compose", "parts": "soft(start=vocab,scale=0.5)+prefix(scale=0.5)"},
+         ["prompt.scale=0.5 is not read: prompt.start is vocab"]),
+    ],
+)  # fmt: skip
+def test_a_field_that_nothing_reads_is_told(given, told):
+    c = load_config("base", [(f"prompt.{name}", str(value)) for name, value in given.items()])
+    assert method_of(c).block()["name"] == given["name"]
+    assert tell_unread(c) == told
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"name": "spans", "threshold": 1.0},
+         ["head.threshold=1.0 is not read: head.no_answer is False"]),
+        ({"name": "spans", "threshold": 1.0, "no_answer": True}, []),
+        ({"name": "discriminator", "order_seed": 3},
+         ["head.order_seed=3 is not read: head.order is task"]),
+        ({"name": "discriminator", "order_seed": 3, "order": "random"}, []),
+    ],
+)  # fmt: skip
+def test_so_is_one_of_a_head(given, told):
+    c = load_config("base", [(f"head.{name}", str(value)) for name, value in given.items()])
+    assert tell_unread(c) == told
+
+
+def test_a_grid_of_starts_may_read_it():
+    fields = {"prompt.name": "soft", "prompt.top": "9", "runs.starts": "normal,vocab"}
+    assert tell_unread(load_config("base", list(fields.items()))) == []
