@@ -10,7 +10,7 @@ Two patterns end otherwise than there, where masks take the tokens of a row's ow
 words here are the same for all rows. COPA names its choices A and B, and [mask] takes a name; WSC
 asks whether the pronoun refers to the noun phrase, yes or no. The 32 examples of FewGLUE's WSC are
 all of class true, which teaches the latter nothing: sample from the task's own. MultiRC is measured
-by F1 over all answers (F1a).
+by F1 over all answers (F1a). Of equal scores on dev the first counts here, there the last.
 """
 
 from typing import NamedTuple

@@ -91,7 +91,8 @@ def measure(cell: Cell, runs: Sequence[SweepRun], best: int = 0) -> Measured:
             configs.append(fields(read_object(run.workdir / "config.json")))
     chosen = select(found)
     read = lambda result: 100 * result["test"][cell.metric or next(iter(result["test"]))]
-    merit = lambda result: result["dev"][cell.metric or next(iter(result["dev"]))]
+    # By the metric that chose their steps: cells of one row are of the same seeds.
+    merit = lambda result: next(iter(result["dev"].values()))
     few = sorted(chosen, key=merit, reverse=True)[:best] if len(chosen) > best > 0 else []
     scores, top = (tuple(map(read, own)) for own in (chosen, few))
     seeds = {tuple(run.changes.get(field) for field in SEEDS) for run in runs}

@@ -68,6 +68,7 @@ def dart(c, length=3, text="", fluency=1.0, lr=2e-5, **fields):
     c.prompt = make_block("prompt", "dart", length=length, text=text, fluency=fluency, **fields)
     c.trainable = (r"prompt/.*", r"head/.*", r"backbone/.*")
     c.optim.lr, c.optim.weight_decay = lr, 0.01  # appendix A: of its grids
+    c.optim.no_decay = (r".*/bias\d*",)  # appendix A: non-bias parameters decay
     c.optim.clip = 1.0
 
 

@@ -371,9 +371,11 @@ def counts_epochs(c: Any) -> bool:
 def build_optimizer(c: Any, trainable: tree.Flat, plan: Milestones, steps_per_epoch: int) -> Any:
     """Makes the optax chain of a config."""
     o = c.optim
+    # A share below 1 may round to all of a short run.
+    share = min(round(o.warmup_ratio * plan.total), plan.total - 1)
     schedule = optim.make_schedule(
-        o.schedule, total=plan.total, warmup=o.warmup_steps or round(o.warmup_ratio * plan.total),
-        gamma=o.gamma, epoch=steps_per_epoch,
+        o.schedule, total=plan.total, warmup=o.warmup_steps or share, gamma=o.gamma,
+        epoch=steps_per_epoch,
     )  # fmt: skip
     parts = {name.split("/")[0] for name in trainable}
     rates = optim.rates_by_part(parts, o.lr, {"head": o.lr_head, "backbone": o.lr_backbone})

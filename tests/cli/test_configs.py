@@ -22,6 +22,7 @@ from jaxprompt.cli.reference import write_page
 from jaxprompt.data.tasks import custom_task, get_task, task_names
 from jaxprompt.errors import InputError
 from jaxprompt.training import steps
+from jaxprompt.training.optim import decay_mask
 from jaxprompt.training.state import make_state
 
 CONFIGS = ROOT / "configs"
@@ -337,3 +338,11 @@ def test_the_saved_json_goes_on_in_the_same_workdir(backbone, data, tmp_path, ca
     (run / "result.json").unlink()  # as if it was killed before the end
     code, _, err = jaxprompt(capsys, "train", f"--config={run / 'config.json'}", f"--workdir={run}")
     assert code == 0 and "3 steps, resumed at step 3" in err
+
+
+def test_dart_decays_all_but_biases():
+    """As appendix A of Zhang et al. 2022 has it: norms too."""
+    decays = decay_mask(load(CONFIGS / "dart.py", "sst2").optim.no_decay)
+    own = ["backbone/layers/mlp/in/kernel", "backbone/layers/mlp/norm/scale", "prompt/table"]
+    assert all(decays(dict.fromkeys(own)).values())
+    assert not any(decays({"backbone/layers/mlp/in/bias": None, "head/bias": None}).values())

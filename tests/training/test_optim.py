@@ -264,6 +264,7 @@ def test_schedules(name, options, values):
 @pytest.mark.parametrize(("fields", "first"), [
     ({"warmup_ratio": 0.25}, [1 / 2, 1, 1]),
     ({"warmup_ratio": 0.25, "warmup_steps": 4}, [1 / 4, 2 / 4, 3 / 4]),
+    ({"warmup_ratio": 0.99}, [1 / 7, 2 / 7, 3 / 7]),  # 8 of 8 steps when rounded
     ({}, [1, 7 / 8, 6 / 8]),
 ])  # fmt: skip
 def test_warmup_is_a_number_of_steps_or_a_share_of_them(fields, first):
